@@ -1,0 +1,43 @@
+# Troupe's commands. Each installs what it needs into .venv first, once.
+# ARGS goes to the command behind: make train ARGS="seed=1 learner.lr=1e-4", make test ARGS="-k parsers".
+# PYTHON chooses the interpreter, if the one that is found is not the one you want: make test PYTHON=python3.12.
+
+RECIPE ?= calculator
+ARGS ?=
+export PYTHON
+run := .venv/bin/python -m
+
+.DEFAULT_GOAL := help
+.PHONY: help install train serve test check format pins clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install:
+	@sh launch/cluster/install.sh
+
+train: install  ## Train a small model from scratch: make train RECIPE=calculator ARGS="seed=1"
+	@$(run) launch.train recipe=$(RECIPE) $(ARGS)
+
+serve: install  ## Serve a policy to OpenAI clients
+	@$(run) launch.serve $(ARGS)
+
+test: install  ## Run all tests: make test ARGS="-m 'not engine'" leaves out the slow ones
+	@$(run) pytest $(ARGS)
+
+check: install  ## Lint, formatting, types and layers, in under a minute
+	@$(run) ruff check
+	@$(run) ruff format --check
+	@$(run) mypy
+	@$(run) pytest -q tests/test_architecture.py
+
+format: install  ## Format the code and apply the linter's safe fixes
+	@$(run) ruff check --fix
+	@$(run) ruff format
+
+pins: install  ## Resolve pyproject.toml anew into launch/cluster/pins-cpu.txt
+	.venv/bin/python launch/cluster/pins.py
+
+clean:  ## Remove .venv and all caches; what runs wrote is kept
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,152 @@
+"""The current policy as a Ray Serve application: by handle for rollouts, as an OpenAI server for everyone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import ray
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.types import Receive, Scope, Send
+
+from actors.settings import ServerConfig
+from actors.weight_store import PublishedWeights, WeightStore
+from environments.errors import SamplerError, TroupeError
+from policies.chat import ChatRenderer, load_tokenizer
+from policies.engine import VLLMEngine
+from policies.openai_frontend import OpenAIFrontend
+from policies.openai_protocol import ChatRequest, CompletionRequest, OpenAIError, error_body
+from policies.sampler import TokenOutput, TokenRequest
+
+http = FastAPI(title="Troupe policy server")
+
+
+@http.exception_handler(TroupeError)
+async def _refuse(_: Request, error: Exception) -> JSONResponse:
+    status, body = error_body(error)
+    return JSONResponse(body, status_code=status)
+
+
+@http.exception_handler(RequestValidationError)
+async def _refuse_body(request: Request, error: RequestValidationError) -> JSONResponse:
+    return await _refuse(request, OpenAIError.from_validation(error.errors()))
+
+
+@serve.deployment(max_ongoing_requests=100_000)
+@serve.ingress(http)
+class PolicyServer:
+    """One replica: a vLLM engine that follows the weight store.
+
+    A replica that starts late loads the newest version before it takes a request.
+    """
+
+    async def __init__(
+        self, model_path: str, model_name: str, config: ServerConfig, store: ray.actor.ActorHandle
+    ) -> None:
+        self._store = store
+        self._engine = VLLMEngine(model_path, config.engine)
+        self._openai = OpenAIFrontend(model_name, ChatRenderer(load_tokenizer(model_path)), self._engine)
+        self._changed = asyncio.Condition()
+        newest: PublishedWeights | None = await store.newest.remote()
+        if newest is not None:
+            await self._load(newest)
+        self._follower = asyncio.create_task(self._follow())
+
+    # -- versions ------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """consumes published versions · waits for the store · produces an engine that serves the newest"""
+        while True:
+            await self._load(await self._store.newer_than.remote(self._engine.version))
+
+    async def _load(self, weights: PublishedWeights) -> None:
+        buckets = await asyncio.gather(*weights.buckets)
+        await self._engine.load_weights(weights.version, buckets)
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def serve_version(self, version: int) -> int:
+        """Wait until ``version`` or a newer one is served, and return which."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._engine.version >= version or self._follower.done())
+        self.check_health()
+        return self._engine.version
+
+    def check_health(self) -> None:
+        """Serve replaces the replica if this raises: a dead engine, or one that no longer follows."""
+        self._engine.check()
+        if self._follower.done():
+            raise SamplerError(f"The replica has stopped following the weights: {self._follower.exception()!r}")
+
+    # -- rollouts, by handle -------------------------------------------------------------------------
+
+    async def sample(self, requests: Sequence[TokenRequest]) -> AsyncIterator[list[tuple[int, Any]]]:
+        """Sample all ``requests``; yield ``(index, TokenOutput or error)`` in lots, as they finish."""
+        running = {
+            asyncio.create_task(self._sample_one(request)): index for index, request in enumerate(requests)
+        }
+        while running:
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            yield [(running.pop(task), task.exception() or task.result()) for task in done]
+
+    async def _sample_one(self, request: TokenRequest) -> TokenOutput:
+        if request.min_version > self._engine.version:
+            await self.serve_version(request.min_version)
+        return await self._engine.generate(request.prompt_ids, request.params)
+
+    # -- everyone else, over HTTP --------------------------------------------------------------------
+
+    @http.get("/v1/models")
+    async def models(self) -> dict[str, Any]:
+        return self._openai.models()
+
+    @http.post("/v1/chat/completions")
+    async def chat_completions(self, body: ChatRequest) -> Response:
+        return await _respond(self._openai.chat(body), body.stream)
+
+    @http.post("/v1/completions")
+    async def completions(self, body: CompletionRequest) -> Response:
+        return await _respond(self._openai.complete(body), body.stream)
+
+
+async def _respond(parts: AsyncGenerator[dict[str, Any], None], stream: bool | None) -> Response:
+    """One JSON body, or server-sent events. Errors before the first part become an HTTP status."""
+    first = await anext(parts)
+    if stream:
+        return _EventStream(first, parts)
+    await parts.aclose()
+    return JSONResponse(first, headers={"x-policy-version": str(first["policy_version"])})
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events. However the response ends, its parts are closed: nothing is sampled for nobody."""
+
+    def __init__(self, first: dict[str, Any], rest: AsyncGenerator[dict[str, Any], None]) -> None:
+        super().__init__(_events(first, rest), media_type="text/event-stream")
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._rest):
+            await super().__call__(scope, receive, send)
+
+
+async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+    yield _event(first)
+    try:
+        async for part in rest:
+            yield _event(part)
+    except TroupeError as error:  # the status is sent already: OpenAI clients look for an error in the events
+        yield _event(error_body(error)[1])
+        return
+    yield "data: [DONE]\n\n"
+
+
+def _event(part: dict[str, Any]) -> str:
+    return f"data: {json.dumps(part)}\n\n"

@@ -1,0 +1,128 @@
+"""The actor between the rollout actors and a server: it renders, batches and decodes for all of them.
+
+Rollout actors stay light because everything that needs a tokenizer or Serve lives here, and one Serve
+call carries what arrives within a few milliseconds: a call per request would cost the engine a third of
+its throughput.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import ray
+
+from environments.errors import PromptTooLongError, SamplerError
+from environments.types import Completion
+from policies.sampler import Sampler, SampleRequest, TokenOutput, TokenRequest
+
+BATCH_SECONDS = 0.002
+MAX_BATCH = 32
+MAX_ATTEMPTS = 4
+
+
+@ray.remote(num_cpus=0)
+class SamplerActor:
+    """Hosts one sampler for all rollout actors of a node.
+
+    Args:
+        make_sampler: called in the actor's process, so that only this process imports what it needs.
+    """
+
+    def __init__(self, make_sampler: Callable[[], Sampler]) -> None:
+        self._sampler = make_sampler()
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        """One completion. Raises ``SamplerError`` or ``PromptTooLongError``."""
+        return await self._sampler.sample(request)
+
+
+class ServeSampler:
+    """Samples the policy server by its Serve handle.
+
+    Args:
+        app_name: the Serve application.
+        model_path: folder of the tokenizer and its chat template.
+    """
+
+    def __init__(self, app_name: str, model_path: str) -> None:
+        from ray import serve
+
+        from policies.chat import ChatRenderer, load_tokenizer
+
+        self._renderer = ChatRenderer(load_tokenizer(model_path))
+        self._handle = serve.get_app_handle(app_name).options(method_name="sample", stream=True)
+        self._waiting: list[_Pending] = []
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        """Render, sample, decode. Raises ``PromptTooLongError`` or ``SamplerError``."""
+        prompt_ids = tuple(self._renderer.prompt_ids(request.messages, request.previous, request.tools))
+        limit = request.max_prompt_tokens
+        if limit is not None and len(prompt_ids) > limit:
+            raise PromptTooLongError(f"The prompt has {len(prompt_ids)} tokens; the limit is {limit}.")
+        output = await self.sample_tokens(TokenRequest(prompt_ids, request.params, request.min_version))
+        return Completion(
+            prompt_ids=prompt_ids,
+            completion_ids=output.token_ids,
+            logprobs=output.logprobs,
+            text=self._renderer.decode(output.token_ids),
+            finish_reason=str(output.finish_reason),
+            policy_version=output.policy_version,
+        )
+
+    async def sample_tokens(self, request: TokenRequest) -> TokenOutput:
+        """Token ids in, token ids out; shares a Serve call with the requests that arrive with it."""
+        pending = _Pending(request, asyncio.get_running_loop().create_future())
+        self._waiting.append(pending)
+        if len(self._waiting) == 1:
+            self._start(self._flush_soon())
+        elif len(self._waiting) == MAX_BATCH:
+            self._flush()
+        return await pending.answer
+
+    async def _flush_soon(self) -> None:
+        await asyncio.sleep(BATCH_SECONDS)
+        self._flush()
+
+    def _flush(self) -> None:
+        batch, self._waiting = self._waiting, []
+        if batch:
+            self._start(self._call(batch))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._calls.add(task)  # asyncio itself keeps no reference to a running task
+        task.add_done_callback(self._calls.discard)
+
+    async def _call(self, batch: list[_Pending]) -> None:
+        """One Serve call. What a replica that dies leaves unanswered is asked of another one."""
+        for attempt in range(MAX_ATTEMPTS):
+            try:
+                async for lot in self._handle.remote([pending.request for pending in batch]):
+                    for index, answer in lot:
+                        batch[index].resolve(answer)
+                return
+            except Exception as error:  # boundary: whatever Serve raises has to reach those who wait
+                batch = [pending for pending in batch if not pending.answer.done()]
+                if attempt == MAX_ATTEMPTS - 1:
+                    for pending in batch:
+                        pending.resolve(SamplerError(f"The policy server failed {MAX_ATTEMPTS} times: {error}"))
+                await asyncio.sleep(2**attempt)
+
+
+class _Pending:
+    """A request and the future that its caller waits for."""
+
+    def __init__(self, request: TokenRequest, answer: asyncio.Future[TokenOutput]) -> None:
+        self.request = request
+        self.answer = answer
+
+    def resolve(self, answer: TokenOutput | BaseException) -> None:
+        if self.answer.done():
+            return
+        if isinstance(answer, BaseException):
+            self.answer.set_exception(answer)
+        else:
+            self.answer.set_result(answer)

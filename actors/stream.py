@@ -1,0 +1,63 @@
+"""The bounded queue between the fleet and whoever consumes trajectories."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import ray
+from ray.util.queue import Empty, Queue
+
+from actors.rollout import RolloutOrder
+from environments.types import Trajectory, TrajectoryGroup
+
+POLL_SECONDS = 1.0
+
+
+class TrajectoryStream:
+    """Trajectories as they finish, and groups as they are complete.
+
+    The queue holds at most ``capacity`` trajectories: a fleet that is ahead of its consumer waits.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.queue = Queue(maxsize=capacity, actor_options={"num_cpus": 0})
+
+    def trajectories(self, count: int, fleet: ray.actor.ActorHandle) -> Iterator[Trajectory]:
+        """The next ``count`` trajectories in the order in which they finish.
+
+        Raises:
+            RayActorError, or the fleet's own error: nobody is left who could deliver.
+        """
+        while count:
+            try:
+                batch = [self.queue.get(timeout=POLL_SECONDS)]
+            except Empty:
+                ray.get(fleet.status.remote())  # raises where it would otherwise be waited for ever
+                continue
+            batch += self.queue.get_nowait_batch(min(self.queue.qsize(), count - 1))
+            yield from batch
+            count -= len(batch)
+
+    def groups(
+        self, orders: Sequence[RolloutOrder], fleet: ray.actor.ActorHandle
+    ) -> Iterator[TrajectoryGroup]:
+        """The groups that ``orders`` belong to, each as soon as its last trajectory is there."""
+        sizes: dict[str, int] = defaultdict(int)
+        group_of: dict[str, str] = {}
+        for order in orders:
+            sizes[order.group_id] += 1
+            group_of[order.rollout_id] = order.group_id
+        members: dict[str, list[Trajectory]] = defaultdict(list)
+        for trajectory in self.trajectories(len(orders), fleet):
+            group_id = group_of[trajectory.rollout_id]
+            members[group_id].append(trajectory)
+            if len(members[group_id]) == sizes[group_id]:
+                trajectories = sorted(members.pop(group_id), key=lambda each: each.rollout_id)
+                yield TrajectoryGroup(
+                    group_id=group_id, task=trajectories[0].task, trajectories=tuple(trajectories)
+                )
+
+    def close(self) -> None:
+        """End the queue's actor."""
+        self.queue.shutdown(force=True)

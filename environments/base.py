@@ -1,0 +1,153 @@
+"""What an environment is: it asks, receives actions, and judges them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from typing import Any, Self
+
+from environments.errors import ConfigError
+from environments.rewards.base import RewardFunction, judge
+
+Task = dict[str, Any]
+"""One row of a dataset: what an environment is about."""
+
+
+class BaseEnv(ABC):
+    """One episode of one task, played by one agent in one thread.
+
+    Observations follow one convention, which the agents of ``policies.agents`` understand: a dict with
+    ``"question"`` opens the conversation, ``{"tool_outputs": {call_id: text}}`` answers tool calls, any
+    other text is the next user message, and an empty dict says nothing.
+    """
+
+    _idx: int | None = None  # on the class, so that subclasses need not call super().__init__()
+
+    @property
+    def idx(self) -> int | None:
+        """Position in the batch, if the engine has set one."""
+        return self._idx
+
+    @idx.setter
+    def idx(self, value: int | None) -> None:
+        self._idx = value
+
+    @abstractmethod
+    def reset(self) -> tuple[Any, dict[str, Any]]:
+        """Start a new episode; return the first observation and an info dict."""
+
+    @abstractmethod
+    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+        """Take the agent's action; return (observation, reward, done, info)."""
+
+    def close(self) -> None:  # noqa: B027  (optional on purpose)
+        """Free what the environment holds. Called once for every environment that was made."""
+
+    @staticmethod
+    @abstractmethod
+    def from_dict(info: dict[str, Any]) -> BaseEnv:
+        """Make an environment from a task and the environment arguments, merged into one dict.
+
+        Implementations take the keys that they know, ignore the rest, and leave ``info`` unchanged.
+        """
+        raise NotImplementedError("Subclasses must implement 'from_dict'.")
+
+    @staticmethod
+    def is_multithread_safe() -> bool:
+        """Whether several instances may run in threads of one process."""
+        return True
+
+
+class MultiTurnEnvironment(BaseEnv):
+    """A conversation of at most ``max_turns`` turns, each judged by ``get_reward_and_next_obs``.
+
+    The task is the first observation and the info of every step. A subclass ends the episode early by
+    setting ``self.done``.
+    """
+
+    def __init__(self, task: Task | None = None, max_turns: int = 3) -> None:
+        if max_turns < 1:
+            raise ConfigError(f"max_turns={max_turns} leaves no turn to play: use 1 and above.")
+        self.task = task
+        self.max_turns = max_turns
+        self.current_turn = 0
+        self.done = False
+        self.history: list[Any] = []
+
+    def reset(self, task: Task | None = None) -> tuple[Task, dict[str, Any]]:
+        """Start anew, with ``task`` in place of the old one if it is given."""
+        if task is not None:
+            self.task = task
+        self.current_turn = 0
+        self.done = False
+        self.history = []
+        return self._known_task(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+        task = self._known_task()
+        self.history.append(action)
+        reward, observation = self.get_reward_and_next_obs(task, action)
+        self.current_turn += 1
+        self.done = self.done or self.current_turn >= self.max_turns
+        return observation, reward, self.done, dict(task)
+
+    @abstractmethod
+    def get_reward_and_next_obs(self, task: Task, action: Any) -> tuple[float, dict[str, Any]]:
+        """Judge one action; return its reward and the next observation."""
+
+    @classmethod
+    def from_dict(cls, info: dict[str, Any]) -> Self:
+        """Read ``max_turns``; see ``split_info`` for the task."""
+        arguments, task = split_info(info, {"max_turns"})
+        return cls(task=task, **arguments)
+
+    def _known_task(self) -> Task:
+        if not isinstance(self.task, dict):
+            raise ConfigError(
+                f"{type(self).__name__} has task={self.task!r}: pass a dict, {{'question': ...}}."
+            )
+        return self.task
+
+
+class SingleTurnEnvironment(MultiTurnEnvironment):
+    """One question, one answer, judged by ``reward_fn``, whose metadata is in the info of the step."""
+
+    def __init__(self, task: Task | None = None, reward_fn: RewardFunction | None = None) -> None:
+        super().__init__(task=task, max_turns=1)
+        self.reward_fn = required_reward_fn(reward_fn, self)
+        self._metadata: dict[str, Any] = {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+        observation, reward, done, info = super().step(action)
+        return observation, reward, done, {**info, "metadata": self._metadata}
+
+    def get_reward_and_next_obs(self, task: Task, action: Any) -> tuple[float, dict[str, Any]]:
+        output = judge(self.reward_fn, task, action)
+        self._metadata = output.metadata
+        return output.reward, {}
+
+    @classmethod
+    def from_dict(cls, info: dict[str, Any]) -> Self:
+        """Read ``reward_fn``; see ``split_info`` for the task."""
+        arguments, task = split_info(info, {"reward_fn"})
+        return cls(task=task, **arguments)
+
+
+def split_info(info: dict[str, Any], own_keys: Collection[str]) -> tuple[dict[str, Any], Any]:
+    """Split ``info`` into the environment's own arguments and its task, without changing ``info``.
+
+    The task is ``info["task"]`` if there is one, else everything that is not the environment's own.
+    """
+    arguments = {key: value for key, value in info.items() if key in own_keys}
+    rest = {key: value for key, value in info.items() if key not in own_keys}
+    return arguments, rest.get("task", rest)
+
+
+def required_reward_fn(reward_fn: RewardFunction | None, env: BaseEnv) -> RewardFunction:
+    """Return ``reward_fn``, or raise a ConfigError: without one, every reward would be a silent 0."""
+    if reward_fn is None:
+        raise ConfigError(
+            f"{type(env).__name__} has no reward_fn: pass one, for example "
+            "env_args={'reward_fn': math_reward_fn}."
+        )
+    return reward_fn

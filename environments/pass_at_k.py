@@ -1,0 +1,96 @@
+"""pass@k: the chance that at least one of k attempts at a task is correct."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import comb
+from typing import Any
+
+from environments.errors import ConfigError, DatasetError
+from environments.types import Trajectory
+
+
+@dataclass(frozen=True)
+class PassAtK:
+    """Estimates by k, each a mean over all problems; ``result[k]`` is one of them."""
+
+    num_problems: int
+    num_samples: int
+    """Of all problems together."""
+    estimates: dict[int, float]
+    omitted: tuple[int, ...] = ()
+    """Each k that was asked for, but for which some problem has too few samples."""
+
+    def __getitem__(self, k: int) -> float:
+        if k in self.omitted:
+            raise ConfigError(f"pass@{k} was not estimated: some problem has fewer than {k} samples.")
+        if k not in self.estimates:
+            raise ConfigError(
+                f"pass@{k} was not estimated: pass ks=[{k}] (there is {sorted(self.estimates)})."
+            )
+        return self.estimates[k]
+
+    def __str__(self) -> str:
+        lines = [f"problems {self.num_problems}, samples {self.num_samples}"]
+        lines += [f"pass@{k:<4} {estimate:.4f}" for k, estimate in self.estimates.items()]
+        lines += [f"pass@{k:<4} too few samples" for k in self.omitted]
+        return "\n".join(lines)
+
+
+def compute_pass_at_k(results: Iterable[Trajectory], ks: Sequence[int] | None = None) -> PassAtK:
+    """Estimate pass@k without bias, print the table, and return it.
+
+    A problem is all trajectories with the same task; correct is a reward above 0, so a failed rollout
+    counts as an attempt that was not. The estimate is 1 - C(n-c, k) / C(n, k) for c correct of n samples
+    (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1).
+
+    ``ks`` defaults to 1, 2, 4, ... and the smallest n. Every estimate is over all problems, so that they
+    can be compared with each other: a k above the smallest n is omitted.
+
+    Raises:
+        ConfigError: there are no results, or a k is below 1.
+        DatasetError: a task is no JSON.
+    """
+    correct_by_problem: defaultdict[str, list[bool]] = defaultdict(list)
+    for trajectory in results:
+        correct_by_problem[_fingerprint(trajectory.task)].append(trajectory.reward > 0)
+    problems = list(correct_by_problem.values())
+    if not problems:
+        raise ConfigError("pass@k of no trajectories: run some tasks first.")
+    if ks is not None and any(k < 1 for k in ks):
+        raise ConfigError(f"ks={list(ks)} has a k below 1: pass@k is about 1 attempt or more.")
+    smallest = min(len(problem) for problem in problems)
+    wanted = _powers_of_two(smallest) if ks is None else sorted(set(ks))
+    table = PassAtK(
+        num_problems=len(problems),
+        num_samples=sum(len(problem) for problem in problems),
+        estimates={k: _mean_estimate(problems, k) for k in wanted if k <= smallest},
+        omitted=tuple(k for k in wanted if k > smallest),
+    )
+    sys.stdout.write(f"{table}\n")
+    return table
+
+
+def _mean_estimate(problems: list[list[bool]], k: int) -> float:
+    estimates = [1 - comb(len(p) - sum(p), k) / comb(len(p), k) for p in problems]
+    return sum(estimates) / len(estimates)
+
+
+def _powers_of_two(largest: int) -> list[int]:
+    powers = [1 << exponent for exponent in range(largest.bit_length())]
+    return sorted({*powers, largest})
+
+
+def _fingerprint(task: Any) -> str:
+    try:
+        canonical = json.dumps(task, sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise DatasetError(
+            f"The task {task!r} is no JSON ({error}), so equal tasks cannot be found."
+        ) from error
+    return hashlib.md5(canonical.encode(), usedforsecurity=False).hexdigest()

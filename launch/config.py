@@ -1,0 +1,263 @@
+"""The whole configuration: one tree of dataclasses, read by Hydra, checked here before anything starts.
+
+Each component's settings are declared beside it, except where its module is heavy to import; this file
+puts them together and checks what crosses from one to the other.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any, get_type_hints
+
+from actors.settings import FleetConfig, ServerConfig
+from environments.errors import ConfigError
+from policies.learning.advantages import GROUP_ESTIMATORS
+from policies.learning.settings import AlgorithmConfig, LearnerConfig, OptimizerConfig
+
+LOSS_AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean")
+
+
+@dataclass
+class RunConfig:
+    """One run and its folder."""
+
+    directory: str = "runs/${now:%Y-%m-%d_%H-%M-%S}"
+    """Where checkpoints, metrics and the learning curve go."""
+    num_steps: int = 100
+    """Policy updates."""
+    resume: bool = False
+    """Go on from the newest checkpoint in the directory."""
+    checkpoint_every: int = 50
+    """Steps between checkpoints; one is always written at the end and on Ctrl-C."""
+    checkpoints_kept: int = 2
+    """Older checkpoints are deleted."""
+
+
+@dataclass
+class ModelConfig:
+    """The model to train."""
+
+    path: str | None = None
+    """Folder or hub name in Hugging Face format; null builds the tiny model of the workload."""
+
+
+@dataclass
+class WarmStartConfig:
+    """Supervised learning on the workload's demonstrations, before the first rollout."""
+
+    num_steps: int = 0
+    """Optimizer steps; 0 leaves it out."""
+    batch_size: int = 32
+    """Demonstrations per step."""
+    optimizer: OptimizerConfig = field(
+        default_factory=lambda: OptimizerConfig(lr=3e-3, schedule="cosine", warmup_steps=20, min_lr_ratio=0.1)
+    )
+
+
+@dataclass
+class RolloutConfig:
+    """What is rolled out for one update, and where a rollout ends."""
+
+    groups_per_step: int = 8
+    """Tasks per update."""
+    group_size: int = 8
+    """Rollouts of the same task, compared with each other."""
+    temperature: float = 1.0
+    """Sampling temperature, in training and evaluation."""
+    max_steps: int = 5
+    """Turns of a trajectory."""
+    max_prompt_tokens: int = 512
+    """Longest first prompt."""
+    max_response_tokens: int = 512
+    """Everything after the first prompt, over the whole trajectory."""
+    max_turn_tokens: int | None = None
+    """Most tokens of one completion; null leaves it to max_response_tokens."""
+    timeout_seconds: float = 600.0
+    """A rollout that takes longer is ended together with its actor."""
+
+
+@dataclass
+class EvaluationConfig:
+    """Sampled success on held-out tasks."""
+
+    every: int = 0
+    """Steps between evaluations; 0 evaluates before the first and after the last step only."""
+    num_tasks: int = 200
+    """The first tasks of the validation set."""
+
+
+@dataclass
+class TrainConfig:
+    """Everything that ``python -m launch.train`` can be told."""
+
+    workload: str | None = None
+    """Module with ``workload(seed) -> Workload``: agent, environment, tasks."""
+    seed: int = 0
+    """Of the model, the tasks' order and every sampled token."""
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    fleet: FleetConfig = field(default_factory=FleetConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+
+def check(config: TrainConfig) -> None:
+    """Refuse what cannot work, before anything is started.
+
+    Raises:
+        ConfigError: names both values and the way out.
+    """
+    if config.rollout.group_size < 2:
+        raise ConfigError(
+            f"rollout.group_size={config.rollout.group_size} with algorithm.advantage="
+            f"{config.algorithm.advantage!r}: a group estimator compares the rollouts of a task with each "
+            "other and needs at least 2. Set rollout.group_size=8, for example."
+        )
+    _one_of("algorithm.advantage", config.algorithm.advantage, GROUP_ESTIMATORS)
+    _one_of("algorithm.loss_aggregation", config.algorithm.loss_aggregation, LOSS_AGGREGATIONS)
+    _one_of("learner.device", config.learner.device, ("cpu", "cuda"))
+    _one_of("learner.dtype", config.learner.dtype, ("float32", "bfloat16"))
+    for name, optimizer in (
+        ("learner.optimizer", config.learner.optimizer),
+        ("warm_start.optimizer", config.warm_start.optimizer),
+    ):
+        _one_of(f"{name}.schedule", optimizer.schedule, ("constant", "cosine"))
+    for name, value in _counts(config).items():
+        if value < 1:
+            raise ConfigError(f"{name}={value} has to be at least 1.")
+    _check_lengths(config)
+
+
+def _check_lengths(config: TrainConfig) -> None:
+    rollout = config.rollout
+    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+    if longest > config.server.engine.max_model_tokens:
+        raise ConfigError(
+            f"rollout.max_prompt_tokens={rollout.max_prompt_tokens} and rollout.max_response_tokens="
+            f"{rollout.max_response_tokens} need a context of {longest} tokens, but server.engine."
+            f"max_model_tokens={config.server.engine.max_model_tokens}. Raise it, or lower the other two."
+        )
+    if longest > config.learner.micro_batch_tokens:
+        raise ConfigError(
+            f"learner.micro_batch_tokens={config.learner.micro_batch_tokens} cannot hold one trajectory of "
+            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {longest} tokens. Raise it to that."
+        )
+
+
+def _counts(config: TrainConfig) -> dict[str, int]:
+    return {
+        "run.num_steps": config.run.num_steps,
+        "run.checkpoint_every": config.run.checkpoint_every,
+        "run.checkpoints_kept": config.run.checkpoints_kept,
+        "rollout.groups_per_step": config.rollout.groups_per_step,
+        "rollout.max_steps": config.rollout.max_steps,
+        "rollout.max_prompt_tokens": config.rollout.max_prompt_tokens,
+        "rollout.max_response_tokens": config.rollout.max_response_tokens,
+        "fleet.num_actors": config.fleet.num_actors,
+        "learner.num_workers": config.learner.num_workers,
+        "learner.mini_batch_size": config.learner.mini_batch_size,
+        "server.num_replicas": config.server.num_replicas,
+        "warm_start.batch_size": config.warm_start.batch_size,
+    }
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        near = difflib.get_close_matches(value, allowed, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(allowed)}.{hint}")
+
+
+# -- reading it ----------------------------------------------------------------------------------------
+
+
+def register() -> None:
+    """Make the tree known to Hydra as ``train_config``, for ``compose`` and for users' ``@hydra.main``."""
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name="train_config", node=TrainConfig)
+
+
+def compose(overrides: list[str]) -> TrainConfig:
+    """The configuration of ``overrides`` such as ``recipe=calculator learner.optimizer.lr=1e-4``.
+
+    Raises:
+        ConfigError: an unknown key or recipe, or a value of the wrong type.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_module
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    register()
+    try:
+        with initialize_config_module("launch.recipes", version_base=None):
+            tree = hydra_compose("train", overrides=overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_readable(error)) from error
+    return as_train_config(tree)
+
+
+def as_train_config(tree: Any) -> TrainConfig:
+    """A Hydra/OmegaConf tree, or a ``TrainConfig`` already, as the dataclass tree that components take.
+
+    Raises:
+        ConfigError: a key that ``TrainConfig`` does not have, or a value of the wrong type.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if isinstance(tree, TrainConfig):
+        return tree
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), tree)
+        config = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_readable(error)) from error
+    assert isinstance(config, TrainConfig)
+    return config
+
+
+def _readable(error: Exception) -> str:
+    """Hydra's message as one paragraph, with the nearest name that exists."""
+    text = " ".join(str(error).split())
+    cause = " ".join(str(error.__cause__).split()) if error.__cause__ else ""
+    text = f"{text} {cause}".strip()
+    recipe = re.search(r"Could not find 'recipe/([^']*)'", text)
+    if recipe:
+        return _unknown("recipe", recipe[1], recipe_names()) + " Or name a module of your own: workload=my_module."
+    key = re.search(r"(?:Key|key) '?([\w.]+)'? (?:is )?not in", text) or re.search(r"override '?([\w.]+)=", text)
+    full_key = re.search(r"full_key: ([\w.]+)", text)
+    if "not in" in text and key:
+        return _unknown("setting", (full_key or key)[1], field_names())
+    return text
+
+
+def _unknown(kind: str, name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5) or [
+        other for other in known if other.endswith("." + name.rpartition(".")[2])
+    ]
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
+    return f"There is no {kind} {name!r}. {hint}"
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with Troupe."""
+    from importlib.resources import files
+
+    folder = files("launch.recipes") / "recipe"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def field_names(node: type = TrainConfig, prefix: str = "") -> list[str]:
+    """All settings by their dotted names."""
+    names = []
+    for name, kind in get_type_hints(node).items():
+        names += field_names(kind, f"{prefix}{name}.") if is_dataclass(kind) else [prefix + name]
+    return names

@@ -1,0 +1,12 @@
+"""How to act and how to learn, inside one process.
+
+What is exported here is light: importing it loads neither torch nor transformers.
+"""
+
+from policies.agents.base import BaseAgent
+from policies.agents.game import GameAgent
+from policies.agents.math import MathAgent
+from policies.agents.tool import ToolAgent
+from policies.sampler import SamplingParams
+
+__all__ = ["BaseAgent", "GameAgent", "MathAgent", "SamplingParams", "ToolAgent"]

@@ -1,0 +1,70 @@
+"""The contract between an agent and the engine that plays it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from environments.errors import AgentError
+from environments.types import Action, Message, Step, Trajectory
+
+
+class BaseAgent(ABC):
+    """Keeps the message history of one rollout and turns the model's text into actions.
+
+    The engine calls, in this order: ``reset``; ``update_from_env`` with the first observation (reward 0,
+    not done); then per turn it samples an answer to ``chat_completions``, calls ``update_from_model`` with
+    it, and ``update_from_env`` with what the environment said, also after the last turn.
+
+    For all sampled tokens of a rollout to be trained as one sequence, an assistant message has to hold
+    the response as it was given. An agent may rewrite its history; training then starts a new sequence.
+    """
+
+    _trajectory: Trajectory
+
+    @property
+    def chat_completions(self) -> list[Message]:
+        """The messages that the model sees next, as a copy that later turns do not change."""
+        return []
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """What was played since ``reset``: always the same object, so that steps can be appended to it."""
+        try:
+            return self._trajectory
+        except AttributeError:
+            name = type(self).__name__
+            raise AgentError(
+                f"{name} has no trajectory: write self._trajectory = Trajectory() in {name}.reset and "
+                f"{name}.__init__, or override the property."
+            ) from None
+
+    @abstractmethod
+    def update_from_env(
+        self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
+    ) -> None:
+        """Take in what the environment said."""
+
+    @abstractmethod
+    def update_from_model(self, response: str, **kwargs: Any) -> Action:
+        """Append exactly one ``Step`` to ``trajectory.steps`` and return what to do."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget everything: a new rollout begins."""
+
+    def get_current_state(self) -> Step | None:
+        """The last step, or ``None`` before the first."""
+        steps = self.trajectory.steps
+        return steps[-1] if steps else None
+
+
+def split_thought(response: str) -> tuple[str, str]:
+    """The thought of a thinking model and its answer: what stands before and after ``</think>``.
+
+    Without ``</think>`` all of it is the answer.
+    """
+    thought, end, answer = response.partition("</think>")
+    if not end:
+        return "", response
+    return thought.replace("<think>", "", 1).strip(), answer

@@ -1,0 +1,47 @@
+"""An agent for games in plain text."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from environments.types import Action, Message, Step, Trajectory
+from policies.agents.base import BaseAgent, split_thought
+
+
+class GameAgent(BaseAgent):
+    """Shows every observation to the model as a user message; the action is the response without its thought.
+
+    An observation is a string, or a dict whose ``"question"`` is shown; an empty one is not shown.
+    """
+
+    def __init__(self, system_prompt: str = "") -> None:
+        self._system_prompt = system_prompt
+        self.reset()
+
+    def reset(self) -> None:
+        self._trajectory = Trajectory()
+        self.messages: list[Message] = []
+        if self._system_prompt:
+            self.messages.append({"role": "system", "content": self._system_prompt})
+
+    def update_from_env(
+        self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
+    ) -> None:
+        if isinstance(observation, dict) and "question" in observation:
+            observation = observation["question"]
+        if observation is not None and observation not in ("", {}):
+            self.messages.append({"role": "user", "content": str(observation)})
+
+    def update_from_model(self, response: str, **kwargs: Any) -> Action:
+        self.messages.append({"role": "assistant", "content": response})
+        thought, move = split_thought(response)
+        step = Step(
+            chat_completions=self.chat_completions, thought=thought, action=move, model_response=response
+        )
+        self.trajectory.steps.append(step)
+        return Action(action=move)
+
+    @property
+    def chat_completions(self) -> list[Message]:
+        return copy.deepcopy(self.messages)

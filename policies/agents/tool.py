@@ -1,0 +1,102 @@
+"""An agent that calls tools until it answers."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+from environments.tool_environment import FINISH
+from environments.tools import Tool, make_tools
+from environments.types import Action, Message, Step, Trajectory
+from policies.agents.base import BaseAgent, split_thought
+from policies.agents.parsers import ToolParser, get_tool_parser
+
+TOOL_SYSTEM_PROMPT = (
+    "You solve tasks with the help of tools. Think first, call a tool where it helps, and use its result. "
+    "When you know the answer, call no tool and put your final answer within \\boxed{}."
+)
+
+
+class ToolAgent(BaseAgent):
+    """Explains the tools in its system message, and reads calls from the model's text.
+
+    The action is a list of calls in OpenAI's shape, ``{"id", "type": "function", "function": {"name",
+    "arguments"}}`` with ``arguments`` as JSON text. A response without any call is the answer: one call
+    named ``finish`` with the argument ``response``. Malformed calls are handed on as ``invalid_tool_call``
+    so that the environment answers them with an error. Ids count up from ``call_0`` within a rollout.
+
+    Tools are named (``tools``) or given as classes (``tool_map``), as for ``ToolEnvironment``. What stands
+    before ``</think>`` is the thought; calls in it do not count.
+    """
+
+    def __init__(
+        self,
+        system_prompt: str = TOOL_SYSTEM_PROMPT,
+        parser_name: str = "qwen",
+        tools: list[str] | None = None,
+        tool_map: dict[str, type[Tool]] | None = None,
+    ) -> None:
+        self._parser = get_tool_parser(parser_name)
+        schemas = [tool.json for tool in make_tools(tools, tool_map).values()]
+        self._system_message = _system_message(system_prompt, self._parser, schemas)
+        self.reset()
+
+    def reset(self) -> None:
+        self._trajectory = Trajectory()
+        self._num_calls = 0
+        self.messages: list[Message] = []
+        if self._system_message:
+            self.messages.append({"role": "system", "content": self._system_message})
+
+    def update_from_env(
+        self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
+    ) -> None:
+        self.messages += _observation_messages(observation)
+
+    def update_from_model(self, response: str, **kwargs: Any) -> Action:
+        # The history holds the raw text, not parsed calls: only so does the next prompt extend these tokens.
+        self.messages.append({"role": "assistant", "content": response})
+        thought, answer = split_thought(response)
+        calls = [self._call(call.name, call.arguments) for call in self._parser.parse(answer)]
+        calls = calls or [self._call(FINISH, {"response": response})]
+        step = Step(
+            chat_completions=self.chat_completions, thought=thought, action=calls, model_response=response
+        )
+        self.trajectory.steps.append(step)
+        return Action(action=calls)
+
+    @property
+    def chat_completions(self) -> list[Message]:
+        return copy.deepcopy(self.messages)
+
+    def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        call_id = f"call_{self._num_calls}"
+        self._num_calls += 1
+        return {
+            "id": call_id,
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(arguments)},
+        }
+
+
+def _system_message(system_prompt: str, parser: ToolParser, schemas: list[dict[str, Any]]) -> str:
+    parts = (system_prompt, parser.get_tool_prompt(schemas))
+    return parser.separator.join(part for part in parts if part)
+
+
+def _observation_messages(observation: Any) -> list[Message]:
+    """Tool outputs as tool messages, a question or any other text as a user message, nothing for nothing."""
+    if observation is None or observation in ("", {}):
+        return []
+    if isinstance(observation, dict) and "tool_outputs" in observation:
+        return [
+            {"role": "tool", "content": output, "tool_call_id": call_id}
+            for call_id, output in observation["tool_outputs"].items()
+        ]
+    text = (
+        observation["question"]
+        if isinstance(observation, dict) and "question" in observation
+        else observation
+    )
+    return [{"role": "user", "content": str(text)}]

@@ -1,0 +1,151 @@
+"""verl's platform plugin for machines without an accelerator.
+
+verl 0.9.1 knows CUDA, ROCm and NPU. Importing this module teaches it ``cpu``: FSDP2 over gloo with plain
+torch. It has to be imported, with ``VERL_PLATFORM=cpu`` in the environment, before anything from
+``verl.workers.engine``, because verl fixes its device name when those modules load. We call ``install()``
+ourselves rather than use verl's plugin entry point: verl swallows what a broken plugin raises.
+"""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from verl.plugin.platform import get_platform
+from verl.plugin.platform.platform_base import PlatformBase
+from verl.plugin.platform.platform_manager import PlatformRegistry
+
+from environments.errors import ConfigError
+
+DEVICE = torch.device("cpu")
+
+
+def _device_module() -> types.ModuleType:
+    """``torch.cpu`` with the memory calls that verl makes on every device; on a CPU they report nothing."""
+    module = types.ModuleType("troupe_cpu_device")
+    vars(module).update({name: member for name, member in vars(torch.cpu).items() if not name.startswith("__")})
+    for name in ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"):
+        setattr(module, name, lambda *_args: 0)
+    for name in ("reset_peak_memory_stats", "empty_cache", "ipc_collect"):
+        setattr(module, name, lambda *_args: None)
+    module.mem_get_info = lambda *_args: (0, 0)  # type: ignore[attr-defined]
+    module.get_device_name = lambda *_args: "cpu"  # type: ignore[attr-defined]
+    module.manual_seed = torch.manual_seed  # type: ignore[attr-defined]
+    # verl saves the generators of the host and of its device: here they are one and the same.
+    module.get_rng_state = torch.get_rng_state  # type: ignore[attr-defined]
+    module.set_rng_state = torch.set_rng_state  # type: ignore[attr-defined]
+    return module
+
+
+@PlatformRegistry.register(platform="cpu")
+class CPUPlatform(PlatformBase):
+    """The calls that verl makes of a device, answered for a plain CPU."""
+
+    _module = _device_module()
+
+    @property
+    def device_name(self) -> str:
+        return "cpu"
+
+    @property
+    def vendor_name(self) -> str:
+        return "cpu"
+
+    @property
+    def device_module(self) -> types.ModuleType:
+        return self._module
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        # Never detected by itself: a GPU node must not fall back to its CPU unasked.
+        return False
+
+    def current_device(self) -> torch.device:  # type: ignore[override]  # verl calls `.to()` with it
+        return DEVICE
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        pass
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        pass
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:
+        pass
+
+    def empty_cache(self) -> None:
+        pass
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "TROUPE_VISIBLE_CPUS"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        yield
+
+    def profiler_start(self) -> None:
+        pass
+
+    def profiler_stop(self) -> None:
+        pass
+
+    def ray_resource_name(self) -> str:
+        return "CPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    def cudart(self) -> Any:
+        return None
+
+
+def install() -> None:
+    """Make verl train on the CPU in this process.
+
+    Raises:
+        ConfigError: verl had already settled on another device.
+    """
+    if os.environ.get("VERL_PLATFORM") != "cpu" or get_platform().device_name != "cpu":
+        raise ConfigError(
+            f"verl runs on {get_platform().device_name!r} in this process, not on 'cpu': "
+            "set VERL_PLATFORM=cpu in the worker's environment before verl is imported."
+        )
+    from verl.workers.engine import EngineRegistry
+    from verl.workers.engine.fsdp import transformer_impl
+
+    EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device="cpu")(
+        transformer_impl.FSDPEngineWithLMHead
+    )
+    # Without flash attention verl takes the log-normalizer token by token in a Python loop: measured at
+    # 40 % of an optimizer step of the tiny model.
+    transformer_impl.logprobs_from_logits = _logprobs_from_logits
+
+
+def _logprobs_from_logits(
+    logits: torch.Tensor, labels: torch.Tensor, inplace_backward: bool = True
+) -> torch.Tensor:
+    """Log-probability [T] of ``labels`` [T] under ``logits`` [T, V]."""
+    return -torch.nn.functional.cross_entropy(logits, labels, reduction="none")

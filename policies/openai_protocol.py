@@ -1,0 +1,266 @@
+"""OpenAI's protocol, as far as Troupe serves it: what may be asked, and how it is refused.
+
+Fields follow OpenAI's API reference; ``top_k`` and ``return_token_ids`` are vLLM's extensions. A field that
+is not served is refused by name: a parameter that is ignored in silence is an experiment gone wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, ValidationError, model_validator
+
+from environments.errors import ConfigError, PromptTooLongError, SamplerError, TroupeError
+from environments.types import Message
+from policies.sampler import SamplingParams
+
+MAX_CHOICES = 128
+MAX_SEED = 2**63 - 1 - MAX_CHOICES  # choice i is sampled with seed + i, and the engine takes 64 bits
+TEXT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+
+
+# -- errors ----------------------------------------------------------------------------------------------
+
+
+class OpenAIError(TroupeError):
+    """A refusal in OpenAI's words: HTTP ``status``, error ``type``, and the ``param`` at fault."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+
+    @classmethod
+    def from_validation(cls, details: Sequence[Mapping[str, Any]]) -> OpenAIError:
+        """From the ``errors()`` of pydantic's ``ValidationError`` or FastAPI's ``RequestValidationError``."""
+        places = [_place(detail) for detail in details]
+        sentences = [
+            f"{place or 'The body'}: {_complaint(detail)}"
+            for place, detail in zip(places, details, strict=True)
+        ]
+        return cls(400, " ".join(sentences), param=places[0])
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body that OpenAI clients expect of a failure."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
+    """HTTP status and JSON body for an error."""
+    match error:
+        case OpenAIError():
+            answer = error
+        case PromptTooLongError():
+            answer = OpenAIError(400, str(error), code="context_length_exceeded")
+        case ConfigError():
+            answer = OpenAIError(400, str(error))
+        case ValidationError():
+            answer = OpenAIError.from_validation(error.errors())
+        case SamplerError():
+            answer = OpenAIError(503, str(error), type="server_error")
+        case _:
+            answer = OpenAIError(500, str(error), type="server_error")
+    return answer.status, answer.body()
+
+
+def _place(detail: Mapping[str, Any]) -> str | None:
+    if detail["type"] == "json_invalid":
+        return None
+    path = [str(part) for part in detail["loc"]]
+    return ".".join(path[1:] if path[:1] == ["body"] else path) or None
+
+
+def _complaint(detail: Mapping[str, Any]) -> str:
+    if detail["type"] == "extra_forbidden":
+        return "this server does not support the field: leave it out."
+    return str(detail["msg"]).removeprefix("Value error, ").rstrip(".") + "."
+
+
+# -- requests --------------------------------------------------------------------------------------------
+
+
+def _zero(value: float | None) -> float | None:
+    if value:
+        raise ValueError(f"{value} is not supported: use 0, or leave it out")
+    return value
+
+
+def _sampled_token_only(value: int | None) -> int | None:
+    if value:
+        raise ValueError(f"{value} is not supported: only sampled tokens have log-probabilities here, use 0")
+    return value
+
+
+TokenId = Annotated[int, Field(ge=0)]
+OnlyZero = Annotated[float | None, AfterValidator(_zero)]
+OnlySampledToken = Annotated[StrictInt | None, AfterValidator(_sampled_token_only)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class StreamOptions(_Body):
+    include_usage: bool | None = None
+
+
+class SamplingRequest(_Body):
+    """What chat and text completions have in common. ``null`` always means the default."""
+
+    model: str
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: int | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stop: str | list[str] | None = None
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    frequency_penalty: OnlyZero = None
+    presence_penalty: OnlyZero = None
+    return_token_ids: bool | None = None
+    user: str | None = None
+    """Accepted and ignored: it names OpenAI's customer."""
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> SamplingRequest:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream=true")
+        return self
+
+    @property
+    def returns_logprobs(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def num_choices(self) -> int:
+        """For each prompt."""
+        return self.n or 1
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def sampling_params(self) -> SamplingParams:
+        """Raises ``ConfigError`` for values that cannot be sampled with."""
+        given = self.model_dump(
+            include={"temperature", "top_p", "top_k", "max_tokens", "seed"}, exclude_none=True
+        )
+        return SamplingParams(**given, stop=self.stops())
+
+
+class TextPart(_Body):
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(_Body):
+    name: str
+    arguments: str
+    """JSON text, as the model wrote it."""
+
+
+class ChatToolCall(_Body):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(_Body):
+    """One message. The last four fields are only ever null: clients that send an answer back have them."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ChatToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> ChatMessage:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"content is missing: a {self.role} message needs a text")
+        return self
+
+    def for_template(self) -> Message:
+        """The message as chat templates want it: a text for content, an object for a call's arguments."""
+        content = self.content or ""
+        if not isinstance(content, str):
+            content = "\n".join(part.text for part in content)
+        message = self.model_dump(include={"role", "name", "tool_call_id"}, exclude_none=True)
+        if self.tool_calls:
+            message["tool_calls"] = [_call_for_template(call) for call in self.tool_calls]
+        return {**message, "content": content}
+
+
+def _call_for_template(call: ChatToolCall) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.function.arguments)
+    except ValueError as error:
+        raise OpenAIError(
+            400, f"The arguments of the tool call {call.id!r} are no JSON ({error}).", param="messages"
+        ) from error
+    return {**call.model_dump(), "function": {"name": call.function.name, "arguments": arguments}}
+
+
+class ChatRequest(SamplingRequest):
+    """The body of ``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    """OpenAI's newer name of ``max_tokens``."""
+    logprobs: bool | None = None
+    top_logprobs: OnlySampledToken = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+
+    @model_validator(mode="after")
+    def _use_max_completion_tokens(self) -> ChatRequest:
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) > 1:
+            raise ValueError("max_tokens and max_completion_tokens contradict each other: send one")
+        self.max_tokens = both.pop() if both else None
+        return self
+
+    @property
+    def returns_logprobs(self) -> bool:
+        return bool(self.logprobs)
+
+
+class CompletionRequest(SamplingRequest):
+    """The body of ``POST /v1/completions``. A text prompt is encoded as it stands, without a BOS token."""
+
+    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    logprobs: OnlySampledToken = None
+
+    @property
+    def returns_logprobs(self) -> bool:
+        return self.logprobs is not None
+
+    def prompts(self) -> list[str | list[int]]:
+        """OpenAI takes one text or several, one list of token ids or several."""
+        is_one = isinstance(self.prompt, str) or (bool(self.prompt) and isinstance(self.prompt[0], int))
+        return cast("list[str | list[int]]", [self.prompt] if is_one else self.prompt)
+
+    def sampling_params(self) -> SamplingParams:
+        params = super().sampling_params()
+        return params if self.max_tokens is not None else params.replace(max_tokens=TEXT_COMPLETION_TOKENS)

@@ -1,0 +1,75 @@
+"""Weights on their way from the learner to the engines: flat byte buffers and what lies where in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+BUCKET_BYTES = 256 << 20
+ALIGNMENT = 64
+"""Offsets are multiples of this many bytes, so that any dtype can be viewed in place."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorPlace:
+    """Where one tensor lies in its bucket. ``offset`` and ``num_bytes`` are in bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightBucket:
+    """Some tensors in one uint8 buffer, which Ray's object store shares without a copy."""
+
+    places: tuple[TensorPlace, ...]
+    buffer: np.ndarray
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors as views of the buffer."""
+        import torch
+
+        flat = torch.frombuffer(memoryview(self.buffer), dtype=torch.uint8)
+        for place in self.places:
+            raw = flat[place.offset : place.offset + place.num_bytes]
+            yield place.name, raw.view(getattr(torch, place.dtype)).view(place.shape)
+
+
+def pack(
+    tensors: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int = BUCKET_BYTES
+) -> Iterator[WeightBucket]:
+    """Pack ``tensors`` into buckets of at most ``bucket_bytes``; a larger tensor has one of its own."""
+    pending: list[tuple[TensorPlace, torch.Tensor]] = []
+    size = 0
+    for name, tensor in tensors:
+        num_bytes = tensor.numel() * tensor.element_size()
+        if pending and size + num_bytes > bucket_bytes:
+            yield _bucket(pending, size)
+            pending, size = [], 0
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        place = TensorPlace(
+            name=name, dtype=dtype, shape=tuple(tensor.shape), offset=size, num_bytes=num_bytes
+        )
+        pending.append((place, tensor))
+        size += -(-num_bytes // ALIGNMENT) * ALIGNMENT
+    if pending:
+        yield _bucket(pending, size)
+
+
+def _bucket(pending: list[tuple[TensorPlace, torch.Tensor]], size: int) -> WeightBucket:
+    import numpy as np
+    import torch
+
+    buffer = np.zeros(size, dtype=np.uint8)
+    for place, tensor in pending:
+        raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        buffer[place.offset : place.offset + place.num_bytes] = raw
+    return WeightBucket(places=tuple(place for place, _ in pending), buffer=buffer)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from environments import BaseEnv, ConfigError, MultiTurnEnvironment, RewardOutput, SingleTurnEnvironment
+from environments.errors import EnvironmentFailure
+
+
+class Countdown(MultiTurnEnvironment):
+    def get_reward_and_next_obs(self, task, action):
+        if action == "stop":
+            self.done = True
+        return float(len(action)), {"question": f"{task['question']} again"}
+
+
+def exact(task_info, action):
+    return RewardOutput(float(action == task_info["answer"]), {"seen": action})
+
+
+def test_a_subclass_as_in_the_core_concepts_runs():
+    class Once(BaseEnv):
+        def reset(self):
+            return {"question": "?"}, {}
+
+        def step(self, action):
+            return {}, 1.0, True, {}
+
+        @staticmethod
+        def from_dict(info):
+            return Once()
+
+    env = Once.from_dict({})
+    assert env.idx is None
+    env.idx = 3
+    assert env.idx == 3
+    assert env.reset() == ({"question": "?"}, {})
+    assert env.step("x") == ({}, 1.0, True, {})
+    assert env.close() is None
+    assert Once.is_multithread_safe()
+    assert Once().idx is None
+
+
+def test_a_subclass_without_step_cannot_be_made():
+    class Half(BaseEnv):
+        def reset(self):
+            return {}, {}
+
+    with pytest.raises(TypeError, match="step"):
+        Half()
+
+
+def test_a_multi_turn_episode_ends_at_max_turns_and_starts_anew_on_reset():
+    env = Countdown({"question": "q"}, max_turns=2)
+    for _ in range(2):
+        assert env.reset() == ({"question": "q"}, {})
+        assert env.step("a") == ({"question": "q again"}, 1.0, False, {"question": "q"})
+        assert env.step("bb")[1:3] == (2.0, True)
+        assert env.history == ["a", "bb"]
+
+
+def test_a_subclass_may_end_the_episode_early():
+    env = Countdown({"question": "q"}, max_turns=5)
+    env.reset()
+    assert env.step("stop")[2]
+
+
+def test_reset_takes_a_new_task():
+    env = Countdown({"question": "old"})
+    assert env.reset({"question": "new"}) == ({"question": "new"}, {})
+
+
+@pytest.mark.parametrize("task", [None, "just text"])
+def test_a_task_that_is_no_dict_is_named(task):
+    with pytest.raises(ConfigError, match=f"task={task!r}"):
+        Countdown(task).reset()
+
+
+def test_max_turns_below_one_is_refused():
+    with pytest.raises(ConfigError, match="max_turns=0"):
+        Countdown({}, max_turns=0)
+
+
+def test_a_single_turn_is_judged_and_ends():
+    env = SingleTurnEnvironment({"question": "q", "answer": "4"}, exact)
+    env.reset()
+    observation, reward, done, info = env.step("4")
+    assert (observation, reward, done) == ({}, 1.0, True)
+    assert info == {"question": "q", "answer": "4", "metadata": {"seen": "4"}}
+
+
+def test_a_reward_may_be_a_plain_number():
+    env = SingleTurnEnvironment({}, lambda task_info, action: 1)
+    env.reset()
+    assert env.step("x")[1] == 1.0
+
+
+@pytest.mark.parametrize("verdict", [None, "1.0", float("nan"), float("inf")])
+def test_a_reward_that_is_no_finite_number_is_an_error(verdict):
+    env = SingleTurnEnvironment({}, lambda task_info, action: verdict)
+    env.reset()
+    with pytest.raises(EnvironmentFailure, match=f"returned {verdict!r}"):
+        env.step("x")
+
+
+def test_a_missing_reward_function_is_an_error():
+    with pytest.raises(ConfigError, match="reward_fn"):
+        SingleTurnEnvironment({"question": "q"})
+
+
+def test_from_dict_takes_the_rest_as_the_task_and_leaves_the_dict_alone():
+    info = {"question": "q", "answer": "4", "reward_fn": exact}
+    before = copy.copy(info)
+    env = SingleTurnEnvironment.from_dict(info)
+    assert info == before
+    assert env.task == {"question": "q", "answer": "4"}
+    assert env.reward_fn is exact
+
+
+def test_from_dict_prefers_the_task_key():
+    env = SingleTurnEnvironment.from_dict({"task": {"question": "q"}, "uid": 1, "reward_fn": exact})
+    assert env.task == {"question": "q"}
+
+
+def test_from_dict_makes_the_class_that_it_is_called_on():
+    env = Countdown.from_dict({"question": "q", "max_turns": 7})
+    assert type(env) is Countdown
+    assert (env.max_turns, env.task) == (7, {"question": "q"})

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from environments import ConfigError, TerminationReason, Trajectory, compute_pass_at_k
+from environments.errors import DatasetError
+
+
+def attempts(task, *rewards):
+    return [Trajectory(task=task, reward=reward) for reward in rewards]
+
+
+def brute_force(rewards, k):
+    chosen = list(combinations(rewards, k))
+    return sum(any(reward > 0 for reward in subset) for subset in chosen) / len(chosen)
+
+
+@pytest.mark.parametrize("n", range(1, 8))
+def test_the_estimate_is_the_share_of_subsets_with_a_correct_attempt(n):
+    for correct in range(n + 1):
+        rewards = [1.0] * correct + [0.0] * (n - correct)
+        table = compute_pass_at_k(attempts({"q": 1}, *rewards), ks=range(1, n + 1))
+        for k in range(1, n + 1):
+            assert table[k] == pytest.approx(brute_force(rewards, k))
+
+
+def test_problems_weigh_the_same_whatever_their_number_of_samples():
+    results = attempts({"q": 1}, 1, 1) + attempts({"q": 2}, 0, 0, 0, 0, 0, 0)
+    table = compute_pass_at_k(results, ks=[1])
+    assert table[1] == 0.5
+    assert (table.num_problems, table.num_samples) == (2, 8)
+
+
+def test_equal_tasks_are_one_problem_whatever_the_order_of_keys_and_results():
+    results = [*attempts({"a": 1, "b": [2]}, 1), *attempts({"c": 1}, 0), *attempts({"b": [2], "a": 1}, 0)]
+    assert compute_pass_at_k(results, ks=[1]).num_problems == 2
+
+
+def test_correct_is_a_reward_above_zero():
+    assert compute_pass_at_k(attempts({}, 0.1, 0.0, -1.0, 0.0))[1] == 0.25
+
+
+def test_a_failed_rollout_counts_as_an_attempt():
+    failed = Trajectory(task={}, termination_reason=TerminationReason.ERROR, error="boom")
+    assert compute_pass_at_k([failed, *attempts({}, 1.0)])[1] == 0.5
+
+
+@pytest.mark.parametrize(("n", "ks"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
+def test_ks_by_default(n, ks):
+    results = attempts({"q": 1}, *[1] * n) + attempts({"q": 2}, *[1] * (n + 3))
+    assert list(compute_pass_at_k(results).estimates) == ks
+
+
+def test_a_k_above_the_smallest_number_of_samples_is_omitted_and_said_to_be(capsys):
+    results = attempts({"q": 1}, 1, 0, 0, 0) + attempts({"q": 2}, 0, 0)
+    table = compute_pass_at_k(results, ks=[4, 1])
+    assert (list(table.estimates), table.omitted) == ([1], (4,))
+    assert "too few samples" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="fewer than 4"):
+        table[4]
+    with pytest.raises(ConfigError, match=r"ks=\[2\]"):
+        table[2]
+
+
+def test_the_table_is_printed(capsys):
+    table = compute_pass_at_k(iter(attempts({}, 1, 0)))
+    assert capsys.readouterr().out == f"{table}\n"
+    assert str(table).splitlines() == ["problems 1, samples 2", "pass@1    0.5000", "pass@2    1.0000"]
+
+
+def test_no_results_and_impossible_ks_are_refused():
+    with pytest.raises(ConfigError, match="no trajectories"):
+        compute_pass_at_k([])
+    with pytest.raises(ConfigError, match=r"\[0, 1\]"):
+        compute_pass_at_k(attempts({}, 1), ks=[0, 1])
+
+
+def test_a_task_that_is_no_json_is_refused():
+    with pytest.raises(DatasetError, match="no JSON"):
+        compute_pass_at_k(attempts({"q": object()}, 1))

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+
+from environments.errors import ConfigError, EnvironmentFailure
+from environments.text_games import GuessEnvironment
+
+
+def started(**arguments):
+    env = GuessEnvironment(**arguments)
+    env.reset()
+    return env
+
+
+def secret_of(**arguments):
+    return started(max_guesses=1, **arguments).step("x")[3]["secret"]
+
+
+def test_the_question():
+    env = GuessEnvironment(secret=3)
+    assert env.reset() == ({"question": "Guess my number from 1 to 9. You have 4 guesses."}, {})
+    env = GuessEnvironment(low=0, high=1, max_guesses=1)
+    assert env.reset()[0]["question"] == "Guess my number from 0 to 1. You have 1 guess."
+
+
+def test_a_game_that_is_won():
+    env = started(secret=3)
+    assert env.step("5") == ("Lower.", 0.0, False, {})
+    assert env.step(" 2\n") == ("Higher.", 0.0, False, {})
+    assert env.step("3") == ("Correct.", 1.0, True, {"secret": 3})
+
+
+def test_a_hit_with_the_last_guess_counts():
+    env = started(secret=3, max_guesses=2)
+    env.step("1")
+    assert env.step("3")[1:3] == (1.0, True)
+
+
+def test_a_game_that_is_lost():
+    env = started(secret=3, max_guesses=2)
+    assert env.step("4")[1:3] == (0.0, False)
+    assert env.step("4") == ("Lower.", 0.0, True, {"secret": 3})
+
+
+@pytest.mark.parametrize(
+    "message", ["", "three", "3.", "3 4", "It is 3", "\N{FULLWIDTH DIGIT THREE}", "3" * 5000]
+)
+def test_what_is_no_integer_uses_up_a_guess(message):
+    env = started(secret=3, max_guesses=2)
+    assert env.step(message)[:3] == ("Invalid.", 0.0, False)
+    assert env.step(message)[:3] == ("Invalid.", 0.0, True)
+
+
+def test_a_number_out_of_range_is_answered_like_any_other():
+    assert started(secret=3).step("99")[0] == "Lower."
+
+
+def test_seeds_decide_the_secret_and_cover_the_range():
+    assert secret_of(seed=7) == secret_of(seed=7)
+    assert {secret_of(seed=seed) for seed in range(200)} == set(range(1, 10))
+
+
+def test_a_given_secret_is_kept_whatever_the_seed():
+    assert {secret_of(secret=4, seed=seed) for seed in range(20)} == {4}
+
+
+def test_each_reset_draws_anew_and_gives_all_guesses_back():
+    env = GuessEnvironment(seed=0, max_guesses=1)
+    secrets = set()
+    for _ in range(100):
+        env.reset()
+        secrets.add(env.step("x")[3]["secret"])
+    assert len(secrets) > 1
+
+
+def test_from_dict_reads_its_keys_ignores_others_and_leaves_the_dict_alone():
+    info = {"secret": 12, "high": 15, "question": "other", "uid": 3}
+    env = GuessEnvironment.from_dict(info)
+    assert info == {"secret": 12, "high": 15, "question": "other", "uid": 3}
+    assert env.reset()[0]["question"] == "Guess my number from 1 to 15. You have 4 guesses."
+    assert env.step("12")[1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"low": 5, "high": 4}, "low=5"),
+        ({"secret": 10}, "secret=10"),
+        ({"secret": 0}, "secret=0"),
+        ({"max_guesses": 0}, "max_guesses=0"),
+    ],
+)
+def test_impossible_games_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        GuessEnvironment(**arguments)
+
+
+def test_a_step_outside_a_game_is_an_error():
+    env = GuessEnvironment(secret=3)
+    with pytest.raises(EnvironmentFailure, match="reset"):
+        env.step("3")
+    env.reset()
+    env.step("3")
+    with pytest.raises(EnvironmentFailure, match="reset"):
+        env.step("3")

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from environments.errors import ConfigError
+from environments.tools import Tool, ToolOutput, make_tools, tool_by_name
+
+
+class Search(Tool):
+    """As users of the reference write tools: the name comes through ``__init__``."""
+
+    def __init__(self, name="search", max_results: int = 3):
+        self.max_results = max_results
+        super().__init__(name=name, description="Finds documents.")
+
+    def forward(self, query: str, top_k: int | None = None, tags: list[str] = (), **more):
+        return [query] * (top_k or self.max_results)
+
+
+class Fixed(Tool):
+    name = "fixed"
+    description = "Takes no arguments to make."
+
+    def __init__(self):
+        super().__init__()
+
+    def forward(self):
+        raise KeyError("inside")
+
+
+class Stubborn(Fixed):
+    @property
+    def json(self):
+        return {"type": "function", "function": {"name": "stubborn", "parameters": {}}}
+
+
+def test_the_schema_comes_from_the_signature():
+    assert Search().json == {
+        "type": "function",
+        "function": {
+            "name": "search",
+            "description": "Finds documents.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "query": {"type": "string"},
+                    "top_k": {"type": "integer"},
+                    "tags": {"type": "array"},
+                },
+                "required": ["query"],
+            },
+        },
+    }
+
+
+def test_the_calculators_schema():
+    function = tool_by_name("calculator").json["function"]
+    assert function["name"] == "calculator"
+    assert function["parameters"]["properties"] == {"expression": {"type": "string"}}
+    assert function["parameters"]["required"] == ["expression"]
+
+
+def test_a_bare_value_becomes_an_output():
+    assert Search()("a", top_k=2) == ToolOutput("search", output=["a", "a"])
+
+
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        (ToolOutput("t", output=42), "42"),
+        (ToolOutput("t", output="text"), "text"),
+        (ToolOutput("t"), ""),
+        (ToolOutput("t", output={"a": [1]}), '{"a": [1]}'),
+        (ToolOutput("t", output=1, error="broken"), "Error: broken"),
+        (ToolOutput("t", error=""), "Error: "),
+    ],
+)
+def test_what_the_model_reads(output, text):
+    assert output.to_string() == str(output) == text
+
+
+def test_an_exception_goes_to_the_model_and_with_its_traceback_to_the_log(caplog):
+    with caplog.at_level(logging.WARNING):
+        output = Fixed()()
+    assert output.error == "KeyError: 'inside'"
+    assert caplog.records[0].exc_info is not None
+
+
+def test_a_type_error_inside_the_tool_is_not_taken_for_wrong_arguments():
+    class Broken(Fixed):
+        def forward(self):
+            return 1 + "1"
+
+    assert "wrong arguments" not in Broken()().error
+
+
+def test_classes_are_made_with_the_name_of_the_map_if_they_take_it():
+    tools = make_tools(tool_map={"web": Search, "still": Fixed})
+    assert [tool.json["function"]["name"] for tool in tools.values()] == ["web", "still"]
+
+
+def test_a_schema_with_another_name_than_the_map_is_refused():
+    with pytest.raises(ConfigError, match=r"'other'.*'stubborn'"):
+        make_tools(tool_map={"other": Stubborn})
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(ConfigError, match=r"'calculater'.*'calculator'"):
+        tool_by_name("calculater")
+
+
+def test_a_tool_without_a_description_is_refused():
+    with pytest.raises(ConfigError, match="description"):
+        Tool(name="bare")

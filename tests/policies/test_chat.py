@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.errors import ConfigError
+from environments.types import Completion, Message
+from policies.chat import ChatRenderer, load_tokenizer
+from policies.sampler import Turn
+from policies.tiny import build_tokenizer
+
+SYSTEM: Message = {"role": "system", "content": "You are a calculator. Call a tool."}
+CONVERSATION: list[Message] = [
+    SYSTEM,
+    {"role": "user", "content": "What is 12+34?"},
+    {"role": "assistant", "content": "I call the calculator."},
+    {"role": "tool", "content": "46", "tool_call_id": "call_0"},
+    {"role": "assistant", "content": "The answer is 46."},
+]
+
+
+@cache
+def tokenizer() -> Any:
+    return build_tokenizer([CONVERSATION] * 20)
+
+
+def renderer() -> ChatRenderer:
+    return ChatRenderer(tokenizer())
+
+
+def completion(prompt_ids: list[int], completion_ids: list[int], finish_reason: str) -> Completion:
+    return Completion(
+        prompt_ids=tuple(prompt_ids),
+        completion_ids=tuple(completion_ids),
+        logprobs=(0.0,) * len(completion_ids),
+        text=renderer().decode(completion_ids),
+        finish_reason=finish_reason,
+    )
+
+
+def sampled(text: str, ended: bool) -> list[int]:
+    """Ids as an engine might sample them: one token per byte, never the canonical split of a word."""
+    ids = [
+        token_id for byte in text.encode() for token_id in tokenizer().convert_tokens_to_ids([_symbol(byte)])
+    ]
+    return [*ids, tokenizer().eos_token_id] if ended else ids
+
+
+def _symbol(byte: int) -> str:
+    """The byte-level alphabet's character for a byte."""
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [other for other in range(256) if other not in kept]
+    return chr(byte) if byte in kept else chr(256 + others.index(byte))
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_each_prompt_extends_the_prompt_and_completion_before(ended: bool) -> None:
+    messages: list[Message] = [SYSTEM, {"role": "user", "content": "What is 12+34?"}]
+    previous: Turn | None = None
+    for answer in ("I call the calculator.", "The answer ist 46 ½ \n", ""):
+        prompt_ids = renderer().prompt_ids(messages, previous)
+        if previous is not None:
+            seen = [*previous.completion.prompt_ids, *previous.completion.completion_ids]
+            assert prompt_ids[: len(seen)] == seen
+            assert len(prompt_ids) > len(seen)
+        said = completion(prompt_ids, sampled(answer, ended), "stop" if ended else "length")
+        assert said.text == answer
+        previous = Turn(messages=list(messages), completion=said)
+        messages += [{"role": "assistant", "content": said.text}, {"role": "user", "content": "Go on."}]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_extended_prompt_reads_like_the_template(ended: bool) -> None:
+    before = CONVERSATION[:2]
+    said = completion(renderer().prompt_ids(before), sampled("I call the calculator.", ended), "stop")
+    extended = renderer().prompt_ids(CONVERSATION, Turn(messages=before, completion=said))
+    fresh = renderer().prompt_ids(CONVERSATION)
+    assert tokenizer().decode(extended) == tokenizer().decode(fresh)
+    assert extended.count(tokenizer().eos_token_id) == fresh.count(tokenizer().eos_token_id)
+
+
+def test_splits_that_are_not_canonical_survive() -> None:
+    before = CONVERSATION[:2]
+    ids = sampled("calculator", ended=True)
+    assert ids[:-1] != tokenizer().encode("calculator", add_special_tokens=False)
+    said = completion(renderer().prompt_ids(before), ids, "stop")
+    after = [*before, {"role": "assistant", "content": "calculator"}, {"role": "user", "content": "Sure?"}]
+    extended = renderer().prompt_ids(after, Turn(messages=before, completion=said))
+    assert extended[len(said.prompt_ids) :][: len(ids)] == ids
+    assert extended != renderer().prompt_ids(after)
+
+
+def test_answer_of_broken_bytes_keeps_its_tokens() -> None:
+    before = CONVERSATION[:2]
+    said = completion(renderer().prompt_ids(before), sampled("½", ended=False)[:1], "length")
+    assert said.text == "\ufffd"
+    after = [*before, {"role": "assistant", "content": said.text}, {"role": "user", "content": "Sure?"}]
+    extended = renderer().prompt_ids(after, Turn(messages=before, completion=said))
+    assert extended[: len(said.prompt_ids) + 1] == [*said.prompt_ids, *said.completion_ids]
+
+
+@pytest.mark.parametrize(
+    "rewritten",
+    [
+        CONVERSATION[:1] + CONVERSATION[3:],
+        [{"role": "system", "content": "Be brief."}, *CONVERSATION[1:]],
+        [*CONVERSATION[:2], {"role": "assistant", "content": "I call"}, *CONVERSATION[3:]],
+        CONVERSATION[:2],
+        [*CONVERSATION[:2], {**CONVERSATION[2], "role": "user"}, *CONVERSATION[3:]],
+    ],
+    ids=["turn dropped", "earlier message edited", "answer edited", "answer dropped", "role changed"],
+)
+def test_rewritten_history_is_rendered_afresh(rewritten: list[Message]) -> None:
+    before = CONVERSATION[:2]
+    ids = sampled("I call the calculator.", ended=True)
+    said = completion(renderer().prompt_ids(before), ids, "stop")
+    prompt_ids = renderer().prompt_ids(rewritten, Turn(messages=before, completion=said))
+    assert prompt_ids == renderer().prompt_ids(rewritten)
+    assert prompt_ids[: len(said.prompt_ids) + len(ids)] != [*said.prompt_ids, *ids]
+
+
+def test_answer_that_was_continued_by_the_agent_is_rendered_afresh() -> None:
+    before = CONVERSATION[:2]
+    said = completion(renderer().prompt_ids(before), sampled("I call", ended=False), "length")
+    prompt_ids = renderer().prompt_ids(CONVERSATION, Turn(messages=before, completion=said))
+    assert prompt_ids == renderer().prompt_ids(CONVERSATION)
+
+
+def test_template_that_renders_earlier_answers_differently_is_rendered_afresh() -> None:
+    strict = build_tokenizer([CONVERSATION] * 20)
+    strict.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content.split('</think>')[-1] }}{{ eos_token }}"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    thoughtful = ChatRenderer(strict)
+    before = CONVERSATION[:2]
+    text = "<think>hm</think>46"
+    ids = [*strict.encode(text, add_special_tokens=False), strict.eos_token_id]
+    said = Completion(
+        prompt_ids=tuple(thoughtful.prompt_ids(before)),
+        completion_ids=tuple(ids),
+        text=text,
+        finish_reason="stop",
+    )
+    after = [*before, {"role": "assistant", "content": text}, {"role": "user", "content": "Sure?"}]
+    prompt_ids = thoughtful.prompt_ids(after, Turn(messages=before, completion=said))
+    assert prompt_ids == thoughtful.prompt_ids(after)
+
+
+def test_earlier_turn_without_tokens_is_rendered_afresh() -> None:
+    before = CONVERSATION[:2]
+    said = Completion(text="I call the calculator.", finish_reason="stop")
+    prompt_ids = renderer().prompt_ids(CONVERSATION, Turn(messages=before, completion=said))
+    assert prompt_ids == renderer().prompt_ids(CONVERSATION)
+
+
+def test_decode_strips_only_the_last_eos() -> None:
+    eos = tokenizer().eos_token_id
+    a = tokenizer().encode("a", add_special_tokens=False)
+    assert renderer().decode([*a, eos, *a, eos]) == "a<|im_end|>a"
+    assert renderer().decode([*a, eos, eos]) == "a<|im_end|>"
+    assert renderer().decode(a) == "a"
+    assert renderer().decode([]) == ""
+
+
+def test_decode_does_not_tidy_up_spaces() -> None:
+    ids = tokenizer().encode("well , it 's  so !", add_special_tokens=False)
+    assert renderer().decode(ids) == "well , it 's  so !"
+
+
+def test_tokenizer_without_chat_template_is_named_with_the_remedy(tmp_path: Path) -> None:
+    bare = build_tokenizer([CONVERSATION])
+    bare.chat_template = None
+    bare.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        ChatRenderer(load_tokenizer(tmp_path))
+    assert str(tmp_path) in str(error.value)
+    assert "chat_template" in str(error.value)
+
+
+def test_folder_without_tokenizer_is_named_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    with pytest.raises(ConfigError) as error:
+        load_tokenizer(tmp_path)
+    assert str(tmp_path) in str(error.value)
+    assert "save_pretrained" in str(error.value)
+
+
+def test_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="missing-model"):
+        load_tokenizer(tmp_path / "missing-model")
+
+
+def test_saved_tokenizer_loads_and_renders_the_same(tmp_path: Path) -> None:
+    tokenizer().save_pretrained(tmp_path)
+    loaded = ChatRenderer(load_tokenizer(tmp_path))
+    assert loaded.prompt_ids(CONVERSATION) == renderer().prompt_ids(CONVERSATION)

@@ -1,0 +1,550 @@
+"""What clients may send, what they get, and how they are refused; checked with OpenAI's own types."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import ValidationError
+
+from environments.errors import ConfigError, PromptTooLongError, SamplerError
+from policies.chat import ChatRenderer
+from policies.openai_frontend import OpenAIFrontend
+from policies.openai_protocol import ChatRequest, CompletionRequest, error_body
+from policies.sampler import SamplingParams, TokenOutput
+from policies.tiny import build_tokenizer
+
+MODEL = "tiny"
+MESSAGES = [{"role": "user", "content": "What is 12+34?"}]
+TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": {"type": "object"}}}]
+TOOL_CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "12+34"}}</tool_call>'
+
+
+@cache
+def tokenizer() -> Any:
+    return build_tokenizer([[*MESSAGES, {"role": "assistant", "content": "The answer is 46."}]] * 20)
+
+
+def renderer() -> ChatRenderer:
+    return ChatRenderer(tokenizer())
+
+
+def ids_of(text: str, ended: bool = True) -> list[int]:
+    ids = tokenizer().encode(text, add_special_tokens=False)
+    return [*ids, tokenizer().eos_token_id] if ended else ids
+
+
+class FakeEngine:
+    """Replays replies, given as token ids, in the order of the requests; ``-id / 8`` is a token's logprob."""
+
+    version = 7
+    max_model_tokens = 500
+
+    def __init__(
+        self, *replies: list[int], versions: Sequence[int] = (), finish_reason: str = "stop"
+    ) -> None:
+        self._replies = replies
+        self._versions = versions or [self.version] * len(replies)
+        self._finish_reason = finish_reason
+        self.requests: list[tuple[tuple[int, ...], SamplingParams]] = []
+        self.num_sampling = 0
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
+        index = self._take(prompt_ids, params)
+        return self._output(index, self._replies[index], self._finish_reason)
+
+    async def stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[TokenOutput]:
+        index = self._take(prompt_ids, params)
+        reply = self._replies[index]
+        self.num_sampling += 1
+        try:
+            for position, token_id in enumerate(reply):
+                await asyncio.sleep(0)
+                is_last = position == len(reply) - 1
+                yield self._output(index, [token_id], self._finish_reason if is_last else None)
+        finally:
+            self.num_sampling -= 1
+
+    def _take(self, prompt_ids: Sequence[int], params: SamplingParams) -> int:
+        self.requests.append((tuple(prompt_ids), params))
+        return len(self.requests) - 1
+
+    def _output(self, index: int, token_ids: list[int], finish_reason: str | None) -> TokenOutput:
+        return TokenOutput(
+            token_ids=tuple(token_ids),
+            logprobs=tuple(-token_id / 8 for token_id in token_ids),
+            finish_reason=finish_reason,
+            policy_version=self._versions[index],
+        )
+
+
+class BrokenEngine(FakeEngine):
+    """Answers with one token, then with an error; ``generate`` answers with the error at once."""
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
+        raise SamplerError("The engine is gone.")
+
+    async def stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[TokenOutput]:
+        yield self._output(0, [self._replies[0][0]], None)
+        raise SamplerError("The engine is gone.")
+
+
+def chat(engine: FakeEngine, **fields: Any) -> list[dict[str, Any]]:
+    body = ChatRequest.model_validate({"model": MODEL, "messages": MESSAGES, **fields})
+    return asyncio.run(collect(OpenAIFrontend(MODEL, renderer(), engine).chat(body)))
+
+
+def complete(engine: FakeEngine, **fields: Any) -> list[dict[str, Any]]:
+    body = CompletionRequest.model_validate({"model": MODEL, "prompt": "What", **fields})
+    return asyncio.run(collect(OpenAIFrontend(MODEL, renderer(), engine).complete(body)))
+
+
+async def collect(parts: AsyncIterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [json.loads(json.dumps(part, allow_nan=False)) async for part in parts]
+
+
+def the_chat_completion(parts: list[dict[str, Any]]) -> ChatCompletion:
+    assert len(parts) == 1
+    return ChatCompletion.model_validate(parts[0])
+
+
+def streamed_text(parts: list[dict[str, Any]], index: int = 0) -> str:
+    choices = [choice for part in parts for choice in part["choices"] if choice["index"] == index]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+# -- chat, whole -----------------------------------------------------------------------------------------
+
+
+def test_a_chat_completion_has_openais_shape_and_the_policy_version() -> None:
+    reply = ids_of("The answer is 46.")
+    engine = FakeEngine(reply)
+    answer = the_chat_completion(chat(engine))
+    assert answer.object == "chat.completion"
+    assert answer.model == MODEL
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content == "The answer is 46."
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].logprobs is None
+    prompt_ids, _ = engine.requests[0]
+    assert list(prompt_ids) == renderer().prompt_ids(MESSAGES)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(prompt_ids)
+    assert answer.usage.completion_tokens == len(reply)
+    assert answer.usage.total_tokens == len(prompt_ids) + len(reply)
+    assert answer.model_extra == {"policy_version": 7}
+
+
+def test_sampling_parameters_reach_the_engine() -> None:
+    engine = FakeEngine(ids_of("46"))
+    fields = {"temperature": 0.5, "top_p": 0.9, "top_k": 4, "max_tokens": 3, "seed": 11, "stop": "</answer>"}
+    chat(engine, **fields)
+    assert engine.requests[0][1] == SamplingParams(**{**fields, "stop": ("</answer>",)})
+
+
+def test_null_means_the_default() -> None:
+    engine = FakeEngine(ids_of("46"))
+    names = ["temperature", "top_p", "top_k", "max_tokens", "n", "stop", "seed", "stream", "stream_options"]
+    names += ["logprobs", "top_logprobs", "tools", "tool_choice", "user", "frequency_penalty"]
+    chat(engine, **dict.fromkeys(names))
+    assert engine.requests[0][1] == SamplingParams()
+
+
+def test_max_completion_tokens_is_max_tokens() -> None:
+    engine = FakeEngine(ids_of("46"))
+    chat(engine, max_completion_tokens=5)
+    assert engine.requests[0][1].max_tokens == 5
+
+
+def test_a_cut_answer_says_length() -> None:
+    answer = the_chat_completion(chat(FakeEngine(ids_of("The ans", ended=False), finish_reason="length")))
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].message.content == "The ans"
+
+
+def test_token_ids_are_returned_as_they_were_sampled() -> None:
+    reply = ids_of("The answer is 46.")
+    answer = chat(FakeEngine(reply), return_token_ids=True)[0]
+    assert answer["prompt_token_ids"] == renderer().prompt_ids(MESSAGES)
+    assert answer["choices"][0]["token_ids"] == reply
+
+
+def test_logprobs_are_those_of_the_sampled_tokens() -> None:
+    reply = ids_of("4é")
+    answer = the_chat_completion(chat(FakeEngine(reply), logprobs=True, top_logprobs=0))
+    assert answer.choices[0].logprobs is not None
+    entries = answer.choices[0].logprobs.content
+    assert entries is not None
+    assert [entry.logprob for entry in entries] == [-token_id / 8 for token_id in reply]
+    assert [entry.token for entry in entries] == ["4", "\ufffd", "\ufffd", ""]
+    assert [entry.bytes for entry in entries] == [[ord("4")], None, None, []]
+    assert all(entry.top_logprobs == [] for entry in entries)
+
+
+def test_each_choice_has_its_own_seed_and_the_oldest_version_counts() -> None:
+    engine = FakeEngine(ids_of("1"), ids_of("22"), ids_of("333"), versions=[7, 5, 6])
+    answer = the_chat_completion(chat(engine, n=3, seed=40))
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert [choice.message.content for choice in answer.choices] == ["1", "22", "333"]
+    assert [params.seed for _, params in engine.requests] == [40, 41, 42]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(renderer().prompt_ids(MESSAGES))
+    assert answer.usage.completion_tokens == 2 + 3 + 4
+    assert answer.model_extra == {"policy_version": 5}
+
+
+def test_the_answer_ends_before_the_stop_string() -> None:
+    reply = ids_of("<a>46</a>", ended=False)
+    answer = chat(FakeEngine(reply), stop=["</a>", "zzz"], return_token_ids=True)[0]
+    assert answer["choices"][0]["message"]["content"] == "<a>46"
+    assert answer["choices"][0]["token_ids"] == reply
+
+
+def test_text_parts_are_joined_and_answers_can_be_sent_back() -> None:
+    engine = FakeEngine(ids_of("46"))
+    sent_back = the_chat_completion(chat(FakeEngine(ids_of("Hm.")))).choices[0].message.model_dump()
+    parts = [{"type": "text", "text": "Really?"}, {"type": "text", "text": "Look again."}]
+    chat(engine, messages=[*MESSAGES, sent_back, {"role": "user", "content": parts}])
+    expected = [
+        *MESSAGES,
+        {"role": "assistant", "content": "Hm."},
+        {"role": "user", "content": "Really?\nLook again."},
+    ]
+    assert list(engine.requests[0][0]) == renderer().prompt_ids(expected)
+
+
+# -- tools -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tool_calls_are_parsed_for_requests_with_tools(stream: bool) -> None:
+    parts = chat(FakeEngine(ids_of(f"I calculate.\n{TOOL_CALL}")), tools=TOOLS, stream=stream)
+    if stream:
+        chunks = [ChatCompletionChunk.model_validate(part) for part in parts]
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert len(chunks) == 2
+        message: Any = chunks[1].choices[0].delta
+        assert message.tool_calls[0].index == 0
+        finish_reason: str | None = chunks[1].choices[0].finish_reason
+    else:
+        message = the_chat_completion(parts).choices[0].message
+        finish_reason = parts[0]["choices"][0]["finish_reason"]
+    assert finish_reason == "tool_calls"
+    assert message.content == "I calculate."
+    assert message.tool_calls[0].type == "function"
+    assert message.tool_calls[0].function.name == "calculator"
+    assert json.loads(message.tool_calls[0].function.arguments) == {"expression": "12+34"}
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}])
+def test_without_tools_the_text_stays_as_it_is(fields: dict[str, Any]) -> None:
+    answer = the_chat_completion(chat(FakeEngine(ids_of(TOOL_CALL)), **fields))
+    assert answer.choices[0].message.content == TOOL_CALL
+    assert answer.choices[0].message.tool_calls is None
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_malformed_tool_call_stays_text() -> None:
+    text = f"{TOOL_CALL}<tool_call>nonsense</tool_call>"
+    answer = the_chat_completion(chat(FakeEngine(ids_of(text)), tools=TOOLS))
+    assert answer.choices[0].message.content == text
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_tools_and_the_history_of_calls_reach_the_chat_template() -> None:
+    seen: list[Any] = []
+
+    class RecordingRenderer(ChatRenderer):
+        def prompt_ids(self, messages: Any, previous: Any = None, tools: Any = None) -> list[int]:
+            seen.append((messages, tools))
+            return [1]
+
+    function = {"name": "calculator", "arguments": '{"expression": "12+34"}'}
+    call = {"id": "call_1", "type": "function", "function": function}
+    history = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "46", "tool_call_id": "call_1"},
+    ]
+    body = ChatRequest.model_validate({"model": MODEL, "messages": history, "tools": TOOLS})
+    frontend = OpenAIFrontend(MODEL, RecordingRenderer(tokenizer()), FakeEngine(ids_of("46")))
+    asyncio.run(collect(frontend.chat(body)))
+    (messages, tools) = seen[0]
+    assert tools == TOOLS
+    # Templates write arguments as JSON themselves: a text would be quoted twice.
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"expression": "12+34"}
+    assert messages[1]["content"] == ""
+    assert messages[2] == {"role": "tool", "content": "46", "tool_call_id": "call_1"}
+
+
+# -- chat, streamed --------------------------------------------------------------------------------------
+
+
+def test_a_stream_opens_with_the_role_and_ends_with_the_finish_reason() -> None:
+    parts = chat(FakeEngine(ids_of("The answer is 46.")), stream=True)
+    chunks = [ChatCompletionChunk.model_validate(part) for part in parts]
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
+    assert len(chunks) > 3
+    assert streamed_text(parts) == "The answer is 46."
+    assert all(part["policy_version"] == 7 and "usage" not in part for part in parts)
+
+
+def test_usage_comes_last_if_asked_for() -> None:
+    reply = ids_of("46")
+    parts = chat(FakeEngine(reply), stream=True, stream_options={"include_usage": True})
+    last = ChatCompletionChunk.model_validate(parts[-1])
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.completion_tokens == len(reply)
+
+
+def test_several_choices_stream_side_by_side() -> None:
+    engine = FakeEngine(ids_of("The first."), ids_of("Another one."))
+    parts = chat(engine, stream=True, n=2, seed=1)
+    assert [streamed_text(parts, index) for index in (0, 1)] == ["The first.", "Another one."]
+    indices = [part["choices"][0]["index"] for part in parts]
+    assert indices != sorted(indices)
+    roles = [
+        part["choices"][0]["index"]
+        for part in parts
+        if part["choices"][0]["delta"].get("role") == "assistant"
+    ]
+    assert sorted(roles) == [0, 1]
+
+
+def test_streamed_characters_are_never_broken() -> None:
+    parts = chat(FakeEngine(ids_of("aé€😀ß")), stream=True)
+    pieces = [part["choices"][0]["delta"].get("content", "") for part in parts]
+    assert [piece for piece in pieces if piece] == ["a", "é", "€", "😀", "ß"]
+
+
+def test_a_stop_string_is_held_back_until_it_is_certain() -> None:
+    parts = chat(FakeEngine(ids_of("1</b>2</a>", ended=False)), stream=True, stop=["</a>"])
+    assert streamed_text(parts) == "1</b>2"
+    parts = chat(FakeEngine(ids_of("1</", ended=False), finish_reason="length"), stream=True, stop=["</a>"])
+    assert streamed_text(parts) == "1</"
+
+
+def test_streamed_and_whole_texts_agree_for_any_tokens() -> None:
+    draw = random.Random(0)
+    for _ in range(60):
+        reply = [draw.randrange(3, len(tokenizer())) for _ in range(draw.randrange(1, 30))]
+        stop = ["a", "ab", "\ufffd4"][: draw.randrange(4)]
+        whole = the_chat_completion(chat(FakeEngine(reply), stop=stop)).choices[0].message.content
+        assert streamed_text(chat(FakeEngine(reply), stop=stop, stream=True)) == whole
+
+
+def test_streamed_tokens_and_logprobs_are_complete_though_text_is_held_back() -> None:
+    reply = ids_of("😀1")
+    parts = chat(FakeEngine(reply), stream=True, return_token_ids=True, logprobs=True)
+    assert parts[0]["prompt_token_ids"] == renderer().prompt_ids(MESSAGES)
+    choices = [part["choices"][0] for part in parts[1:]]
+    assert [token_id for choice in choices for token_id in choice["token_ids"]] == reply
+    logprobs = [entry["logprob"] for choice in choices for entry in choice["logprobs"]["content"]]
+    assert logprobs == [-token_id / 8 for token_id in reply]
+
+
+def test_closing_a_stream_ends_all_of_its_requests() -> None:
+    engine = FakeEngine(ids_of("The answer is 46."), ids_of("The answer is 46."))
+    body = ChatRequest.model_validate({"model": MODEL, "messages": MESSAGES, "stream": True, "n": 2})
+
+    async def leave_early() -> tuple[int, int]:
+        parts = OpenAIFrontend(MODEL, renderer(), engine).chat(body)
+        for _ in range(4):
+            await anext(parts)
+        before = engine.num_sampling
+        await parts.aclose()
+        return before, engine.num_sampling
+
+    assert asyncio.run(leave_early()) == (2, 0)
+
+
+def test_a_whole_answer_that_nobody_waits_for_is_cancelled() -> None:
+    class WaitingEngine(FakeEngine):
+        async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
+            self.num_sampling += 1
+            try:
+                await asyncio.sleep(60)
+            finally:
+                self.num_sampling -= 1
+            raise AssertionError("nobody waits so long")
+
+    engine = WaitingEngine()
+    body = ChatRequest.model_validate({"model": MODEL, "messages": MESSAGES, "n": 3})
+
+    async def give_up() -> tuple[int, int]:
+        answer = asyncio.ensure_future(anext(OpenAIFrontend(MODEL, renderer(), engine).chat(body)))
+        await asyncio.sleep(0.01)
+        before = engine.num_sampling
+        answer.cancel()
+        await asyncio.wait([answer])
+        return before, engine.num_sampling
+
+    assert asyncio.run(give_up()) == (3, 0)
+
+
+# -- text completions ------------------------------------------------------------------------------------
+
+
+def test_a_text_completion_has_openais_shape() -> None:
+    engine = FakeEngine(ids_of(" is 46."))
+    parts = complete(engine, prompt="What", logprobs=0, return_token_ids=True)
+    answer = Completion.model_validate(parts[0])
+    assert answer.object == "text_completion"
+    assert answer.choices[0].text == " is 46."
+    assert answer.choices[0].logprobs is not None
+    assert answer.choices[0].logprobs.token_logprobs == [-token_id / 8 for token_id in ids_of(" is 46.")]
+    assert "".join(answer.choices[0].logprobs.tokens or []) == " is 46."
+    assert list(engine.requests[0][0]) == ids_of("What", ended=False)
+    assert parts[0]["choices"][0]["prompt_token_ids"] == ids_of("What", ended=False)
+    assert parts[0]["policy_version"] == 7
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("What", [ids_of("What", ended=False)]),
+        ([5, 6], [[5, 6]]),
+        (["What", "is"], [ids_of("What", ended=False), ids_of("is", ended=False)]),
+        ([[5, 6], [7]], [[5, 6], [7]]),
+    ],
+)
+def test_prompts_are_texts_or_token_ids_one_or_several(prompt: Any, expected: list[list[int]]) -> None:
+    engine = FakeEngine(*[ids_of("46")] * 4)
+    answer = Completion.model_validate(complete(engine, prompt=prompt, n=2)[0])
+    asked = [list(prompt_ids) for prompt_ids, _ in engine.requests]
+    assert asked == [prompt_ids for prompt_ids in expected for _ in range(2)]
+    assert [choice.index for choice in answer.choices] == list(range(2 * len(expected)))
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == sum(map(len, expected))
+
+
+def test_a_streamed_text_completion_joins_to_its_text() -> None:
+    parts = complete(FakeEngine(ids_of("é is 46.")), stream=True, stream_options={"include_usage": True})
+    assert "".join(choice["text"] for part in parts for choice in part["choices"]) == "é is 46."
+    assert parts[-2]["choices"][0]["finish_reason"] == "stop"
+    assert parts[-1]["usage"]["completion_tokens"] == len(ids_of("é is 46."))
+
+
+def test_text_completions_end_after_16_tokens_unless_told_otherwise() -> None:
+    engine = FakeEngine(ids_of("46"), ids_of("46"))
+    complete(engine)
+    complete(engine, max_tokens=40)
+    assert [params.max_tokens for _, params in engine.requests] == [16, 40]
+
+
+# -- refusals --------------------------------------------------------------------------------------------
+
+
+def test_the_model_that_is_served_is_listed_and_named_to_those_who_ask_for_another() -> None:
+    engine = FakeEngine()
+    models = OpenAIFrontend(MODEL, renderer(), engine).models()
+    assert [model["id"] for model in models["data"]] == [MODEL]
+    for ask in (chat, complete):
+        with pytest.raises(Exception, match=r"'gpt-4o'.*'tiny'") as caught:
+            ask(engine, model="gpt-4o")
+        status, body = error_body(caught.value)
+        assert status == 404
+        assert body["error"]["param"] == "model"
+        assert body["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_fills_the_context_is_refused_before_the_first_chunk(stream: bool) -> None:
+    engine = FakeEngine()
+    engine.max_model_tokens = len(renderer().prompt_ids(MESSAGES))
+    with pytest.raises(PromptTooLongError, match=str(engine.max_model_tokens)) as caught:
+        chat(engine, stream=stream)
+    status, body = error_body(caught.value)
+    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"best_of": 2}, "best_of"),
+        ({"logit_bias": {}}, "logit_bias"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"presence_penalty": -1}, "presence_penalty"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"n": 0}, "n"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages.0"),
+        ({"messages": [{"role": "critic", "content": "No."}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": "Hi", "colour": "red"}]}, "messages.0.colour"),
+        ({"stream_options": {"include_usage": True}}, None),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, None),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], param: str | None) -> None:
+    with pytest.raises(ValidationError) as caught:
+        chat(FakeEngine(ids_of("46")), **fields)
+    status, body = error_body(caught.value)
+    assert status == 400
+    assert body["error"]["param"] == param
+    assert body["error"]["type"] == "invalid_request_error"
+    assert (param or next(iter(fields))) in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"echo": True}, {"best_of": 1}, {"suffix": "x"}, {"logprobs": 2}, {"logprobs": False}]
+)
+def test_text_completions_refuse_what_they_cannot_do(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(fields))):
+        complete(FakeEngine(ids_of("46")), **fields)
+
+
+@pytest.mark.parametrize("prompt", ["", [], [""], [[]], [[5], []], [-1]])
+def test_an_empty_or_impossible_prompt_is_refused(prompt: Any) -> None:
+    engine = FakeEngine(*[ids_of("46")] * 2)
+    with pytest.raises(Exception, match="prompt") as caught:
+        complete(engine, prompt=prompt)
+    assert error_body(caught.value)[0] == 400
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    "fields", [{"temperature": -1}, {"top_p": 0}, {"top_k": 0}, {"max_tokens": 0}, {"stop": ""}]
+)
+def test_impossible_sampling_parameters_are_the_clients_fault(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(fields))) as caught:
+        chat(FakeEngine(), **fields)
+    assert error_body(caught.value)[0] == 400
+
+
+def test_arguments_of_an_old_call_have_to_be_json() -> None:
+    call = {"id": "call_1", "function": {"name": "calculator", "arguments": "12+"}}
+    with pytest.raises(Exception, match="'call_1'") as caught:
+        chat(FakeEngine(), messages=[*MESSAGES, {"role": "assistant", "tool_calls": [call]}])
+    assert error_body(caught.value)[0] == 400
+
+
+def test_messages_that_the_chat_template_refuses_are_the_clients_fault() -> None:
+    strict = build_tokenizer([MESSAGES])
+    strict.chat_template = "{{ raise_exception('System first!') }}"
+    body = ChatRequest.model_validate({"model": MODEL, "messages": MESSAGES})
+    with pytest.raises(Exception, match="System first!") as caught:
+        asyncio.run(collect(OpenAIFrontend(MODEL, ChatRenderer(strict), FakeEngine()).chat(body)))
+    assert error_body(caught.value)[0] == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failing_engine_is_the_servers_fault(stream: bool) -> None:
+    with pytest.raises(SamplerError, match="gone") as caught:
+        chat(BrokenEngine(ids_of("46")), stream=stream, n=2)
+    status, body = error_body(caught.value)
+    assert (status, body["error"]["type"]) == (503, "server_error")

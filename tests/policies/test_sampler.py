@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from environments.errors import ConfigError, PromptTooLongError, SamplerError
+from environments.types import Completion, Message
+from policies.sampler import OpenAISampler, SampleRequest, SamplingParams, ScriptedSampler, Turn
+
+QUESTION: list[Message] = [{"role": "user", "content": "What is 1+1?"}]
+Answer = tuple[int, dict[str, Any]]
+
+
+def request(messages: list[Message] = QUESTION, **fields: Any) -> SampleRequest:
+    return SampleRequest(messages=messages, **fields)
+
+
+def sample(sampler: OpenAISampler | ScriptedSampler, request: SampleRequest) -> Completion:
+    return asyncio.run(sampler.sample(request))
+
+
+# --- SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_k", 0),
+        ("top_k", -2),
+        ("max_tokens", 0),
+        ("stop", "</answer>"),
+        ("stop", ("",)),
+        ("seed", -1),
+    ],
+)
+def test_impossible_sampling_params_name_the_field_and_the_value(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as error:
+        SamplingParams(**{field: value})
+    assert f"{field}={value!r}" in str(error.value)
+
+
+def test_sampling_params_accept_greedy_and_lists_of_stop_words() -> None:
+    params = SamplingParams(temperature=0, top_p=1.0, top_k=1, max_tokens=1, stop=["a"], seed=0)  # type: ignore[arg-type]
+    assert params.stop == ("a",)
+    assert hash(params) == hash(params.replace())
+
+
+def test_replacing_a_field_checks_it_again() -> None:
+    params = SamplingParams(temperature=0.5)
+    assert params.replace(seed=3) == SamplingParams(temperature=0.5, seed=3)
+    with pytest.raises(ConfigError, match="max_tokens=0"):
+        params.replace(max_tokens=0)
+
+
+# --- ScriptedSampler
+
+
+def test_script_plays_from_its_start_in_every_conversation() -> None:
+    sampler = ScriptedSampler(["one", "two"])
+    later = [*QUESTION, {"role": "assistant", "content": "one"}, {"role": "user", "content": "more"}]
+    assert [sample(sampler, request(messages)).text for messages in (QUESTION, later, QUESTION)] == [
+        "one",
+        "two",
+        "one",
+    ]
+
+
+def test_script_that_has_run_out_is_an_error() -> None:
+    with pytest.raises(SamplerError, match="0 replies"):
+        sample(ScriptedSampler([]), request())
+
+
+@pytest.mark.parametrize("max_tokens", [None, 4, 2])
+def test_scripted_prompts_extend_what_was_seen_and_said(max_tokens: int | None) -> None:
+    sampler = ScriptedSampler(lambda messages: "Zwölf")
+    params = SamplingParams(max_tokens=max_tokens)
+    first = sample(sampler, request(params=params))
+    history = [*QUESTION, {"role": "assistant", "content": first.text}, {"role": "user", "content": "Sure?"}]
+    second = sample(sampler, request(history, params=params))
+    seen = first.prompt_ids + first.completion_ids
+    assert second.prompt_ids[: len(seen)] == seen
+    assert len(first.logprobs) == len(first.completion_ids)
+
+
+def test_scripted_reply_is_cut_between_characters() -> None:
+    completion = sample(ScriptedSampler(["Zwölf"]), request(params=SamplingParams(max_tokens=3)))
+    assert (completion.text, completion.finish_reason) == ("Zw", "length")
+    assert completion.completion_ids == tuple(b"Zw")
+
+
+def test_scripted_reply_that_fits_ends_with_eos() -> None:
+    completion = sample(ScriptedSampler(["ab"]), request(params=SamplingParams(max_tokens=3)))
+    assert (completion.text, completion.finish_reason) == ("ab", "stop")
+    assert completion.completion_ids == (*b"ab", ScriptedSampler.EOS_ID)
+
+
+def test_scripted_sampler_refuses_a_prompt_over_the_limit() -> None:
+    num_tokens = len(sample(ScriptedSampler(["x"]), request()).prompt_ids)
+    sample(ScriptedSampler(["x"]), request(max_prompt_tokens=num_tokens))
+    with pytest.raises(PromptTooLongError, match=f"max_prompt_tokens={num_tokens - 1}"):
+        sample(ScriptedSampler(["x"]), request(max_prompt_tokens=num_tokens - 1))
+
+
+# --- OpenAISampler, against a server of the standard library
+
+
+class FakeServer:
+    """Answers chat completions with ``answer(body, number of the request)`` and keeps what it was sent."""
+
+    def __init__(self, answer: Callable[[dict[str, Any], int], Answer]) -> None:
+        self.answer = answer
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.base_url = ""
+
+    def reply(self, path: str, body: dict[str, Any] | None) -> Answer:
+        if body is None:
+            return 200, {"object": "list", "data": [{"id": "served-model", "object": "model"}]}
+        assert path == "/v1/chat/completions"
+        self.bodies.append(body)
+        return self.answer(body, len(self.bodies))
+
+
+@contextmanager
+def serving(answer: Callable[[dict[str, Any], int], Answer]) -> Iterator[FakeServer]:
+    fake = FakeServer(answer)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send(fake.reply(self.path, None))
+
+        def do_POST(self) -> None:
+            fake.keys.append(self.headers["Authorization"])
+            self._send(
+                fake.reply(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            )
+
+        def _send(self, answer: Answer) -> None:
+            status, body = answer
+            payload = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(payload)))
+            # Retries without a pause, so that the tests are fast.
+            self.send_header("Retry-After-Ms", "1")
+            self.end_headers()
+            self.wfile.write(payload)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    fake.base_url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    try:
+        yield fake
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def chat_completion(tokens: bool = False, **extra: Any) -> dict[str, Any]:
+    choice: dict[str, Any] = {
+        "index": 0,
+        "message": {"role": "assistant", "content": "2"},
+        "finish_reason": "stop",
+    }
+    body: dict[str, Any] = {"id": "x", "object": "chat.completion", "usage": {"prompt_tokens": 3}}
+    if tokens:
+        choice["token_ids"] = [7, 2]
+        choice["logprobs"] = {"content": [{"token": "2", "logprob": -0.5}, {"token": "", "logprob": -0.25}]}
+        body["prompt_token_ids"] = [4, 5, 6]
+    return {**body, "choices": [choice], **extra}
+
+
+def error(message: str, code: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "invalid_request_error", "code": code}}
+
+
+def test_tokens_logprobs_and_version_are_taken_where_the_server_returns_them() -> None:
+    with serving(lambda body, number: (200, chat_completion(tokens=True, policy_version=9))) as server:
+        completion = sample(OpenAISampler(server.base_url), request())
+    assert completion == Completion(
+        prompt_ids=(4, 5, 6),
+        completion_ids=(7, 2),
+        logprobs=(-0.5, -0.25),
+        text="2",
+        finish_reason="stop",
+        policy_version=9,
+    )
+    assert server.bodies[0]["return_token_ids"] is True
+    assert server.bodies[0]["logprobs"] is True
+
+
+def test_ids_are_empty_where_the_server_returns_none() -> None:
+    with serving(lambda body, number: (200, chat_completion())) as server:
+        completion = sample(OpenAISampler(server.base_url), request())
+    assert completion == Completion(text="2", finish_reason="stop")
+
+
+@pytest.mark.parametrize("missing", ["prompt_token_ids", "logprobs", "token_ids"])
+def test_an_answer_with_only_part_of_the_tokens_counts_as_one_without(missing: str) -> None:
+    answer = chat_completion(tokens=True)
+    answer.pop(missing, None)
+    answer["choices"][0].pop(missing, None)
+    with serving(lambda body, number: (200, answer)) as server:
+        completion = sample(OpenAISampler(server.base_url), request())
+    assert completion == Completion(text="2", finish_reason="stop")
+
+
+def test_request_carries_the_params_and_leaves_defaults_to_the_server() -> None:
+    params = SamplingParams(temperature=0.6, top_p=0.9, top_k=20, max_tokens=5, stop=("END",), seed=1)
+    with serving(lambda body, number: (200, chat_completion())) as server:
+        sampler = OpenAISampler(server.base_url, model="mine", api_key="secret")
+        sample(sampler, request(params=params))
+        sample(sampler, request())
+    full, plain = server.bodies
+    expected = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_tokens": 5, "stop": ["END"], "seed": 1}
+    assert full.items() >= {**expected, "model": "mine", "messages": QUESTION}.items()
+    assert not plain.keys() & {"top_k", "max_tokens", "stop", "seed", "tools"}
+    assert server.keys == ["Bearer secret"] * 2
+
+
+def test_without_a_model_the_first_one_served_is_used() -> None:
+    with serving(lambda body, number: (200, chat_completion())) as server:
+        sample(OpenAISampler(server.base_url), request())
+    assert server.bodies[0]["model"] == "served-model"
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_server_that_refuses_token_ids_is_asked_without_from_then_on(status: int) -> None:
+    def strict(body: dict[str, Any], number: int) -> Answer:
+        if "return_token_ids" in body:
+            return status, error("unknown field return_token_ids")
+        return 200, chat_completion()
+
+    with serving(strict) as server:
+        sampler = OpenAISampler(server.base_url)
+        assert [sample(sampler, request()).text for _ in range(2)] == ["2", "2"]
+    assert ["return_token_ids" in body for body in server.bodies] == [True, False, False]
+
+
+def test_bad_request_is_an_error_and_tokens_are_still_asked_for_afterwards() -> None:
+    def refuses_first_task(body: dict[str, Any], number: int) -> Answer:
+        return (400, error("no such role")) if number <= 2 else (200, chat_completion(tokens=True))
+
+    with serving(refuses_first_task) as server:
+        sampler = OpenAISampler(server.base_url)
+        with pytest.raises(SamplerError, match="no such role"):
+            sample(sampler, request())
+        assert sample(sampler, request()).completion_ids == (7, 2)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_passing_trouble_is_retried(status: int) -> None:
+    def recovers(body: dict[str, Any], number: int) -> Answer:
+        return (status, error("busy")) if number <= 2 else (200, chat_completion())
+
+    with serving(recovers) as server:
+        assert sample(OpenAISampler(server.base_url, api_retries=2), request()).text == "2"
+    assert len(server.bodies) == 3
+
+
+def test_lasting_trouble_is_an_error_and_never_a_response() -> None:
+    busy = serving(lambda body, number: (503, error("overloaded")))
+    with busy as server, pytest.raises(SamplerError, match=r"503.*overloaded"):
+        sample(OpenAISampler(server.base_url, api_retries=2), request())
+    assert len(server.bodies) == 3
+
+
+def test_wrong_key_is_not_retried() -> None:
+    with (
+        serving(lambda body, number: (401, error("wrong key"))) as server,
+        pytest.raises(SamplerError, match=r"401.*api_key"),
+    ):
+        sample(OpenAISampler(server.base_url), request())
+    assert len(server.bodies) == 1
+
+
+def test_unreachable_server_is_named_with_what_to_check() -> None:
+    with serving(lambda body, number: (200, {})) as server:
+        base_url = server.base_url
+    with pytest.raises(SamplerError) as error:
+        sample(OpenAISampler(base_url, model="m", api_retries=0), request())
+    assert base_url in str(error.value)
+    assert "running" in str(error.value)
+
+
+def test_base_url_that_is_no_address_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="localhost:8000"):
+        OpenAISampler("localhost:8000/v1")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        error("too long", code="context_length_exceeded"),
+        error("This model's maximum context length is 2048 tokens."),
+    ],
+)
+def test_prompt_that_the_context_cannot_hold_has_its_own_error(body: dict[str, Any]) -> None:
+    with serving(lambda _, number: (400, body)) as server, pytest.raises(PromptTooLongError):
+        sample(OpenAISampler(server.base_url), request())
+    assert len(server.bodies) == 1
+
+
+def test_prompt_over_the_limit_of_the_request_has_the_same_error() -> None:
+    with serving(lambda body, number: (200, chat_completion())) as server:
+        sampler = OpenAISampler(server.base_url)
+        assert sample(sampler, request(max_prompt_tokens=3)).text == "2"
+        with pytest.raises(PromptTooLongError, match="max_prompt_tokens=2"):
+            sample(sampler, request(max_prompt_tokens=2))
+
+
+@pytest.mark.parametrize("body", [{"hello": "world"}, {"choices": []}, {"choices": [{"message": None}]}])
+def test_answer_that_is_no_chat_completion_is_an_error(body: dict[str, Any]) -> None:
+    with (
+        serving(lambda _, number: (200, body)) as server,
+        pytest.raises(SamplerError, match="no chat completion"),
+    ):
+        sample(OpenAISampler(server.base_url), request())
+
+
+def test_tool_calls_parsed_away_by_the_server_are_an_error() -> None:
+    answer = chat_completion()
+    answer["choices"][0]["message"] = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    with (
+        serving(lambda body, number: (200, answer)) as server,
+        pytest.raises(SamplerError, match="tool-call parser"),
+    ):
+        sample(OpenAISampler(server.base_url), request())
+
+
+def test_one_sampler_answers_many_requests_at_once() -> None:
+    def echo(body: dict[str, Any], number: int) -> Answer:
+        answer = chat_completion()
+        answer["choices"][0]["message"]["content"] = body["messages"][0]["content"]
+        return 200, answer
+
+    async def ask_all(sampler: OpenAISampler) -> list[str]:
+        requests = [request([{"role": "user", "content": str(i)}]) for i in range(20)]
+        return [completion.text for completion in await asyncio.gather(*map(sampler.sample, requests))]
+
+    with serving(echo) as server:
+        assert asyncio.run(ask_all(OpenAISampler(server.base_url))) == [str(i) for i in range(20)]
+
+
+# --- weight
+
+
+def test_policies_and_agents_import_without_anything_heavy() -> None:
+    heavy = "{'torch', 'transformers', 'ray', 'vllm', 'verl', 'openai', 'numpy'}"
+    program = (
+        f"import sys, policies, policies.agents.tool, policies.sampler; print({heavy} & set(sys.modules))"
+    )
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert output.stdout.strip() == "set()"
+
+
+def test_a_turn_is_frozen() -> None:
+    turn = Turn(messages=QUESTION, completion=Completion(text="2", finish_reason="stop"))
+    with pytest.raises(AttributeError):
+        turn.messages = []  # type: ignore[misc]

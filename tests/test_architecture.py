@@ -1,0 +1,337 @@
+"""The house rules that a reader may rely on, checked by reading the source with ``ast``.
+
+Each check takes the root of a source tree and returns its breaches as sentences, so that the checks are
+themselves tested on small trees with a breach in them.
+"""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+LAYERS = ("environments", "policies", "actors", "launch")
+"""From the ground up: a layer may import itself and what stands before it."""
+
+HEAVY = ("torch", "transformers", "vllm", "verl")
+FORBIDDEN_ANYWHERE = {"environments": ("ray", *HEAVY), "policies": ("ray",)}
+FORBIDDEN_AT_START = {
+    "policies": ("ray", *HEAVY),
+    "policies.sampler": ("ray", *HEAVY),
+    "policies.agents.*": ("ray", *HEAVY),
+    "actors.rollout": ("ray.serve", *HEAVY),
+    "launch.train": HEAVY,
+}
+"""What importing a module (a pattern names several) must not load, neither itself nor by its imports."""
+
+VLLM_HOMES = ("policies.engine",)
+VERL_HOMES = ("policies.learning", "actors.learner_group")
+
+TOP_LEVEL = {*LAYERS, "tests", "pyproject.toml", "README.md", "Makefile", "LICENSE", "CHANGELOG.md"}
+EMPTY_NAMES = {"utils", "util", "helpers", "common", "misc", "legacy", "experimental"}
+MAX_FUNCTION_LINES = 80
+MAX_CLASS_LINES = 300
+MAX_MODULE_LINES = 400
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name; ``at_start`` when importing the module that holds it runs it."""
+
+    name: str
+    line: int
+    at_start: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file; ``name`` is dotted, a package's ``__init__.py`` has the package's name."""
+
+    name: str
+    path: Path
+
+    @property
+    def layer(self) -> str:
+        return self.name.partition(".")[0]
+
+    def imports(self) -> list[Import]:
+        tree = ast.parse(self.path.read_text(encoding="utf-8"), str(self.path))
+        return list(self._imports_below(tree, at_start=True))
+
+    def _imports_below(self, node: ast.AST, at_start: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                yield from (Import(alias.name, child.lineno, at_start) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                # `from a import b`: b may be a module, so a.b counts as imported too.
+                source = self._source_of(child)
+                yield Import(source, child.lineno, at_start)
+                yield from (Import(f"{source}.{alias.name}", child.lineno, at_start) for alias in child.names)
+            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                yield from self._imports_below(ast.Module(child.body, []), at_start=False)
+                yield from self._imports_below(ast.Module(child.orelse, []), at_start)
+            else:
+                is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+                yield from self._imports_below(child, at_start and not is_function)
+
+    def _source_of(self, node: ast.ImportFrom) -> str:
+        if node.level == 0:
+            return node.module or ""
+        package = self.name.split(".") if self.path.name == "__init__.py" else self.name.split(".")[:-1]
+        package = package[: len(package) - node.level + 1]
+        return ".".join([*package, *([node.module] if node.module else [])])
+
+
+def modules_in(root: Path) -> dict[str, Module]:
+    """All modules of the four layers by dotted name."""
+    modules = {}
+    for path in sorted(file for layer in LAYERS for file in (root / layer).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        modules[name] = Module(name, path)
+    return modules
+
+
+def is_within(name: str, *parents: str) -> bool:
+    """True when the dotted ``name`` is one of ``parents`` or lies inside one."""
+    return any(name == parent or name.startswith(f"{parent}.") for parent in parents)
+
+
+def imports_to_the_left(root: Path) -> list[str]:
+    breaches = []
+    for module in modules_in(root).values():
+        above = LAYERS[LAYERS.index(module.layer) + 1 :]
+        forbidden = (*above, *FORBIDDEN_ANYWHERE.get(module.layer, ()))
+        breaches += [
+            f"{module.name}:{each.line} imports {each.name}: {module.layer}/ must not"
+            for each in module.imports()
+            if is_within(each.name, *forbidden)
+        ]
+    return breaches
+
+
+def foreign_imports_of_environments(root: Path) -> list[str]:
+    own = {"environments", *sys.stdlib_module_names}
+    return [
+        f"{module.name}:{each.line} imports {each.name} at module level: do it inside the function"
+        for module in modules_in(root).values()
+        for each in module.imports()
+        if module.layer == "environments" and each.at_start and each.name.partition(".")[0] not in own
+    ]
+
+
+def imports_outside_their_home(root: Path, library: str, homes: tuple[str, ...]) -> list[str]:
+    return [
+        f"{module.name}:{each.line} imports {each.name}: only {' and '.join(homes)} may"
+        for module in modules_in(root).values()
+        for each in module.imports()
+        if is_within(each.name, library) and not is_within(module.name, *homes)
+    ]
+
+
+def eager_imports_of_vllm(root: Path) -> list[str]:
+    return [
+        f"{module.name}:{each.line} imports {each.name} at module level: do it inside the function"
+        for module in modules_in(root).values()
+        for each in module.imports()
+        if each.at_start and is_within(each.name, "vllm")
+    ]
+
+
+def heavy_imports_at_start(root: Path, start: str, forbidden: tuple[str, ...]) -> list[str]:
+    """Follows what importing ``start`` imports, module by module, to the first forbidden libraries."""
+    modules = modules_in(root)
+    waiting = [[name] for name in modules if fnmatch.fnmatch(name, start)]
+    if not waiting:
+        return [f"there is no module {start}: correct FORBIDDEN_AT_START in {Path(__file__).name}"]
+    seen: set[str] = set()
+    breaches = []
+    while waiting:
+        chain = waiting.pop()
+        if chain[-1] in seen:
+            continue
+        seen.add(chain[-1])
+        for each in modules[chain[-1]].imports():
+            if each.at_start and is_within(each.name, *forbidden):
+                breaches.append(f"{' -> '.join(chain)}:{each.line} imports {each.name}")
+            elif each.at_start:
+                waiting += [[*chain, name] for name in run_by_import(each.name) if name in modules]
+        waiting += [[*chain, name] for name in run_by_import(chain[-1])[:-1] if name in modules]
+    return breaches
+
+
+def run_by_import(name: str) -> list[str]:
+    """``a.b.c`` -> ``[a, a.b, a.b.c]``: Python runs the packages before the module."""
+    parts = name.split(".")
+    return [".".join(parts[: count + 1]) for count in range(len(parts))]
+
+
+def strangers_at_the_top(root: Path) -> list[str]:
+    ignored = [line.rstrip("/") for line in (root / ".gitignore").read_text(encoding="utf-8").splitlines()]
+    return [
+        f"{entry.name} does not belong at the top level: one of {', '.join(sorted(TOP_LEVEL))} should hold it"
+        for entry in sorted(root.iterdir())
+        if entry.name not in TOP_LEVEL
+        and not entry.name.startswith(".")
+        and not any(fnmatch.fnmatch(entry.name, pattern) for pattern in ignored)
+    ]
+
+
+def names_that_say_nothing(root: Path) -> list[str]:
+    return [
+        f"{module.name}: name the noun that it holds instead"
+        for module in modules_in(root).values()
+        if EMPTY_NAMES & set(module.name.split("."))
+    ]
+
+
+def oversized(root: Path) -> list[str]:
+    breaches = []
+    for module in modules_in(root).values():
+        source = module.path.read_text(encoding="utf-8")
+        lines = len(source.splitlines())
+        if lines > MAX_MODULE_LINES:
+            breaches.append(f"{module.name} has {lines} lines, more than {MAX_MODULE_LINES}")
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                most = MAX_CLASS_LINES if isinstance(node, ast.ClassDef) else MAX_FUNCTION_LINES
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > most:
+                    breaches.append(f"{module.name}.{node.name} has {lines} lines, more than {most}")
+    return breaches
+
+
+def test_no_layer_imports_one_above_it() -> None:
+    assert imports_to_the_left(ROOT) == []
+
+
+def test_importing_environments_needs_only_the_standard_library() -> None:
+    assert foreign_imports_of_environments(ROOT) == []
+
+
+def test_vllm_is_imported_in_one_module_and_lazily() -> None:
+    assert imports_outside_their_home(ROOT, "vllm", VLLM_HOMES) == []
+    assert eager_imports_of_vllm(ROOT) == []
+
+
+def test_verl_is_imported_only_where_the_policy_learns() -> None:
+    assert imports_outside_their_home(ROOT, "verl", VERL_HOMES) == []
+
+
+@pytest.mark.parametrize(("start", "forbidden"), FORBIDDEN_AT_START.items())
+def test_light_modules_import_nothing_heavy(start: str, forbidden: tuple[str, ...]) -> None:
+    assert heavy_imports_at_start(ROOT, start, forbidden) == []
+
+
+@pytest.mark.parametrize("start", ["actors.rollout", "launch.train"])
+def test_light_modules_load_nothing_heavy_when_run(start: str) -> None:
+    """Sees what ``ast`` cannot: a library that imports a heavy one behind our back."""
+    code = (
+        f"import sys, {start}; print([name for name in {FORBIDDEN_AT_START[start]} if name in sys.modules])"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (loaded.stdout.strip(), loaded.returncode) == ("[]", 0), loaded.stderr
+
+
+def test_the_top_level_holds_only_what_a_reader_expects() -> None:
+    assert strangers_at_the_top(ROOT) == []
+
+
+def test_every_module_is_named_after_what_it_holds() -> None:
+    assert names_that_say_nothing(ROOT) == []
+
+
+def test_functions_classes_and_modules_stay_small() -> None:
+    assert oversized(ROOT) == []
+
+
+def of_vllm(root: Path) -> list[str]:
+    return imports_outside_their_home(root, "vllm", VLLM_HOMES)
+
+
+def from_rollout(root: Path) -> list[str]:
+    return heavy_imports_at_start(root, "actors.rollout", FORBIDDEN_AT_START["actors.rollout"])
+
+
+CHECKS_AND_BREACHES: list[tuple[Callable[[Path], list[str]], dict[str, str]]] = [
+    (imports_to_the_left, {"environments/base.py": "from policies import chat"}),
+    (imports_to_the_left, {"environments/base.py": "def f():\n    import ray"}),
+    (imports_to_the_left, {"policies/chat.py": "if TYPE_CHECKING:\n    import actors.fleet"}),
+    (imports_to_the_left, {"policies/chat.py": "from ray import serve"}),
+    (imports_to_the_left, {"actors/fleet.py": "async def f():\n    from launch import train"}),
+    (foreign_imports_of_environments, {"environments/rewards/math.py": "import numpy"}),
+    (foreign_imports_of_environments, {"environments/base.py": "try:\n    import gymnasium\nfinally: pass"}),
+    (of_vllm, {"actors/policy_server.py": "def f():\n    import vllm"}),
+    (eager_imports_of_vllm, {"policies/engine.py": "class A:\n    from vllm import LLM"}),
+    (from_rollout, {"actors/rollout.py": "import torch.nn"}),
+    (from_rollout, {"actors/rollout.py": "from ray import serve"}),
+    (from_rollout, {"actors/rollout.py": "from policies import a", "policies/a.py": "import transformers"}),
+    (from_rollout, {"actors/rollout.py": "import policies.a", "policies/__init__.py": "import torch"}),
+    (
+        from_rollout,
+        {
+            "actors/rollout.py": "from . import a",
+            "actors/a.py": "from .b import c",
+            "actors/b.py": "import verl",
+        },
+    ),
+    (from_rollout, {"actors/rollout.py": "", "actors/__init__.py": "import vllm"}),
+    (from_rollout, {"actors/fleet.py": ""}),
+    (strangers_at_the_top, {".gitignore": "outputs/", "scripts/run.py": ""}),
+    (names_that_say_nothing, {"policies/utils.py": ""}),
+    (oversized, {"launch/loop.py": "def f():\n" + "    pass\n" * MAX_FUNCTION_LINES}),
+    (oversized, {"launch/loop.py": "class A:\n" + "    a = 1\n" * MAX_CLASS_LINES}),
+    (oversized, {"launch/loop.py": "\n" * (MAX_MODULE_LINES + 1)}),
+]
+
+
+@pytest.mark.parametrize(("check", "files"), CHECKS_AND_BREACHES)
+def test_each_check_finds_its_breach(
+    tmp_path: Path, check: Callable[[Path], list[str]], files: dict[str, str]
+) -> None:
+    write_tree(tmp_path, files)
+    assert check(tmp_path)
+
+
+def test_the_checks_allow_what_the_design_allows(tmp_path: Path) -> None:
+    write_tree(
+        tmp_path,
+        {
+            ".gitignore": "outputs/\n*.egg-info/",
+            "outputs/run.txt": "",
+            "troupe.egg-info/x": "",
+            "README.md": "",
+            "environments/base.py": "import json, environments.types\ndef f():\n    import numpy",
+            "environments/types.py": "",
+            "policies/engine.py": "import environments\ndef f():\n    import vllm",
+            "policies/learning/verl_learner.py": "import torch, verl.utils",
+            "actors/rollout.py": "import ray\nfrom policies import engine\ndef f():\n    import torch",
+            "launch/train.py": "from actors import rollout",
+        },
+    )
+    assert imports_to_the_left(tmp_path) == []
+    assert foreign_imports_of_environments(tmp_path) == []
+    assert of_vllm(tmp_path) == []
+    assert eager_imports_of_vllm(tmp_path) == []
+    assert imports_outside_their_home(tmp_path, "verl", VERL_HOMES) == []
+    assert from_rollout(tmp_path) == []
+    assert strangers_at_the_top(tmp_path) == []
+    assert names_that_say_nothing(tmp_path) == []
+    assert oversized(tmp_path) == []
+
+
+def write_tree(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
