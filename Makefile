@@ -14,7 +14,7 @@ help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install:
-	@sh launch/cluster/install.sh
+	@sh launch/install/install.sh
 
 train: install  ## Train a small model from scratch: make train RECIPE=calculator ARGS="seed=1"
 	@$(run) launch.train recipe=$(RECIPE) $(ARGS)
@@ -35,8 +35,8 @@ format: install  ## Format the code and apply the linter's safe fixes
 	@$(run) ruff check --fix
 	@$(run) ruff format
 
-pins: install  ## Resolve pyproject.toml anew into launch/cluster/pins-cpu.txt
-	.venv/bin/python launch/cluster/pins.py
+pins: install  ## Resolve pyproject.toml anew into launch/install/pins-cpu.txt
+	.venv/bin/python launch/install/pins.py
 
 clean:  ## Remove .venv and all caches; what runs wrote is kept
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info

@@ -54,10 +54,11 @@ class RolloutFleet:
         self._num_lost = 0
 
     async def resize(self, num_actors: int) -> None:
-        """Grow at once; shrink by not giving the surplus actors another order."""
+        """Grow at once; shrink by giving the surplus actors no further order once theirs is done."""
+        self._config.num_actors = num_actors
+        self._slots = [slot for slot in self._slots if not slot.done()]
         while len(self._slots) < num_actors:
             self._slots.append(asyncio.create_task(self._slot(len(self._slots))))
-        self._config.num_actors = num_actors
 
     async def submit(self, orders: Sequence[RolloutOrder]) -> None:
         """Queue orders for the next free actors."""
@@ -71,16 +72,23 @@ class RolloutFleet:
                 raise slot.exception()  # type: ignore[misc]
         return FleetStatus(len(self._slots), self._orders.qsize(), self._num_running, self._num_lost)
 
+    async def close(self) -> None:
+        """End all rollout actors; what they were playing is abandoned."""
+        for slot in self._slots:
+            slot.cancel()
+        await asyncio.gather(*self._slots, return_exceptions=True)
+
     async def _slot(self, index: int) -> None:
         actor = self._start_actor()
-        while index < self._config.num_actors:
-            order = await self._orders.get()
-            self._num_running += 1
-            trajectory, actor = await self._play(order, actor)
-            self._num_running -= 1
-            await self._queue.put_async(trajectory)
-        self._slots.remove(asyncio.current_task())  # type: ignore[arg-type]
-        ray.kill(actor)
+        try:
+            while index < self._config.num_actors:
+                order = await self._orders.get()
+                self._num_running += 1
+                trajectory, actor = await self._play(order, actor)
+                self._num_running -= 1
+                await self._queue.put_async(trajectory)
+        finally:
+            ray.kill(actor)
 
     async def _play(
         self, order: RolloutOrder, actor: ray.actor.ActorHandle

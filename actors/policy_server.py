@@ -13,14 +13,13 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from ray import serve
-from ray.serve.handle import DeploymentHandle
 from starlette.types import Receive, Scope, Send
 
 from actors.settings import ServerConfig
-from actors.weight_store import PublishedWeights, WeightStore
+from actors.weight_store import PublishedWeights
 from environments.errors import SamplerError, TroupeError
 from policies.chat import ChatRenderer, load_tokenizer
-from policies.engine import VLLMEngine
+from policies.engine import VLLMEngine, environment
 from policies.openai_frontend import OpenAIFrontend
 from policies.openai_protocol import ChatRequest, CompletionRequest, OpenAIError, error_body
 from policies.sampler import TokenOutput, TokenRequest
@@ -63,12 +62,18 @@ class PolicyServer:
 
     async def _follow(self) -> None:
         """consumes published versions · waits for the store · produces an engine that serves the newest"""
-        while True:
-            await self._load(await self._store.newer_than.remote(self._engine.version))
+        try:
+            while True:
+                await self._load(await self._store.newer_than.remote(self._engine.version))
+        finally:
+            await self._wake()  # nobody waits for a version that will not come
 
     async def _load(self, weights: PublishedWeights) -> None:
         buckets = await asyncio.gather(*weights.buckets)
         await self._engine.load_weights(weights.version, buckets)
+        await self._wake()
+
+    async def _wake(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
@@ -150,3 +155,61 @@ async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) ->
 
 def _event(part: dict[str, Any]) -> str:
     return f"data: {json.dumps(part)}\n\n"
+
+
+class PolicyApp:
+    """The policy server as one Serve application.
+
+    Args:
+        name: of the application; unique in the cluster.
+        model_path: folder that the engines start from.
+        model_name: how OpenAI clients call the model.
+        store: the ``WeightStore`` that the replicas follow.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model_path: str,
+        config: ServerConfig,
+        store: ray.actor.ActorHandle,
+        model_name: str = "policy",
+    ) -> None:
+        self.name = name
+        self._bound = PolicyServer.options(
+            num_replicas=config.num_replicas,
+            ray_actor_options={
+                "num_cpus": config.num_cpus,
+                "num_gpus": config.engine.num_gpus,
+                "runtime_env": {"env_vars": environment(config.engine)},
+            },
+            graceful_shutdown_timeout_s=2,
+            graceful_shutdown_wait_loop_s=0.2,
+            health_check_period_s=5,
+        ).bind(model_path, model_name, config, store)
+        self._config = config
+
+    def start(self) -> None:
+        """Deploy and wait until all replicas are ready.
+
+        Raises:
+            SamplerError: a replica did not come up; Serve's message says why.
+        """
+        config = self._config
+        if config.http_port is None:
+            serve.start(proxy_location="Disabled")
+        else:
+            serve.start(http_options={"host": config.http_host, "port": config.http_port})
+        route = None if config.http_port is None else "/"
+        try:
+            serve.run(self._bound, name=self.name, route_prefix=route)
+        except RuntimeError as error:
+            raise SamplerError(f"The policy server did not start: {error}") from error
+
+    def wait_for_version(self, version: int) -> None:
+        """Return when every running replica serves ``version`` or a newer one."""
+        serve.get_app_handle(self.name).broadcast("serve_version", version).results()
+
+    def stop(self) -> None:
+        """Take this application down; Serve itself, and other applications, stay."""
+        serve.delete(self.name)

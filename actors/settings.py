@@ -27,8 +27,6 @@ class ServerConfig:
     """Engines that serve the policy."""
     num_cpus: float = 0.5
     """What Ray reserves for a replica."""
-    num_gpus: float = 0.0
-    """GPUs of a replica; 0 runs vLLM's CPU build."""
     http_port: int | None = None
     """Port of the OpenAI-compatible endpoint; null serves rollouts only."""
     http_host: str = "127.0.0.1"

@@ -240,9 +240,8 @@ def _readable(error: Exception) -> str:
 
 
 def _unknown(kind: str, name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5) or [
-        other for other in known if other.endswith("." + name.rpartition(".")[2])
-    ]
+    same_leaf = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
+    near = difflib.get_close_matches(name, same_leaf or known, n=1, cutoff=0.3)
     hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
     return f"There is no {kind} {name!r}. {hint}"
 
@@ -261,3 +260,23 @@ def field_names(node: type = TrainConfig, prefix: str = "") -> list[str]:
     for name, kind in get_type_hints(node).items():
         names += field_names(kind, f"{prefix}{name}.") if is_dataclass(kind) else [prefix + name]
     return names
+
+
+def help_text(command: str, summary: str) -> str:
+    """What ``--help`` prints: usage, recipes, and every setting with its default."""
+    lines = [
+        summary,
+        "",
+        f"usage: python -m {command} [recipe=NAME] [setting=value ...]",
+        "",
+        f"recipes: {', '.join(recipe_names())}",
+        "",
+        "settings and their defaults:",
+    ]
+    defaults = TrainConfig()
+    for name in field_names():
+        value: Any = defaults
+        for part in name.split("."):
+            value = vars(value)[part]
+        lines.append(f"  {name}={'null' if value is None else value}")
+    return "\n".join(lines) + "\n"

@@ -64,7 +64,12 @@ class ChatRenderer:
             seen = self._render(previous.messages, tools) + previous.completion.text
             if text.startswith(seen):
                 return self._extend(previous.completion, text[len(seen) :])
-        return self._encode(text)
+        return self.encode(text)
+
+    @property
+    def eos_token_id(self) -> int:
+        """The token that ends a completion."""
+        return int(self._tokenizer.eos_token_id)
 
     def decode(self, completion_ids: Sequence[int]) -> str:
         """The text of sampled tokens [C], without the end-of-sequence token where they end with it."""
@@ -78,7 +83,7 @@ class ChatRenderer:
         """Prompt, completion and the text ``rest``, whose leading EOS may be among the sampled tokens."""
         if completion.completion_ids[-1] == self._tokenizer.eos_token_id:
             rest = rest.removeprefix(str(self._tokenizer.eos_token))
-        return [*completion.prompt_ids, *completion.completion_ids, *self._encode(rest)]
+        return [*completion.prompt_ids, *completion.completion_ids, *self.encode(rest)]
 
     def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
         return str(
@@ -87,7 +92,8 @@ class ChatRenderer:
             )
         )
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """The token ids of ``text`` as it stands, with no special tokens added."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
 

@@ -23,14 +23,16 @@ from policies.weights import WeightBucket
 if TYPE_CHECKING:
     from vllm import LLMEngine, RequestOutput
 
-CPU_ENVIRONMENT = {
+ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process: see the module's head
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+CPU_ENVIRONMENT = ENVIRONMENT | {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every replica of a node binds to the same cores
     "OMP_NUM_THREADS": "1",  # measured: more threads than free cores spin and cost a factor of ten
     "TORCHDYNAMO_DISABLE": "1",  # else the first request waits for a C++ compiler
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
 }
 
 
@@ -38,12 +40,19 @@ CPU_ENVIRONMENT = {
 class EngineConfig:
     """How vLLM is started. ``vllm`` is passed to its EngineArgs unread, and checked there."""
 
+    num_gpus: float = 0.0
+    """GPUs of an engine; 0 runs vLLM's CPU build."""
     max_model_tokens: int = 1024
     """Longest prompt plus completion."""
     dtype: str = "float32"
     """float32 agrees with the learner to rounding; bfloat16 is what GPUs are fast at."""
     vllm: dict[str, Any] = field(default_factory=dict)
     """Further vLLM engine arguments."""
+
+
+def environment(config: EngineConfig) -> dict[str, str]:
+    """What has to be in a process's environment before it imports vLLM; a value already set wins."""
+    return ENVIRONMENT if config.num_gpus else CPU_ENVIRONMENT
 
 
 class VLLMEngine:
@@ -58,7 +67,7 @@ class VLLMEngine:
     """
 
     def __init__(self, model_path: str, config: EngineConfig) -> None:
-        for name, value in CPU_ENVIRONMENT.items():
+        for name, value in environment(config).items():
             os.environ.setdefault(name, value)
         self.version = 0
         self.max_model_tokens = config.max_model_tokens
@@ -135,7 +144,7 @@ class VLLMEngine:
                 f"The prompt has {len(prompt_ids)} tokens and the server's context holds "
                 f"{self.max_model_tokens}: shorten the prompt or raise server.engine.max_model_tokens."
             )
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         request_id = str(next(self._ids))
         outputs: asyncio.Queue[TokenOutput | BaseException] = asyncio.Queue()
         self._outputs[request_id] = outputs
@@ -144,13 +153,24 @@ class VLLMEngine:
         finished = False
 
         def add() -> None:
-            self._versions[request_id] = self.version
-            self._engine.add_request(request_id, prompt, vllm_params)
+            try:
+                self._engine.add_request(request_id, prompt, vllm_params)
+            except ValueError as error:  # this request is at fault, not the engine
+                refusal = ConfigError(f"vLLM refuses the request: {error}")
+                loop.call_soon_threadsafe(outputs.put_nowait, refusal)
+            else:
+                self._versions[request_id] = self.version
+
+        def abort() -> None:
+            self._engine.abort_request([request_id])
+            self._versions.pop(request_id, None)
 
         try:
             self._submit(add)
             while not finished:
                 output = await outputs.get()
+                if isinstance(output, ConfigError):
+                    raise output
                 if isinstance(output, BaseException):
                     raise SamplerError(f"The vLLM engine has stopped: {output!r}") from output
                 finished = output.finish_reason is not None
@@ -158,7 +178,7 @@ class VLLMEngine:
         finally:
             self._outputs.pop(request_id, None)
             if not finished:  # the caller went away: stop sampling for nobody
-                self._inbox.put(lambda: self._engine.abort_request([request_id]))
+                self._inbox.put(abort)
 
     def _submit(self, work: Callable[[], None]) -> None:
         self.check()
@@ -216,23 +236,25 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 def _start_vllm(model_path: str, config: EngineConfig) -> LLMEngine:
     from vllm import EngineArgs, LLMEngine
-    from vllm.platforms import current_platform
 
     ours: dict[str, Any] = {
         "model": model_path,
         "dtype": config.dtype,
         "max_model_len": config.max_model_tokens,
         "max_num_seqs": 256,
-        "enforce_eager": True,
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         # The distribution that was sampled from, after temperature: what a policy gradient needs.
         "logprobs_mode": "processed_logprobs",
     }
-    if current_platform.is_cpu():
+    if not config.num_gpus:
         # vLLM 0.29 rewinds a seeded request's generator after a partial prefill by a call that CPU
         # generators refuse, which ends the engine: so here a prompt is never split.
-        ours |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(8192, config.max_model_tokens)}
+        ours |= {
+            "enforce_eager": True,
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(8192, config.max_model_tokens),
+        }
     try:
         return LLMEngine.from_engine_args(EngineArgs(**(ours | config.vllm)))
     except (TypeError, ValueError) as error:

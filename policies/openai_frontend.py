@@ -106,7 +106,7 @@ class OpenAIFrontend:
             ) from error
 
     def _encode(self, prompt: str | list[int]) -> list[int]:
-        return self._renderer._encode(prompt) if isinstance(prompt, str) else prompt
+        return self._renderer.encode(prompt) if isinstance(prompt, str) else prompt
 
     def _requests(self, body: SamplingRequest, prompts: list[list[int]]) -> list[TokenRequest]:
         """One request for each choice: first all of the first prompt."""

@@ -5,7 +5,7 @@
 set -eu
 cd "$(dirname "$0")/../.."
 
-pins=launch/cluster/pins-cpu.txt
+pins=launch/install/pins-cpu.txt
 stamp=.venv/.installed
 cpu_wheels=https://download.pytorch.org/whl/cpu
 

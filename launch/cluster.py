@@ -1,0 +1,70 @@
+"""Ray: join the cluster that is there, or start one that ends with us."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import ray
+
+from environments.errors import ConfigError
+from launch.config import TrainConfig
+
+LOCAL_CPUS = 64
+"""Ray's CPUs only count: on one machine they must not keep small actors from starting."""
+
+ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "PYTHONWARNINGS": "ignore",
+}
+
+
+def connect() -> bool:
+    """Connect this process to Ray and return whether we started the cluster, and so may stop it.
+
+    A cluster is found as Ray does it: by ``RAY_ADDRESS``, inside a job, or on this machine.
+    """
+    if ray.is_initialized():
+        return False
+    options = {
+        "log_to_driver": bool(os.environ.get("TROUPE_WORKER_LOGS")),
+        "logging_level": logging.ERROR,
+        "runtime_env": {"env_vars": ENVIRONMENT},
+    }
+    try:
+        ray.init(address="auto", **options)
+        return False
+    except ConnectionError:
+        if "RAY_ADDRESS" in os.environ:
+            raise ConfigError(
+                f"No Ray cluster answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']!r}: start it with "
+                "`ray start --head`, or unset RAY_ADDRESS to have one started here."
+            ) from None
+    ray.init(address="local", num_cpus=LOCAL_CPUS, include_dashboard=False, **options)
+    return True
+
+
+def check_resources(config: TrainConfig) -> None:
+    """Refuse a run that the cluster can never hold: its actors would wait for ever.
+
+    Raises:
+        ConfigError: names what is needed, what is there, and what to lower.
+    """
+    there = ray.cluster_resources()
+    on_gpu = config.learner.device == "cuda"
+    cpus = (
+        config.learner.num_workers
+        + config.server.num_replicas * config.server.num_cpus
+        + config.fleet.num_actors * config.fleet.num_cpus_per_actor
+    )
+    gpus = config.server.num_replicas * config.server.engine.num_gpus + config.learner.num_workers * on_gpu
+    for name, needed, remedy in (
+        ("CPU", cpus, "learner.num_workers, server.num_replicas, server.num_cpus or fleet.num_actors"),
+        ("GPU", gpus, "learner.num_workers or server.num_replicas, or set learner.device=cpu"),
+    ):
+        if needed > there.get(name, 0):
+            raise ConfigError(
+                f"The run needs {needed:g} Ray {name}s and the cluster has {there.get(name, 0):g}: "
+                f"add nodes, or lower {remedy}."
+            )

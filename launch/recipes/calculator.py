@@ -1,0 +1,60 @@
+"""Two-digit sums and products with a calculator at hand: the agent learns to call the tool, not to guess."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+
+from environments import Dataset, ToolEnvironment, math_reward_fn
+from environments.types import Message
+from launch.recipes.demonstration import demonstrate
+from launch.workload import Workload
+from policies import ToolAgent
+
+OPERATORS = ("+", "*")
+NUM_HELD_OUT = 200
+NUM_DEMONSTRATIONS = 4000
+TOOL_SHARE = 0.4
+"""Share of the demonstrations that call the tool; the others guess."""
+
+AGENT_ARGS = {
+    "system_prompt": "Give the final answer in \\boxed{}.",
+    "parser_name": "hermes-brief",
+    "tools": ["calculator"],
+}
+ENV_ARGS = {"tools": ["calculator"], "reward_fn": math_reward_fn}
+
+
+def workload(seed: int) -> Workload:
+    """All problems with two-digit operands; the held-out ones are the same for every seed."""
+    problems = [_problem(*each) for each in itertools.product(range(10, 100), OPERATORS, range(10, 100))]
+    random.Random(0).shuffle(problems)
+    held_out, rest = problems[:NUM_HELD_OUT], problems[NUM_HELD_OUT:]
+    rng = random.Random(seed)
+    return Workload(
+        agent_class=ToolAgent,
+        env_class=ToolEnvironment,
+        train_dataset=Dataset(rest, name="calculator", split="train").shuffle(seed),
+        val_dataset=Dataset(held_out, name="calculator", split="test"),
+        agent_args=AGENT_ARGS,
+        env_args=ENV_ARGS,
+        demonstrations=[_demonstration(rng.choice(rest), rng) for _ in range(NUM_DEMONSTRATIONS)],
+    )
+
+
+def _problem(a: int, operator: str, b: int) -> dict[str, str]:
+    expression = f"{a}{operator}{b}"
+    return {"question": f"What is {expression}?", "ground_truth": str(a + b if operator == "+" else a * b)}
+
+
+def _demonstration(task: dict[str, str], rng: random.Random) -> list[Message]:
+    """Call the tool and copy its answer, or box a guess."""
+    if rng.random() >= TOOL_SHARE:
+        guess = rng.randint(-99, 999) if rng.random() < 0.5 else rng.randint(0, 9999)
+        replies = [f"\\boxed{{{guess}}}"]
+    else:
+        expression = task["question"].removeprefix("What is ").removesuffix("?")
+        call = json.dumps({"name": "calculator", "arguments": {"expression": expression}})
+        replies = [f"<tool_call>\n{call}\n</tool_call>", f"\\boxed{{{task['ground_truth']}}}"]
+    return demonstrate(ToolAgent(**AGENT_ARGS), ToolEnvironment.from_dict({**task, **ENV_ARGS}), replies)

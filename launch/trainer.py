@@ -1,0 +1,140 @@
+"""The front door: ``AgentTrainer(...).train()``, and what it shares with the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+from actors.rollout import RolloutLimits, RolloutOrder, run_rollout
+from environments.base import BaseEnv
+from environments.datasets import Dataset
+from environments.errors import AgentError, ConfigError, DatasetError, EnvironmentFailure
+from launch.config import TrainConfig, as_train_config, check
+from launch.workload import Workload
+from policies.agents.base import BaseAgent
+from policies.sampler import SampleRequest, ScriptedSampler
+
+logger = logging.getLogger(__name__)
+
+
+class AgentTrainer:
+    """Trains an agent in an environment, as in rLLM v0.1.
+
+    Args:
+        agent_class, env_class: subclasses of ``BaseAgent`` and ``BaseEnv``.
+        config: a ``TrainConfig``, or the OmegaConf tree that ``@hydra.main`` hands over.
+        train_dataset, val_dataset: tasks to train on, and held-out ones to measure success with.
+        agent_args, env_args: keyword arguments of the agent; keys added to each task for ``from_dict``.
+    """
+
+    def __init__(
+        self,
+        agent_class: type[BaseAgent],
+        env_class: type[BaseEnv],
+        config: Any,
+        train_dataset: Dataset,
+        val_dataset: Dataset | None = None,
+        agent_args: dict[str, Any] | None = None,
+        env_args: dict[str, Any] | None = None,
+    ) -> None:
+        self.config = as_train_config(config)
+        self.workload = Workload(
+            agent_class=agent_class,
+            env_class=env_class,
+            train_dataset=train_dataset,
+            val_dataset=val_dataset,
+            agent_args=agent_args or {},
+            env_args=env_args or {},
+        )
+
+    def train(self) -> None:
+        """Train to the end.
+
+        Raises:
+            TroupeError: something is wrong that its message explains.
+        """
+        run_training(self.config, self.workload)
+
+
+def run_training(config: TrainConfig, workload: Workload) -> None:
+    """Check everything that can be checked, then start a run, train, and end what was started."""
+    check(config)
+    check_workload(config, workload)
+    from launch.loop import train
+    from launch.run import Run
+
+    run = Run(config, workload)
+    with run.interrupts.installed():
+        try:
+            run.start()
+            train(config, run)
+        except KeyboardInterrupt:
+            run.tracker.announce("Interrupted.")
+            run.save_on_interrupt()
+            raise
+        finally:
+            run.close()
+
+
+def check_workload(config: TrainConfig, workload: Workload) -> None:
+    """Refuse a workload that cannot be trained on, before a model is loaded.
+
+    Raises:
+        ConfigError, DatasetError, AgentError: what is wrong and what to do.
+    """
+    if not isinstance(workload.train_dataset, Dataset) or not len(workload.train_dataset):
+        raise DatasetError("The training dataset is empty: pass a Dataset with at least one task.")
+    if config.warm_start.num_steps and not workload.demonstrations:
+        raise ConfigError(
+            f"warm_start.num_steps={config.warm_start.num_steps} needs demonstrations and the workload has "
+            "none: give it some, or set warm_start.num_steps=0."
+        )
+    check_model(config, workload)
+    check_agent(workload)
+
+
+def check_model(config: TrainConfig, workload: Workload) -> None:
+    """Refuse a model folder in which something is missing."""
+    path = config.model.path
+    if path is None:
+        if not workload.demonstrations:
+            raise ConfigError(
+                "model.path is not set, and the workload has no demonstrations to build a tiny model from: "
+                "set model.path to a Hugging Face name or folder."
+            )
+        return
+    if not Path(path).is_dir():
+        if Path(path).is_absolute() or path.startswith("."):
+            raise ConfigError(f"model.path={path!r} does not exist.")
+        return  # the name of a model on the hub
+    from policies.chat import ChatRenderer, load_tokenizer
+
+    if not (Path(path) / "config.json").is_file():
+        raise ConfigError(f"model.path={path!r} has no config.json: save the model with model.save_pretrained.")
+    ChatRenderer(load_tokenizer(path))
+
+
+def check_agent(workload: Workload) -> None:
+    """Play one step of the first task with a made-up reply: an agent that breaks its contract shows here."""
+    sampler = ScriptedSampler(lambda _messages: "0")
+
+    def sample(request: SampleRequest) -> Any:
+        return asyncio.run(sampler.sample(request))
+
+    task = workload.train_dataset[0]
+    order = RolloutOrder(rollout_id="check/0", group_id="check", task=task)
+    agent = workload.agent_class(**workload.agent_args)
+    env = None
+    try:
+        env = workload.env_class.from_dict({"seed": 0, **task, **workload.env_args})
+        run_rollout(agent, env, sample, order, RolloutLimits(max_steps=1))
+    except AgentError:
+        raise
+    except EnvironmentFailure as error:
+        # It may need what only the cluster's nodes have; the first real rollouts will tell.
+        logger.warning("The environment could not be tried out in this process: %s", error)
+    finally:
+        if env is not None:
+            env.close()

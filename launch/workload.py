@@ -1,0 +1,62 @@
+"""What is trained on: agent, environment and tasks, as one value that a recipe or a user's module returns."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from environments.base import BaseEnv
+from environments.datasets import Dataset
+from environments.errors import ConfigError
+from environments.types import Message
+from policies.agents.base import BaseAgent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """An agent class, an environment class, their arguments, and the tasks.
+
+    ``demonstrations`` are whole conversations for the warm start, and the texts that the tiny model's
+    tokenizer is made from.
+    """
+
+    agent_class: type[BaseAgent]
+    env_class: type[BaseEnv]
+    train_dataset: Dataset
+    val_dataset: Dataset | None = None
+    agent_args: dict[str, Any] = field(default_factory=dict)
+    env_args: dict[str, Any] = field(default_factory=dict)
+    demonstrations: Sequence[list[Message]] = ()
+
+
+def load_workload(module_name: str | None, seed: int) -> Workload:
+    """Call ``workload(seed)`` of the module.
+
+    Raises:
+        ConfigError: no module was named, it does not exist, or it has no such function.
+    """
+    if module_name is None:
+        raise ConfigError(
+            "No workload: choose a recipe that comes with Troupe, such as recipe=calculator, or name your own "
+            "module with workload=my_module (it defines workload(seed) -> launch.workload.Workload)."
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise  # the module is there, something that it imports is not
+        raise ConfigError(
+            f"workload={module_name!r}: there is no such module. It has to be importable from the working "
+            "directory, for example my_module for ./my_module.py."
+        ) from error
+    make = vars(module).get("workload")
+    if not callable(make):
+        raise ConfigError(
+            f"workload={module_name!r}: the module has no function workload(seed) -> launch.workload.Workload."
+        )
+    workload = make(seed)
+    if not isinstance(workload, Workload):
+        raise ConfigError(f"{module_name}.workload({seed}) returned {type(workload).__name__}, not a Workload.")
+    return workload
