@@ -113,7 +113,9 @@ class RolloutFleet:
 
     def _start_actor(self) -> ray.actor.ActorHandle:
         options = {"num_cpus": self._config.num_cpus_per_actor}
-        return RolloutActor.options(**options).remote(self._pair, self._sampler, self._limits)
+        return RolloutActor.options(**options).remote(  # type: ignore[attr-defined]
+            self._pair, self._sampler, self._limits
+        )
 
     def _replace(self, actor: ray.actor.ActorHandle) -> ray.actor.ActorHandle:
         self._num_lost += 1

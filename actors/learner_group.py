@@ -97,7 +97,9 @@ def _worker_group(settings: LearnerConfig, **arguments: Any) -> Any:
 
     from actors.learner_worker import LearnerWorker
 
-    environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "VERL_PLATFORM": "cpu"} if not on_gpu else {}
+    environment = (
+        {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "VERL_PLATFORM": "cpu"} if not on_gpu else {}
+    )
     pool = RayResourcePool([settings.num_workers], use_gpu=on_gpu, max_colocate_count=1)
     worker = RayClassWithInitArgs(ray.remote(LearnerWorker), **arguments)
     return RayWorkerGroup(

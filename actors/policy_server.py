@@ -46,7 +46,7 @@ class PolicyServer:
     A replica that starts late loads the newest version before it takes a request.
     """
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, model_path: str, model_name: str, config: ServerConfig, store: ray.actor.ActorHandle
     ) -> None:
         self._store = store
@@ -88,7 +88,9 @@ class PolicyServer:
         """Serve replaces the replica if this raises: a dead engine, or one that no longer follows."""
         self._engine.check()
         if self._follower.done():
-            raise SamplerError(f"The replica has stopped following the weights: {self._follower.exception()!r}")
+            raise SamplerError(
+                f"The replica has stopped following the weights: {self._follower.exception()!r}"
+            )
 
     # -- rollouts, by handle -------------------------------------------------------------------------
 
@@ -176,7 +178,7 @@ class PolicyApp:
         model_name: str = "policy",
     ) -> None:
         self.name = name
-        self._bound = PolicyServer.options(
+        self._bound = PolicyServer.options(  # type: ignore[attr-defined]
             num_replicas=config.num_replicas,
             ray_actor_options={
                 "num_cpus": config.num_cpus,

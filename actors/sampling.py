@@ -104,11 +104,13 @@ class ServeSampler:
                     for index, answer in lot:
                         batch[index].resolve(answer)
                 return
-            except Exception as error:  # boundary: whatever Serve raises has to reach those who wait
+            except Exception as error:  # noqa: BLE001  # whatever Serve raises reaches those who wait
                 batch = [pending for pending in batch if not pending.answer.done()]
                 if attempt == MAX_ATTEMPTS - 1:
                     for pending in batch:
-                        pending.resolve(SamplerError(f"The policy server failed {MAX_ATTEMPTS} times: {error}"))
+                        pending.resolve(
+                            SamplerError(f"The policy server failed {MAX_ATTEMPTS} times: {error}")
+                        )
                 await asyncio.sleep(2**attempt)
 
 

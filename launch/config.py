@@ -231,8 +231,13 @@ def _readable(error: Exception) -> str:
     text = f"{text} {cause}".strip()
     recipe = re.search(r"Could not find 'recipe/([^']*)'", text)
     if recipe:
-        return _unknown("recipe", recipe[1], recipe_names()) + " Or name a module of your own: workload=my_module."
-    key = re.search(r"(?:Key|key) '?([\w.]+)'? (?:is )?not in", text) or re.search(r"override '?([\w.]+)=", text)
+        return (
+            _unknown("recipe", recipe[1], recipe_names())
+            + " Or name a module of your own: workload=my_module."
+        )
+    key = re.search(r"(?:Key|key) '?([\w.]+)'? (?:is )?not in", text) or re.search(
+        r"override '?([\w.]+)=", text
+    )
     full_key = re.search(r"full_key: ([\w.]+)", text)
     if "not in" in text and key:
         return _unknown("setting", (full_key or key)[1], field_names())
@@ -251,10 +256,12 @@ def recipe_names() -> list[str]:
     from importlib.resources import files
 
     folder = files("launch.recipes") / "recipe"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return sorted(
+        entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")
+    )
 
 
-def field_names(node: type = TrainConfig, prefix: str = "") -> list[str]:
+def field_names(node: Any = TrainConfig, prefix: str = "") -> list[str]:
     """All settings by their dotted names."""
     names = []
     for name, kind in get_type_hints(node).items():

@@ -93,7 +93,9 @@ def roll_out(config: TrainConfig, run: Run) -> list[TrajectoryGroup]:
     if len(errors) == len(trajectories):
         raise TroupeError(f"All {len(errors)} rollouts of step {run.progress.step + 1} failed. {errors[0]}")
     if errors:
-        run.tracker.announce(f"{len(errors)} of {len(trajectories)} rollouts failed, the first with: {errors[0]}")
+        run.tracker.announce(
+            f"{len(errors)} of {len(trajectories)} rollouts failed, the first with: {errors[0]}"
+        )
     return groups
 
 

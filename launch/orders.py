@@ -14,7 +14,7 @@ from policies.sampler import SamplingParams
 
 
 def training_orders(config: TrainConfig, tasks: Dataset, progress: Progress) -> list[RolloutOrder]:
-    """``group_size`` rollouts of each of the next ``groups_per_step`` tasks; every epoch has its own order."""
+    """``group_size`` rollouts of each of the next tasks; every epoch has its own order."""
     params = SamplingParams(temperature=config.rollout.temperature)
     orders = []
     for number in range(progress.num_groups, progress.num_groups + config.rollout.groups_per_step):

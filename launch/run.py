@@ -62,8 +62,10 @@ class Run:
         model_path = self._model_path()
         self._started_ray = connect()
         check_resources(config)
-        self.tracker.announce("Ray: " + ("started here." if self._started_ray else "joined a running cluster."))
-        self._store = WeightStore.remote()
+        self.tracker.announce(
+            "Ray: " + ("started here." if self._started_ray else "joined a running cluster.")
+        )
+        self._store = WeightStore.remote()  # type: ignore[attr-defined]
         self.stream = TrajectoryStream(STREAM_CAPACITY)
         in_warm_start = self.progress.warm_start_steps < config.warm_start.num_steps
         if not in_warm_start:
@@ -89,7 +91,9 @@ class Run:
         config = self.config
         self._app = PolicyApp(f"policy-{uuid.uuid4().hex[:8]}", model_path, config.server, self._store)
         self._app.start()
-        sampler = SamplerActor.remote(partial(ServeSampler, self._app.name, model_path))
+        sampler = SamplerActor.remote(  # type: ignore[attr-defined]
+            partial(ServeSampler, self._app.name, model_path)
+        )
         workload = self.workload
         pair = Pair(
             agent_class=workload.agent_class,
@@ -98,7 +102,9 @@ class Run:
             env_args=workload.env_args,
         )
         limits = rollout_limits(config.rollout)
-        self._fleet = RolloutFleet.remote(pair, sampler, self.stream.queue, limits, config.fleet)
+        self._fleet = RolloutFleet.remote(  # type: ignore[attr-defined]
+            pair, sampler, self.stream.queue, limits, config.fleet
+        )
         ray.get(self._fleet.resize.remote(config.fleet.num_actors))
         replicas = f"{config.server.num_replicas} replica(s)"
         self.tracker.announce(f"Policy server: {replicas}; {config.fleet.num_actors} rollout actors.")

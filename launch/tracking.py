@@ -120,7 +120,9 @@ def draw_curve(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     for name, records in runs.items():
-        steps = [(each["step"], each["rollout/reward_mean"]) for each in records if "rollout/reward_mean" in each]
+        steps = [
+            (each["step"], each["rollout/reward_mean"]) for each in records if "rollout/reward_mean" in each
+        ]
         (line,) = axes.plot(*zip(*steps, strict=True), label=name, alpha=0.7)
         tests = [(each["step"], each["eval/reward_mean"]) for each in records if "eval/reward_mean" in each]
         if tests:

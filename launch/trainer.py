@@ -112,7 +112,9 @@ def check_model(config: TrainConfig, workload: Workload) -> None:
     from policies.chat import ChatRenderer, load_tokenizer
 
     if not (Path(path) / "config.json").is_file():
-        raise ConfigError(f"model.path={path!r} has no config.json: save the model with model.save_pretrained.")
+        raise ConfigError(
+            f"model.path={path!r} has no config.json: save the model with model.save_pretrained."
+        )
     ChatRenderer(load_tokenizer(path))
 
 

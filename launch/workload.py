@@ -39,7 +39,7 @@ def load_workload(module_name: str | None, seed: int) -> Workload:
     """
     if module_name is None:
         raise ConfigError(
-            "No workload: choose a recipe that comes with Troupe, such as recipe=calculator, or name your own "
+            "No workload: choose a recipe of Troupe's, such as recipe=calculator, or name your own "
             "module with workload=my_module (it defines workload(seed) -> launch.workload.Workload)."
         )
     try:
@@ -54,9 +54,11 @@ def load_workload(module_name: str | None, seed: int) -> Workload:
     make = vars(module).get("workload")
     if not callable(make):
         raise ConfigError(
-            f"workload={module_name!r}: the module has no function workload(seed) -> launch.workload.Workload."
+            f"workload={module_name!r}: the module has no workload(seed) -> launch.workload.Workload."
         )
     workload = make(seed)
     if not isinstance(workload, Workload):
-        raise ConfigError(f"{module_name}.workload({seed}) returned {type(workload).__name__}, not a Workload.")
+        raise ConfigError(
+            f"{module_name}.workload({seed}) returned {type(workload).__name__}, not a Workload."
+        )
     return workload

@@ -192,7 +192,7 @@ class VLLMEngine:
                 self._drain_inbox()
                 if self._engine.has_unfinished_requests():
                     self._deliver(self._engine.step())
-        except BaseException as error:  # the boundary of the thread: hand the failure to all who wait
+        except BaseException as error:  # noqa: BLE001  # a thread's end: hand the failure to all who wait
             self._failure = error
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._fail_all, error)

@@ -37,7 +37,7 @@ class WeightBucket:
         """The tensors as views of the buffer."""
         import torch
 
-        flat = torch.frombuffer(memoryview(self.buffer), dtype=torch.uint8)
+        flat = torch.frombuffer(self.buffer.data, dtype=torch.uint8)
         for place in self.places:
             raw = flat[place.offset : place.offset + place.num_bytes]
             yield place.name, raw.view(getattr(torch, place.dtype)).view(place.shape)

@@ -33,7 +33,7 @@ FORBIDDEN_AT_START = {
 """What importing a module (a pattern names several) must not load, neither itself nor by its imports."""
 
 VLLM_HOMES = ("policies.engine",)
-VERL_HOMES = ("policies.learning", "actors.learner_group")
+VERL_HOMES = ("policies.learning", "actors.learner_group", "actors.learner_worker")
 
 TOP_LEVEL = {*LAYERS, "tests", "pyproject.toml", "README.md", "Makefile", "LICENSE", "CHANGELOG.md"}
 EMPTY_NAMES = {"utils", "util", "helpers", "common", "misc", "legacy", "experimental"}

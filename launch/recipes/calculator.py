@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from typing import Any
 
 from environments import Dataset, ToolEnvironment, math_reward_fn
 from environments.types import Message
@@ -18,12 +19,12 @@ NUM_DEMONSTRATIONS = 4000
 TOOL_SHARE = 0.4
 """Share of the demonstrations that call the tool; the others guess."""
 
-AGENT_ARGS = {
+AGENT_ARGS: dict[str, Any] = {
     "system_prompt": "Give the final answer in \\boxed{}.",
     "parser_name": "hermes-brief",
     "tools": ["calculator"],
 }
-ENV_ARGS = {"tools": ["calculator"], "reward_fn": math_reward_fn}
+ENV_ARGS: dict[str, Any] = {"tools": ["calculator"], "reward_fn": math_reward_fn}
 
 
 def workload(seed: int) -> Workload:

@@ -27,7 +27,9 @@ DEVICE = torch.device("cpu")
 def _device_module() -> types.ModuleType:
     """``torch.cpu`` with the memory calls that verl makes on every device; on a CPU they report nothing."""
     module = types.ModuleType("troupe_cpu_device")
-    vars(module).update({name: member for name, member in vars(torch.cpu).items() if not name.startswith("__")})
+    vars(module).update(
+        {name: member for name, member in vars(torch.cpu).items() if not name.startswith("__")}
+    )
     for name in ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"):
         setattr(module, name, lambda *_args: 0)
     for name in ("reset_peak_memory_stats", "empty_cache", "ipc_collect"):
@@ -66,7 +68,7 @@ class CPUPlatform(PlatformBase):
         # Never detected by itself: a GPU node must not fall back to its CPU unasked.
         return False
 
-    def current_device(self) -> torch.device:  # type: ignore[override]  # verl calls `.to()` with it
+    def current_device(self) -> torch.device:  # verl calls `.to()` with it
         return DEVICE
 
     def device_count(self) -> int:

@@ -23,7 +23,7 @@ def demonstration_samples(
 
 
 def _as_played(renderer: ChatRenderer, messages: list[Message], index: int) -> Trajectory:
-    """The trajectory in which the policy sampled the assistant's messages: then one path makes all samples."""
+    """The trajectory in which the policy sampled the assistant's messages: one path makes all samples."""
     trajectory = Trajectory(rollout_id=f"demonstration-{index}")
     previous: Turn | None = None
     for position, message in enumerate(messages):
@@ -41,5 +41,7 @@ def _as_played(renderer: ChatRenderer, messages: list[Message], index: int) -> T
         previous = Turn(messages=messages[:position], completion=completion)
         trajectory.steps.append(Step(completion=completion))
     if not trajectory.steps:
-        raise DatasetError(f"Demonstration {index} has no message with role 'assistant': there is nothing to learn.")
+        raise DatasetError(
+            f"Demonstration {index} has no message with role 'assistant': there is nothing to learn."
+        )
     return trajectory

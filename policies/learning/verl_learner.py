@@ -136,7 +136,7 @@ class VerlLearner(TrainingWorker):
         metrics: dict[str, Any] = tu.get(output, "metrics")
         if not torch.isfinite(torch.tensor(metrics["grad_norm"])):
             raise LearnerError(
-                f"The gradient norm is {metrics['grad_norm']}: verl skipped the step. Lower learner.optimizer.lr."
+                f"The gradient norm is {metrics['grad_norm']}: verl skipped the step. Lower the lr."
             )
         return metrics
 
