@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -93,9 +94,11 @@ def _worker_group(settings: LearnerConfig, **arguments: Any) -> Any:
     if not on_gpu:
         # verl settles on its device when it is imported, in this process too, which computes nothing.
         os.environ["VERL_PLATFORM"] = "cpu"
-    from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+    with warnings.catch_warnings():  # verl warns of every engine that it has and we do not use
+        warnings.simplefilter("ignore")
+        from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
-    from actors.learner_worker import LearnerWorker
+        from actors.learner_worker import LearnerWorker
 
     environment = (
         {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "VERL_PLATFORM": "cpu"} if not on_gpu else {}

@@ -38,6 +38,45 @@ async def _refuse_body(request: Request, error: RequestValidationError) -> JSONR
     return await _refuse(request, OpenAIError.from_validation(error.errors()))
 
 
+# Serve copies the endpoints while it decorates the class, with what they refer to by then: hence the order.
+
+
+async def _respond(parts: AsyncGenerator[dict[str, Any], None], stream: bool | None) -> Response:
+    """One JSON body, or server-sent events. Errors before the first part become an HTTP status."""
+    first = await anext(parts)
+    if stream:
+        return _EventStream(first, parts)
+    await parts.aclose()
+    return JSONResponse(first, headers={"x-policy-version": str(first["policy_version"])})
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events. However the response ends, its parts are closed: nothing is sampled for nobody."""
+
+    def __init__(self, first: dict[str, Any], rest: AsyncGenerator[dict[str, Any], None]) -> None:
+        super().__init__(_events(first, rest), media_type="text/event-stream")
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._rest):
+            await super().__call__(scope, receive, send)
+
+
+async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+    yield _event(first)
+    try:
+        async for part in rest:
+            yield _event(part)
+    except TroupeError as error:  # the status is sent already: OpenAI clients look for an error in the events
+        yield _event(error_body(error)[1])
+        return
+    yield "data: [DONE]\n\n"
+
+
+def _event(part: dict[str, Any]) -> str:
+    return f"data: {json.dumps(part)}\n\n"
+
+
 @serve.deployment(max_ongoing_requests=100_000)
 @serve.ingress(http)
 class PolicyServer:
@@ -121,42 +160,6 @@ class PolicyServer:
     @http.post("/v1/completions")
     async def completions(self, body: CompletionRequest) -> Response:
         return await _respond(self._openai.complete(body), body.stream)
-
-
-async def _respond(parts: AsyncGenerator[dict[str, Any], None], stream: bool | None) -> Response:
-    """One JSON body, or server-sent events. Errors before the first part become an HTTP status."""
-    first = await anext(parts)
-    if stream:
-        return _EventStream(first, parts)
-    await parts.aclose()
-    return JSONResponse(first, headers={"x-policy-version": str(first["policy_version"])})
-
-
-class _EventStream(StreamingResponse):
-    """Server-sent events. However the response ends, its parts are closed: nothing is sampled for nobody."""
-
-    def __init__(self, first: dict[str, Any], rest: AsyncGenerator[dict[str, Any], None]) -> None:
-        super().__init__(_events(first, rest), media_type="text/event-stream")
-        self._rest = rest
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._rest):
-            await super().__call__(scope, receive, send)
-
-
-async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    yield _event(first)
-    try:
-        async for part in rest:
-            yield _event(part)
-    except TroupeError as error:  # the status is sent already: OpenAI clients look for an error in the events
-        yield _event(error_body(error)[1])
-        return
-    yield "data: [DONE]\n\n"
-
-
-def _event(part: dict[str, Any]) -> str:
-    return f"data: {json.dumps(part)}\n\n"
 
 
 class PolicyApp:

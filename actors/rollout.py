@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError, RayTaskError
 
 from environments.base import BaseEnv
-from environments.errors import AgentError, EnvironmentFailure, PromptTooLongError, TroupeError
+from environments.errors import AgentError, EnvironmentFailure, PromptTooLongError, SamplerError, TroupeError
 from environments.types import Completion, Step, TerminationReason, Trajectory
 from policies.agents.base import BaseAgent
 from policies.sampler import SampleRequest, SamplingParams, Turn
@@ -70,10 +71,11 @@ def run_rollout(
         AgentError, EnvironmentFailure: the agent or the environment raised or broke its contract.
         SamplerError: the policy could not be sampled.
     """
-    with boundary(EnvironmentFailure, "environment", env, "reset"):
+    with boundary(EnvironmentFailure, "environment", type(env).__name__, "reset"):
         observation, info = env.reset()
-    with boundary(AgentError, "agent", agent, "reset"):
+    with boundary(AgentError, "agent", type(agent).__name__, "reset"):
         agent.reset()
+    with boundary(AgentError, "agent", type(agent).__name__, "update_from_env"):
         agent.update_from_env(observation, 0.0, False, info)
     reason = TerminationReason.MAX_STEPS
     previous: Turn | None = None
@@ -91,9 +93,9 @@ def run_rollout(
         previous = Turn(messages=messages, completion=completion)
         budget.count(completion)
         step, action = take_step(agent, completion, turn)
-        with boundary(EnvironmentFailure, "environment", env, "step"):
+        with boundary(EnvironmentFailure, "environment", type(env).__name__, "step"):
             observation, reward, done, info = env.step(action)
-        with boundary(AgentError, "agent", agent, "update_from_env"):
+        with boundary(AgentError, "agent", type(agent).__name__, "update_from_env"):
             agent.update_from_env(observation, reward, done, info)
         step.reward, step.done, step.completion = float(reward), bool(done), completion
         step.info.update(info)
@@ -105,7 +107,7 @@ def run_rollout(
 
 def take_step(agent: BaseAgent, completion: Completion, turn: int) -> tuple[Step, Any]:
     """Hand a completion to the agent; return the step that it appended and the action that it chose."""
-    with boundary(AgentError, "agent", agent, "update_from_model"):
+    with boundary(AgentError, "agent", type(agent).__name__, "update_from_model"):
         action = agent.update_from_model(completion.text)
     num_steps = len(agent.trajectory.steps)
     if num_steps != turn + 1:
@@ -166,15 +168,14 @@ def failed(order: RolloutOrder, reason: TerminationReason, error: str) -> Trajec
 
 
 @contextmanager
-def boundary(error_type: type[TroupeError], kind: str, owner: object, method: str) -> Iterator[None]:
+def boundary(error_type: type[TroupeError], kind: str, owner: str, method: str) -> Iterator[None]:
     """Attribute whatever escapes the block to the user's class and method that it came from."""
     try:
         yield
     except TroupeError:
         raise
     except Exception as error:
-        where = f"{type(owner).__name__}.{method}"
-        raise error_type(f"The {kind} raised in {where}: {type(error).__name__}: {error}") from error
+        raise error_type(f"The {kind} raised in {owner}.{method}: {type(error).__name__}: {error}") from error
 
 
 def _request(
@@ -212,22 +213,30 @@ class RolloutActor:
     def run(self, order: RolloutOrder) -> Trajectory:
         """Play ``order``. What agent, environment or sampler raise is returned in the trajectory."""
         start = time.monotonic()
-        env: BaseEnv | None = None
         try:
-            with boundary(EnvironmentFailure, "environment", self._pair.env_class, "from_dict"):
-                info = {"seed": order.seed, **order.task, **self._pair.env_args}
-                env = self._pair.env_class.from_dict(info)
-            trajectory = run_rollout(self._agent, env, self._sample, order, self._limits)
+            trajectory = self._play(order)
         except TroupeError as error:
             trajectory = failed(order, TerminationReason.ERROR, _report(error))
-        finally:
-            if env is not None:
-                env.close()
         trajectory.seconds = time.monotonic() - start
         return trajectory
 
+    def _play(self, order: RolloutOrder) -> Trajectory:
+        env_class = self._pair.env_class
+        with boundary(EnvironmentFailure, "environment", env_class.__name__, "from_dict"):
+            env = env_class.from_dict({"seed": order.seed, **order.task, **self._pair.env_args})
+        try:
+            return run_rollout(self._agent, env, self._sample, order, self._limits)
+        finally:
+            with boundary(EnvironmentFailure, "environment", env_class.__name__, "close"):
+                env.close()
+
     def _sample(self, request: SampleRequest) -> Completion:
-        return ray.get(self._sampler.sample.remote(request))
+        try:
+            return ray.get(self._sampler.sample.remote(request))
+        except RayTaskError as error:  # Ray's wrapper around what the sampler raised
+            raise error.cause from None
+        except RayActorError as error:  # not ours, so a new rollout actor would not help
+            raise SamplerError(f"The sampler's process has ended: {error}") from error
 
 
 def _report(error: TroupeError) -> str:

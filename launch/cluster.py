@@ -23,8 +23,13 @@ ENVIRONMENT = {
 def connect() -> bool:
     """Connect this process to Ray and return whether we started the cluster, and so may stop it.
 
-    A cluster is found as Ray does it: by ``RAY_ADDRESS``, inside a job, or on this machine.
+    A cluster is found as Ray does it: by ``RAY_ADDRESS``, inside a job, or by ``ray start`` on this
+    machine; one that another program started for itself is left alone.
+
+    Raises:
+        ConfigError: the cluster does not answer.
     """
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if ray.is_initialized():
         return False
     options = {
@@ -33,16 +38,17 @@ def connect() -> bool:
         "runtime_env": {"env_vars": ENVIRONMENT},
     }
     try:
-        ray.init(address="auto", **options)
-        return False
-    except ConnectionError:
-        if "RAY_ADDRESS" in os.environ:
-            raise ConfigError(
-                f"No Ray cluster answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']!r}: start it with "
-                "`ray start --head`, or unset RAY_ADDRESS to have one started here."
-            ) from None
-    ray.init(address="local", num_cpus=LOCAL_CPUS, include_dashboard=False, **options)
-    return True
+        try:
+            ray.init(num_cpus=LOCAL_CPUS, include_dashboard=False, **options)
+            return True
+        except ValueError:  # a cluster is there already, and its CPUs are not ours to set
+            ray.init(**options)
+            return False
+    except ConnectionError as error:
+        raise ConfigError(
+            f"The Ray cluster that this process was pointed to does not answer ({error}): start it with "
+            "`ray start --head`, or unset RAY_ADDRESS and run `ray stop` to have one started here."
+        ) from error
 
 
 def check_resources(config: TrainConfig) -> None:

@@ -246,7 +246,7 @@ def _readable(error: Exception) -> str:
 
 def _unknown(kind: str, name: str, known: list[str]) -> str:
     same_leaf = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
-    near = difflib.get_close_matches(name, same_leaf or known, n=1, cutoff=0.3)
+    near = difflib.get_close_matches(name, same_leaf or known, n=1, cutoff=0.0 if same_leaf else 0.3)
     hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
     return f"There is no {kind} {name!r}. {hint}"
 

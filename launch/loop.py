@@ -16,7 +16,7 @@ from launch.run import Run
 from policies.learning.advantages import samples_with_advantages
 from policies.learning.samples import LearnerUpdate, TrainBatch, TrainingSample
 
-WARM_START_CHUNK = 10
+WARM_START_CHUNK = 5
 """Optimizer steps of the warm start between two chances to stop."""
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
@@ -51,7 +52,6 @@ class Run:
         self._app: PolicyApp | None = None
         self._fleet: ray.actor.ActorHandle | None = None
         self._learner: LearnerGroup | None = None
-        self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="serving")
         self._serving: Future[None] | None = None
 
     # -- start and end -------------------------------------------------------------------------------
@@ -59,6 +59,7 @@ class Run:
     def start(self) -> None:
         """Start all components. Raises ``ConfigError`` for what the cluster cannot hold."""
         config = self.config
+        self.tracker.announce(f"Run folder: {self.directory}")
         model_path = self._model_path()
         self._started_ray = connect()
         check_resources(config)
@@ -85,7 +86,18 @@ class Run:
         self.tracker.announce(f"Learner: {config.learner.num_workers} rank(s) on {config.learner.device}.")
 
     def _serve_in_background(self, model_path: str) -> None:
-        self._serving = self._background.submit(self._serve, model_path)
+        """Start server and fleet in a thread; a daemon, so that an interrupted run need not wait for it."""
+        self._serving = started = Future[None]()
+
+        def work() -> None:
+            try:
+                self._serve(model_path)
+            except BaseException as error:  # noqa: BLE001  # a thread's end: whoever waits for it raises it
+                started.set_exception(error)
+            else:
+                started.set_result(None)
+
+        threading.Thread(target=work, name="serving", daemon=True).start()
 
     def _serve(self, model_path: str) -> None:
         config = self.config
@@ -110,21 +122,20 @@ class Run:
         self.tracker.announce(f"Policy server: {replicas}; {config.fleet.num_actors} rollout actors.")
 
     def close(self) -> None:
-        """End everything that this run has started, and nothing else."""
-        self.tracker.close()
+        """End everything that this run has started, and nothing else; then draw the learning curve."""
         if self._started_ray:
-            self._background.shutdown(wait=False, cancel_futures=True)
-            ray.shutdown()
-            return
-        if not ray.is_initialized():
-            return
+            ray.shutdown()  # our own cluster: everything that is left ends with it
+        elif ray.is_initialized():
+            self._leave_cluster()
+        self.tracker.close()
+
+    def _leave_cluster(self) -> None:
         if self._fleet is not None:
-            ray.get(self._fleet.close.remote())
+            ray.kill(self._fleet)
         if self._app is not None:
             self._app.stop()
         if self._learner is not None:
             self._learner.close()
-        self._background.shutdown(wait=False, cancel_futures=True)
 
     # -- what the loop asks for ----------------------------------------------------------------------
 

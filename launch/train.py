@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import sys
 
-from environments.errors import TroupeError
-from launch.config import compose, help_text
+from launch.command import run_command
+from launch.config import TrainConfig
+
+
+def train(config: TrainConfig) -> None:
+    """Train the agent of the workload that ``config`` names."""
+    from launch.trainer import run_training
+    from launch.workload import load_workload
+
+    run_training(config, load_workload(config.workload, config.seed))
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; return its exit status (0 done, 2 refused, 130 interrupted)."""
-    if "--help" in arguments or "-h" in arguments:
-        sys.stdout.write(help_text("launch.train", __doc__ or ""))
-        return 0
-    try:
-        config = compose(arguments)
-        from launch.trainer import run_training
-        from launch.workload import load_workload
-
-        run_training(config, load_workload(config.workload, config.seed))
-    except TroupeError as error:
-        sys.stderr.write(f"\n{type(error).__name__}: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    """Run the command; return its exit status."""
+    return run_command("launch.train", __doc__, arguments, train)
 
 
 if __name__ == "__main__":

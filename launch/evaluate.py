@@ -1,0 +1,133 @@
+"""``python -m launch.evaluate recipe=calculator model.path=runs/...``: measure a model on held-out tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from environments.datasets import Dataset
+from environments.errors import ConfigError, DatasetError, TroupeError
+from environments.pass_at_k import compute_pass_at_k
+from environments.types import Trajectory
+from launch.command import run_command
+from launch.config import TrainConfig, check
+from launch.model_folder import model_folder
+from launch.workload import Workload, load_workload
+
+TRAJECTORIES = "evaluation.jsonl"
+
+
+def evaluate(config: TrainConfig) -> None:
+    """Roll out the held-out tasks, ``rollout.group_size`` times each; print and write what came of it.
+
+    Raises:
+        TroupeError: something is wrong that its message explains.
+    """
+    check_evaluation(config)
+    assert config.model.path is not None
+    model_path = model_folder(config.model.path)
+    workload = load_workload(config.workload, config.seed)
+    tasks = held_out_tasks(config, workload)
+    sys.stdout.write(f"Evaluating {model_path} on {len(tasks)} rollouts.\n")
+    trajectories = roll_out(config, workload, tasks, model_path)
+    path = write_trajectories(trajectories, Path(config.run.directory))
+    report(trajectories)
+    sys.stdout.write(f"Trajectories: {path}\n")
+
+
+def check_evaluation(config: TrainConfig) -> None:
+    """Refuse what cannot be evaluated. Raises ``ConfigError``."""
+    if config.model.path is None:
+        raise ConfigError(
+            "model.path is not set: name the model to evaluate, a run such as model.path=runs/my-run (its "
+            "newest checkpoint), a checkpoint, a Hugging Face folder or name."
+        )
+    if config.rollout.group_size < 1:
+        raise ConfigError(f"rollout.group_size={config.rollout.group_size} has to be at least 1.")
+    if config.evaluation.num_tasks < 1:
+        raise ConfigError(f"evaluation.num_tasks={config.evaluation.num_tasks} has to be at least 1.")
+    # That a group has something to compare is asked of training only.
+    check(replace(config, rollout=replace(config.rollout, group_size=max(2, config.rollout.group_size))))
+
+
+def held_out_tasks(config: TrainConfig, workload: Workload) -> Dataset:
+    """The first ``evaluation.num_tasks`` tasks, each ``rollout.group_size`` times."""
+    if not workload.val_dataset:
+        raise DatasetError(
+            f"workload={config.workload!r} has no held-out tasks: give its Workload a val_dataset."
+        )
+    return workload.val_dataset[: config.evaluation.num_tasks].repeat(config.rollout.group_size)
+
+
+def roll_out(config: TrainConfig, workload: Workload, tasks: Dataset, model_path: str) -> list[Trajectory]:
+    """The trajectories of ``tasks`` under the model. What is started for them has ended on return."""
+    from actors.engine import AgentExecutionEngine
+    from launch.interrupt import Interrupts
+    from launch.served_policy import served_policy
+
+    rollout = config.rollout
+    sampling = {"temperature": rollout.temperature, "max_tokens": rollout.max_turn_tokens, "seed": config.seed}
+    with Interrupts().installed(), served_policy(config, model_path) as app:
+        engine = AgentExecutionEngine(
+            agent_class=workload.agent_class,
+            env_class=workload.env_class,
+            agent_args=workload.agent_args,
+            env_args=workload.env_args,
+            engine_name="serve",
+            rollout_engine_args={"app_name": app.name, "model_path": model_path},
+            sampling_params=sampling,
+            max_response_length=rollout.max_response_tokens,
+            max_prompt_length=rollout.max_prompt_tokens,
+            n_parallel_agents=config.fleet.num_actors,
+            max_steps=rollout.max_steps,
+            trajectory_timeout=rollout.timeout_seconds,
+            retry_limit=config.fleet.retries,
+        )
+        with engine:
+            return asyncio.run(engine.execute_tasks(tasks))
+
+
+def write_trajectories(trajectories: Sequence[Trajectory], directory: Path) -> Path:
+    """Write one trajectory a line, in the order of the tasks; what JSON does not know becomes its text."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / TRAJECTORIES
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(asdict(each), default=str) + "\n" for each in trajectories)
+    return path
+
+
+def report(trajectories: Sequence[Trajectory]) -> None:
+    """Print success, the pass@k table and how the rollouts ended.
+
+    Raises:
+        TroupeError: every rollout failed, so nothing was measured.
+    """
+    errors = [each.error for each in trajectories if each.error is not None]
+    if len(errors) == len(trajectories):
+        raise TroupeError(f"All {len(errors)} rollouts failed. The first: {errors[0]}")
+    correct = sum(each.reward > 0 for each in trajectories)
+    mean = sum(each.reward for each in trajectories) / len(trajectories)
+    sys.stdout.write(
+        f"success {correct / len(trajectories):.3f} ({correct} of {len(trajectories)} rollouts), "
+        f"mean reward {mean:.3f}\n"
+    )
+    compute_pass_at_k(trajectories)
+    reasons = Counter(str(each.termination_reason) for each in trajectories)
+    ended = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
+    sys.stdout.write(f"ended: {ended}\n")
+    if errors:
+        sys.stdout.write(f"{len(errors)} rollouts failed, the first with: {errors[0]}\n")
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; return its exit status."""
+    return run_command("launch.evaluate", __doc__, arguments, evaluate)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

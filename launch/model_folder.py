@@ -1,0 +1,58 @@
+"""Which model a ``model.path`` means: a folder, a checkpoint, a run, or a name on the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from environments.errors import ConfigError
+from launch.checkpoint import LATEST, CheckpointFolder
+
+HUGGINGFACE = "huggingface"
+"""The subfolder of a checkpoint that any Hugging Face program can load."""
+
+
+def model_folder(path: str) -> str:
+    """The folder in Hugging Face format that ``path`` stands for, or ``path`` itself if it is a hub name.
+
+    Args:
+        path: a model's folder, a checkpoint's (``.../step_000030``), a run's (its newest checkpoint is
+            meant), or a hub name.
+
+    Raises:
+        ConfigError: there is no such folder, or nothing in it that could be served.
+    """
+    given = Path(path)
+    if not given.is_dir():
+        if _looks_local(given):
+            raise ConfigError(
+                f"model.path={path!r} does not exist: name a model's folder, a checkpoint or a run."
+            )
+        return path
+    latest = CheckpointFolder(given, kept=1).latest()
+    candidates = [given, given / HUGGINGFACE, *([latest / HUGGINGFACE] if latest else [])]
+    for folder in candidates:
+        if (folder / "config.json").is_file():
+            _check_chat_template(folder)
+            return str(folder)
+    raise ConfigError(
+        f"model.path={path!r} holds no model (looked for config.json in "
+        f"{', '.join(str(folder) for folder in candidates)}): name a folder that model.save_pretrained "
+        "wrote, a checkpoint, or a run with checkpoints."
+    )
+
+
+def newest_checkpoint(runs: Path) -> Path | None:
+    """The checkpoint that was written last by any of the runs in ``runs``."""
+    pointers = sorted(runs.glob(f"*/checkpoints/{LATEST}"), key=lambda pointer: pointer.stat().st_mtime)
+    return CheckpointFolder(pointers[-1].parent.parent, kept=1).latest() if pointers else None
+
+
+def _looks_local(path: Path) -> bool:
+    """A hub name is ``name`` or ``owner/name``; anything else, or inside a folder that exists, is a path."""
+    return path.is_absolute() or len(path.parts) > 2 or path.parts[0] == ".." or Path(path.parts[0]).is_dir()
+
+
+def _check_chat_template(folder: Path) -> None:
+    from policies.chat import ChatRenderer, load_tokenizer
+
+    ChatRenderer(load_tokenizer(folder))

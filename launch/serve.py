@@ -1,0 +1,118 @@
+"""``python -m launch.serve``: serve a model to OpenAI clients until Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from environments.errors import ConfigError, SamplerError
+from launch.command import run_command
+from launch.config import ServerConfig, TrainConfig
+from launch.model_folder import model_folder, newest_checkpoint
+
+DEFAULT_PORT = 8000
+RUNS = Path("runs")
+"""Where runs are by default: the newest checkpoint in there is served if no model is named."""
+
+
+def serve(config: TrainConfig) -> None:
+    """Serve ``model.path``, or the newest checkpoint, until SIGINT or SIGTERM.
+
+    Raises:
+        TroupeError: something is wrong that its message explains.
+    """
+    server = config.server
+    port = DEFAULT_PORT if server.http_port is None else server.http_port
+    server = replace(server, http_port=port)
+    if server.num_replicas < 1:
+        raise ConfigError(f"server.num_replicas={server.num_replicas} has to be at least 1.")
+    check_port(server.http_host, port)
+    model_path = chosen_model(config.model.path)
+    from launch.interrupt import Interrupts
+    from launch.served_policy import served_policy
+
+    sys.stdout.write(f"Loading {model_path} ({server.num_replicas} replica(s)).\n")
+    fleet = replace(config.fleet, num_actors=0)
+    with Interrupts().installed(), served_policy(replace(config, server=server, fleet=fleet), model_path):
+        url = f"http://{reachable(server.http_host)}:{port}/v1"
+        sys.stdout.write(greeting(url, served_model(url), server))
+        sys.stdout.flush()
+        with suppress(KeyboardInterrupt):  # the way in which serving is meant to end
+            threading.Event().wait()
+        sys.stdout.write("\nStopping.\n")
+
+
+def chosen_model(path: str | None) -> str:
+    """The folder of ``model.path``, or of the newest checkpoint. Raises ``ConfigError`` without either."""
+    if path is not None:
+        return model_folder(path)
+    checkpoint = newest_checkpoint(RUNS)
+    if checkpoint is None:
+        raise ConfigError(
+            f"model.path is not set and {RUNS}/ holds no checkpoint: run `make train` first, or name a run, a "
+            "checkpoint, a Hugging Face folder or name, such as model.path=runs/my-run."
+        )
+    sys.stdout.write(f"model.path is not set: serving the newest checkpoint, {checkpoint}.\n")
+    return model_folder(str(checkpoint))
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuse an address that cannot be listened on. Raises ``ConfigError``."""
+    with socket.socket() as probe:
+        # As servers do: connections that were closed a moment ago do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"Port {port} of {host} cannot be listened on ({error}): choose another one, such as "
+                f"server.http_port={DEFAULT_PORT + 1}, or end the program that has it."
+            ) from error
+
+
+def reachable(host: str) -> str:
+    """An address under which this machine reaches a server that listens on ``host``."""
+    return "127.0.0.1" if host == "0.0.0.0" else host
+
+
+def served_model(url: str) -> str:
+    """The name of the model that answers at ``url``. Raises ``SamplerError`` if none does."""
+    try:
+        with urllib.request.urlopen(f"{url}/models", timeout=10) as response:
+            return str(json.load(response)["data"][0]["id"])
+    except (urllib.error.URLError, OSError, ValueError, LookupError) as error:
+        raise SamplerError(
+            f"The policy server is up, but nothing answers at {url} ({error}). A Ray cluster has one HTTP "
+            "address for all that it serves, chosen by who came first: stop that one with `serve shutdown`."
+        ) from error
+
+
+def greeting(url: str, model: str, server: ServerConfig) -> str:
+    """What to do with the server now."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "What is 12+34?"}]})
+    return f"""\
+Serving at {url}. Try it:
+
+  curl {url}/chat/completions -H 'Content-Type: application/json' -d '{body}'
+
+More requests per second: raise server.num_replicas={server.num_replicas}.
+Longer conversations: raise server.engine.max_model_tokens={server.engine.max_model_tokens}; it costs memory.
+Another port: server.http_port={DEFAULT_PORT + 1}. From other machines: server.http_host=0.0.0.0.
+Ctrl-C ends it.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; return its exit status."""
+    return run_command("launch.serve", __doc__, arguments, serve)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

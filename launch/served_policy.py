@@ -1,0 +1,38 @@
+"""A model behind the policy server, for as long as a block lasts."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import ray
+
+from actors.policy_server import PolicyApp
+from actors.weight_store import WeightStore
+from launch.cluster import check_resources, connect
+from launch.config import TrainConfig
+
+
+@contextmanager
+def served_policy(config: TrainConfig, model_path: str) -> Iterator[PolicyApp]:
+    """Serve ``model_path`` as version 0; what was started for it ends with the block.
+
+    Raises:
+        ConfigError: the cluster cannot hold the replicas.
+        SamplerError: a replica did not come up.
+    """
+    started_ray = connect()
+    app: PolicyApp | None = None
+    try:
+        check_resources(replace(config, learner=replace(config.learner, num_workers=0)))
+        store = WeightStore.remote()  # type: ignore[attr-defined]
+        app = PolicyApp(f"policy-{uuid.uuid4().hex[:8]}", model_path, config.server, store)
+        app.start()
+        yield app
+    finally:
+        if started_ray:
+            ray.shutdown()
+        elif app is not None:
+            app.stop()

@@ -1,0 +1,237 @@
+"""The whole program, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.config import TrainConfig, compose
+from launch.tracking import read_metrics
+from launch.trainer import run_training
+from launch.workload import load_workload
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = [
+    "recipe=calculator",
+    "warm_start.num_steps=30",
+    "evaluation.num_tasks=8",
+    "rollout.groups_per_step=3",
+    "rollout.group_size=4",
+    "fleet.num_actors=4",
+    "learner.mini_batch_size=6",
+    "algorithm.entropy_coef=0.01",  # so that there is a gradient even where all rollouts fail
+    "algorithm.drop_zero_advantage=false",
+]
+
+
+def small_run(directory: Path, *overrides: str) -> TrainConfig:
+    """Train in this process, on the session's Ray, and return the configuration."""
+    config = compose([*SMALL, f"run.directory={directory}", *overrides])
+    run_training(config, load_workload(config.workload, config.seed))
+    return config
+
+
+def comparable(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records without what a clock says."""
+    return [
+        {name: value for name, value in each.items() if "time/" not in name and "seconds" not in name}
+        for each in records
+    ]
+
+
+def weights(directory: Path, step: int) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return load_file(directory / "checkpoints" / f"step_{step:06d}" / "huggingface" / "model.safetensors")
+
+
+@pytest.mark.engine
+def test_a_resumed_run_equals_one_that_never_stopped(ray_cluster: None, tmp_path: Path) -> None:
+    import torch
+
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    small_run(whole, "run.num_steps=4", "run.checkpoint_every=2", "run.checkpoints_kept=9")
+
+    # What a run leaves behind that was killed some time after its checkpoint of step 2.
+    subprocess.run(["cp", "-r", str(whole), str(stopped)], check=True)
+    subprocess.run(["rm", "-r", str(stopped / "checkpoints" / "step_000004")], check=True)
+    (stopped / "checkpoints" / "latest").write_text("step_000002\n")
+    small_run(stopped, "run.num_steps=4", "run.checkpoint_every=2", "run.resume=true")
+
+    assert comparable(read_metrics(stopped)) == comparable(read_metrics(whole))
+    expected, resumed, before = weights(whole, 4), weights(stopped, 4), weights(whole, 2)
+    assert expected.keys() == resumed.keys()
+    assert all(torch.equal(expected[name], resumed[name]) for name in expected)
+    assert not all(torch.equal(expected[name], before[name]) for name in expected), "nothing was learned"
+
+
+@pytest.mark.engine
+def test_two_ranks_and_two_replicas_train_together(ray_cluster: None, tmp_path: Path) -> None:
+    small_run(tmp_path, "run.num_steps=2", "learner.num_workers=2", "server.num_replicas=2")
+
+    steps = [each for each in read_metrics(tmp_path) if "learn/loss" in each]
+    assert [each["step"] for each in steps] == [1, 2]
+    assert all(each["learn/rollout_logprob_diff_max"] < 1e-3 for each in steps)
+    assert all(each["learn/grad_norm"] > 0 for each in steps)
+
+
+def start(directory: Path, mark: str, *overrides: str) -> subprocess.Popen[str]:
+    """``launch.train`` as a program of its own, with a mark that all its processes inherit."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "launch.train", *SMALL, f"run.directory={directory}", *overrides],
+        cwd=ROOT,
+        env={**os.environ, "TROUPE_TEST_MARK": mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def marked_processes(mark: str) -> list[str]:
+    """Command lines of the living processes that carry ``mark`` in their environment."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            carries = folder.name.isdigit() and f"TROUPE_TEST_MARK={mark}".encode() in (
+                folder / "environ"
+            ).read_bytes().split(b"\0")
+            if carries and (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue  # it ended while we looked
+    return found
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("moment", "leaves_checkpoint"),
+    [("Ray: started", False), ("warm start   10/", True), ("step    1/", True)],
+    ids=["starting", "warm start", "updates"],
+)
+def test_ctrl_c_ends_all_processes_and_leaves_a_checkpoint(
+    tmp_path: Path, moment: str, leaves_checkpoint: bool
+) -> None:
+    mark = f"{os.getpid()}-{moment}"
+    with start(tmp_path, mark, "run.num_steps=500") as program:
+        assert program.stdout is not None
+        lines = []
+        for line in program.stdout:
+            lines.append(line)
+            if moment in line:
+                break
+        assert marked_processes(mark), "the mark does not reach the processes: " + "".join(lines)
+        os.killpg(program.pid, signal.SIGINT)
+        interrupted = time.monotonic()
+        rest = program.stdout.read()
+    while marked_processes(mark) and time.monotonic() - interrupted < 15:
+        time.sleep(0.1)
+
+    assert program.returncode == 130, rest
+    assert marked_processes(mark) == []
+    if leaves_checkpoint:
+        checkpoints = tmp_path / "checkpoints"
+        newest = checkpoints / (checkpoints / "latest").read_text().strip()
+        state = json.loads((newest / "state.json").read_text())
+        assert state["warm_start_steps"] >= 10
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        AutoModelForCausalLM.from_pretrained(newest / "huggingface")
+        AutoTokenizer.from_pretrained(newest / "huggingface")
+
+
+def refused(*overrides: str) -> str:
+    """Run the command with bad input; return what it says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.train", *overrides],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Ray:" not in done.stdout, "the refusal came only after Ray was started"
+    return done.stderr.strip()
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_name() -> None:
+    assert "learner.optimizer.lr" in refused("recipe=calculator", "learner.lr=1e-4")
+
+
+def test_an_unknown_recipe_is_refused_with_the_nearest_name() -> None:
+    assert "calculator" in refused("recipe=calculatr")
+
+
+def test_a_value_of_the_wrong_type_is_refused_by_name() -> None:
+    message = refused("recipe=calculator", "run.num_steps=many")
+    assert "run.num_steps" in message
+    assert "many" in message
+
+
+def test_a_group_of_one_is_refused_with_grpo() -> None:
+    message = refused("recipe=calculator", "rollout.group_size=1")
+    assert "rollout.group_size=1" in message
+    assert "grpo" in message
+
+
+def test_a_model_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    message = refused("recipe=calculator", f"model.path={tmp_path}")
+    assert str(tmp_path) in message
+    assert "save_pretrained" in message
+
+
+BROKEN = """
+from environments import Dataset, DatasetRegistry, ToolEnvironment, math_reward_fn
+from launch.workload import Workload
+from policies import MathAgent, ToolAgent
+from environments.types import Action
+
+class Forgetful(MathAgent):
+    def update_from_model(self, response, **kwargs):
+        return Action(action=response)
+
+def workload(seed):
+    if MISSING_DATASET:
+        DatasetRegistry.load_dataset("no_such_data", "train")
+    return Workload(
+        agent_class=Forgetful,
+        env_class=ToolEnvironment,
+        env_args={"tools": ["calculator"], "reward_fn": math_reward_fn},
+        train_dataset=Dataset([{"question": "1+1?", "ground_truth": "2"}]),
+        demonstrations=[[{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]],
+    )
+"""
+
+
+@pytest.mark.parametrize(
+    ("missing_dataset", "expected"), [(True, "no_such_data"), (False, "Forgetful")], ids=["dataset", "agent"]
+)
+def test_a_missing_dataset_and_an_agent_without_steps_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing_dataset: bool, expected: str
+) -> None:
+    (tmp_path / "broken_workload.py").write_text(f"MISSING_DATASET = {missing_dataset}\n{BROKEN}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("TROUPE_HOME", str(tmp_path))
+    message = refused("workload=broken_workload", f"run.directory={tmp_path / 'run'}")
+    assert expected in message
+    if not missing_dataset:
+        assert "append" in message
+
+
+def test_help_answers_at_once() -> None:
+    start_time = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.train", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "recipe" in done.stdout
+    assert time.monotonic() - start_time < 2
