@@ -119,7 +119,7 @@ class AgentExecutionEngine:
             agent_args=dict(agent_args or {}),
             env_args=dict(env_args or {}),
         )
-        with boundary(AgentError, "agent", agent_class, "__init__"):
+        with boundary(AgentError, "agent", agent_class.__name__, "__init__"):
             agent_class(**self._pair.agent_args)  # here it is one error, later one for each task
         self._limits = RolloutLimits(
             max_steps=max_steps,
@@ -186,7 +186,9 @@ class AgentExecutionEngine:
         self.close()
 
     def _orders(self, rows: Sequence[dict[str, Any]]) -> list[RolloutOrder]:
-        seed = random.SystemRandom().getrandbits(SEED_BITS) if self._params.seed is None else self._params.seed
+        seed = self._params.seed
+        if seed is None:
+            seed = random.SystemRandom().getrandbits(SEED_BITS)
         return [
             RolloutOrder(
                 rollout_id=f"{index:06d}/0000",

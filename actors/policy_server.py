@@ -38,9 +38,7 @@ async def _refuse_body(request: Request, error: RequestValidationError) -> JSONR
     return await _refuse(request, OpenAIError.from_validation(error.errors()))
 
 
-# Serve copies the endpoints while it decorates the class, with what they refer to by then: hence the order.
-
-
+# Serve copies the endpoints when it decorates the class, with the names that exist by then: these come first.
 async def _respond(parts: AsyncGenerator[dict[str, Any], None], stream: bool | None) -> Response:
     """One JSON body, or server-sent events. Errors before the first part become an HTTP status."""
     first = await anext(parts)

@@ -71,7 +71,11 @@ def roll_out(config: TrainConfig, workload: Workload, tasks: Dataset, model_path
     from launch.served_policy import served_policy
 
     rollout = config.rollout
-    sampling = {"temperature": rollout.temperature, "max_tokens": rollout.max_turn_tokens, "seed": config.seed}
+    sampling = {
+        "temperature": rollout.temperature,
+        "max_tokens": rollout.max_turn_tokens,
+        "seed": config.seed,
+    }
     with Interrupts().installed(), served_policy(config, model_path) as app:
         engine = AgentExecutionEngine(
             agent_class=workload.agent_class,

@@ -23,7 +23,7 @@ def model_folder(path: str) -> str:
     """
     given = Path(path)
     if not given.is_dir():
-        if _looks_local(given):
+        if _looks_local(path):
             raise ConfigError(
                 f"model.path={path!r} does not exist: name a model's folder, a checkpoint or a run."
             )
@@ -47,9 +47,10 @@ def newest_checkpoint(runs: Path) -> Path | None:
     return CheckpointFolder(pointers[-1].parent.parent, kept=1).latest() if pointers else None
 
 
-def _looks_local(path: Path) -> bool:
+def _looks_local(path: str) -> bool:
     """A hub name is ``name`` or ``owner/name``; anything else, or inside a folder that exists, is a path."""
-    return path.is_absolute() or len(path.parts) > 2 or path.parts[0] == ".." or Path(path.parts[0]).is_dir()
+    first, *rest = path.split("/")
+    return len(rest) > 1 or first in ("", ".", "..", "~") or Path(first).is_dir()
 
 
 def _check_chat_template(folder: Path) -> None:

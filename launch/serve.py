@@ -56,8 +56,8 @@ def chosen_model(path: str | None) -> str:
     checkpoint = newest_checkpoint(RUNS)
     if checkpoint is None:
         raise ConfigError(
-            f"model.path is not set and {RUNS}/ holds no checkpoint: run `make train` first, or name a run, a "
-            "checkpoint, a Hugging Face folder or name, such as model.path=runs/my-run."
+            f"model.path is not set and {RUNS}/ holds no checkpoint: run `make train` first, or name a run, "
+            "a checkpoint, a Hugging Face folder or name, such as model.path=runs/my-run."
         )
     sys.stdout.write(f"model.path is not set: serving the newest checkpoint, {checkpoint}.\n")
     return model_folder(str(checkpoint))

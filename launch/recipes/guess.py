@@ -13,7 +13,7 @@ from policies import GameAgent
 
 LOW, HIGH, MAX_GUESSES = 1, 9, 4
 NUM_DEMONSTRATIONS = 4000
-SEARCH_SHARE = 0.25
+SEARCH_SHARE = 0.2
 """Share of the demonstrations that search by halving; the others guess at random."""
 
 ENV_ARGS = {"low": LOW, "high": HIGH, "max_guesses": MAX_GUESSES}
@@ -27,7 +27,7 @@ def workload(seed: int) -> Workload:
         env_class=GuessEnvironment,
         train_dataset=Dataset([{"game": index} for index in range(1000)], name="guess", split="train"),
         val_dataset=Dataset(
-            [{"game": index, "secret": LOW + index % (HIGH - LOW + 1)} for index in range(198)],
+            [{"game": index, "secret": LOW + index % (HIGH - LOW + 1)} for index in range(200)],
             name="guess",
             split="test",
         ),

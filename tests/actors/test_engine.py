@@ -1,0 +1,341 @@
+"""``AgentExecutionEngine`` on real Ray. Its server is a small one of ours, so that no model is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from actors.engine import AgentExecutionEngine, fill_returns
+from environments import Dataset, Step, TerminationReason, Trajectory
+from environments.base import BaseEnv
+from environments.errors import AgentError, ConfigError, DatasetError
+from policies import GameAgent
+
+TIMEOUT_SECONDS = 5.0
+
+
+class Mischief(BaseEnv):
+    """Rewards an answer that repeats the question, after doing what the task asks for."""
+
+    def __init__(self, info: dict[str, Any]) -> None:
+        self.info = info
+
+    @classmethod
+    def from_dict(cls, info: dict[str, Any]) -> Mischief:
+        return cls(info)
+
+    def reset(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"question": self.info["question"]}, {}
+
+    def step(self, action: str) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+        if "pid_file" in self.info:
+            Path(self.info["pid_file"]).write_text(str(os.getpid()))
+        match self.info.get("do"):
+            case "raise":
+                raise RuntimeError("The dice are gone.")
+            case "hang":
+                time.sleep(600)
+            case "die":
+                os._exit(1)
+        time.sleep(self.info.get("seconds", 0))
+        return {}, float(action == self.info["question"]), True, {}
+
+
+class EchoServer(ThreadingHTTPServer):
+    """Answers chat completions with the last message, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), EchoHandler)
+        self.bodies: list[dict[str, Any]] = []
+        self.base_url = f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class EchoHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: EchoServer
+
+    def do_GET(self) -> None:
+        self.reply({"object": "list", "data": [{"id": "echo", "object": "model"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.bodies.append(body)
+        message = {"role": "assistant", "content": body["messages"][-1]["content"]}
+        self.reply({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+
+    def reply(self, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EchoServer]:
+    with EchoServer() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def make_engine(base_url: str = "http://127.0.0.1:1/v1", **changes: Any) -> AgentExecutionEngine:
+    arguments = {
+        "agent_class": GameAgent,
+        "env_class": Mischief,
+        "engine_name": "openai",
+        "rollout_engine_args": {"base_url": base_url},
+        "n_parallel_agents": 3,
+        "trajectory_timeout": TIMEOUT_SECONDS,
+        "retry_limit": 1,
+        "api_retries": 0,
+    }
+    return AgentExecutionEngine(**(arguments | changes))
+
+
+@pytest.fixture(scope="module")
+def engine(ray_cluster: None, server: EchoServer) -> Iterator[AgentExecutionEngine]:
+    sampling = {"temperature": 0.6, "top_p": 0.95, "model": "echo", "max_tokens": 50}
+    with make_engine(server.base_url, sampling_params=sampling) as engine:
+        yield engine
+
+
+def play(engine: AgentExecutionEngine, tasks: Any) -> list[Trajectory]:
+    return asyncio.run(engine.execute_tasks(tasks))
+
+
+def ends(pid: int, within_seconds: float = 30) -> bool:
+    """Whether the process ends in time."""
+    deadline = time.monotonic() + within_seconds
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+# -- with Ray ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.engine
+def test_trajectories_come_in_the_order_of_the_tasks_whichever_ends_first(
+    engine: AgentExecutionEngine,
+) -> None:
+    tasks = [{"question": f"q{index}", "seconds": (3 - index) * 0.3} for index in range(4)]
+    trajectories = play(engine, tasks)
+    assert [each.task for each in trajectories] == tasks
+    assert all(mine is given for mine, given in zip((each.task for each in trajectories), tasks, strict=True))
+    assert [each.steps[0].model_response for each in trajectories] == ["q0", "q1", "q2", "q3"]
+    assert [each.reward for each in trajectories] == [1.0] * 4
+    assert [each.steps[0].mc_return for each in trajectories] == [1.0] * 4
+
+
+@pytest.mark.engine
+def test_each_task_is_answered_once_whatever_its_environment_does(engine: AgentExecutionEngine) -> None:
+    doings = ["fine", "raise", "die", "hang", "fine", "raise", "fine"]
+    tasks = [{"question": f"q{index}", "do": do} for index, do in enumerate(doings)]
+    trajectories = play(engine, tasks)
+    expected = {
+        "fine": TerminationReason.ENV_DONE,
+        "raise": TerminationReason.ERROR,
+        "die": TerminationReason.ERROR,
+        "hang": TerminationReason.TIMEOUT,
+    }
+    assert [each.termination_reason for each in trajectories] == [expected[do] for do in doings]
+    assert [each.task for each in trajectories] == tasks
+    errors = {do: each.error or "" for do, each in zip(doings, trajectories, strict=True)}
+    assert errors["fine"] == ""
+    assert "Mischief.step" in errors["raise"] and "The dice are gone." in errors["raise"]
+    assert "died" in errors["die"]
+    # The actors that were lost have been replaced.
+    assert [each.reward for each in play(engine, [{"question": "again"}] * 4)] == [1.0] * 4
+
+
+@pytest.mark.engine
+def test_equal_tasks_of_a_dataset_are_sampled_with_seeds_of_their_own(
+    engine: AgentExecutionEngine, server: EchoServer
+) -> None:
+    server.bodies.clear()
+    trajectories = play(engine, Dataset([{"question": "a"}, {"question": "b"}]).repeat(n=2))
+    assert [each.task["question"] for each in trajectories] == ["a", "a", "b", "b"]
+    assert len({body["seed"] for body in server.bodies}) == 4
+
+
+@pytest.mark.engine
+def test_sampling_params_reach_the_server(engine: AgentExecutionEngine, server: EchoServer) -> None:
+    server.bodies.clear()
+    play(engine, [{"question": "a"}])
+    (body,) = server.bodies
+    assert (body["model"], body["temperature"], body["top_p"], body["max_tokens"]) == ("echo", 0.6, 0.95, 50)
+
+
+@pytest.mark.engine
+def test_the_event_loop_goes_on_and_a_second_call_at_the_same_time_is_refused(
+    engine: AgentExecutionEngine,
+) -> None:
+    async def main() -> tuple[int, list[Trajectory]]:
+        playing = asyncio.create_task(engine.execute_tasks([{"question": "a", "seconds": 1}]))
+        ticks = 0
+        while not playing.done():
+            await asyncio.sleep(0.05)
+            ticks += 1
+        return ticks, await playing
+
+    async def twice() -> None:
+        playing = asyncio.create_task(engine.execute_tasks([{"question": "a"}]))
+        await asyncio.sleep(0)
+        with pytest.raises(ConfigError, match="still running"):
+            await engine.execute_tasks([{"question": "b"}])
+        assert (await playing)[0].reward == 1.0
+
+    ticks, trajectories = asyncio.run(main())
+    assert ticks >= 5 and trajectories[0].reward == 1.0
+    asyncio.run(twice())
+
+
+@pytest.mark.engine
+def test_a_server_that_cannot_be_reached_is_in_every_trajectory_s_error(ray_cluster: None) -> None:
+    with make_engine(sampling_params={"model": "echo"}, n_parallel_agents=1) as engine:
+        trajectories = play(engine, [{"question": "a"}, {"question": "b"}])
+    assert [each.termination_reason for each in trajectories] == [TerminationReason.ERROR] * 2
+    for each in trajectories:
+        assert (each.error or "").startswith("SamplerError: The server at http://127.0.0.1:1/v1 cannot be")
+
+
+@pytest.mark.engine
+def test_closing_ends_the_processes_and_the_engine_can_be_used_again(
+    ray_cluster: None, server: EchoServer, tmp_path: Path
+) -> None:
+    tasks = [{"question": "a", "pid_file": str(tmp_path / "pid")}]
+    engine = make_engine(server.base_url)
+    for _ in range(2):
+        assert play(engine, tasks)[0].reward == 1.0
+        engine.close()
+        assert ends(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.engine
+def test_a_cancelled_call_returns_at_once_and_leaves_nothing_behind(
+    ray_cluster: None, server: EchoServer, tmp_path: Path
+) -> None:
+    pid_file = tmp_path / "pid"
+    engine = make_engine(server.base_url, trajectory_timeout=300)
+
+    async def cancel_in_play() -> None:
+        playing = asyncio.create_task(
+            engine.execute_tasks([{"question": "a", "do": "hang", "pid_file": str(pid_file)}])
+        )
+        while not pid_file.exists():
+            await asyncio.sleep(0.1)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+
+    start = time.monotonic()
+    asyncio.run(cancel_in_play())  # also waits for the engine's thread
+    assert time.monotonic() - start < 120
+    assert ends(int(pid_file.read_text()))
+    assert play(engine, [{"question": "b"}])[0].reward == 1.0
+    engine.close()
+
+
+@pytest.mark.engine
+def test_a_policy_server_of_this_cluster_is_sampled_by_its_handle(policy_app: Any) -> None:
+    with make_engine(
+        engine_name="verl",
+        rollout_engine_args={"app_name": policy_app.name},
+        tokenizer=SimpleNamespace(name_or_path=str(policy_app.model_path)),
+        sampling_params={"max_tokens": 5, "seed": 7},
+        trajectory_timeout=60,
+        n_parallel_agents=2,
+    ) as engine:
+        tasks = [{"question": "What is 12+34?"}] * 3
+        first, second = play(engine, tasks), play(engine, tasks)
+    completions = [each.steps[0].completion for each in first]
+    assert all(each is not None and 1 <= len(each.completion_ids) <= 5 for each in completions)
+    assert len({each.completion_ids for each in completions if each is not None}) > 1
+    assert completions == [each.steps[0].completion for each in second]  # the seed makes calls repeatable
+
+
+@pytest.mark.engine
+def test_a_policy_server_that_does_not_exist_is_one_error(ray_cluster: None, tiny_model: Path) -> None:
+    from environments.errors import SamplerError
+
+    arguments = {"app_name": "nowhere", "model_path": str(tiny_model)}
+    with (
+        make_engine(engine_name="serve", rollout_engine_args=arguments) as engine,
+        pytest.raises(SamplerError, match="nowhere"),
+    ):
+        play(engine, [{"question": "a"}])
+
+
+# -- without ---------------------------------------------------------------------------------------------
+
+
+def test_no_tasks_are_no_trajectories() -> None:
+    assert play(make_engine(), []) == []
+
+
+def test_a_task_that_is_no_dict_is_refused() -> None:
+    with pytest.raises(DatasetError, match="Row 1"):
+        play(make_engine(), [{"question": "a"}, "b"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sampling_params": {"temprature": 1.0}}, "temprature.*Did you mean 'temperature'"),
+        ({"sampling_params": {"temperature": -1.0}}, "temperature=-1.0"),
+        ({"engine_name": "opnai"}, "opnai.*Did you mean 'openai'"),
+        ({"rollout_engine_args": {}}, "base_url"),
+        ({"rollout_engine_args": {"base_url": "localhost:8000"}}, "localhost:8000"),
+        ({"rollout_engine_args": {"base_ulr": "http://h/v1"}}, "base_ulr.*Did you mean 'base_url'"),
+        ({"engine_name": "serve", "rollout_engine_args": {"model_path": "m"}}, "app_name"),
+        ({"engine_name": "serve", "rollout_engine_args": {"app_name": "policy"}}, "model_path"),
+        (
+            {
+                "engine_name": "serve",
+                "rollout_engine_args": {"app_name": "policy", "model_path": "m"},
+                "sampling_params": {"model": "policy"},
+            },
+            "model",
+        ),
+        ({"n_parallel_agents": 0}, "n_parallel_agents=0"),
+        ({"max_steps": 0}, "max_steps=0"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_engine(**changes)
+
+
+def test_an_unknown_argument_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="max_workers"):
+        make_engine(max_workers=3)
+
+
+def test_an_agent_that_cannot_be_made_is_an_error_at_once() -> None:
+    with pytest.raises(AgentError, match=r"GameAgent\.__init__.*toolz"):
+        make_engine(agent_args={"toolz": []})
+
+
+def test_returns_are_discounted_from_the_end() -> None:
+    trajectory = Trajectory(steps=[Step(reward=1.0), Step(reward=0.0), Step(reward=4.0)])
+    fill_returns(trajectory, gamma=0.5)
+    assert [step.mc_return for step in trajectory.steps] == [2.0, 2.0, 4.0]

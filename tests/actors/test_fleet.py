@@ -1,0 +1,159 @@
+"""Every order is answered exactly once, whatever its environment does to the process that it runs in."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from actors.fleet import RolloutFleet
+from actors.rollout import Pair, RolloutLimits, RolloutOrder
+from actors.sampling import SamplerActor
+from actors.settings import FleetConfig
+from actors.stream import TrajectoryStream
+from environments.base import BaseEnv
+from environments.types import TerminationReason, Trajectory
+from policies import GameAgent
+from policies.sampler import ScriptedSampler
+
+pytestmark = pytest.mark.engine
+
+NUM_ACTORS = 3
+RETRIES = 1
+
+
+class UnrulyEnv(BaseEnv):
+    """Does in its first step what ``mode`` says; ``scratch`` is a file that survives the process."""
+
+    def __init__(self, mode: str, scratch: str) -> None:
+        self.mode, self.scratch = mode, Path(scratch)
+
+    def reset(self) -> tuple[dict, dict]:
+        return {"question": "?"}, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict]:
+        if self.mode == "raise":
+            raise RuntimeError("on purpose")
+        if self.mode == "hang":
+            time.sleep(1000)
+        if self.mode == "exit":
+            os._exit(1)
+        if self.mode == "quit":
+            sys.exit(1)
+        if self.mode == "exit once" and not self.scratch.exists():
+            self.scratch.write_text("was here")
+            os._exit(1)
+        return "", 1.0, True, {}
+
+    def close(self) -> None:
+        self.scratch.with_suffix(".closed").touch()
+
+    @staticmethod
+    def from_dict(info: dict) -> UnrulyEnv:
+        return UnrulyEnv(info["mode"], info["scratch"])
+
+
+@pytest.fixture(scope="module")
+def stream(ray_cluster: None) -> Iterator[TrajectoryStream]:
+    """Room for two: the fleet has to wait for its consumer."""
+    stream = TrajectoryStream(capacity=2)
+    yield stream
+    stream.close()
+
+
+@pytest.fixture(scope="module")
+def fleet(stream: TrajectoryStream) -> Iterator[Any]:
+    sampler = SamplerActor.remote(partial(ScriptedSampler, ["a reply"]))
+    fleet = RolloutFleet.remote(
+        Pair(agent_class=GameAgent, env_class=UnrulyEnv),
+        sampler,
+        stream.queue,
+        RolloutLimits(timeout_seconds=3.0),
+        FleetConfig(num_actors=NUM_ACTORS, retries=RETRIES),
+    )
+    ray.get(fleet.resize.remote(NUM_ACTORS))
+    yield fleet
+    ray.get(fleet.close.remote())
+
+
+def play(fleet: Any, stream: TrajectoryStream, group_id: str, tasks: list[dict]) -> list[Trajectory]:
+    """The trajectories of one group, in the order of its tasks."""
+    orders = [
+        RolloutOrder(rollout_id=f"{group_id}/{index}", group_id=group_id, task=task)
+        for index, task in enumerate(tasks)
+    ]
+    ray.get(fleet.submit.remote(orders))
+    (group,) = stream.groups(orders, fleet)
+    assert [each.rollout_id for each in group.trajectories] == [order.rollout_id for order in orders]
+    assert [each.task for each in group.trajectories] == tasks
+    return list(group.trajectories)
+
+
+def task(mode: str, folder: Path) -> dict:
+    return {"mode": mode, "scratch": str(folder / mode)}
+
+
+def test_every_order_is_answered_once_with_its_own_ending(
+    fleet: Any, stream: TrajectoryStream, tmp_path: Path
+) -> None:
+    modes = ["fine", "raise", "hang", "exit", "quit", "exit once", "fine"]
+    trajectories = play(fleet, stream, "unruly", [task(mode, tmp_path) for mode in modes])
+    done, error = TerminationReason.ENV_DONE, TerminationReason.ERROR
+    assert [each.termination_reason for each in trajectories] == [
+        done,
+        error,
+        TerminationReason.TIMEOUT,
+        error,
+        error,
+        done,
+        done,
+    ]
+    fine, raised, hung, exited, quitted, recovered, _ = trajectories
+    assert fine.reward == recovered.reward == 1.0
+    assert "raised in UnrulyEnv.step: RuntimeError: on purpose" in str(raised.error)
+    assert "longer than rollout.timeout_seconds=3.0" in str(hung.error)
+    assert f"died {RETRIES + 1} times" in str(exited.error)
+    assert f"died {RETRIES + 1} times" in str(quitted.error)
+    assert recovered.error is None
+    assert {path.stem for path in tmp_path.glob("*.closed")} >= {"fine", "raise", "exit once"}
+    status = ray.get(fleet.status.remote())
+    assert (status.num_actors, status.num_waiting, status.num_running) == (NUM_ACTORS, 0, 0)
+    assert status.num_lost == 1 + 2 * (RETRIES + 1) + 1
+    assert stream.queue.qsize() == 0
+
+
+def test_later_orders_are_served_by_the_actors_that_came_instead(
+    fleet: Any, stream: TrajectoryStream, tmp_path: Path
+) -> None:
+    play(fleet, stream, "before", [task(mode, tmp_path) for mode in ("exit", "exit", "exit")])
+    trajectories = play(fleet, stream, "after", [task("fine", tmp_path)] * 8)
+    assert {each.termination_reason for each in trajectories} == {TerminationReason.ENV_DONE}
+
+
+def test_a_fleet_that_shrinks_answers_everything_all_the_same(
+    fleet: Any, stream: TrajectoryStream, tmp_path: Path
+) -> None:
+    ray.get(fleet.resize.remote(1))
+    play(fleet, stream, "small", [task("fine", tmp_path)] * 5)
+    ray.get(fleet.resize.remote(NUM_ACTORS))
+    play(fleet, stream, "large", [task("fine", tmp_path)] * 5)
+    assert ray.get(fleet.status.remote()).num_actors == NUM_ACTORS
+
+
+def test_a_fleet_that_is_gone_ends_the_wait(ray_cluster: None, tmp_path: Path) -> None:
+    stream = TrajectoryStream(capacity=2)
+    pair = Pair(agent_class=GameAgent, env_class=UnrulyEnv)
+    fleet = RolloutFleet.remote(pair, None, stream.queue, RolloutLimits(), FleetConfig())
+    orders = [RolloutOrder(rollout_id="0/0", group_id="0", task=task("fine", tmp_path))]
+    ray.get(fleet.submit.remote(orders))
+    ray.kill(fleet)
+    with pytest.raises(ray.exceptions.RayActorError):
+        list(stream.groups(orders, fleet))
+    stream.close()

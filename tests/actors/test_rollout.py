@@ -1,0 +1,210 @@
+"""One rollout, in this process, with scripted replies."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from typing import Any
+
+import pytest
+
+from actors.rollout import RolloutLimits, RolloutOrder, failed, run_rollout
+from environments.base import BaseEnv
+from environments.errors import AgentError, EnvironmentFailure, SamplerError
+from environments.types import Completion, Step, TerminationReason, Trajectory
+from policies import GameAgent
+from policies.sampler import SampleRequest, SamplingParams, ScriptedSampler
+
+ORDER = RolloutOrder(rollout_id="7/2", group_id="7", task={"level": 1}, seed=100, min_version=3)
+
+
+class CountdownEnv(BaseEnv):
+    """Gives 0.5 per step and is done after ``size`` steps. ``raises`` names a method that fails."""
+
+    def __init__(self, size: int = 3, raises: str = "") -> None:
+        self.size, self.raises = size, raises
+
+    def reset(self) -> tuple[dict, dict]:
+        self._fail("reset")
+        self.left = self.size
+        return {"question": "Begin."}, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict]:
+        self._fail("step")
+        self.left -= 1
+        return f"{self.left} left", 0.5, self.left == 0, {"seen": action}
+
+    def _fail(self, method: str) -> None:
+        if self.raises == method:
+            raise RuntimeError(f"no {method} today")
+
+    @staticmethod
+    def from_dict(info: dict) -> CountdownEnv:
+        return CountdownEnv()
+
+
+def play(
+    env: BaseEnv, replies: list[str], agent: GameAgent | None = None, **limits: int
+) -> tuple[Trajectory, list[SampleRequest]]:
+    scripted, requests = ScriptedSampler(replies), []
+
+    def sample(request: SampleRequest) -> Completion:
+        requests.append(request)
+        return asyncio.run(scripted.sample(request))
+
+    return run_rollout(agent or GameAgent(), env, sample, ORDER, RolloutLimits(**limits)), requests
+
+
+def test_a_finished_game_is_env_done_with_everything_filled_in() -> None:
+    trajectory, _ = play(CountdownEnv(2), ["one", "two"])
+    assert trajectory.termination_reason is TerminationReason.ENV_DONE
+    assert (trajectory.rollout_id, trajectory.task, trajectory.reward) == ("7/2", {"level": 1}, 1.0)
+    assert [(step.reward, step.done, step.action) for step in trajectory.steps] == [
+        (0.5, False, "one"),
+        (0.5, True, "two"),
+    ]
+    assert [step.info["seen"] for step in trajectory.steps] == ["one", "two"]
+    assert [step.completion.text for step in trajectory.steps if step.completion] == ["one", "two"]
+    assert trajectory.error is None
+
+
+def test_the_step_limit_ends_a_rollout() -> None:
+    trajectory, requests = play(CountdownEnv(9), ["a", "b", "c"], max_steps=2)
+    assert trajectory.termination_reason is TerminationReason.MAX_STEPS
+    assert len(trajectory.steps) == len(requests) == 2
+
+
+def test_a_first_prompt_over_its_limit_ends_a_rollout_before_the_first_step() -> None:
+    trajectory, _ = play(CountdownEnv(), ["a"], max_prompt_tokens=5)
+    assert trajectory.termination_reason is TerminationReason.PROMPT_TOO_LONG
+    assert trajectory.steps == []
+    assert trajectory.reward == 0
+
+
+def test_later_prompts_may_grow_over_the_limit_of_the_first() -> None:
+    first = len("user\nBegin.") + 1 + len("assistant\n")
+    trajectory, _ = play(CountdownEnv(3), ["a", "b", "c"], max_prompt_tokens=first, max_response_tokens=500)
+    assert trajectory.termination_reason is TerminationReason.ENV_DONE
+
+
+def test_an_observation_that_overflows_the_budget_ends_a_rollout() -> None:
+    class Talkative(CountdownEnv):
+        def step(self, action: Any) -> tuple[Any, float, bool, dict]:
+            return "x" * 1000, *super().step(action)[1:]
+
+    trajectory, requests = play(Talkative(), ["a", "b"], max_response_tokens=100)
+    assert trajectory.termination_reason is TerminationReason.PROMPT_TOO_LONG
+    assert (len(trajectory.steps), len(requests)) == (1, 2)
+    assert trajectory.reward == 0.5
+
+
+def test_a_spent_budget_ends_a_rollout_and_no_completion_exceeds_it() -> None:
+    trajectory, _ = play(CountdownEnv(), ["long" * 10, "never"], max_response_tokens=20)
+    assert trajectory.termination_reason is TerminationReason.RESPONSE_BUDGET_SPENT
+    (step,) = trajectory.steps
+    assert step.completion is not None
+    assert (len(step.completion.completion_ids), step.completion.finish_reason) == (20, "length")
+
+
+def test_a_turn_is_limited_on_its_own() -> None:
+    trajectory, requests = play(CountdownEnv(1), ["long" * 10], max_turn_tokens=7)
+    assert requests[0].params.max_tokens == 7
+    assert trajectory.steps[0].model_response == "longlon"
+
+
+def test_every_request_carries_what_a_server_needs() -> None:
+    _, requests = play(CountdownEnv(3), ["a", "b", "c"])
+    assert [request.params.seed for request in requests] == [100, 101, 102]
+    assert {request.session_id for request in requests} == {"7/2"}
+    assert {request.min_version for request in requests} == {3}
+    assert requests[0].previous is None
+    for earlier, later in itertools.pairwise(requests):
+        assert later.previous is not None
+        assert later.previous.messages == earlier.messages
+        assert later.messages[: len(earlier.messages)] == earlier.messages
+
+
+def test_later_turns_do_not_change_the_messages_of_earlier_requests() -> None:
+    class Sharing(GameAgent):
+        @property
+        def chat_completions(self) -> list[dict[str, Any]]:
+            return self.messages  # not a copy, as in many agents
+
+    _, requests = play(CountdownEnv(3), ["a", "b", "c"], Sharing())
+    assert [len(request.messages) for request in requests] == [1, 3, 5]
+
+
+def test_an_agent_plays_one_rollout_after_the_other() -> None:
+    agent = GameAgent()
+    first, _ = play(CountdownEnv(2), ["a", "b"], agent)
+    second, _ = play(CountdownEnv(1), ["c"], agent)
+    assert [step.model_response for step in first.steps] == ["a", "b"]
+    assert [step.model_response for step in second.steps] == ["c"]
+
+
+def test_an_agent_that_appends_no_step_is_named_with_the_remedy() -> None:
+    class Forgetful(GameAgent):
+        def update_from_model(self, response: str, **kwargs: Any) -> Any:
+            action = super().update_from_model(response)
+            self.trajectory.steps.pop()
+            return action
+
+    message = r"Forgetful\.update_from_model has left 0 steps .* turn 1: .*exactly one Step to self\.traj"
+    with pytest.raises(AgentError, match=message):
+        play(CountdownEnv(), ["a"], Forgetful())
+
+
+def test_an_agent_that_appends_two_steps_is_named_too() -> None:
+    class Eager(GameAgent):
+        def update_from_model(self, response: str, **kwargs: Any) -> Any:
+            self.trajectory.steps.append(Step())
+            return super().update_from_model(response)
+
+    with pytest.raises(AgentError, match=r"Eager\.update_from_model has left 2 steps"):
+        play(CountdownEnv(), ["a"], Eager())
+
+
+@pytest.mark.parametrize("method", ["reset", "update_from_env", "update_from_model"])
+def test_an_agent_that_raises_is_named_with_its_method(method: str) -> None:
+    def fail(self: GameAgent, *args: Any, **kwargs: Any) -> None:
+        raise ValueError("of its own")
+
+    agent = GameAgent()
+    agent.__class__ = type("Broken", (GameAgent,), {method: fail})
+    with pytest.raises(AgentError, match=rf"agent raised in Broken\.{method}: ValueError: of its own"):
+        play(CountdownEnv(), ["a"], agent)
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_an_environment_that_raises_is_named_with_its_method(method: str) -> None:
+    message = rf"environment raised in CountdownEnv\.{method}: RuntimeError: no {method} today"
+    with pytest.raises(EnvironmentFailure, match=message) as raised:
+        play(CountdownEnv(raises=method), ["a"])
+    assert isinstance(raised.value.__cause__, RuntimeError)
+
+
+def test_a_sampler_that_fails_ends_the_rollout_with_its_own_error() -> None:
+    with pytest.raises(SamplerError, match=re.escape("has 1 replies and was asked for number 2")):
+        play(CountdownEnv(), ["a"])
+
+
+def test_a_failed_rollout_is_a_trajectory_of_its_order() -> None:
+    trajectory = failed(ORDER, TerminationReason.TIMEOUT, "Too slow.")
+    assert (trajectory.rollout_id, trajectory.task) == ("7/2", {"level": 1})
+    assert (trajectory.termination_reason, trajectory.error) == (TerminationReason.TIMEOUT, "Too slow.")
+    assert (trajectory.steps, trajectory.reward) == ([], 0)
+
+
+def test_sampling_parameters_of_the_order_are_kept() -> None:
+    requests: list[SampleRequest] = []
+
+    def sample(request: SampleRequest) -> Completion:
+        requests.append(request)
+        return Completion(text="a", finish_reason="stop")
+
+    order = RolloutOrder(
+        rollout_id="0/0", group_id="0", task={}, params=SamplingParams(temperature=0.7, top_p=0.9)
+    )
+    run_rollout(GameAgent(), CountdownEnv(1), sample, order, RolloutLimits())
+    assert (requests[0].params.temperature, requests[0].params.top_p) == (0.7, 0.9)

@@ -1,0 +1,47 @@
+"""The two models that are measured, both with random weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import repository  # noqa: F401
+
+from policies.tiny import build_model, build_tokenizer
+
+CONVERSATIONS = [
+    [{"role": "user", "content": f"What is {a}+{b}?"}, {"role": "assistant", "content": str(a + b)}]
+    for a in range(10, 60)
+    for b in range(10, 60)
+]
+
+
+def tiny(folder: Path) -> str:
+    """The quickstart's model, 353k parameters; returns its folder."""
+    return str(build_model(folder / "tiny", CONVERSATIONS))
+
+
+def medium(folder: Path) -> str:
+    """175M parameters, untied, with the tiny model's tokenizer; returns its folder."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = build_tokenizer(CONVERSATIONS)
+    config = Qwen3Config(
+        vocab_size=8192,
+        hidden_size=896,
+        intermediate_size=3584,
+        num_hidden_layers=14,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).save_pretrained(folder / "medium")
+    tokenizer.save_pretrained(folder / "medium")
+    return str(folder / "medium")

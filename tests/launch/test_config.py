@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import pytest
+from omegaconf import OmegaConf
+
+from environments.errors import ConfigError
+from launch.config import TrainConfig, as_train_config, check, compose, field_names, help_text, recipe_names
+
+
+def test_the_defaults_and_all_recipes_pass_the_check() -> None:
+    check(TrainConfig())
+    assert recipe_names()
+    for name in recipe_names():
+        check(compose([f"recipe={name}"]))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rollout.group_size=1", r"group_size=1 .*'grpo'.*at least 2.*group_size=8"),
+        ("algorithm.advantage=gae", r"algorithm\.advantage='gae' is not one of grpo, rloo"),
+        ("algorithm.advantage=grppo", r"Did you mean 'grpo'"),
+        ("algorithm.loss_aggregation=mean", r"loss_aggregation='mean' is not one of token-mean"),
+        ("learner.device=gpu", r"learner\.device='gpu' is not one of cpu, cuda"),
+        ("learner.dtype=float16", r"learner\.dtype='float16' is not one of .*Did you mean '\w*float\w*'"),
+        ("learner.optimizer.schedule=linear", r"learner\.optimizer\.schedule='linear' .*constant, cosine"),
+        ("warm_start.optimizer.schedule=no", r"warm_start\.optimizer\.schedule='no' .*constant, cosine"),
+        ("learner.num_workers=0", r"learner\.num_workers=0 has to be at least 1"),
+        ("run.num_steps=0", r"run\.num_steps=0 has to be at least 1"),
+        ("rollout.max_prompt_tokens=600", r"=600 and .*=512 need .*1112 .*=1024\. Raise it, or lower"),
+        ("learner.micro_batch_tokens=1000", r"=1000 cannot hold .*= 1024 tokens\. Raise it"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_value_and_remedy(override: str, message: str) -> None:
+    config = compose([override])
+    with pytest.raises(ConfigError, match=message):
+        check(config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["learner.optimizer.lrr=1"], r"no setting 'learner\.optimizer\.lrr'.*'learner\.optimizer\.lr'"),
+        (["lr=1"], r"no setting 'lr'.*optimizer\.lr'"),
+        (["recipe=calculater"], r"no recipe 'calculater'.*'calculator'.*workload=my_module"),
+        (["run.num_steps=many"], r"many.*Integer"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_paragraph(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        compose(overrides)
+    assert "\n" not in str(raised.value)
+
+
+def test_overrides_win_over_the_recipe() -> None:
+    config = compose(["recipe=calculator", "run.num_steps=3", "learner.optimizer.lr=0.5"])
+    assert (config.run.num_steps, config.learner.optimizer.lr) == (3, 0.5)
+    assert config.workload == "launch.recipes.calculator"
+
+
+def test_a_tree_of_hydras_becomes_the_dataclasses() -> None:
+    tree = OmegaConf.create({"seed": 3, "rollout": {"group_size": 4}})
+    config = as_train_config(tree)
+    assert isinstance(config, TrainConfig)
+    assert (config.seed, config.rollout.group_size) == (3, 4)
+    assert as_train_config(config) is config
+
+
+def test_a_tree_with_an_unknown_key_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no setting 'rollout\.group_sise'.*'rollout\.group_size'"):
+        as_train_config(OmegaConf.create({"rollout": {"group_sise": 4}}))
+
+
+def test_help_shows_every_setting() -> None:
+    text = help_text("launch.train", "Train.")
+    assert all(f"  {name}=" in text for name in field_names())
+    assert len(field_names()) > 30

@@ -1,0 +1,223 @@
+"""The commands that use a model without training it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.errors import ConfigError
+from launch import evaluate, serve
+from launch.config import compose
+from launch.model_folder import model_folder, newest_checkpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def make_run(directory: Path, model: Path, step: int = 30) -> Path:
+    """A run's folder with one checkpoint, which is returned."""
+    checkpoint = directory / "checkpoints" / f"step_{step:06d}"
+    shutil.copytree(model, checkpoint / "huggingface")
+    (directory / "checkpoints" / "latest").write_text(f"{checkpoint.name}\n")
+    return checkpoint
+
+
+# -- which model ---------------------------------------------------------------------------------------
+
+
+def test_a_run_a_checkpoint_and_a_model_folder_are_all_found(tmp_path: Path, tiny_model: Path) -> None:
+    checkpoint = make_run(tmp_path / "run", tiny_model)
+    folder = str(checkpoint / "huggingface")
+    assert model_folder(str(tmp_path / "run")) == folder
+    assert model_folder(str(checkpoint)) == folder
+    assert model_folder(folder) == folder
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "gpt2"])
+def test_a_hub_name_stays_as_it_is(name: str) -> None:
+    assert model_folder(name) == name
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "./nowhere", "../nowhere", "runs/a/b", "tests/nowhere"])
+def test_a_path_that_does_not_exist_is_no_hub_name(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(ConfigError, match="does not exist"):
+        model_folder(path)
+
+
+def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(str(tmp_path / "huggingface"))):
+        model_folder(str(tmp_path))
+
+
+def test_a_model_without_a_tokenizer_is_refused_before_it_is_loaded(tmp_path: Path, tiny_model: Path) -> None:
+    shutil.copy(tiny_model / "config.json", tmp_path)
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        model_folder(str(tmp_path))
+
+
+def test_the_newest_checkpoint_is_the_one_that_was_written_last(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path) is None
+    for name, age in (("b-run", 100), ("a-run", 10), ("c-run", 200)):
+        pointer = tmp_path / name / "checkpoints" / "latest"
+        pointer.parent.mkdir(parents=True)
+        pointer.write_text("step_000007\n")
+        written = time.time() - age
+        os.utime(pointer, (written, written))
+    assert newest_checkpoint(tmp_path) == tmp_path / "a-run" / "checkpoints" / "step_000007"
+
+
+# -- what is refused -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["recipe=calculator"], "model.path is not set"),
+        (["recipe=calculator", "model.path=/nowhere"], "/nowhere"),
+        (["recipe=calculator", "model.path=gpt2", "rollout.group_size=0"], "rollout.group_size=0"),
+        (["recipe=calculator", "model.path=gpt2", "evaluation.num_tasks=0"], "evaluation.num_tasks=0"),
+        (["model.path=gpt2"], "recipe=calculator"),
+        (["recipe=calculator", "model.pth=gpt2"], "model.path"),
+    ],
+)
+def test_evaluate_refuses_what_cannot_work(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate.main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_evaluate_takes_a_group_of_one() -> None:
+    config = compose(["recipe=calculator", "model.path=gpt2", "rollout.group_size=1"])
+    evaluate.check_evaluation(config)
+
+
+def test_serve_without_any_checkpoint_says_how_to_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert serve.main([f"server.http_port={free_port()}"]) == 2
+    assert "make train" in capsys.readouterr().err
+
+
+def test_serve_refuses_a_port_that_is_taken_before_it_looks_at_the_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert serve.main([f"server.http_port={port}", "model.path=/nowhere"]) == 2
+    error = capsys.readouterr().err
+    assert f"Port {port} of 127.0.0.1" in error and "server.http_port=" in error
+
+
+@pytest.mark.parametrize("command", [evaluate, serve])
+def test_help_names_the_command_and_its_settings(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"python -m {command.__name__}" in shown and "server.http_port=null" in shown
+
+
+# -- for real ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.engine
+def test_evaluate_prints_a_table_and_writes_each_trajectory(
+    policy_app: Any, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``policy_app`` is only asked for to be there first: it starts Serve's proxy."""
+    make_run(tmp_path / "run", tiny_model)
+    arguments = [
+        "recipe=calculator",
+        f"model.path={tmp_path / 'run'}",
+        f"run.directory={tmp_path / 'evaluation'}",
+        "evaluation.num_tasks=3",
+        "rollout.group_size=2",
+        "fleet.num_actors=2",
+    ]
+    status = evaluate.main(arguments)
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    assert "of 6 rollouts" in printed.out and "problems 3, samples 6" in printed.out
+    assert "pass@1 " in printed.out and "pass@2 " in printed.out and "ended: " in printed.out
+    lines = (tmp_path / "evaluation" / "evaluation.jsonl").read_text().splitlines()
+    trajectories = [json.loads(line) for line in lines]
+    questions = [each["task"]["question"] for each in trajectories]
+    assert questions[0::2] == questions[1::2] and len(set(questions)) == 3
+    assert all(each["steps"][0]["completion"]["policy_version"] == 0 for each in trajectories)
+    assert policy_app.name in running_applications()  # only what evaluate started has ended
+    assert len(running_applications()) == 1
+
+
+def running_applications() -> list[str]:
+    from ray import serve as ray_serve
+
+    return list(ray_serve.status().applications)
+
+
+@pytest.mark.engine
+def test_serve_answers_over_http_until_it_is_interrupted(tmp_path: Path, tiny_model: Path) -> None:
+    checkpoint = make_run(tmp_path / "runs" / "mine", tiny_model)
+    port = free_port()
+    command = subprocess.Popen(
+        [sys.executable, "-m", "launch.serve", f"server.http_port={port}"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    watchdog = threading.Timer(300, command.kill)
+    watchdog.start()
+    try:
+        assert command.stdout is not None
+        greeting = []
+        for line in command.stdout:
+            greeting.append(line)
+            if line.startswith("Ctrl-C"):
+                break
+        text = "".join(greeting)
+        assert str(checkpoint.relative_to(tmp_path)) in text, text
+        assert curl_example(text)["choices"][0]["message"]["role"] == "assistant"
+        command.send_signal(signal.SIGINT)
+        rest, _ = command.communicate(timeout=120)
+        assert (command.returncode, "Traceback" in rest) == (0, False), rest
+    finally:
+        watchdog.cancel()
+        command.kill()
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", port))  # nobody listens any more
+
+
+def curl_example(greeting: str) -> dict[str, Any]:
+    """Do what the greeting's curl line does."""
+    match = re.search(r"curl (\S+) -H 'Content-Type: application/json' -d '(.*)'", greeting)
+    assert match is not None, greeting
+    body = json.loads(match[2]) | {"max_tokens": 5}
+    request = urllib.request.Request(
+        match[1], json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        answer: dict[str, Any] = json.load(response)
+    return answer
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from launch.interrupt import Interrupts
+
+
+def interrupt(number: int = signal.SIGINT) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(0.01)  # Python handles a signal between two instructions of the main thread
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_interrupts_at_once_outside_of_whole_work(number: int) -> None:
+    with Interrupts().installed(), pytest.raises(KeyboardInterrupt):
+        interrupt(number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_whole_work_is_finished_before_the_interrupt(number: int) -> None:
+    interrupts, done = Interrupts(), []
+    with interrupts.installed(), pytest.raises(KeyboardInterrupt):
+        with interrupts.whole():
+            interrupt(number)
+            done.append("work")
+        done.append("after")
+    assert done == ["work"]
+
+
+def test_nested_whole_work_is_finished_to_its_outer_end() -> None:
+    interrupts, done = Interrupts(), []
+    with interrupts.installed(), pytest.raises(KeyboardInterrupt), interrupts.whole():
+        with interrupts.whole():
+            interrupt()
+            done.append("inner")
+        done.append("outer")
+    assert done == ["inner", "outer"]
+
+
+def test_a_second_signal_is_not_put_off() -> None:
+    interrupts, done = Interrupts(), []
+    with interrupts.installed(), pytest.raises(KeyboardInterrupt), interrupts.whole():
+        interrupt()
+        done.append("first")
+        interrupt()
+        done.append("second")
+    assert done == ["first"]
+
+
+def test_an_interrupt_is_raised_once() -> None:
+    interrupts = Interrupts()
+    with interrupts.installed():
+        with pytest.raises(KeyboardInterrupt), interrupts.whole():
+            interrupt()
+        with interrupts.whole():  # such as the checkpoint that is written because of it
+            pass
+
+
+def test_an_error_in_whole_work_is_not_replaced_by_the_interrupt() -> None:
+    interrupts = Interrupts()
+    with interrupts.installed(), pytest.raises(ValueError, match="of the work"), interrupts.whole():
+        interrupt()
+        raise ValueError("of the work")
+
+
+def test_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with Interrupts().installed():
+        assert signal.getsignal(signal.SIGTERM) != before[1]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_other_threads_may_train_too() -> None:
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            interrupts = Interrupts()
+            with interrupts.installed(), interrupts.whole():
+                pass
+        except ValueError as error:  # what signal.signal raises there
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not errors

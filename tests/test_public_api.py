@@ -1,0 +1,113 @@
+"""The names and signatures that users' programs are written against. A change here is a breaking change."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PUBLIC_NAMES = {
+    "environments": (
+        "BaseEnv",
+        "SingleTurnEnvironment",
+        "MultiTurnEnvironment",
+        "ToolEnvironment",
+        "Action",
+        "Step",
+        "Trajectory",
+        "TrajectoryGroup",
+        "TerminationReason",
+        "Dataset",
+        "DatasetRegistry",
+        "RewardOutput",
+        "math_reward_fn",
+        "compute_pass_at_k",
+    ),
+    "policies": ("BaseAgent", "MathAgent", "ToolAgent", "SamplingParams"),
+    "actors": ("AgentExecutionEngine",),
+    "launch": ("AgentTrainer", "TrainConfig"),
+}
+
+REQUIRED = inspect.Parameter.empty
+
+TRAINER_PARAMETERS = {
+    "agent_class": REQUIRED,
+    "env_class": REQUIRED,
+    "config": REQUIRED,
+    "train_dataset": REQUIRED,
+    "val_dataset": None,
+    "agent_args": None,
+    "env_args": None,
+}
+
+ENGINE_PARAMETERS = {
+    "agent_class": REQUIRED,
+    "env_class": REQUIRED,
+    "agent_args": None,
+    "env_args": None,
+    "engine_name": "openai",
+    "rollout_engine_args": None,
+    "tokenizer": None,
+    "sampling_params": None,
+    "max_response_length": 8192,
+    "max_prompt_length": 1024,
+    "n_parallel_agents": 64,
+    "max_steps": 5,
+    "trajectory_timeout": None,
+    "retry_limit": 3,
+    "api_retries": 3,
+    "gamma": 1.0,
+}
+
+
+def defaults(function: object) -> dict[str, object]:
+    parameters = inspect.signature(function).parameters
+    return {name: each.default for name, each in parameters.items()}
+
+
+@pytest.mark.parametrize(("package", "names"), PUBLIC_NAMES.items())
+def test_the_public_names_are_there(package: str, names: tuple[str, ...]) -> None:
+    module = importlib.import_module(package)
+    missing = [name for name in names if not hasattr(module, name) or name not in module.__all__]
+    assert missing == []
+
+
+def test_the_trainer_takes_what_it_took_in_the_reference() -> None:
+    from launch import AgentTrainer
+
+    assert defaults(AgentTrainer) == TRAINER_PARAMETERS
+    assert defaults(AgentTrainer.train) == {"self": REQUIRED}
+
+
+def test_the_engine_takes_what_it_took_in_the_reference() -> None:
+    from actors import AgentExecutionEngine
+
+    assert defaults(AgentExecutionEngine) == ENGINE_PARAMETERS
+    assert list(defaults(AgentExecutionEngine.execute_tasks)) == ["self", "tasks"]
+    assert inspect.iscoroutinefunction(AgentExecutionEngine.execute_tasks)
+    assert list(defaults(AgentExecutionEngine.close)) == ["self"]
+
+
+@pytest.mark.parametrize("package", ["actors", "launch"])
+def test_an_unknown_name_is_an_attribute_error(package: str) -> None:
+    with pytest.raises(AttributeError, match="AgentTrianer"):
+        importlib.import_module(package).AgentTrianer  # noqa: B018
+
+
+def test_importing_the_packages_loads_neither_ray_nor_torch() -> None:
+    code = (
+        "import sys, environments, policies, actors, launch\n"
+        "print([name for name in ('ray', 'torch', 'transformers', 'vllm', 'verl') if name in sys.modules])"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).resolve().parents[1],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (loaded.stdout.strip(), loaded.returncode) == ("[]", 0), loaded.stderr

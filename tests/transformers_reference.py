@@ -1,0 +1,59 @@
+"""What the engine and the learner are compared with: plain transformers in float32, nothing cached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+torch.set_num_threads(1)  # the engines have the other cores
+
+
+def load(path: Path, weights: dict[str, torch.Tensor] | None = None) -> Any:
+    """The model of a folder, with other ``weights`` if there are any."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    if weights is not None:
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+        assert not unexpected
+        assert set(missing) <= {"lm_head.weight"}  # the same tensor as the embedding, where it is tied
+    return model.eval()
+
+
+def weights_of(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a folder by their checkpoint names."""
+    from safetensors.torch import load_file
+
+    return load_file(path / "model.safetensors")
+
+
+def perturbed(weights: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+    """Other weights, far enough to speak differently."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: tensor + 0.05 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in weights.items()
+    }
+
+
+def greedy(model: Any, prompt_ids: Sequence[int], max_tokens: int) -> tuple[int, ...]:
+    """The likeliest token, again and again, to the end of the message or ``max_tokens``."""
+    ids = list(prompt_ids)
+    with torch.no_grad():
+        for _ in range(max_tokens):
+            ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+            if ids[-1] == model.config.eos_token_id:
+                break
+    return tuple(ids[len(prompt_ids) :])
+
+
+def token_logprobs(
+    model: Any, prompt_ids: Sequence[int], response_ids: Sequence[int], temperature: float
+) -> torch.Tensor:
+    """log p of each response token [R], differentiable."""
+    logits = model(torch.tensor([[*prompt_ids, *response_ids]]), use_cache=False).logits[0]
+    logprobs = (logits[len(prompt_ids) - 1 : -1] / temperature).log_softmax(-1)
+    return logprobs.gather(-1, torch.tensor(response_ids).unsqueeze(-1)).squeeze(-1)
