@@ -25,6 +25,7 @@ from launch.checkpoint import CheckpointFolder, Progress
 from launch.cluster import check_resources, connect
 from launch.config import RolloutConfig, TrainConfig
 from launch.interrupt import Interrupts
+from launch.model_folder import model_folder
 from launch.tracking import Tracker
 from launch.workload import Workload
 from policies.learning.samples import TrainingSample
@@ -191,7 +192,7 @@ class Run:
     def _model_path(self) -> str:
         """The model to start from: the configured one, or a tiny one built into the run's folder."""
         if self.config.model.path is not None:
-            return self.config.model.path
+            return model_folder(self.config.model.path)
         from policies.tiny import build_model
 
         folder = self.directory / "model"

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 from typing import Any
 
 from actors.rollout import RolloutLimits, RolloutOrder, run_rollout
 from environments.base import BaseEnv
 from environments.datasets import Dataset
 from environments.errors import AgentError, ConfigError, DatasetError, EnvironmentFailure
-from launch.config import TrainConfig, as_train_config, check
+from launch.config import TrainConfig, as_train_config, check, register
+from launch.model_folder import model_folder
 from launch.workload import Workload
 from policies.agents.base import BaseAgent
 from policies.sampler import SampleRequest, ScriptedSampler
 
 logger = logging.getLogger(__name__)
+
+register()  # a user's @hydra.main asks for our configuration by name, before it calls anything of ours
 
 
 class AgentTrainer:
@@ -96,26 +98,14 @@ def check_workload(config: TrainConfig, workload: Workload) -> None:
 
 
 def check_model(config: TrainConfig, workload: Workload) -> None:
-    """Refuse a model folder in which something is missing."""
-    path = config.model.path
-    if path is None:
-        if not workload.demonstrations:
-            raise ConfigError(
-                "model.path is not set, and the workload has no demonstrations to build a tiny model from: "
-                "set model.path to a Hugging Face name or folder."
-            )
-        return
-    if not Path(path).is_dir():
-        if Path(path).is_absolute() or path.startswith("."):
-            raise ConfigError(f"model.path={path!r} does not exist.")
-        return  # the name of a model on the hub
-    from policies.chat import ChatRenderer, load_tokenizer
-
-    if not (Path(path) / "config.json").is_file():
+    """Refuse a model folder in which something is missing, and a run that has no model at all."""
+    if config.model.path is not None:
+        model_folder(config.model.path)
+    elif not workload.demonstrations:
         raise ConfigError(
-            f"model.path={path!r} has no config.json: save the model with model.save_pretrained."
+            "model.path is not set, and the workload has no demonstrations to build a tiny model from: "
+            "set model.path to a Hugging Face name or folder."
         )
-    ChatRenderer(load_tokenizer(path))
 
 
 def check_agent(workload: Workload) -> None:
