@@ -67,7 +67,6 @@ def held_out_tasks(config: TrainConfig, workload: Workload) -> Dataset:
 def roll_out(config: TrainConfig, workload: Workload, tasks: Dataset, model_path: str) -> list[Trajectory]:
     """The trajectories of ``tasks`` under the model. What is started for them has ended on return."""
     from actors.engine import AgentExecutionEngine
-    from launch.interrupt import Interrupts
     from launch.served_policy import served_policy
 
     rollout = config.rollout
@@ -76,7 +75,7 @@ def roll_out(config: TrainConfig, workload: Workload, tasks: Dataset, model_path
         "max_tokens": rollout.max_turn_tokens,
         "seed": config.seed,
     }
-    with Interrupts().installed(), served_policy(config, model_path) as app:
+    with served_policy(config, model_path) as app:
         engine = AgentExecutionEngine(
             agent_class=workload.agent_class,
             env_class=workload.env_class,

@@ -13,11 +13,14 @@ from actors.policy_server import PolicyApp
 from actors.weight_store import WeightStore
 from launch.cluster import check_resources, connect
 from launch.config import TrainConfig
+from launch.interrupt import Interrupts
 
 
 @contextmanager
 def served_policy(config: TrainConfig, model_path: str) -> Iterator[PolicyApp]:
     """Serve ``model_path`` as version 0; what was started for it ends with the block.
+
+    SIGINT and SIGTERM raise ``KeyboardInterrupt`` in the block.
 
     Raises:
         ConfigError: the cluster cannot hold the replicas.
@@ -26,11 +29,12 @@ def served_policy(config: TrainConfig, model_path: str) -> Iterator[PolicyApp]:
     started_ray = connect()
     app: PolicyApp | None = None
     try:
-        check_resources(replace(config, learner=replace(config.learner, num_workers=0)))
-        store = WeightStore.remote()  # type: ignore[attr-defined]
-        app = PolicyApp(f"policy-{uuid.uuid4().hex[:8]}", model_path, config.server, store)
-        app.start()
-        yield app
+        with Interrupts().installed():  # after Ray, which puts a handler of its own in the place of SIGTERM's
+            check_resources(replace(config, learner=replace(config.learner, num_workers=0)))
+            store = WeightStore.remote()  # type: ignore[attr-defined]
+            app = PolicyApp(f"policy-{uuid.uuid4().hex[:8]}", model_path, config.server, store)
+            app.start()
+            yield app
     finally:
         if started_ray:
             ray.shutdown()

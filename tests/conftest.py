@@ -33,6 +33,11 @@ MAX_LEARNERS = 2
 """Learner groups that are kept alive for the next test."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave out what Ray has to say to itself."""
+    config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning:ray.*")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Fast tests first: what is broken in the small should show before anything large is started."""
     items.sort(key=lambda item: item.get_closest_marker("engine") is not None)
