@@ -49,16 +49,19 @@ class RolloutFleet:
         self._pair, self._sampler, self._queue = pair, sampler, queue
         self._limits, self._config = limits, config
         self._orders: asyncio.Queue[RolloutOrder] = asyncio.Queue()
-        self._slots: list[asyncio.Task[None]] = []
+        self._slots: dict[int, asyncio.Task[None]] = {}
+        self._idle: set[int] = set()
         self._num_running = 0
         self._num_lost = 0
 
     async def resize(self, num_actors: int) -> None:
-        """Grow at once; shrink by giving the surplus actors no further order once theirs is done."""
+        """Grow or shrink at once; an actor that is still playing ends with its rollout."""
         self._config.num_actors = num_actors
-        self._slots = [slot for slot in self._slots if not slot.done()]
-        while len(self._slots) < num_actors:
-            self._slots.append(asyncio.create_task(self._slot(len(self._slots))))
+        for index in [each for each in self._idle if each >= num_actors]:
+            self._slots[index].cancel()
+        for index in range(num_actors):
+            if index not in self._slots or self._slots[index].done() or self._slots[index].cancelling():
+                self._slots[index] = asyncio.create_task(self._slot(index))
 
     async def submit(self, orders: Sequence[RolloutOrder]) -> None:
         """Queue orders for the next free actors."""
@@ -67,27 +70,25 @@ class RolloutFleet:
 
     async def status(self) -> FleetStatus:
         """Counts, and the error of a slot that has died: a fleet with a bug must not look idle."""
-        for slot in self._slots:
+        for slot in self._slots.values():
             if slot.done() and not slot.cancelled() and slot.exception() is not None:
                 raise slot.exception()  # type: ignore[misc]
-        return FleetStatus(len(self._slots), self._orders.qsize(), self._num_running, self._num_lost)
-
-    async def close(self) -> None:
-        """End all rollout actors; what they were playing is abandoned."""
-        for slot in self._slots:
-            slot.cancel()
-        await asyncio.gather(*self._slots, return_exceptions=True)
+        num_actors = sum(not slot.done() for slot in self._slots.values())
+        return FleetStatus(num_actors, self._orders.qsize(), self._num_running, self._num_lost)
 
     async def _slot(self, index: int) -> None:
         actor = self._start_actor()
         try:
             while index < self._config.num_actors:
+                self._idle.add(index)
                 order = await self._orders.get()
+                self._idle.discard(index)
                 self._num_running += 1
                 trajectory, actor = await self._play(order, actor)
                 self._num_running -= 1
                 await self._queue.put_async(trajectory)
         finally:
+            self._idle.discard(index)
             ray.kill(actor)
 
     async def _play(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 
+import psutil
 import ray
 
 from environments.errors import ConfigError
@@ -49,6 +51,24 @@ def connect() -> bool:
             f"The Ray cluster that this process was pointed to does not answer ({error}): start it with "
             "`ray start --head`, or unset RAY_ADDRESS and run `ray stop` to have one started here."
         ) from error
+
+
+def end() -> None:
+    """Stop the cluster that ``connect`` has started, to the last process.
+
+    A worker that is still starting has not met its raylet yet, and would outlive it by many seconds.
+    """
+    ours = [
+        process
+        for child in psutil.Process().children()
+        if f"{os.sep}ray{os.sep}" in " ".join(child.cmdline())
+        for process in (child, *child.children(recursive=True))
+    ]
+    ray.shutdown()
+    for process in ours:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(ours, timeout=5)
 
 
 def check_resources(config: TrainConfig) -> None:

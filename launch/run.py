@@ -21,8 +21,8 @@ from actors.sampling import SamplerActor, ServeSampler
 from actors.stream import TrajectoryStream
 from actors.weight_store import WeightStore
 from environments.types import TrajectoryGroup
+from launch import cluster
 from launch.checkpoint import CheckpointFolder, Progress
-from launch.cluster import check_resources, connect
 from launch.config import RolloutConfig, TrainConfig
 from launch.interrupt import Interrupts
 from launch.model_folder import model_folder
@@ -49,6 +49,7 @@ class Run:
         self._checkpoint = checkpoint
         self.progress = CheckpointFolder.progress(checkpoint) if checkpoint else Progress()
         self.tracker = Tracker(self.directory, config.run.num_steps, self.progress.step)
+        self._started = False
         self._started_ray = False
         self._app: PolicyApp | None = None
         self._fleet: ray.actor.ActorHandle | None = None
@@ -62,8 +63,8 @@ class Run:
         config = self.config
         self.tracker.announce(f"Run folder: {self.directory}")
         model_path = self._model_path()
-        self._started_ray = connect()
-        check_resources(config)
+        self._started_ray = cluster.connect()
+        cluster.check_resources(config)
         self.tracker.announce(
             "Ray: " + ("started here." if self._started_ray else "joined a running cluster.")
         )
@@ -84,6 +85,7 @@ class Run:
             if self.progress.version:
                 self.learner.publish(self.progress.version)
             self.tracker.announce(f"Resumed from {self._checkpoint.name}.")
+        self._started = True
         self.tracker.announce(f"Learner: {config.learner.num_workers} rank(s) on {config.learner.device}.")
 
     def _serve_in_background(self, model_path: str) -> None:
@@ -125,7 +127,7 @@ class Run:
     def close(self) -> None:
         """End everything that this run has started, and nothing else; then draw the learning curve."""
         if self._started_ray:
-            ray.shutdown()  # our own cluster: everything that is left ends with it
+            cluster.end()
         elif ray.is_initialized():
             self._leave_cluster()
         self.tracker.close()
@@ -176,8 +178,8 @@ class Run:
         self.tracker.announce(f"Checkpoint: {path}")
 
     def save_on_interrupt(self) -> None:
-        """Leave a checkpoint behind, if there is a learner that has a state."""
-        if self._learner is not None:
+        """Leave a checkpoint behind, unless the learner has not got its state yet."""
+        if self._started:
             self.save_checkpoint()
             self.tracker.announce(f"Go on with run.directory={self.config.run.directory} run.resume=true")
 

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-import ray
-
 from actors.policy_server import PolicyApp
 from actors.weight_store import WeightStore
-from launch.cluster import check_resources, connect
+from launch import cluster
 from launch.config import TrainConfig
 from launch.interrupt import Interrupts
 
@@ -26,17 +24,17 @@ def served_policy(config: TrainConfig, model_path: str) -> Iterator[PolicyApp]:
         ConfigError: the cluster cannot hold the replicas.
         SamplerError: a replica did not come up.
     """
-    started_ray = connect()
+    started_ray = cluster.connect()
     app: PolicyApp | None = None
     try:
         with Interrupts().installed():  # after Ray, which puts a handler of its own in the place of SIGTERM's
-            check_resources(replace(config, learner=replace(config.learner, num_workers=0)))
+            cluster.check_resources(replace(config, learner=replace(config.learner, num_workers=0)))
             store = WeightStore.remote()  # type: ignore[attr-defined]
             app = PolicyApp(f"policy-{uuid.uuid4().hex[:8]}", model_path, config.server, store)
             app.start()
             yield app
     finally:
         if started_ray:
-            ray.shutdown()
+            cluster.end()
         elif app is not None:
             app.stop()

@@ -68,16 +68,16 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
     from launch.run import Run
 
     run = Run(config, workload)
-    with run.interrupts.installed():
-        try:
-            run.start()
+    try:
+        run.start()
+        with run.interrupts.installed():  # after Ray, which puts its own handler in the place of SIGTERM's
             train(config, run)
-        except KeyboardInterrupt:
-            run.tracker.announce("Interrupted.")
-            run.save_on_interrupt()
-            raise
-        finally:
-            run.close()
+    except KeyboardInterrupt:
+        run.tracker.announce("Interrupted.")
+        run.save_on_interrupt()
+        raise
+    finally:
+        run.close()
 
 
 def check_workload(config: TrainConfig, workload: Workload) -> None:
