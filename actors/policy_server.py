@@ -25,7 +25,7 @@ from policies.openai_protocol import ChatRequest, CompletionRequest, OpenAIError
 from policies.sampler import TokenOutput, TokenRequest
 
 # The engine's thread needs the interpreter's lock all the time, and each further thread of a replica takes it
-# away, as a line of log per request does. Measured: an eighth and a tenth of a replica's CPU time.
+# away, as a line of log per request does.
 REPLICA_ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 LOGGING = {"enable_access_log": False}
 
@@ -92,7 +92,8 @@ class PolicyServer:
         self, model_path: str, model_name: str, config: ServerConfig, store: ray.actor.ActorHandle
     ) -> None:
         self._store = store
-        self._engine = VLLMEngine(model_path, config.engine)
+        # In a thread: a model that takes minutes to load must not keep Serve from hearing of this replica.
+        self._engine = await asyncio.to_thread(VLLMEngine, model_path, config.engine)
         self._openai = OpenAIFrontend(model_name, ChatRenderer(load_tokenizer(model_path)), self._engine)
         self._changed = asyncio.Condition()
         newest: PublishedWeights | None = await store.newest.remote()

@@ -80,7 +80,7 @@ def fleet(stream: TrajectoryStream) -> Iterator[Any]:
     )
     ray.get(fleet.resize.remote(NUM_ACTORS))
     yield fleet
-    ray.get(fleet.close.remote())
+    ray.kill(fleet)
 
 
 def play(fleet: Any, stream: TrajectoryStream, group_id: str, tasks: list[dict]) -> list[Trajectory]:

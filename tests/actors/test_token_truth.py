@@ -50,7 +50,7 @@ def trajectories(ray_cluster: None, sampler: Any) -> Iterator[list[Trajectory]]:
     ]
     ray.get(fleet.submit.remote(orders))
     (group,) = stream.groups(orders, fleet)
-    ray.get(fleet.close.remote())
+    ray.kill(fleet)
     stream.close()
     yield [each for each in group.trajectories if len(each.steps) == NUM_GUESSES]
 

@@ -1,0 +1,55 @@
+"""The policy server over HTTP, with the official client, on real Serve and vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.engine
+
+QUESTION = [{"role": "user", "content": "What is 12+34?"}]
+
+
+@pytest.fixture(scope="module")
+def client(policy_app: Any) -> Iterator[Any]:
+    from openai import OpenAI
+
+    with OpenAI(base_url=policy_app.base_url, api_key="EMPTY", max_retries=0) as client:
+        yield client
+
+
+def test_the_server_lists_its_model(client: Any) -> None:
+    assert [model.id for model in client.models.list()] == ["policy"]
+
+
+def test_a_streamed_chat_says_what_a_whole_one_says(client: Any) -> None:
+    options = {"model": "policy", "messages": QUESTION, "temperature": 0, "max_tokens": 12}
+    whole = client.chat.completions.create(**options)
+    parts = list(client.chat.completions.create(**options, stream=True))
+
+    said = "".join(part.choices[0].delta.content or "" for part in parts)
+    assert said == whole.choices[0].message.content
+    assert parts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert whole.usage.completion_tokens <= 12
+    assert whole.model_extra["policy_version"] >= 0
+
+
+def test_a_completion_continues_token_ids(client: Any) -> None:
+    answer = client.completions.create(model="policy", prompt=[5, 6, 7], max_tokens=4, seed=1)
+    again = client.completions.create(model="policy", prompt=[5, 6, 7], max_tokens=4, seed=1)
+    assert answer.usage.prompt_tokens == 3
+    assert answer.choices[0].text == again.choices[0].text
+
+
+def test_a_bad_request_is_refused_and_the_server_goes_on(client: Any) -> None:
+    from openai import BadRequestError, NotFoundError
+
+    with pytest.raises(NotFoundError, match="policy"):
+        client.chat.completions.create(model="gpt", messages=QUESTION)
+    with pytest.raises(BadRequestError):
+        client.completions.create(model="policy", prompt=[999_999_999], max_tokens=4)
+    with pytest.raises(BadRequestError, match="context"):
+        client.completions.create(model="policy", prompt=[5] * 5000, max_tokens=4)
+    assert client.completions.create(model="policy", prompt=[5], max_tokens=1).usage.completion_tokens == 1
