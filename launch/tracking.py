@@ -126,9 +126,9 @@ def draw_curve(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
         (line,) = axes.plot(*zip(*steps, strict=True), label=name, alpha=0.7)
         tests = [(each["step"], each["eval/reward_mean"]) for each in records if "eval/reward_mean" in each]
         if tests:
-            axes.plot(*zip(*tests, strict=True), "o--", color=line.get_color())
+            axes.plot(*zip(*tests, strict=True), "o", color=line.get_color(), markersize=7)
     axes.plot([], [], "-", color="gray", label="reward in training")
-    axes.plot([], [], "o--", color="gray", label="success on held-out tasks")
+    axes.plot([], [], "o", color="gray", label="success on held-out tasks")
     axes.set(xlabel="policy updates", ylabel="reward", ylim=(0, 1.02))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", fontsize="small")
