@@ -49,7 +49,8 @@ def train(config: TrainConfig, run: Run) -> None:
             evaluate(config, run)
     if not config.evaluation.every or progress.step % config.evaluation.every:
         evaluate(config, run)
-    run.save_checkpoint()
+    if progress.step % config.run.checkpoint_every:  # else the last step has written its own
+        run.save_checkpoint()
 
 
 def warm_start(config: TrainConfig, run: Run) -> None:
