@@ -1,0 +1,74 @@
+"""An environment in which the model writes a program, sees the tests that fail, and repairs it."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from environments.base import MultiTurnEnvironment, Task, split_info
+from environments.errors import DatasetError
+from environments.rewards.base import RewardFunction, RewardOutput, judge
+from environments.rewards.code import code_reward_fn
+
+
+class CodeEnvironment(MultiTurnEnvironment):
+    """A programming problem, ``task["question"]``, that may be answered ``max_turns`` times.
+
+    A wrong answer is answered by ``{"question": feedback}``, which shows at most ``max_tests`` of the public
+    tests that failed. The episode ends with a right answer (reward 1 or more) or after the last turn; the
+    reward of each turn is that of its answer, so only a repaired program pays more than 0. The info of each
+    step holds the reward function's ``metadata``.
+    """
+
+    def __init__(
+        self,
+        task: Task | None = None,
+        max_turns: int = 2,
+        reward_fn: RewardFunction = code_reward_fn,
+        max_tests: int = 2,
+    ) -> None:
+        super().__init__(task=task, max_turns=max_turns)
+        self.reward_fn = reward_fn
+        self.max_tests = max_tests
+        self._metadata: dict[str, Any] = {}
+
+    def reset(self, task: Task | None = None) -> tuple[Task, dict[str, Any]]:
+        known, info = super().reset(task)
+        if "question" not in known:
+            keys = ", ".join(sorted(known)) or "none"
+            raise DatasetError(f"The task has no 'question' (its keys: {keys}): add the problem's text.")
+        return {"question": known["question"]}, info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+        observation, reward, done, info = super().step(action)
+        return observation, reward, done, {**info, "metadata": self._metadata}
+
+    def get_reward_and_next_obs(self, task: Task, action: Any) -> tuple[float, dict[str, Any]]:
+        output = judge(self.reward_fn, task, action)
+        self._metadata = output.metadata
+        if output.reward >= 1:
+            self.done = True
+            return output.reward, {}
+        return output.reward, {"question": feedback(output, self.max_tests)}
+
+    @classmethod
+    def from_dict(cls, info: dict[str, Any]) -> Self:
+        """Read the arguments of ``__init__``; see ``split_info`` for the task."""
+        arguments, task = split_info(info, {"max_turns", "reward_fn", "max_tests"})
+        return cls(task=task, **arguments)
+
+
+def feedback(output: RewardOutput, max_tests: int) -> str:
+    """What a model is told about a wrong answer."""
+    metadata = output.metadata
+    if "failures" not in metadata:
+        return f"Your answer is wrong. {metadata.get('error', '')}".rstrip()
+    num_tests = metadata["num_tests"]
+    failed = f"Your program failed {num_tests - metadata['num_passed']} of {num_tests} tests."
+    shown = [failure for failure in metadata["failures"] if failure["public"]][:max_tests]
+    return "\n\n".join([failed, *map(_described, shown)])
+
+
+def _described(failure: dict[str, Any]) -> str:
+    titles = {"input": "Input", "expected": "Expected", "got": "Got", "error": "Error"}
+    parts = [(title, failure[key]) for key, title in titles.items() if failure[key] is not None]
+    return "\n".join(f"{title}:\n{text.rstrip() or '(nothing)'}" for title, text in parts)

@@ -1,0 +1,196 @@
+"""The inside of the sandbox: shuts itself in, then runs a program. Started as a script by ``sandbox``.
+
+Two processes: the warder, which ``sandbox`` started, waits for the prisoner, which runs the program. On the
+status pipe the prisoner says ``{"isolated": bool}`` when the program is about to start, and closes its end;
+the warder says ``{"status": wait status, "cpu_seconds": float}`` when the program ended.
+
+Only the standard library, and little of it: each import here delays every run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+import types
+from typing import Any
+
+PROGRAM_NAME = "main.py"
+NOBODY = 65534
+MAX_PROCESSES = "301"  # the least that the kernel takes
+PID_MAX_OF_NAMESPACES = (6, 14)  # before this version of Linux, kernel.pid_max is that of the whole machine
+HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+
+# From linux/sched.h, sys/mount.h, linux/mount.h, sys/prctl.h and linux/capability.h.
+CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x20000, 0x8000000, 0x10000000
+CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
+MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 0x1000, 0x4000, 0x40000
+SYS_MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE = 442, -100, 0x8000
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
+PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
+CAPABILITY_VERSION_3 = 0x20080522
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    """Be the warder; return only in the prisoner, after its program."""
+    order = json.loads(sys.argv[1])
+    status = order["status_fd"]
+    write("/proc/self/oom_score_adj", "1000")  # short of memory, the kernel shall end this, not a Ray actor
+    apart = leave_namespaces()
+    die_with_parent(order["parent"])
+    warder = os.getpid()
+    prisoner = os.fork()
+    if prisoner == 0:
+        die_with_parent(0 if apart else warder)  # seen from a namespace, what is outside has no number
+        isolated = apart and close_files(order["directory"], order["file_bytes"])
+        give_up_rights(order)
+        with open(order["program_fd"], encoding="utf-8") as program:
+            source = program.read()
+        say(status, {"isolated": isolated})
+        os.close(status)
+        run(source, order["report_fd"])
+        return
+    _, wait_status, usage = os.wait4(prisoner, 0)
+    say(status, {"status": wait_status, "cpu_seconds": usage.ru_utime + usage.ru_stime})
+    os._exit(0)
+
+
+def leave_namespaces() -> bool:
+    """Leave the network and, for all further processes, the process table; say whether the kernel let us."""
+    user, group = os.getuid(), os.getgid()
+    if libc.unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC) != 0:
+        return False
+    # Not root, not even of its own namespace: what it starts would get the capabilities back.
+    write("/proc/self/setgroups", "deny")
+    write("/proc/self/gid_map", f"{NOBODY} {group} 1")
+    write("/proc/self/uid_map", f"{NOBODY} {user} 1")
+    return True
+
+
+def close_files(directory: str, file_bytes: int) -> bool:
+    """Make all files and devices unwritable but ``directory``; say whether the kernel let us.
+
+    ``directory`` becomes a file system in memory that ends with the last process in it.
+    """
+    if tuple(int(part) for part in os.uname().release.split(".")[:2]) >= PID_MAX_OF_NAMESPACES:
+        write("/proc/sys/kernel/pid_max", MAX_PROCESSES)
+    devices = [device for device in HARMLESS_DEVICES if os.path.exists(device)]
+    try:
+        mount(None, "/", None, MS_REC | MS_PRIVATE)
+        for device in devices:
+            mount(device, device, None, MS_BIND)
+        set_mount("/", AT_RECURSIVE, put=MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
+        for device in devices:
+            set_mount(device, 0, clear=MOUNT_ATTR_NODEV)
+        mount("tmpfs", directory, "tmpfs", MS_NOSUID | MS_NODEV, f"size={file_bytes},mode=0700")
+        os.chdir(directory)  # again: we stood in what the new one covers
+    except OSError:
+        return False
+    return True
+
+
+def give_up_rights(order: dict[str, Any]) -> None:
+    """Drop all capabilities, and set the limits that hold for this process and all that it starts."""
+    libc.capset(struct.pack("Ii", CAPABILITY_VERSION_3, 0), bytes(24))
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    for kind, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CPU, order["cpu_seconds"]),
+        (resource.RLIMIT_FSIZE, order["file_bytes"]),
+        (resource.RLIMIT_NOFILE, order["open_files"]),
+        (resource.RLIMIT_AS, order["memory_bytes"]),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
+
+
+def run(source: str, report_fd: int) -> None:
+    """Run ``source`` as ``__main__`` and report the value of its last statement, if that is an expression."""
+
+    def show_error(
+        kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+    ) -> None:
+        import traceback
+
+        if isinstance(error, MemoryError):
+            traceback.clear_frames(trace)
+            say(report_fd, {"error": "MemoryError"})
+        while trace and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        traceback.print_exception(kind, error, trace)
+
+    sys.excepthook = show_error
+    sys.argv[:] = [PROGRAM_NAME]
+    sys.path.insert(0, os.getcwd())
+    for stream in (sys.stdout, sys.stderr):  # what was printed before a time-out shall be seen
+        assert isinstance(stream, io.TextIOWrapper)
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    value = evaluate(source, module.__dict__)
+    if value is not None:
+        say(report_fd, {"value": repr(value)})
+
+
+def evaluate(source: str, names: dict[str, Any]) -> Any:
+    """Execute ``source``; return the value of its last statement, ``None`` if that is no expression."""
+    import ast
+    import linecache
+
+    lines = source.splitlines(keepends=True)
+    linecache.cache[PROGRAM_NAME] = (len(source), None, lines, PROGRAM_NAME)  # for tracebacks
+    tree = compile(source, PROGRAM_NAME, "exec", ast.PyCF_ONLY_AST)  # ast.parse would stand in tracebacks
+    assert isinstance(tree, ast.Module)
+    last = tree.body[-1] if tree.body else None
+    if not isinstance(last, ast.Expr):
+        last = None
+    exec(compile(ast.Module(tree.body[:-1] if last else tree.body, []), PROGRAM_NAME, "exec"), names)
+    return eval(compile(ast.Expression(last.value), PROGRAM_NAME, "eval"), names) if last else None
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the parent ends; at once, if it is no longer ``parent``."""
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def say(descriptor: int, message: dict[str, Any]) -> None:
+    os.write(descriptor, json.dumps(message).encode() + b"\n")
+
+
+def write(path: str, text: str) -> None:
+    """Write ``text`` into a file of the kernel, where it lets us."""
+    try:
+        with open(path, "w", encoding="ascii") as file:
+            file.write(text)
+    except OSError:
+        return
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
+    checked(libc.mount(*texts[:3], flags, texts[3]))
+
+
+def set_mount(target: str, scope: int, put: int = 0, clear: int = 0) -> None:
+    attributes = struct.pack("4Q", put, clear, 0, 0)
+    path = os.fsencode(target)
+    checked(libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, path, scope, attributes, len(attributes)))
+
+
+def checked(result: int) -> None:
+    if result != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from environments.errors import DatasetError
+from environments.rewards.code import (
+    CodeTest,
+    code_reward_fn,
+    last_code_block,
+    read_tests,
+    run_tests,
+    same_output,
+    same_value,
+)
+
+SUM_TESTS = [{"input": "1 2\n", "output": "3\n"}, {"input": "5 5", "output": "10"}]
+ADD = "def add(a, b):\n    return a + b\n"
+
+
+def answer(code):
+    return f"<think>```python\nwrong\n```</think>Here it is:\n```python\n{code}\n```\nDone."
+
+
+def verdict(code, **task):
+    return code_reward_fn(task, answer(code))
+
+
+def error_of(output):
+    return output.metadata["failures"][0]["error"]
+
+
+# --- what is judged
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "a, b = map(int, input().split())\nprint(a + b)",
+        "import sys\nprint(sum(map(int, sys.stdin.read().split())))",
+        "print(sum(map(int, open(0).read().split())))",
+        "def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()",
+        "import threading\ndef main():\n    print(sum(map(int, input().split())))\n"
+        "threading.Thread(target=main).start()",
+        "import sys\nprint(sum(map(int, input().split())))\nsys.exit(0)",
+    ],
+)
+def test_a_program_that_prints_what_is_expected_passes(program):
+    output = verdict(program, tests=SUM_TESTS)
+    assert (output.reward, output.is_correct) == (1.0, True)
+    assert output.metadata == {"num_tests": 2, "num_passed": 2, "failures": []}
+
+
+def test_the_verdict_shows_the_test_that_failed():
+    output = verdict("a, b = map(int, input().split())\nprint(a * b - a)", tests=SUM_TESTS)
+    assert (output.reward, output.is_correct) == (0.0, False)
+    first = {"input": "1 2\n", "expected": "3\n", "got": "1\n", "error": None, "public": True}
+    assert output.metadata["failures"][0] == first
+
+
+def test_one_failing_test_of_several_costs_the_reward_but_is_counted():
+    output = verdict("print(3)", tests=SUM_TESTS)
+    assert (output.reward, output.metadata["num_passed"]) == (0.0, 1)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"tests": {"inputs": [[1, 2], [3, 4]], "outputs": [3, [7]], "fn_name": "add"}},
+        {"ground_truth": json.dumps({"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"})},
+        {
+            "tests": [{"input": "1\n2", "output": "3", "testtype": "functional"}],
+            "metadata": '{"func_name": "add"}',
+        },
+        {
+            "ground_truth": json.dumps(
+                [
+                    {
+                        "input": "1\n2",
+                        "output": "3",
+                        "testtype": "functional",
+                        "metadata": {"func_name": "add"},
+                    }
+                ]
+            )
+        },
+        {"tests": "assert add(1, 2) == 3"},
+        {"tests": {"functional": "assert add(1, 2) == 3\nassert add(b=1, a=1) == 2"}},
+        {"ground_truth": ["assert add(1, 2) == 3", "assert add('a', 'b') == 'ab'"]},
+        {"tests": "def check(candidate):\n    assert candidate(1, 2) == 3\n", "entry_point": "add"},
+        {"tests": "from solution import add\n\ndef test_add():\n    assert add((1,), (2,)) == (1, 2)\n"},
+    ],
+)
+def test_the_shapes_of_public_sets_are_understood(task):
+    assert verdict(ADD, **task).metadata["failures"] == []
+    assert verdict(ADD.replace("+", "+ a +"), **task).reward == 0.0
+
+
+def test_inputs_and_outputs_without_a_function_are_for_programs():
+    task = {"tests": {"inputs": ["1 2", ["3", "4"]], "outputs": ["3", "7\n"]}}
+    assert verdict("import sys\nprint(sum(map(int, sys.stdin.read().split())))", **task).reward == 1.0
+
+
+def test_a_method_of_a_solution_is_found():
+    code = "class Solution:\n    def twice(self, xs: List[int]):\n        return tuple(2 * x for x in xs)"
+    assert verdict(code, tests={"inputs": [[[1, 2]]], "outputs": [[2, 4]], "fn_name": "twice"}).reward == 1.0
+    check = "def check(candidate):\n    assert candidate([1]) == (2,)"
+    assert verdict(code, tests=check, entry_point="Solution().twice").reward == 1.0
+    assert verdict(code, tests=check, entry_point="twice").reward == 1.0
+
+
+def test_assertions_may_use_classes_errors_and_arguments_that_change():
+    code = """
+class Stack:
+    def __init__(self): self.items = []
+    def push(self, item): self.items.append(item)
+    def pop(self):
+        if not self.items: raise IndexError("empty")
+        return self.items.pop()
+    def __len__(self): return len(self.items)
+def order(items): items.sort()
+def count(): yield from (1, 2)
+"""
+    tests = """
+stack = Stack()
+stack.push(3)
+assert len(stack) == 1 and stack.items == [3] and stack.pop() == 3
+try:
+    stack.pop()
+except IndexError as error:
+    assert str(error) == "empty"
+else:
+    raise AssertionError
+items = [3, 1]
+order(items)
+assert items == [1, 3] and list(count()) == [1, 2]
+"""
+    assert verdict(code, tests=tests).metadata["failures"] == []
+
+
+def test_a_large_input_and_output_go_through():
+    numbers = "\n".join(map(str, range(60_000)))
+    tests = [{"input": numbers, "output": "1799970000"}, {"input": numbers, "output": f"{numbers}\n"}]
+    total = verdict("print(sum(map(int, open('/dev/stdin'))))", tests=tests)
+    assert total.metadata["num_passed"] == 1
+    assert verdict("import sys\nprint(sys.stdin.read())", tests=tests[1:]).reward == 1.0
+
+
+# --- what goes wrong costs its test and nothing else
+
+
+def test_a_hang_costs_its_own_time_and_the_others_are_still_judged():
+    tests = [CodeTest("stdin", str(n), str(n)) for n in range(4)]
+    begin = time.monotonic()
+    failures = run_tests("n = int(input())\nwhile n == 1: pass\nprint(n)", tests, test_seconds=1)
+    assert [failure is None for failure in failures] == [True, False, True, True]
+    assert failures[1].error == "time limit of 1 s exceeded"
+    assert time.monotonic() - begin < 6
+
+
+def test_tests_that_were_not_reached_in_time_are_told():
+    tests = [CodeTest("stdin", "", "")] * 4
+    failures = run_tests("import time\ntime.sleep(9)", tests, test_seconds=0.6, total_seconds=1.2)
+    assert failures[0].error == "time limit of 0.6 s exceeded"
+    assert failures[-1].error == "not run: all tests together took more than 1.2 s"
+
+
+def test_a_program_that_changes_its_process_group_is_still_ended():
+    tests = [CodeTest("stdin", "", "a")] * 2
+    code = "import os, time\nos.setpgid(0, os.getpgid(os.getppid()))\ntime.sleep(30)"
+    failures = run_tests(code, tests, test_seconds=0.4)
+    assert [failure.error for failure in failures] == ["time limit of 0.4 s exceeded"] * 2
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("1 / 0", "solution.py, line 1: 1 / 0\nZeroDivisionError: division by zero"),
+        ("x = (", "SyntaxError"),
+        ("x = [0] * (1 << 40)", "MemoryError"),
+        ("import os\nos.kill(0, 9)", "crashed: Killed"),
+        ("import sys\nsys.exit('no')", "no"),
+        ("import os\nos._exit(7)", "exit code 7"),
+        ("while True: print('x' * 1000)", "File too large"),
+    ],
+)
+def test_the_error_of_a_program_is_shown(code, error):
+    output = verdict(code, tests=[{"input": "", "output": "x"}])
+    assert error in error_of(output)
+    assert len(error_of(output)) < 700
+
+
+def test_a_function_that_is_missing_is_told():
+    output = verdict("x = 1", tests={"inputs": [[1]], "outputs": [1], "fn_name": "add"})
+    assert "no function 'add'" in error_of(output)
+
+
+def test_state_does_not_leak_from_test_to_test():
+    code = "seen = []\ndef f(x):\n    seen.append(x)\n    return len(seen)"
+    assert verdict(code, tests={"inputs": [[5], [6]], "outputs": [1, 1], "fn_name": "f"}).reward == 1.0
+
+
+# --- cheating
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys; sys.exit(0)",
+        "import os; os._exit(0)",
+        "def add(a, b):\n    import os; os._exit(0)",
+        "def add(a, b):\n    raise SystemExit(0)",
+        "class Any_(int):\n    def __eq__(self, other): return True\ndef add(a, b): return Any_(9)",
+        "class Any_:\n    def __eq__(self, other): return True\ndef add(a, b): return Any_()",
+        "class Any_(list):\n    def __eq__(self, other): return True\ndef add(a, b): return [Any_()]",
+        "import builtins\nbuiltins.AssertionError = ValueError\nbuiltins.exec = print\n"
+        "def add(a, b): return 9",
+        'print(\'{"text": "passed", "error": null}\')\ndef add(a, b):\n    print("passed")\n    return 9',
+        "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'passed')\n    except OSError: pass\n"
+        "def add(a, b): return 9",
+        "import sys\ndef add(a, b):\n    sys.modules['__main__'].same_value = lambda *_: True\n    return 9",
+    ],
+)
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "def check(candidate):\n    assert candidate(1, 2) == 3",
+        {"inputs": [[1, 2]], "outputs": [3]},
+        [{"input": "1 2", "output": "3"}],
+    ],
+)
+def test_no_trick_earns_a_reward(code, tests):
+    task = {"tests": tests} if isinstance(tests, list) else {"tests": tests, "entry_point": "add"}
+    assert verdict(code, **task).reward == 0.0
+
+
+# --- reading the answer
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```python\na\n```", "a\n"),
+        ("```\na\n```", "a\n"),
+        ("```py\na\n```\ntext\n```Python\nb\n\nc\n```", "b\n\nc\n"),
+        ("```python\na\n```\n```bash\nrun\n```", "a\n"),
+        ("  ```python\na\n  ```", "a\n"),
+        ("```python\na", None),
+        ("```bash\na\n```", None),
+        ("```bash\na\n```\n```\nb\n```", "b\n"),
+        ("```python\nunfinished\n```python\na\n```", "a\n"),
+        ("a", None),
+        ("", None),
+    ],
+)
+def test_the_last_closed_block_of_python_counts(text, code):
+    assert last_code_block(text) == code
+
+
+def test_an_answer_without_code_gets_nothing_and_is_told_why():
+    output = code_reward_fn({"tests": SUM_TESTS}, "```python\nprint(3)\n```</think>I give up.")
+    assert (output.reward, output.is_correct, output.metadata["num_tests"]) == (0.0, False, 2)
+    assert "```python" in output.metadata["error"]
+
+
+def test_an_answer_of_many_fences_is_read_quickly():
+    begin = time.monotonic()
+    last_code_block("```python\n" * 50_000)
+    last_code_block("```" + " " * 200_000)
+    last_code_block(" " * 200_000 + "```\n" + "```" * 50_000)
+    assert time.monotonic() - begin < 2
+
+
+# --- comparing
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "same"),
+    [
+        ("1 2\n3\n", "1 2 \n3\n\n", True),
+        ("0.3333333333", "0.333333333", True),
+        ("1.0", "1", True),
+        ("1000000000001", "1000000000002", False),
+        ("0.33", "0.34", False),
+        ("1 2", "1\n2", False),
+        ("yes", "YES", False),
+        ("", "0", False),
+        ("nan", "nan", True),
+        ("a 1.0", "a 1", True),
+        ("a", "a b", False),
+        ("1" * 500 + ".5", "2" * 500, False),
+    ],
+)
+def test_outputs_are_compared_by_line_and_numbers_by_value(got, expected, same):
+    assert same_output(got, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "same"),
+    [
+        ([1, [2.0000000001, None]], [1, [2, None]], True),
+        ({"a": 1}, {"a": 1}, True),
+        ({"a": 1}, {"b": 1}, False),
+        (1, 2, False),
+        ("1", 1, False),
+        ([1], [1, 2], False),
+        (10**400, 1.5, False),
+        (1.0, "1.0", False),
+    ],
+)
+def test_values_are_compared_as_plain_data(got, expected, same):
+    assert same_value(got, expected) is same
+
+
+# --- tasks that cannot be judged
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ({}, "its keys: none"),
+        ({"tests": [], "question": "?"}, "its keys: question, tests"),
+        ({"tests": 3}, "unknown shape"),
+        ({"tests": {"cases": []}}, r"unknown shape \(\['cases'\]\).*inputs"),
+        ({"tests": [{"input": "1", "output": "1", "testtype": "functional"}]}, "func_name"),
+        ({"tests": {"inputs": [1], "outputs": []}}, "1 inputs but 0 outputs"),
+        ({"tests": "def check(candidate): pass"}, "entry_point"),
+        ({"tests": {"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}}, "no JSON"),
+    ],
+)
+def test_a_task_without_usable_tests_is_an_error(task, message):
+    with pytest.raises(DatasetError, match=message):
+        read_tests(task)

@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from environments.errors import ConfigError, EnvironmentFailure
+from environments.tools import sandbox
+from environments.tools.sandbox import Ending, SandboxLimits, clip, run_python
+
+MARK = "troupe-test-straggler"
+
+ESCAPE = f"""
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)", {MARK!r}])
+    os._exit(0)
+print("started")
+time.sleep(seconds)
+"""
+
+
+def stragglers() -> list[str]:
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            try:
+                command = (process / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if MARK.encode() in command.split(b"\0"):
+                found.append(process.name)
+    return found
+
+
+def gone_within(seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while stragglers() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not stragglers()
+
+
+def directories(parent: Path) -> list[str]:
+    return [path.name for path in parent.iterdir()]
+
+
+@pytest.fixture(params=["as the kernel allows", "without namespaces"])
+def kernel(request, tmp_path, monkeypatch):
+    """Runs a test twice: the second time on a kernel that refuses all namespaces."""
+    if request.param == "without namespaces":
+        source = Path(sandbox.__file__).with_name("sandbox_child.py").read_text()
+        assert "libc.unshare(" in source
+        child = tmp_path / "child.py"
+        child.write_text(source.replace("libc.unshare(", "(lambda flags: -1)("))
+        monkeypatch.setattr(sandbox, "_CHILD", child)
+    return request.param
+
+
+@pytest.fixture
+def scratch(tmp_path, monkeypatch):
+    """Where the sandbox makes its directories."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+def test_output_errors_and_value_come_back(kernel):
+    result = run_python("import sys\nprint('out')\nprint('err', file=sys.stderr)\n[1, 'a']")
+    assert (result.stdout, result.stderr, result.value) == ("out\n", "err\n", "[1, 'a']")
+    assert (result.ending, result.exit_code, result.succeeded) == (Ending.EXITED, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("source", "value"), [("1 + 1", "2"), ("x = 3", None), ("print()", None), ("", None), ("# nothing", None)]
+)
+def test_the_value_is_that_of_a_last_expression(source, value):
+    assert run_python(source).value == value
+
+
+def test_the_program_reads_its_input_and_is_main():
+    source = "def f():\n    print(input()[::-1])\nif __name__ == '__main__':\n    f()\n"
+    assert run_python(source, stdin="abc\n").stdout == "cba\n"
+
+
+def test_installed_packages_can_be_imported():
+    assert run_python("import numpy\nint(numpy.arange(4).sum())").value == "6"
+
+
+def test_a_traceback_shows_the_program_and_nothing_of_the_sandbox(kernel):
+    result = run_python("def f():\n    return 1 / 0\nf()")
+    lines = result.stderr.splitlines()
+    assert lines[:3] == [
+        "Traceback (most recent call last):",
+        '  File "main.py", line 3, in <module>',
+        "    f()",
+    ]
+    assert lines[-1] == "ZeroDivisionError: division by zero"
+    assert "sandbox" not in result.stderr
+    assert (result.exit_code, result.ending) == (1, Ending.EXITED)
+
+
+@pytest.mark.parametrize("source", ["x = (", "a\0b", "(" * 10_000, "'\ud800'"])
+def test_source_that_is_no_python_is_an_error_of_the_program(source):
+    result = run_python(source)
+    assert result.ending is Ending.EXITED
+    assert ("sandbox_child" in result.stderr, "Traceback" in result.stderr) == (False, False)
+
+
+def test_an_exit_code_is_told():
+    assert run_python("import sys\nsys.exit(3)").exit_code == 3
+
+
+def test_what_was_printed_before_a_time_out_is_kept(kernel):
+    begin = time.monotonic()
+    result = run_python("print('before')\nwhile True: pass", limits=SandboxLimits(timeout_seconds=0.3))
+    assert (result.stdout, result.ending, result.exit_code) == ("before\n", Ending.TIMED_OUT, None)
+    assert result.timed_out
+    assert time.monotonic() - begin < 5
+
+
+def test_the_cpu_limit_ends_a_program_too():
+    result = run_python("while True: pass", limits=SandboxLimits(timeout_seconds=20, cpu_seconds=1))
+    assert result.timed_out
+
+
+def test_a_program_that_takes_too_much_memory_is_told_apart(kernel):
+    limits = SandboxLimits(memory_bytes=200 << 20)
+    result = run_python("blocks = []\nwhile True:\n    blocks.append(bytearray(1 << 20))", limits=limits)
+    assert result.ending is Ending.OUT_OF_MEMORY
+    assert result.stderr.rstrip().endswith("MemoryError")
+
+
+def test_a_crash_is_told_apart():
+    result = run_python("import ctypes\nctypes.string_at(0)")
+    assert (result.ending, result.exit_code) == (Ending.KILLED, -11)
+
+
+def test_printing_without_end_neither_hangs_nor_fills_memory(kernel):
+    limits = SandboxLimits(timeout_seconds=20, file_bytes=1 << 20, output_bytes=1000)
+    result = run_python("import itertools\nfor i in itertools.count(): print(i)", limits=limits)
+    assert result.stdout.startswith("0\n1\n")
+    assert "bytes cut" in result.stdout
+    assert len(result.stdout) < 1100
+    assert "File too large" in result.stderr
+
+
+def test_no_variable_of_the_parent_is_seen(kernel, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    result = run_python("import os\nassert os.environ['HOME'] == os.getcwd()\nprint(os.environ)")
+    assert "secret" not in result.stdout
+    assert result.succeeded, result.stderr
+
+
+def test_files_of_a_program_are_gone_afterwards(kernel, scratch):
+    deep = (
+        "import os\nfor _ in range(1500):\n    os.mkdir('d'); os.chdir('d')\nopen('f', 'w').close()\n'made'"
+    )
+    assert run_python(deep).value == "'made'"
+    assert directories(scratch) == []
+
+
+def test_open_files_are_limited(kernel):
+    source = "files = []\nwhile True: files.append(open('/dev/null'))"
+    assert "Too many open files" in run_python(source).stderr
+
+
+@pytest.mark.parametrize("seconds", [0, 30])
+def test_processes_that_left_the_session_are_killed(kernel, seconds):
+    limits = SandboxLimits(timeout_seconds=1.5)
+    begin = time.monotonic()
+    result = run_python(ESCAPE.replace("seconds", str(seconds)), limits=limits)
+    assert (result.stdout, result.timed_out) == ("started\n", seconds == 30)
+    assert gone_within(2)
+    assert time.monotonic() - begin < 10
+
+
+def test_a_program_cannot_end_its_warder_unnoticed(kernel):
+    result = run_python("import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(0.2)\n'alive'")
+    if result.isolated:  # its parent is outside: number 0, its own group, which it is not the leader of
+        assert result.ending in (Ending.EXITED, Ending.KILLED)
+    else:
+        assert result.ending is Ending.KILLED
+
+
+def test_isolation_keeps_network_files_and_processes_away(tmp_path):
+    canary = tmp_path / "canary"
+    canary.write_text("here")
+    source = f"""
+import os, socket
+open("mine", "w").write("allowed")
+open("/dev/null", "w").write("allowed")
+done = []
+for name, action in {{
+    "network": lambda: socket.create_connection(("127.0.0.1", 1), 1),
+    "write": lambda: open({str(canary)!r}, "w"),
+    "delete": lambda: os.remove({str(canary)!r}),
+    "environ": lambda: open("/proc/{os.getpid()}/environ").read(),
+    "kill": lambda: os.kill({os.getpid()}, 0),
+}}.items():
+    try:
+        action()
+        done.append(name)
+    except ConnectionRefusedError:
+        done.append(name)
+    except OSError:
+        pass
+done
+"""
+    result = run_python(source)
+    if not result.isolated:
+        pytest.skip("this kernel allows no user namespaces")
+    assert (result.value, result.stderr) == ("[]", "")
+    assert canary.read_text() == "here"
+
+
+def test_missing_isolation_is_told(kernel, caplog):
+    sandbox._warn_of_no_isolation.cache_clear()
+    result = run_python("1")
+    if kernel == "without namespaces":
+        assert not result.isolated
+    assert ("user namespaces" in caplog.text) is not result.isolated
+
+
+def test_a_fork_bomb_ends(kernel):
+    source = "import os, time\nfor _ in range(8): os.fork()\ntime.sleep(60)"
+    begin = time.monotonic()
+    assert run_python(source, limits=SandboxLimits(timeout_seconds=1)).ending is not Ending.KILLED
+    assert time.monotonic() - begin < 15
+
+
+def test_many_threads_run_programs_at_once():
+    results: dict[int, str | None] = {}
+    threads = [
+        threading.Thread(target=lambda n=n: results.update({n: run_python(f"{n} * 2").value}))
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert results == {n: str(n * 2) for n in range(8)}
+
+
+def test_no_descriptor_is_left_open(scratch):
+    run_python("1")
+    before = len(os.listdir("/proc/self/fd"))
+    run_python("1")
+    run_python("while True: pass", limits=SandboxLimits(timeout_seconds=0.1))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_interpreter_that_does_not_start_is_an_environment_failure(monkeypatch, scratch):
+    monkeypatch.setattr(sandbox, "_CHILD", "/nonexistent.py")
+    with pytest.raises(EnvironmentFailure, match=r"did not start.*nonexistent"):
+        run_python("1")
+    assert directories(scratch) == []
+
+
+def test_a_missing_interpreter_leaves_nothing_behind(monkeypatch, scratch):
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(sys, "executable", "/nonexistent")
+    with pytest.raises(EnvironmentFailure, match="cannot start /nonexistent"):
+        run_python("1")
+    assert (directories(scratch), len(os.listdir("/proc/self/fd"))) == ([], before)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"timeout_seconds": 0}, {"memory_bytes": -1}, {"timeout_seconds": float("inf")}]
+)
+def test_impossible_limits_are_refused(limits):
+    with pytest.raises(ConfigError, match=next(iter(limits))):
+        SandboxLimits(**limits)
+
+
+def test_clip_keeps_the_beginning_and_the_end():
+    assert clip("abc", 3) == "abc"
+    assert clip("a" * 10 + "b" * 10, 4) == "aa\n[... 16 characters cut ...]\nbb"
