@@ -14,6 +14,8 @@ from typing import Any
 from environments.errors import ConfigError, DatasetError
 from environments.types import Trajectory
 
+_MOST_LINES = 16  # of a table that anybody reads
+
 
 @dataclass(frozen=True)
 class PassAtK:
@@ -49,8 +51,9 @@ def compute_pass_at_k(results: Iterable[Trajectory], ks: Sequence[int] | None = 
     counts as an attempt that was not. The estimate is 1 - C(n-c, k) / C(n, k) for c correct of n samples
     (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1).
 
-    ``ks`` defaults to 1, 2, 4, ... and the smallest n. Every estimate is over all problems, so that they
-    can be compared with each other: a k above the smallest n is omitted.
+    ``ks`` defaults to every k up to the smallest n, or, if that is above 16, to the powers of two and n.
+    Every estimate is over all problems, so that they can be compared with each other: a k above the
+    smallest n is omitted.
 
     Raises:
         ConfigError: there are no results, or a k is below 1.
@@ -65,7 +68,7 @@ def compute_pass_at_k(results: Iterable[Trajectory], ks: Sequence[int] | None = 
     if ks is not None and any(k < 1 for k in ks):
         raise ConfigError(f"ks={list(ks)} has a k below 1: pass@k is about 1 attempt or more.")
     smallest = min(len(problem) for problem in problems)
-    wanted = _powers_of_two(smallest) if ks is None else sorted(set(ks))
+    wanted = _default_ks(smallest) if ks is None else sorted(set(ks))
     table = PassAtK(
         num_problems=len(problems),
         num_samples=sum(len(problem) for problem in problems),
@@ -81,9 +84,10 @@ def _mean_estimate(problems: list[list[bool]], k: int) -> float:
     return sum(estimates) / len(estimates)
 
 
-def _powers_of_two(largest: int) -> list[int]:
-    powers = [1 << exponent for exponent in range(largest.bit_length())]
-    return sorted({*powers, largest})
+def _default_ks(largest: int) -> list[int]:
+    if largest <= _MOST_LINES:
+        return list(range(1, largest + 1))
+    return sorted({*(1 << exponent for exponent in range(largest.bit_length())), largest})
 
 
 def _fingerprint(task: Any) -> str:

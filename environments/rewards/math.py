@@ -2,34 +2,74 @@ r"""The reward for mathematics: is the last ``\boxed{...}`` the expected answer?
 
 from __future__ import annotations
 
+import logging
 import re
 from fractions import Fraction
 from typing import Any
 
 from environments.errors import DatasetError
 from environments.rewards.base import RewardOutput
+from environments.rewards.grader import Grader, GradingError
+
+TIME_LIMIT_SECONDS = 10.0
+"""For comparing two expressions; an answer that takes longer, such as 10^{10^{10}}, is wrong."""
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?"
-_MAX_NUMBER_LENGTH = 1000  # longer ones are compared as text: turning them into integers takes too long
+_MAX_LENGTH = 1000  # longer ones are compared as text: turning them into integers takes too long
+
+_grader = Grader("environments.rewards.math:equal_expressions", imports=["math_verify"])
 
 
-def math_reward_fn(task_info: dict[str, Any], action: str) -> RewardOutput:
+def math_reward_fn(
+    task_info: dict[str, Any], action: str, time_limit_seconds: float = TIME_LIMIT_SECONDS
+) -> RewardOutput:
     r"""Reward 1 if the answer equals ``task_info["ground_truth"]``, else 0.
 
     The answer is the last ``\boxed{...}`` with balanced braces after the last ``</think>``; there is no
     other way to give one. The ground truth is a text, a number, or a list of these of which any will do.
-    Numbers are compared exactly: 0.50, 1/2 and \frac{1}{2} are equal, and so are 1,000 and 1000.
+    Numbers are compared exactly: 0.50, 1/2 and \frac{1}{2} are equal, and so are 1,000 and 1000. What is
+    not equal as a number or a text is an expression, and math-verify decides, which rounds irrational
+    numbers to six decimals. It runs in a process of its own for at most ``time_limit_seconds``; an answer
+    that could not be graded is wrong, and ``metadata["error"]`` says why. ``metadata["judged_by"]`` is
+    "number", "text" or "math-verify".
 
     Raises:
         DatasetError: the task has no ground truth.
+        EnvironmentFailure: math-verify cannot be run at all.
     """
     truths = _ground_truths(task_info)
     answer = last_boxed(action.rpartition("</think>")[2])
     if answer is None:
         reason = r"The answer holds no complete \boxed{...}."
         return RewardOutput(0.0, {"answer": None, "error": reason}, is_correct=False)
-    correct = any(_same(answer, truth) for truth in truths)
-    return RewardOutput(float(correct), {"answer": answer}, is_correct=correct)
+    plain = normalised(answer)
+    judged_by = "number" if isinstance(plain, Fraction) else "text"
+    metadata = {"answer": answer, "judged_by": judged_by}
+    if any(plain == normalised(truth) for truth in truths):
+        return RewardOutput(1.0, metadata, is_correct=True)
+    open_truths = [truth for truth in truths if _is_open(plain, normalised(truth))]
+    if not open_truths:
+        return RewardOutput(0.0, metadata, is_correct=False)
+    metadata["judged_by"] = "math-verify"
+    try:
+        correct = _grader.call(open_truths, answer, time_limit_seconds=time_limit_seconds)
+    except GradingError as error:
+        return RewardOutput(0.0, {**metadata, "error": f"The answer {error}"}, is_correct=False)
+    return RewardOutput(float(correct), metadata, is_correct=correct)
+
+
+def equal_expressions(truths: list[str], answer: str) -> bool:
+    """Whether math-verify finds ``answer`` equal to any of ``truths``; it may run for ever."""
+    from math_verify import parse, verify
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that no time limit is set
+
+    def parsed(expression: str) -> list[Any]:
+        return parse(rf"\boxed{{{expression}}}", parsing_timeout=None)
+
+    # Its own time limits are signals, and Python cannot always handle these in time.
+    target = parsed(answer)
+    return any(verify(parsed(truth), target, timeout_seconds=None) for truth in truths)
 
 
 def last_boxed(text: str) -> str | None:
@@ -49,7 +89,7 @@ def last_boxed(text: str) -> str | None:
 def normalised(text: str) -> Fraction | str:
     """Return the number that ``text`` writes, exactly, or else ``text`` without LaTeX's trimmings."""
     plain = _plain(text)
-    if len(plain) > _MAX_NUMBER_LENGTH:
+    if len(plain) > _MAX_LENGTH:
         return plain
     if re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?", plain):
         plain = plain.replace(",", "")
@@ -70,8 +110,16 @@ def _ground_truths(task_info: dict[str, Any]) -> list[str]:
     return [boxed if (boxed := last_boxed(text)) is not None else text for text in texts]
 
 
-def _same(answer: str, truth: str) -> bool:
-    return normalised(answer) == normalised(truth)
+def _is_open(answer: Fraction | str, truth: Fraction | str) -> bool:
+    """Whether two that are not equal as written may still be equal as expressions."""
+    if isinstance(answer, Fraction) and isinstance(truth, Fraction):
+        return False
+    texts = str(answer), str(truth)
+    if not all(0 < len(text) <= _MAX_LENGTH for text in texts):
+        return False
+    return (
+        texts[0].casefold() != texts[1].casefold()
+    )  # x and X are two symbols, math-verify takes them for one
 
 
 def _plain(text: str) -> str:

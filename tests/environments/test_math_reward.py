@@ -6,6 +6,7 @@ import pytest
 
 from environments import math_reward_fn
 from environments.errors import DatasetError
+from environments.rewards import math
 from environments.rewards.math import last_boxed
 
 
@@ -44,6 +45,15 @@ def reward(answer, truth):
         ("7", r"\boxed{7}"),
         ("0.0000001", 1e-7),
         ("2", ("1", "2")),
+        (r"1/\sqrt{2}", r"\frac{\sqrt{2}}{2}"),
+        ("x=3", "3"),
+        ("3", "x=3"),
+        ("(x+1)^2", "x^2+2x+1"),
+        (r"\{2, 1\}", r"\{1, 2\}"),
+        (r"x \in [0, 1)", "[0,1)"),
+        (r"\frac{3\pi}{6}", r"\frac{\pi}{2}"),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{bmatrix} 1 \\ 2 \end{bmatrix}"),
+        (r"2\sqrt{2}", ["7", r"\sqrt{8}"]),
     ],
 )
 def test_equal_answers(answer, truth):
@@ -67,16 +77,49 @@ def test_equal_answers(answer, truth):
         ("", "5"),
         ("7", ["5", "6"]),
         ("x", "X"),
+        ("[0,1]", "(0,1)"),
+        (r"\{1, 2, 3\}", r"\{1, 2\}"),
+        ("x=4", "3"),
+        (r"\sqrt{2}", "1.4"),
+        ("x+2", "x+1"),
+        (r"\frac{", "3"),
+        (r"\end{}", "3"),
     ],
 )
 def test_unequal_answers(answer, truth):
     assert reward(answer, truth) == 0.0
 
 
-def test_the_verdict_says_what_was_compared():
-    output = math_reward_fn({"ground_truth": "4"}, r"\boxed{4}")
-    assert output.is_correct is True
-    assert output.metadata == {"answer": "4"}
+@pytest.mark.parametrize(
+    ("answer", "truth", "judged_by", "correct"),
+    [
+        ("4", "4", "number", True),
+        ("4", "5", "number", False),
+        (r"\text{Evelyn}", "Evelyn", "text", True),
+        ("x", "X", "text", False),
+        (r"\sqrt{16}", "4", "math-verify", True),
+        (r"\sqrt{17}", "4", "math-verify", False),
+    ],
+)
+def test_the_verdict_says_what_was_compared_and_how(answer, truth, judged_by, correct):
+    output = math_reward_fn({"ground_truth": truth}, rf"\boxed{{{answer}}}")
+    assert output.is_correct is correct
+    assert output.metadata == {"answer": answer, "judged_by": judged_by}
+
+
+@pytest.mark.parametrize("answer", ["10^{10^{10}}", "9^{9^{9^{9}}}"])
+def test_an_answer_that_takes_for_ever_is_wrong_and_costs_its_time_limit_alone(answer):
+    start = time.monotonic()
+    output = math_reward_fn({"ground_truth": "4"}, rf"\boxed{{{answer}}}", time_limit_seconds=0.5)
+    assert (output.reward, output.is_correct) == (0.0, False)
+    assert output.metadata["error"] == "The answer could not be graded in 0.5 s."
+    assert time.monotonic() - start < 10  # mostly for starting a fresh child on a busy machine
+    assert reward(r"\sqrt{16}", "4") == 1.0
+
+
+def test_numbers_are_judged_without_another_process(monkeypatch):
+    monkeypatch.setattr(math, "_grader", None)
+    assert (reward("4", "4.0"), reward("4", "5")) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize("text", ["The answer is 4.", r"\boxed{4", "boxed{4}", r"\boxed 4", ""])
@@ -120,6 +163,7 @@ def test_a_task_without_ground_truth_is_an_error(task):
 
 @pytest.mark.parametrize("answer", ["9" * 10**6, "1e999999999", "1/" + "9" * 10**6, "{" * 10**5, " " * 10**5])
 def test_huge_answers_are_judged_quickly(answer):
+    reward(r"\sqrt{16}", "4")  # the grading process is there
     start = time.monotonic()
     assert reward(answer, "4") == 0.0
     assert time.monotonic() - start < 2

@@ -43,11 +43,20 @@ def test_correct_is_a_reward_above_zero():
 
 
 def test_a_failed_rollout_counts_as_an_attempt():
-    failed = Trajectory(task={}, termination_reason=TerminationReason.ERROR, error="boom")
+    failed = Trajectory(task={}, termination_reason=TerminationReason.ENV_ERROR, error="boom")
     assert compute_pass_at_k([failed, *attempts({}, 1.0)])[1] == 0.5
 
 
-@pytest.mark.parametrize(("n", "ks"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
+@pytest.mark.parametrize(
+    ("n", "ks"),
+    [
+        (1, [1]),
+        (8, [1, 2, 3, 4, 5, 6, 7, 8]),
+        (16, list(range(1, 17))),
+        (17, [1, 2, 4, 8, 16, 17]),
+        (32, [1, 2, 4, 8, 16, 32]),
+    ],
+)
 def test_ks_by_default(n, ks):
     results = attempts({"q": 1}, *[1] * n) + attempts({"q": 2}, *[1] * (n + 3))
     assert list(compute_pass_at_k(results).estimates) == ks

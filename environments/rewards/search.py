@@ -1,0 +1,84 @@
+r"""The reward for questions that a search answers: how much of the expected answer is in the given one?"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from typing import Any
+
+from environments.errors import DatasetError
+from environments.rewards.base import RewardOutput
+from environments.rewards.math import last_boxed
+
+MIN_F1 = 0.3
+"""Below this, sharing words with the expected answer is chance, and earns nothing."""
+
+_ALL_OR_NOTHING = {"yes", "no", "noanswer"}
+
+
+def search_reward_fn(task_info: dict[str, Any], action: str) -> RewardOutput:
+    r"""Reward 1 for an exact match, else the F1 of the words if that is at least ``MIN_F1``, else 0.
+
+    Case, punctuation and articles do not count, and where several answers are expected, the best match
+    does (Rajpurkar et al. 2016, "SQuAD"). An expected "yes", "no" or "noanswer" has to be
+    matched exactly, as in HotpotQA.
+
+    What is expected is ``task_info["ground_truth"]``, or else ``task_info["answer"]``: a text, or a list of
+    texts. The answer is looked for after the last ``</think>``: the last ``\boxed{...}``; if there is none,
+    the last ``<answer>...</answer>``; and if there is none either, the last line that is not empty.
+    Metadata: the extracted ``answer``, ``f1``, and ``em``, whether it is an exact match.
+
+    Raises:
+        DatasetError: the task has no expected answer.
+    """
+    truths = _ground_truths(task_info)
+    answer = extracted_answer(action)
+    exact = any(normalised(answer) == normalised(truth) for truth in truths)
+    f1 = max(f1_score(answer, truth) for truth in truths)
+    reward = 1.0 if exact else f1 if f1 >= MIN_F1 else 0.0
+    return RewardOutput(reward, {"answer": answer, "f1": f1, "em": exact}, is_correct=exact)
+
+
+def extracted_answer(text: str) -> str:
+    """Return what ``text`` gives as its answer; empty if it gives none."""
+    text = text.rpartition("</think>")[2]
+    boxed = last_boxed(text)
+    if boxed is not None:
+        return re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", boxed).strip()
+    before, closing, _ = text.rpartition("</answer>")
+    if closing and "<answer>" in before:
+        return before.rpartition("<answer>")[2].strip()
+    return text.strip().rpartition("\n")[2].strip()
+
+
+def f1_score(answer: str, truth: str) -> float:
+    """Return the harmonic mean of the shares of words that ``answer`` and ``truth`` have in common."""
+    given, expected = normalised(answer), normalised(truth)
+    if given != expected and _ALL_OR_NOTHING & {given, expected}:
+        return 0.0
+    given_words, expected_words = given.split(), expected.split()
+    common = (Counter(given_words) & Counter(expected_words)).total()
+    return 2 * common / (len(given_words) + len(expected_words)) if common else 0.0
+
+
+def normalised(text: str) -> str:
+    """Return ``text`` in lower case, without punctuation, articles and superfluous spaces.
+
+    Where nothing would be left, as of the mark "A", only the case changes.
+    """
+    lower = text.lower()
+    plain = lower.translate(str.maketrans("", "", string.punctuation))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split()) or lower.strip()
+
+
+def _ground_truths(task_info: dict[str, Any]) -> list[str]:
+    truths = task_info.get("ground_truth", task_info.get("answer"))
+    texts = [str(truth) for truth in truths] if isinstance(truths, list | tuple) else [str(truths)]
+    if truths is None or not texts or not all(text.strip() for text in texts):
+        keys = ", ".join(sorted(task_info)) or "none"
+        raise DatasetError(
+            f"The task has no 'ground_truth' and no 'answer' that says something (its keys: {keys}): "
+            "add the expected answer, as a text or a list of texts."
+        )
+    return texts

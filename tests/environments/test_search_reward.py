@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+
+from environments.errors import DatasetError
+from environments.rewards.search import extracted_answer, f1_score, normalised, search_reward_fn
+
+
+def judged(answer, truth):
+    return search_reward_fn({"ground_truth": truth}, rf"\boxed{{{answer}}}")
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("The  Great, Moot-Bell!", "great mootbell"),
+        ("an apple a day", "apple day"),
+        ("Theatre", "theatre"),
+        ("U.S.A.", "usa"),
+        ("A", "a"),
+        ("  ", ""),
+    ],
+)
+def test_case_punctuation_articles_and_spaces_do_not_count(text, plain):
+    assert normalised(text) == plain
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "f1"),
+    [
+        ("mount ardvane", "Ardvane", 2 / 3),
+        ("the the", "ardvane", 0.0),
+        ("red red red blue", "red blue blue", 4 / 7),
+        ("", "ardvane", 0.0),
+        ("yes it is", "yes", 0.0),
+        ("yes", "yes it is", 0.0),
+        ("Yes.", "yes", 1.0),
+        ("no", "yes", 0.0),
+        ("noanswer", "noanswer given", 0.0),
+    ],
+)
+def test_f1_counts_the_words_in_common(answer, truth, f1):
+    assert f1_score(answer, truth) == pytest.approx(f1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "reward", "exact"),
+    [
+        ("The Lantern Bridge", "lantern bridge", 1.0, True),
+        ("Ardvane, Mount", "Mount Ardvane", 1.0, False),
+        ("Mount Ardvane", "Ardvane", 2 / 3, False),
+        ("a b c d e f g h ardvane", "Ardvane", 0.0, False),  # F1 0.22 with "a" gone
+        ("Quenny", ["Little Wend", "The Quenny"], 1.0, True),
+        ("the river Quenny", ["Little Wend", "Quenny"], 2 / 3, False),
+        ("1912", 1912, 1.0, True),
+        ("B", "A", 0.0, False),
+        ("", "A", 0.0, False),
+    ],
+)
+def test_an_exact_match_earns_one_and_a_near_one_its_f1(answer, truth, reward, exact):
+    output = judged(answer, truth)
+    assert output.reward == pytest.approx(reward)
+    assert (output.is_correct, output.metadata["em"]) == (exact, exact)
+    assert output.metadata["answer"] == answer
+
+
+def test_the_f1_below_the_threshold_is_still_told():
+    assert judged("b c d e f g h ardvane", "Ardvane").metadata["f1"] == pytest.approx(2 / 9)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"It is \boxed{Velmora}, not <answer>Harrowick</answer>.", "Velmora"),
+        (r"\boxed{Harrowick} no: \boxed{\text{Velmora}}", "Velmora"),
+        ("<answer>Harrowick</answer> or <answer> Velmora\n</answer>", "Velmora"),
+        ("I read a lot.\nVelmora\n\n", "Velmora"),
+        (r"\boxed{Harrowick}</think>Velmora", "Velmora"),
+        (r"\boxed{Velmora", r"\boxed{Velmora"),
+        ("<answer>Velmora", "<answer>Velmora"),
+        (r"\boxed{}", ""),
+        ("", ""),
+    ],
+)
+def test_where_the_answer_is_looked_for(text, answer):
+    assert extracted_answer(text) == answer
+
+
+def test_the_expected_answer_may_be_called_answer():
+    assert search_reward_fn({"answer": "Velmora"}, "Velmora").reward == 1.0
+    assert search_reward_fn({"answer": "Velmora", "ground_truth": "Quenny"}, "Velmora").reward == 0.0
+
+
+@pytest.mark.parametrize(
+    "task", [{}, {"question": "?"}, {"ground_truth": None}, {"answer": []}, {"answer": ["Velmora", " "]}]
+)
+def test_a_task_without_an_expected_answer_is_an_error(task):
+    with pytest.raises(DatasetError, match="'ground_truth'"):
+        search_reward_fn(task, "Velmora")
