@@ -9,7 +9,7 @@ from typing import Any, Self
 from environments.base import BaseEnv, Task, required_reward_fn, split_info
 from environments.errors import AgentError, ConfigError
 from environments.rewards.base import RewardFunction, judge
-from environments.tools import Tool, ToolCall, ToolOutput, make_tools
+from environments.tools import NamedToolSource, ToolCall, ToolOutput, ToolSource, make_tools
 from environments.tools.base import INVALID_TOOL_CALL
 
 FINISH = "finish"
@@ -31,8 +31,8 @@ class ToolEnvironment(BaseEnv):
     def __init__(
         self,
         task: Task | None = None,
-        tools: Sequence[str] | None = None,
-        tool_map: Mapping[str, type[Tool]] | None = None,
+        tools: Sequence[ToolSource] | None = None,
+        tool_map: Mapping[str, NamedToolSource] | None = None,
         reward_fn: RewardFunction | None = None,
         max_steps: int = 10,
     ) -> None:
@@ -40,6 +40,9 @@ class ToolEnvironment(BaseEnv):
             raise ConfigError(f"max_steps={max_steps} leaves no step for an answer: use 1 and above.")
         self.task = {} if task is None else task
         self.tools = make_tools(tools, tool_map)
+        for name in (FINISH, INVALID_TOOL_CALL):
+            if name in self.tools:
+                raise ConfigError(f"A tool is called {name!r}, which stands for something else: rename it.")
         self.reward_fn = required_reward_fn(reward_fn, self)
         self.max_steps = max_steps
         self.step_count = 0

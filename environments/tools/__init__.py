@@ -1,54 +1,112 @@
-"""The tools that models may call, by name."""
+"""The tools that models may call: by name, as Python functions, from MCP servers, or of one's own."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pkgutil import resolve_name
 
 from environments.errors import ConfigError
 from environments.tools.base import Tool, ToolCall, ToolOutput
 from environments.tools.calculator import CalculatorTool
+from environments.tools.function import FunctionTool, ToolFunction
+from environments.tools.mcp import MCPServer
 
-__all__ = ["TOOLS", "CalculatorTool", "Tool", "ToolCall", "ToolOutput", "make_tools", "tool_by_name"]
+__all__ = [
+    "TOOLS",
+    "CalculatorTool",
+    "FunctionTool",
+    "MCPServer",
+    "NamedToolSource",
+    "Tool",
+    "ToolCall",
+    "ToolFunction",
+    "ToolOutput",
+    "ToolSource",
+    "make_tools",
+    "tool_by_name",
+]
 
-TOOLS: dict[str, type[Tool]] = {"calculator": CalculatorTool}
-"""The tools that come with Troupe. For others, pass a ``tool_map``."""
+TOOLS = {
+    "calculator": "environments.tools.calculator:CalculatorTool",
+    "local_search": "environments.tools.retrieval:LocalRetrievalTool",
+    "python": "environments.tools.python:PythonTool",
+}
+"""The classes of the tools that come with Troupe, by name; imported when they are asked for."""
+
+NamedToolSource = type[Tool] | ToolFunction
+"""What can be given another name: a class, or a Python function with type hints and a docstring."""
+
+ToolSource = str | Tool | MCPServer | NamedToolSource
+"""Where tools come from: also a name from ``TOOLS``, a tool ready for use, or a server with all its tools."""
 
 
 def tool_by_name(name: str) -> Tool:
     """Make a tool that comes with Troupe, or raise a ConfigError that lists them."""
     if name not in TOOLS:
-        raise ConfigError(f"Unknown tool {name!r}: use one of {sorted(TOOLS)}, or pass your own in tool_map.")
-    return TOOLS[name]()
+        raise ConfigError(
+            f"Unknown tool {name!r}: use one of {sorted(TOOLS)}, or pass your own function or Tool class."
+        )
+    return resolve_name(TOOLS[name])()
 
 
 def make_tools(
-    tools: Sequence[str] | None = None, tool_map: Mapping[str, type[Tool]] | None = None
+    tools: Sequence[ToolSource] | None = None, tool_map: Mapping[str, NamedToolSource] | None = None
 ) -> dict[str, Tool]:
-    """Make tools from their names, or from a map of names to classes; return them by name.
+    """Make tools from their sources, or from a map of names to classes and functions; return them by name.
 
     Raises:
-        ConfigError: both are given, a name is unknown, or a class is no tool of that name.
+        ConfigError: both are given, a source is none, or two tools have one name.
+        EnvironmentFailure: a server cannot be started or reached.
     """
     if tools is not None and tool_map is not None:
         raise ConfigError(f"tools={tools!r} and tool_map={tool_map!r} exclude each other: pass only one.")
     if isinstance(tools, str):
         raise ConfigError(f"tools={tools!r} is a text: pass a list of names, [{tools!r}].")
     if tool_map is not None:
-        return {name: _make(name, tool_class) for name, tool_class in tool_map.items()}
-    return {name: tool_by_name(name) for name in tools or ()}
+        return {name: _named(name, source) for name, source in tool_map.items()}
+    return _by_name(tool for source in tools or () for tool in _tools_of(source))
 
 
-def _make(name: str, tool_class: type[Tool]) -> Tool:
-    if not (isinstance(tool_class, type) and issubclass(tool_class, Tool)):
-        raise ConfigError(f"tool_map[{name!r}]={tool_class!r} is no subclass of Tool: pass the class itself.")
-    parameters = inspect.signature(tool_class).parameters
+def _tools_of(source: ToolSource) -> list[Tool]:
+    if isinstance(source, str):
+        return [tool_by_name(source)]
+    if isinstance(source, Tool):
+        return [source]
+    if isinstance(source, MCPServer):
+        return source.tools()
+    if isinstance(source, type) and issubclass(source, Tool):
+        return [source()]
+    return [FunctionTool(source)]
+
+
+def _by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
+    named: dict[str, Tool] = {}
+    for tool in tools:
+        if tool.name in named:
+            raise ConfigError(
+                f"Two tools are called {tool.name!r}: leave one out, or rename it by tool_map or by the "
+                "prefix of its MCPServer."
+            )
+        named[tool.name] = tool
+    return named
+
+
+def _named(name: str, source: NamedToolSource) -> Tool:
+    if inspect.isroutine(source):
+        return FunctionTool(source, name)
+    if not (isinstance(source, type) and issubclass(source, Tool)):
+        raise ConfigError(
+            f"tool_map[{name!r}]={source!r} is no subclass of Tool and no function: pass one, or put what "
+            "has a name of its own into tools."
+        )
+    parameters = inspect.signature(source).parameters
     takes_name = "name" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    tool = tool_class(name=name) if takes_name else tool_class()
+    tool = source(name=name) if takes_name else source()
     tool.name = name
     shown = tool.json["function"]["name"]
     if shown != name:  # the model would call a name that nobody answers to
         raise ConfigError(
-            f"tool_map calls {tool_class.__name__} {name!r}, but its json says {shown!r}: rename one."
+            f"tool_map calls {source.__name__} {name!r}, but its json says {shown!r}: rename one."
         )
     return tool

@@ -62,7 +62,9 @@ class ToolOutput:
             return f"Error: {self.error}"
         if self.output is None:
             return ""
-        return json.dumps(self.output) if isinstance(self.output, list | dict) else str(self.output)
+        if isinstance(self.output, list | dict):
+            return json.dumps(self.output, ensure_ascii=False, default=str)
+        return str(self.output)
 
     def __str__(self) -> str:
         return self.to_string()
@@ -102,7 +104,7 @@ class Tool:
         """Run the tool. Return a ToolOutput, or a bare value that becomes its output."""
         raise NotImplementedError(f"{type(self).__name__} must implement 'forward'.")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> ToolOutput:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> ToolOutput:
         """Run ``forward``; whatever the model can have caused comes back as an error that it can read.
 
         An exception of ``forward`` is logged with its traceback. To end the rollout instead, because a

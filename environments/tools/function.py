@@ -1,0 +1,170 @@
+"""A plain Python function as a tool: its signature is the schema, its docstring the description."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import textwrap
+import typing
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from environments.errors import ConfigError
+from environments.tools.base import Tool, ToolOutput
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+
+ToolFunction = Callable[..., Any]
+"""A function with a docstring and a type hint on every parameter. It may be ``async``."""
+
+_ARGS_SECTION = re.compile(r"^Args:\n((?:[ \t].*\n?|\n)+)", re.MULTILINE)
+_ARGS_ENTRY = re.compile(r"(?P<name>\w+)(?: *\([^)]*\))?: *(?P<text>.*)", re.DOTALL)
+
+
+class FunctionTool(Tool):
+    """Calls a function with the model's arguments, checked and converted to its type hints.
+
+    The tool is named after the function unless ``name`` is given, and described by the first paragraph of
+    the docstring. A parameter is described by its entry in a Google-style ``Args:`` section or by
+    ``Annotated[int, "what it means"]``; one with a default is optional. Any hint that pydantic knows will
+    do: ``list[str]``, ``Literal``, enums, unions, dataclasses, typed dicts.
+
+    Arguments are converted where nothing is lost, ``"5"`` to 5 for an ``int``. Everything else that does
+    not fit, an unknown argument too, is answered by an error that says which argument and why. Each call
+    of an async function has an event loop of its own: nothing that is bound to one outlives the call.
+
+    Raises:
+        ConfigError: there is no docstring, or a parameter has no type hint, no name, or no schema.
+    """
+
+    def __init__(self, function: ToolFunction, name: str | None = None) -> None:
+        if not (inspect.isfunction(function) or inspect.ismethod(function)):
+            raise ConfigError(
+                f"{function!r} is no tool: use a function made with 'def', a Tool, an MCPServer, or a name."
+            )
+        documentation = inspect.getdoc(function) or ""
+        description = " ".join(documentation.partition("\n\n")[0].split())
+        if not description:
+            raise ConfigError(
+                f"The tool function {function.__qualname__!r} has no docstring: write one, the model reads "
+                "its first paragraph."
+            )
+        super().__init__(name or function.__name__, description)
+        self._function = function
+        self._arguments, self._schema = _arguments_of(function, _argument_texts(documentation))
+
+    def __reduce__(self) -> tuple[type[FunctionTool], tuple[ToolFunction, str]]:
+        return FunctionTool, (self._function, self.name)  # pydantic's part is made anew where it is needed
+
+    @property
+    def json(self) -> dict[str, Any]:
+        function = {"name": self.name, "description": self.description, "parameters": self._schema}
+        return {"type": "function", "function": function}
+
+    def forward(self, /, **arguments: Any) -> Any:
+        from pydantic import ValidationError
+
+        try:
+            checked = self._arguments.validate_python(arguments)
+        except ValidationError as error:
+            return ToolOutput(self.name, error=f"wrong arguments for {self.name!r}: {_sentence(error)}.")
+        value = self._function(**checked)
+        return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+
+def _arguments_of(function: ToolFunction, texts: dict[str, str]) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+    """What checks the arguments of ``function``, and their JSON schema."""
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+
+    arguments_type = _arguments_type(function, texts)
+    try:
+        adapter = TypeAdapter(arguments_type)
+        return adapter, _json_schema(adapter)
+    except PydanticUserError as error:
+        raise ConfigError(
+            f"A type hint of the tool function {function.__qualname__!r} has no schema: use plain types, "
+            f"lists, dicts, Literal, enums or dataclasses. {error.message}"
+        ) from error
+
+
+def _arguments_type(function: ToolFunction, texts: dict[str, str]) -> Any:
+    """The arguments as a typed dict: its keys, unlike the fields of a model class, may have any name."""
+    from pydantic import ConfigDict
+    from typing_extensions import TypedDict
+
+    hints = _type_hints(function)
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if not named or parameter.name not in hints:
+            raise ConfigError(
+                f"The parameter '{parameter}' of the tool function {function.__qualname__!r} "
+                + ("has no type hint: annotate it." if named else "has no name of its own: give it one.")
+            )
+        fields[parameter.name] = _field(parameter, hints[parameter.name], texts.get(parameter.name))
+    make_type: Any = TypedDict  # type checkers only know those that are written out as classes
+    arguments_type = make_type(function.__name__, fields)
+    arguments_type.__pydantic_config__ = ConfigDict(extra="forbid")
+    return arguments_type
+
+
+def _type_hints(function: ToolFunction) -> dict[str, Any]:
+    """The hints as types. Hints written as text lose their imports on the way to another process.
+
+    ``from __future__ import annotations`` makes texts of all hints, and cloudpickle sends with a function
+    of the main program only the names that its code uses. So names of ``typing`` are found without import.
+    """
+    names = {**vars(typing), **inspect.unwrap(function).__globals__}
+    try:
+        return typing.get_type_hints(function, names, include_extras=True)
+    except NameError as error:
+        raise ConfigError(
+            f"The type hints of the tool function {function.__qualname__!r} cannot be read here ({error}): "
+            "move it into a module that imports this name, or leave out 'from __future__ import annotations'."
+        ) from error
+
+
+def _field(parameter: inspect.Parameter, hint: Any, text: str | None) -> Any:
+    """The type of a typed dict's field: the hint, its description, and for the schema the default."""
+    from pydantic import Field
+    from pydantic_core import to_jsonable_python
+
+    is_annotated = typing.get_origin(hint) is typing.Annotated
+    notes = [note for note in hint.__metadata__ if isinstance(note, str)] if is_annotated else []
+    description = notes[0] if notes else text
+    if parameter.default is parameter.empty:
+        return typing.Annotated[hint, Field(description=description)]
+    default = to_jsonable_python(parameter.default, fallback=str)
+    return typing.NotRequired[
+        typing.Annotated[hint, Field(description=description, json_schema_extra={"default": default})]
+    ]
+
+
+def _json_schema(arguments: TypeAdapter[Any]) -> dict[str, Any]:
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class Untitled(GenerateJsonSchema):
+        """Leaves out the titles, which repeat the names and only cost the model tokens."""
+
+        def field_title_should_be_set(self, schema: Any) -> bool:
+            return False
+
+    schema = arguments.json_schema(schema_generator=Untitled)
+    return {key: value for key, value in schema.items() if key != "title"}
+
+
+def _argument_texts(documentation: str) -> dict[str, str]:
+    """Read the ``Args:`` section of a docstring: the description of each parameter, by name."""
+    section = _ARGS_SECTION.search(documentation)
+    entries = re.split(r"^(?=\S)", textwrap.dedent(section[1]), flags=re.MULTILINE) if section else []
+    matches = [match for match in map(_ARGS_ENTRY.match, entries) if match]
+    return {match["name"]: " ".join(match["text"].split()) for match in matches}
+
+
+def _sentence(error: ValidationError) -> str:
+    """What pydantic found wrong, for the model: ``b: Input should be a valid integer``."""
+    found = error.errors(include_url=False, include_context=False)
+    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found)
