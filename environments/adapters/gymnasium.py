@@ -1,0 +1,232 @@
+"""Gymnasium's environments, played in text: observations are described, actions are read from sentences."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from environments.adapters import foreign, unknown
+from environments.base import BaseEnv, split_info
+from environments.errors import ConfigError, EnvironmentFailure
+from environments.rewards.math import last_boxed
+
+Describe = Callable[[Any, Any], str]
+"""``describe(observation, env)``: what the model reads. ``env`` is Gymnasium's environment."""
+Parse = Callable[[str], Any]
+"""``parse(text)``: the action that the model's text names, or None if it names none."""
+
+FROZEN_LAKE_RULES = """\
+You walk on a frozen lake, shown as a grid: P is you, _ is ice, O is a hole, G is the goal. \
+Reach the goal without falling into a hole."""
+SLIPPERY = "The ice is slippery: you may slide to the left or right of where you want to go."
+_MAX_MAPS = 1000
+"""How many maps are drawn in search of one with a way to the goal."""
+
+
+class GymnasiumEnvironment(BaseEnv):
+    """Any environment that is registered with Gymnasium and whose action space is discrete or text.
+
+    ``describe`` says what the model reads; without it, this is the environment's own ``ansi`` picture if
+    it can draw one (what it colours stands in brackets), else the observation as Python prints it. The
+    first observation also holds ``instructions`` and, for a discrete space, the names of the actions.
+
+    ``parse`` reads the action; without it, an action is the last ``\\boxed{...}`` or code block that is a
+    name of ``action_names`` or a number, or else the last such name (without names: number) in the text.
+    A text that names no action is answered with the valid ones, at reward 0: the world does not move, but
+    one of ``max_steps`` is used up. Rewards are Gymnasium's; terminated and truncated both mean done.
+
+    ``reset`` starts the same episode each time if ``seed`` is given. ``make_args`` are for
+    ``gymnasium.make``.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        seed: int | None = None,
+        action_names: Sequence[str] | None = None,
+        describe: Describe | None = None,
+        parse: Parse | None = None,
+        instructions: str = "",
+        max_steps: int | None = None,
+        make_args: dict[str, Any] | None = None,
+    ) -> None:
+        if max_steps is not None and max_steps < 1:
+            raise ConfigError(f"max_steps={max_steps} leaves no step to play: use 1 and above.")
+        self.instructions = instructions
+        self.max_steps = max_steps
+        self._seed = seed
+        self._env = _make(env_id, make_args or {}, pictures=describe is None)
+        self._describe = describe or _described
+        self._space = _readable_space(self._env, env_id, parse)
+        self._names = _names(self._space, action_names)
+        self._parse = parse or self._read_action
+        self._steps_left: float = 0
+
+    def reset(self) -> tuple[dict[str, str], dict[str, Any]]:
+        observation, info = self._env.reset(seed=self._seed)
+        self._steps_left = float("inf") if self.max_steps is None else self.max_steps
+        parts = [self.instructions, self._describe(observation, self._env), self._choices()]
+        return {"question": "\n\n".join(part.strip("\n") for part in parts if part)}, _plain(info)
+
+    def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+        """Do what the text says. Info holds what was understood as ``action`` (None for nothing)."""
+        if self._steps_left <= 0:
+            raise EnvironmentFailure("This Gymnasium episode is over or not begun: call reset() first.")
+        self._steps_left -= 1
+        move = self._parse(str(action))
+        if move is None:
+            answer = f"I found no valid action in that. {self._choices()}".strip()
+            return answer, 0.0, self._steps_left <= 0, {"action": None}
+        observation, reward, terminated, truncated, info = self._env.step(move)
+        done = bool(terminated or truncated) or self._steps_left <= 0
+        if done:
+            self._steps_left = 0
+        text = self._describe(observation, self._env).strip("\n")
+        return text, float(reward), done, {**_plain(info), "action": _plain(move)}
+
+    def close(self) -> None:
+        self._env.close()
+
+    @classmethod
+    def from_dict(cls, info: dict[str, Any]) -> Self:
+        """Read the arguments of ``__init__`` and ignore everything else."""
+        own = ("env_id", "seed", "action_names", "describe", "parse", "instructions", "max_steps")
+        arguments, _ = split_info(info, {*own, "make_args"})
+        if "env_id" not in arguments:
+            raise ConfigError(f"The task has no 'env_id' (its keys: {', '.join(sorted(info))}): add one.")
+        return cls(**arguments)
+
+    def _choices(self) -> str:
+        return f"Answer with one of: {', '.join(self._names)}." if self._names else ""
+
+    def _read_action(self, text: str) -> Any:
+        if not self._names:
+            return text if text in self._space else None  # a text space
+        position = named_choice(text, self._names)
+        return None if position is None else int(self._space.start) + position
+
+
+class FrozenLakeEnvironment(GymnasiumEnvironment):
+    """FrozenLake on a random map that has a way to the goal; ``seed`` decides on the map and the slips.
+
+    The map has ``size`` times ``size`` cells, each of which is ice with probability ``p``. Reward 1 for
+    the goal, else 0.
+    """
+
+    def __init__(
+        self, size: int = 4, p: float = 0.8, seed: int = 0, is_slippery: bool = False, max_steps: int = 16
+    ) -> None:
+        self.map = _frozen_lake_map(size, p, seed)
+        super().__init__(
+            "FrozenLake-v1",
+            seed=seed,
+            action_names=("Left", "Down", "Right", "Up"),  # in Gymnasium's order
+            describe=_frozen_lake_grid,
+            instructions=f"{FROZEN_LAKE_RULES} {SLIPPERY}" if is_slippery else FROZEN_LAKE_RULES,
+            max_steps=max_steps,
+            make_args={"desc": self.map, "is_slippery": is_slippery, "max_episode_steps": max_steps},
+        )
+
+    @classmethod
+    def from_dict(cls, info: dict[str, Any]) -> Self:
+        """Read the arguments of ``__init__`` and ignore everything else."""
+        arguments, _ = split_info(info, {"size", "p", "seed", "is_slippery", "max_steps"})
+        return cls(**arguments)
+
+
+def named_choice(text: str, names: Sequence[str]) -> int | None:
+    r"""Return which of ``names`` a model's text chooses, or None.
+
+    That is the last ``\boxed{...}``, else the last code block, if it is a name (in any case) or the
+    position of one; else the last name that stands in the text as a word.
+    """
+    positions = {str(position): position for position in range(len(names))}
+    positions.update((name.lower(), position) for position, name in enumerate(names))
+    blocks = re.findall(r"```(.*?)```", text, re.DOTALL)
+    marked = last_boxed(text) or (blocks[-1] if blocks else None)
+    if marked is not None:
+        return positions.get(marked.strip().lower())
+    longest_first = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+    words = re.findall(rf"(?<![\w.-])(?:{longest_first})(?!\w)", text, re.IGNORECASE)
+    return positions[words[-1].lower()] if words else None
+
+
+def _make(env_id: str, make_args: dict[str, Any], pictures: bool) -> Any:
+    gymnasium = foreign("gymnasium", "gymnasium")
+    try:
+        env = gymnasium.make(env_id, **make_args)
+        if not pictures or "render_mode" in make_args or "ansi" not in env.metadata.get("render_modes", ()):
+            return env
+        env.close()
+        return gymnasium.make(env_id, **make_args, render_mode="ansi")
+    except gymnasium.error.UnregisteredEnv as error:
+        raise unknown("Gymnasium environment", env_id, gymnasium.registry) from error
+    except (gymnasium.error.Error, ImportError, TypeError) as error:
+        raise ConfigError(f"Gymnasium cannot make {env_id!r} with {make_args}: {error}") from error
+
+
+def _readable_space(env: Any, env_id: str, parse: Parse | None) -> Any:
+    spaces = foreign("gymnasium.spaces", "gymnasium")
+    if parse is None and not isinstance(env.action_space, spaces.Discrete | spaces.Text):
+        env.close()
+        raise ConfigError(
+            f"{env_id} has the action space {env.action_space}, which a text does not name: pass "
+            "parse=, a function that turns the model's text into an action, or None for an invalid one."
+        )
+    return env.action_space
+
+
+def _names(space: Any, action_names: Sequence[str] | None) -> list[str]:
+    if not isinstance(space, foreign("gymnasium.spaces", "gymnasium").Discrete):
+        return list(action_names or ())
+    first, count = int(space.start), int(space.n)
+    if action_names is None:
+        return [str(first + position) for position in range(count)]
+    if len(action_names) != count:
+        raise ConfigError(f"action_names={list(action_names)}, but the environment has {count} actions.")
+    return list(action_names)
+
+
+def _described(observation: Any, env: Any) -> str:
+    if env.render_mode != "ansi":
+        return str(observation)
+    return re.sub(r"\x1b\[[\d;]*m(.*?)\x1b\[0m", r"[\1]", str(env.render()), flags=re.DOTALL)
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as JSON holds it: arrays as lists, what has no JSON as text."""
+    numpy = foreign("numpy", "numpy")
+
+    def convert(other: Any) -> Any:
+        return other.tolist() if isinstance(other, numpy.ndarray | numpy.generic) else str(other)
+
+    return json.loads(json.dumps(value, default=convert, skipkeys=True))
+
+
+def _frozen_lake_map(size: int, p: float, seed: int) -> list[str]:
+    """Draw maps until one has a way. Gymnasium's own function searches for ever where there is none."""
+    frozen_lake = foreign("gymnasium.envs.toy_text.frozen_lake", "gymnasium")
+    if not (2 <= size <= 64 and 0 <= p <= 1):
+        raise ConfigError(f"size={size} and p={p} make no lake: use a size of 2 to 64 and p from 0 to 1.")
+    rng = random.Random(seed)
+    for _ in range(_MAX_MAPS):
+        cells = ["F" if rng.random() < p else "H" for _ in range(size * size)]
+        cells[0], cells[-1] = "S", "G"
+        rows = [cells[start : start + size] for start in range(0, size * size, size)]
+        if frozen_lake.is_valid(rows, size):
+            return ["".join(row) for row in rows]
+    raise ConfigError(f"None of {_MAX_MAPS} maps of size={size} with p={p} has a way: raise p.")
+
+
+def _frozen_lake_grid(observation: Any, env: Any) -> str:
+    lake = env.unwrapped
+    symbols = {b"S": "_", b"F": "_", b"H": "O", b"G": "G"}
+    grid = [[symbols[bytes(cell)] for cell in row] for row in lake.desc]
+    row, column = divmod(int(observation), lake.ncol)
+    under = grid[row][column]
+    grid[row][column] = "P"
+    ending = {"O": "\nYou fell into a hole.", "G": "\nYou reached the goal."}.get(under, "")
+    return "\n".join(" ".join(cells) for cells in grid) + ending

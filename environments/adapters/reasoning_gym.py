@@ -1,0 +1,114 @@
+"""The tasks of reasoning-gym: procedurally generated questions, each judged by its own verifier."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import math
+from typing import Any, Self
+
+from environments.adapters import foreign, unknown
+from environments.base import BaseEnv, split_info
+from environments.datasets import Dataset
+from environments.errors import ConfigError, DatasetError, EnvironmentFailure
+from environments.rewards.math import last_boxed
+
+logger = logging.getLogger(__name__)
+
+_KEYS = ("name", "seed", "size", "index", "config", "question")
+
+
+class ReasoningGymEnvironment(BaseEnv):
+    r"""Entry ``index`` of the reasoning-gym dataset ``name`` with ``seed``, ``size`` and ``config``.
+
+    One question, one answer. The answer is what stands in the last ``<answer>`` tags, else in the last
+    ``\boxed{...}``, else all of the text; thoughts, up to ``</think>``, do not count. The reward is the
+    library's ``score_answer``, mostly from 0 to 1 with small values for answers in a wrong form. An
+    answer that the verifier fails on is worth 0; info then says so as ``error``.
+
+    How to answer is best told in the agent's system prompt. ``question`` is checked if it is given:
+    another version of the library may generate another one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        seed: int = 0,
+        size: int = 500,
+        index: int = 0,
+        config: dict[str, Any] | None = None,
+        question: str | None = None,
+    ) -> None:
+        if not 0 <= index < size:
+            raise ConfigError(f"index={index} is not in {name!r} of size={size}: use 0 to {size - 1}.")
+        self._name = name
+        self._dataset = _dataset(name, seed, size, json.dumps(config or {}, sort_keys=True))
+        self._entry = self._dataset[index]
+        if question is not None and question != self._entry["question"]:
+            raise DatasetError(
+                f"reasoning-gym generates another question here than the task's for {name!r}, seed={seed}, "
+                f"index={index}: install the version that the tasks were made with, or make them again."
+            )
+
+    def reset(self) -> tuple[dict[str, str], dict[str, Any]]:
+        return {"question": self._entry["question"]}, {}
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+        """Judge the answer. Info holds it as ``answer`` and the library's own as ``expected``."""
+        answer = answer_in(str(action))
+        info = {"answer": answer, "expected": self._entry["answer"]}
+        try:
+            reward = float(self._dataset.score_answer(answer=answer, entry=self._entry))
+        except Exception as error:
+            logger.warning("The verifier of %s fails on %r", self._name, answer, exc_info=True)
+            return {}, 0.0, True, {**info, "error": f"{type(error).__name__}: {error}"}
+        if not math.isfinite(reward):
+            raise EnvironmentFailure(f"The verifier of {self._name} gave {reward} for {answer!r}.")
+        return {}, reward, True, info
+
+    @classmethod
+    def from_dict(cls, info: dict[str, Any]) -> Self:
+        """Read the arguments of ``__init__`` and ignore everything else."""
+        arguments, _ = split_info(info, _KEYS)
+        if "name" not in arguments:
+            raise ConfigError(f"The task has no 'name' (its keys: {', '.join(sorted(info))}): add one.")
+        return cls(**arguments)
+
+
+def reasoning_gym_tasks(name: str, num_tasks: int, seed: int = 0, **config: Any) -> Dataset:
+    """Return ``num_tasks`` tasks of the dataset ``name``; ``config`` is its own, for example max_terms=3.
+
+    A task holds its question and what its environment needs to generate the rest again.
+
+    Raises:
+        ConfigError: there is no such dataset, or it refuses ``config``.
+    """
+    entries = _dataset(name, seed, num_tasks, json.dumps(config, sort_keys=True))
+    values = {"name": name, "seed": seed, "size": num_tasks, "config": config}
+    return Dataset(
+        [{"question": entries[index]["question"], "index": index, **values} for index in range(num_tasks)],
+        name=name,
+    )
+
+
+def answer_in(text: str) -> str:
+    """Return the answer that a model's text gives; see ``ReasoningGymEnvironment``."""
+    said = text.rpartition("</think>")[2]
+    tagged = foreign("reasoning_gym.utils", "reasoning-gym").extract_answer(said)
+    boxed = last_boxed(said)
+    return str(tagged if tagged is not None else boxed if boxed is not None else said).strip()
+
+
+@functools.lru_cache(maxsize=16)
+def _dataset(name: str, seed: int, size: int, config: str) -> Any:
+    """The library's dataset, one per process: some of them take long to set up."""
+    factory = foreign("reasoning_gym.factory", "reasoning-gym")
+    if name not in factory.DATASETS:
+        raise unknown("reasoning-gym dataset", name, factory.DATASETS)
+    if size < 1:
+        raise ConfigError(f"A reasoning-gym dataset of size={size} has no task: use 1 and above.")
+    try:
+        return factory.create_dataset(name, seed=seed, size=size, **json.loads(config))
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(f"reasoning-gym's {name!r} refuses the config {config}: {error}") from error

@@ -1,0 +1,194 @@
+"""TextArena's games, alone or against an opponent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+from environments.adapters import foreign, unknown
+from environments.base import BaseEnv, split_info
+from environments.errors import ConfigError, EnvironmentFailure
+
+Opponent = Callable[[str], str]
+"""``opponent(observation)``: what the other player says, given all that it has seen of the game."""
+
+_MAX_OPPONENT_MOVES = 100
+"""In a row. A game that never gives the turn back would otherwise go on for ever."""
+
+
+class TextArenaEnvironment(BaseEnv):
+    """One game of TextArena by its id: single-player, or two-player if there is an ``opponent``.
+
+    The agent is ``player`` (0 begins). It sees what is new since its last turn; the opponent is asked
+    with all that it has seen. The only reward is that of the agent's side when the game ends, as TextArena
+    gives it: 1, 0 or -1 in most games for two. Invalid moves are for the game to answer; most allow one.
+
+    The opponent is a plain function, or the policy in training itself (``PolicyOpponent``). Self-play is
+    done this way, and not by letting the agent play both sides in one trajectory, because what one side
+    wins the other loses: one reward for both would teach the loser's moves, or their sum nothing at all.
+    Vary ``player`` from task to task, so that the policy learns both sides.
+
+    A task without a ``seed`` gets that of its rollout, which makes another game of each attempt. TextArena
+    draws from Python's global generator. ``game_args`` are for the game's constructor.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        opponent: Opponent | None = None,
+        player: int = 0,
+        seed: int | None = None,
+        game_args: dict[str, Any] | None = None,
+    ) -> None:
+        num_players = 1 if opponent is None else 2
+        if not 0 <= player < num_players:
+            raise ConfigError(
+                f"player={player} does not exist among {num_players}: players count from 0, and a second one "
+                "needs an opponent, a function from what it sees to what it says."
+            )
+        self.player = player
+        self._env_id = env_id
+        self._opponent = opponent
+        self._num_players = num_players
+        self._seed = seed
+        self._game_args = game_args or {}
+        self._shown = ""
+        self._done = True
+        self._fresh_game: Any = _make(env_id, self._game_args)  # already here, so that errors are early
+        self._game: Any = None
+
+    def reset(self) -> tuple[dict[str, str], dict[str, Any]]:
+        """Begin the game, up to the agent's first turn."""
+        # Anew each time: some of TextArena's wrappers remember the game before.
+        self._game = self._fresh_game or _make(self._env_id, self._game_args)
+        self._fresh_game = None
+        with _playable_here(self._env_id):
+            try:
+                self._game.reset(num_players=self._num_players, seed=self._seed)
+            except AssertionError as error:  # that is how TextArena counts the players
+                raise ConfigError(
+                    f"{self._env_id} is no game for {self._num_players}: {error}. "
+                    "Give an opponent to a game for two, and none to a game for one."
+                ) from error
+        self._shown, self._done = "", False
+        observation, _, done, info = self._play_on(done=False)
+        if done:
+            raise EnvironmentFailure(f"{self._env_id} ended before player {self.player} had a turn: {info}.")
+        return {"question": observation}, {}
+
+    def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+        """Make the agent's move and then the opponent's. At the end, info holds all ``rewards`` and why."""
+        if self._done:
+            raise EnvironmentFailure(f"{self._env_id} is over or not begun: call reset() first.")
+        done, _ = self._game.step(str(action))
+        return self._play_on(done)
+
+    @classmethod
+    def from_dict(cls, info: dict[str, Any]) -> Self:
+        """Read the arguments of ``__init__`` and ignore everything else."""
+        arguments, _ = split_info(info, {"env_id", "opponent", "player", "seed", "game_args"})
+        if "env_id" not in arguments:
+            raise ConfigError(f"The task has no 'env_id' (its keys: {', '.join(sorted(info))}): add one.")
+        return cls(**arguments)
+
+    @staticmethod
+    def is_multithread_safe() -> bool:
+        return False
+
+    def _play_on(self, done: bool) -> tuple[str, float, bool, dict[str, Any]]:
+        """Let the opponent move until it is the agent's turn or the game is over."""
+        for _ in range(_MAX_OPPONENT_MOVES):
+            if done:
+                return self._ending()
+            player, seen = self._game.get_observation()
+            if player == self.player:
+                return self._news(str(seen)), 0.0, False, {}
+            if self._opponent is None:
+                raise EnvironmentFailure(f"{self._env_id} waits for player {player}, who does not exist.")
+            done, _ = self._game.step(str(self._opponent(str(seen))))
+        raise EnvironmentFailure(
+            f"{self._env_id} has not given the turn back after {_MAX_OPPONENT_MOVES} moves of the opponent."
+        )
+
+    def _news(self, seen: str) -> str:
+        """What was not in the agent's last observation. Most games show all that happened, every time."""
+        news, self._shown = seen.removeprefix(self._shown), seen
+        return news.strip()
+
+    def _ending(self) -> tuple[str, float, bool, dict[str, Any]]:
+        self._done = True
+        rewards, games = self._game.close()
+        if rewards is None or self.player not in rewards:
+            raise EnvironmentFailure(f"{self._env_id} ended without a reward for player {self.player}.")
+        reason = str(games.get(self.player, {}).get("reason", ""))
+        info = {"rewards": {str(player): float(reward) for player, reward in rewards.items()}}
+        return reason, float(rewards[self.player]), True, {**info, "reason": reason}
+
+
+@dataclass(frozen=True)
+class PolicyOpponent:
+    """Plays with the model ``model`` of an OpenAI-compatible server, such as the one of this very run.
+
+    ``PolicyOpponent("http://localhost:8000/v1")`` together with ``server.http_port=8000`` is self-play:
+    the opponent is the policy as it is at that moment. Its tokens are not in the agent's trajectory.
+    """
+
+    base_url: str
+    model: str = "policy"
+    temperature: float = 1.0
+    max_tokens: int = 1024
+    timeout_seconds: float = 120.0
+
+    def __call__(self, observation: str) -> str:
+        """Return the answer to ``observation`` without its thought, or raise an EnvironmentFailure."""
+        import openai
+
+        try:
+            with openai.OpenAI(
+                base_url=self.base_url, api_key="none", timeout=self.timeout_seconds, max_retries=2
+            ) as client:
+                reply = client.chat.completions.create(
+                    model=self.model,
+                    messages=[{"role": "user", "content": observation}],
+                    temperature=self.temperature,
+                    max_tokens=self.max_tokens,
+                )
+        except openai.OpenAIError as error:
+            raise EnvironmentFailure(f"The opponent at {self.base_url} does not answer: {error}") from error
+        return (reply.choices[0].message.content or "").rpartition("</think>")[2]
+
+
+def _make(env_id: str, game_args: dict[str, Any]) -> Any:
+    textarena = foreign("textarena", "textarena")
+    games = foreign("textarena.envs.registration", "textarena").ENV_REGISTRY
+    if env_id not in games:
+        raise unknown("TextArena game", env_id, games)
+    with _playable_here(env_id):
+        return textarena.make(env_id, **game_args)
+
+
+@contextmanager
+def _playable_here(env_id: str) -> Iterator[None]:
+    """Say why a game cannot be played on this machine. Games that need word lists do not download them."""
+    nltk = foreign("nltk", "nltk")
+    wanted: list[str] = []
+
+    def note(names: str | list[str], *args: Any, **kwargs: Any) -> None:
+        wanted.extend([names] if isinstance(names, str) else names)
+
+    download, nltk.download = nltk.download, note
+    try:
+        yield
+    except LookupError as error:
+        raise ConfigError(
+            f"{env_id} needs {' and '.join(wanted) or 'a corpus'} of NLTK, which is not on this machine: run "
+            f"python -m nltk.downloader {' '.join(wanted)} where there is a network."
+        ) from error
+    except SyntaxError as error:  # some games of 0.7.4 are written for Python 3.12
+        raise ConfigError(f"{env_id} cannot be loaded by this version of Python: {error}.") from error
+    except (ImportError, OSError, TypeError, ValueError) as error:
+        raise ConfigError(f"TextArena cannot make {env_id}: {error}") from error
+    finally:
+        nltk.download = download

@@ -1,0 +1,219 @@
+"""PrimeIntellect's verifiers environments: the v1 API, which is the only one since release 0.4.
+
+In verifiers an environment runs the whole episode and calls a model. Here the agent is that model: the
+episode is a coroutine, which stands still at each model call until ``step`` brings the answer. Tasks, tool
+servers, stop conditions, limits and rewards are verifiers' own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from typing import Any, Self
+
+from environments.adapters import foreign
+from environments.adapters.verifiers_episode import AgentAsModel, ModelCall, play
+from environments.base import BaseEnv, split_info
+from environments.datasets import Dataset
+from environments.errors import AgentError, ConfigError, DatasetError, EnvironmentFailure
+from environments.types import Message
+
+
+class VerifiersEnvironment(BaseEnv):
+    """One task of a verifiers environment.
+
+    ``config`` is verifiers' own environment configuration, as a dict or just a taskset's id:
+    ``{"taskset": {"id": "gsm8k"}, "agent": {"max_turns": 4}}``. ``data`` is the task's data. Both are in
+    the tasks that ``verifiers_tasks`` makes.
+
+    An observation is the conversation to be answered, ``{"messages": [...], "tools": [...]}`` in OpenAI's
+    shape, for ``MessagesAgent``; its ``"question"`` is the text that is new in it, for agents that know
+    nothing else. An action is the answer: an assistant message, or its text.
+
+    The reward comes with the last step: verifiers' own, with an environment of several agents the mean
+    over those that it calls trainable. All seats are played by the agent, except those whose configuration
+    names a ``client``. Runtimes are local subprocesses unless the configuration says otherwise.
+    ``timeout_seconds`` limits what happens between two model calls. Where there is an HTTP proxy, tool
+    servers are only reached with ``NO_PROXY=127.0.0.1``.
+    """
+
+    def __init__(
+        self, config: dict[str, Any] | str, data: dict[str, Any], timeout_seconds: float = 300.0
+    ) -> None:
+        self._world, task_class = _world(_canonical(config))
+        self._task = _task(task_class, data, self._world.taskset.config.task)
+        self._timeout_seconds = timeout_seconds
+        self._runner = asyncio.Runner()
+        self._model = AgentAsModel()
+        self._episode: asyncio.Task[Any] | None = None
+        self._call: ModelCall | None = None
+
+    def reset(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin the episode, up to its first model call."""
+        if self._episode is not None:
+            self._runner.run(self._stop())
+        observation, _, done, info = self._runner.run(self._begin())
+        if done:
+            raise EnvironmentFailure(f"The verifiers episode ended before it called the model: {info}.")
+        return observation, {}
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+        """Answer the model call that the episode waits for. At the end, info holds each trace's scores."""
+        if self._call is None:
+            raise EnvironmentFailure("This verifiers episode is over or not begun: call reset() first.")
+        message = {"role": "assistant", "content": action} if isinstance(action, str) else action
+        if not isinstance(message, dict) or message.get("role") != "assistant":
+            raise AgentError(f"The action {action!r} is neither a text nor an assistant message.")
+        call, self._call = self._call, None
+        return self._runner.run(self._answer(call, message))
+
+    def close(self) -> None:
+        """End the episode, its tool servers and its files."""
+        if self._episode is not None:
+            self._runner.run(self._stop())
+        self._runner.close()
+
+    @classmethod
+    def from_dict(cls, info: dict[str, Any]) -> Self:
+        """Read the arguments of ``__init__`` and ignore everything else."""
+        arguments, _ = split_info(info, {"config", "data", "timeout_seconds"})
+        if not {"config", "data"} <= arguments.keys():
+            keys = ", ".join(sorted(info))
+            raise ConfigError(f"The task needs 'config' and 'data' (its keys: {keys}): see verifiers_tasks.")
+        return cls(**arguments)
+
+    async def _begin(self) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+        self._model = AgentAsModel()
+        self._episode = asyncio.create_task(play(self._world, self._task, self._model))
+        return await self._next()
+
+    async def _answer(
+        self, call: ModelCall, message: Message
+    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+        call.answer.set_result(message)
+        return await self._next()
+
+    async def _next(self) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+        """Let the episode go on until it calls the model or ends."""
+        assert self._episode is not None
+        calling = asyncio.create_task(self._model.calls.get())
+        try:
+            await asyncio.wait(
+                {calling, self._episode},
+                timeout=self._timeout_seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if calling.done():
+                self._call = calling.result()
+                return _observation(self._call), 0.0, False, {}
+            if self._episode.done():
+                return _ending(self._episode.result())
+        finally:
+            calling.cancel()
+        raise EnvironmentFailure(
+            f"The verifiers episode neither ended nor called the model in {self._timeout_seconds} seconds."
+        )
+
+    async def _stop(self) -> None:
+        assert self._episode is not None
+        episode, self._episode, self._call = self._episode, None, None
+        if episode.cancel():  # it was not over
+            await asyncio.wait({episode}, timeout=self._timeout_seconds)
+            if not episode.done():
+                raise EnvironmentFailure(
+                    f"The verifiers episode did not stop within {self._timeout_seconds} seconds."
+                )
+            if not episode.cancelled() and episode.exception() is not None:
+                raise EnvironmentFailure(
+                    f"The verifiers episode failed while it stopped: {episode.exception()}"
+                ) from episode.exception()
+
+
+def verifiers_tasks(config: dict[str, Any] | str, num_tasks: int | None = None) -> Dataset:
+    """Return the tasks of a verifiers environment, all of them or the first ``num_tasks``.
+
+    Raises:
+        ConfigError: there is no such taskset, the configuration is refused, or the taskset is infinite
+            and ``num_tasks`` is not given.
+    """
+    world, _ = _world(_canonical(config))
+    if num_tasks is None and not world.taskset.bounded:
+        raise ConfigError(f"The taskset of {config!r} is infinite: say how many with num_tasks.")
+    tasks = world.taskset if num_tasks is None else world.taskset.take(num_tasks)
+    return Dataset(
+        [
+            {
+                "question": task.data.prompt_text,
+                "config": config,
+                "data": task.data.model_dump(mode="json", exclude_none=True),
+            }
+            for task in tasks
+        ],
+        name=world.config.env_id,
+    )
+
+
+def _observation(call: ModelCall) -> dict[str, Any]:
+    messages = call.body["messages"]
+    answered = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+    news = "\n\n".join(str(message["content"]) for message in messages[answered + 1 :])
+    return {"messages": messages, "tools": call.body.get("tools", []), "question": news}
+
+
+def _ending(episode: Any) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+    played = [trace for trace in episode.traces if trace.agent.trainable]
+    if not played:
+        raise EnvironmentFailure("The verifiers episode ended without a trainable trace.")
+    for trace in played:
+        if not trace.ok:
+            error = trace.last_error
+            raise EnvironmentFailure(
+                f"verifiers failed: {error.type}: {error.message}" if error else "verifiers failed."
+            )
+    scores = [
+        {
+            "agent": trace.agent.name,
+            "reward": float(trace.reward),
+            "rewards": {name: float(reward.value) for name, reward in trace.rewards.items()},
+            "metrics": dict(trace.metrics),
+            "stop": trace.stop_condition,
+        }
+        for trace in played
+    ]
+    return {}, sum(float(trace.reward) for trace in played) / len(played), True, {"traces": scores}
+
+
+def _task(task_class: Any, data: dict[str, Any], config: Any) -> Any:
+    try:
+        return task_class(task_class.data_type().model_validate(data), config)
+    except ValueError as error:
+        raise DatasetError(f"The task's data are none of a {task_class.__name__}: {error}") from error
+
+
+def _canonical(config: dict[str, Any] | str) -> str:
+    return json.dumps({"taskset": {"id": config}} if isinstance(config, str) else config, sort_keys=True)
+
+
+@functools.lru_cache(maxsize=16)
+def _world(config: str) -> tuple[Any, Any]:
+    """The environment of verifiers and the class of its tasks, loaded once per process."""
+    vf = foreign("verifiers.v1", "verifiers")
+    agents = foreign("verifiers.v1.configs.agent", "verifiers")
+    try:
+        settings = vf.resolve_env_config(json.loads(config))
+        # verifiers' defaults are a sandbox of its makers' and a harness that runs shell commands.
+        chat = vf.harness_config_type("null")(id="null")
+        ours = {
+            name: seat.model_copy(
+                update={
+                    **({} if "runtime" in seat.model_fields_set else {"runtime": vf.SubprocessConfig()}),
+                    **({} if seat.client is not None else {"harness": chat}),
+                }
+            )
+            for name, seat in agents.agent_config_fields(settings).items()
+        }
+        world = vf.load_environment(settings.model_copy(update=ours))
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"verifiers cannot load the environment {config}: {error}") from error
+    return world, type(world.taskset).task_type()

@@ -1,0 +1,214 @@
+"""One episode of a verifiers environment, with an agent of ours where verifiers has a model.
+
+verifiers calls a model through a chain of things: a seat has a harness, a program that converses; the
+harness calls an endpoint on this machine, the interception, which records, checks limits and asks a
+client. Two of them are replaced. The client is ``AgentAsModel``. The harness is the chat loop of
+verifiers' ``null`` harness (prompt, model, tools, model, ...) inside this process, because verifiers'
+harnesses are scripts that ``uv`` installs from the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from environments.adapters import foreign
+from environments.tools.base import INVALID_TOOL_CALL
+from environments.types import Message
+
+MODEL = "policy"
+"""What a trace of verifiers names as the model."""
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """A request in OpenAI's shape, and the place for its answer, an assistant message."""
+
+    body: dict[str, Any]
+    answer: asyncio.Future[Message]
+
+
+class AgentAsModel:
+    """What verifiers takes for its model client: it hands each call to whoever reads ``calls``."""
+
+    def __init__(self) -> None:
+        self.calls: asyncio.Queue[ModelCall] = asyncio.Queue()
+
+    async def get_response(self, dialect: Any, body: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        call = ModelCall(body, asyncio.get_running_loop().create_future())
+        await self.calls.put(call)
+        message = await call.answer
+        reply = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": MODEL,
+            "choices": [
+                {
+                    "index": 0,
+                    "finish_reason": "tool_calls" if message.get("tool_calls") else "stop",
+                    "message": message,
+                }
+            ],
+        }
+        response = dialect.parse_response(dialect.validate_response(reply))
+        response.raw = reply
+        return response
+
+
+@dataclass(frozen=True)
+class AgentInterception:
+    """verifiers' interception server, but with our agent behind its endpoint."""
+
+    server: Any
+    model: AgentAsModel
+
+    @asynccontextmanager
+    async def acquire(self, session: Any) -> AsyncIterator[Any]:
+        async with self.server.acquire(session) as slot:
+            session.client = self.model
+            yield slot
+
+
+async def play(world: Any, task: Any, model: AgentAsModel) -> Any:
+    """Run one episode and return it; verifiers' ``Env.run_episode``, but for who sits in the seats."""
+    vf = foreign("verifiers.v1", "verifiers")
+    interception = foreign("verifiers.v1.interception", "verifiers")
+    record = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+    episode = vf.Episode(env=vf.EnvInfo(id=world.config.env_id), task=record)
+    async with world.shared_tools() as tools:
+        state_secrets = tuple(tool.state_secret for tool in tools.values() if tool.state_secret)
+        async with interception.InterceptionServer(state_service_secrets=state_secrets) as server:
+            seat = _seat_maker(AgentInterception(server, model), tools, type(task), episode.traces)
+            agents = vf.Agents(world.config, seat)
+            try:
+                await world.start()
+                await world.setup(agents)
+                await world.run(task, agents)
+            finally:
+                await world.stop()
+    await world.finalize(task, episode)
+    return episode
+
+
+def _seat_maker(
+    interception: AgentInterception, tools: dict[str, Any], task_class: type, traces: list[Any]
+) -> Callable[[str, Any], Any]:
+    """How ``vf.Agents`` makes the agent of each seat; what a seat has played is added to ``traces``."""
+    vf = foreign("verifiers.v1", "verifiers")
+
+    class Seat(vf.Agent):  # type: ignore[name-defined]  # a class of verifiers, so it can only be made here
+        def __init__(self, name: str, config: Any) -> None:
+            ours = config.client is None
+            config = config if config.model is not None else config.model_copy(update={"model": MODEL})
+            super().__init__(config, interception=interception if ours else None)
+            self.name = name
+            if ours:
+                self.harness = _chat_loop(self.config.harness)
+
+        async def run(self, task: Any, **options: Any) -> Any:
+            trace = await super().run(task, **self._completed(task, options))
+            traces.append(trace)
+            return trace
+
+        @asynccontextmanager
+        async def interaction(self, task: Any, **options: Any) -> AsyncIterator[Any]:
+            async with super().interaction(task, **self._completed(task, options)) as interaction:
+                yield interaction
+            traces.append(interaction.trace)
+
+        def _completed(self, task: Any, options: dict[str, Any]) -> dict[str, Any]:
+            def stamp(trace: Any) -> None:
+                trace.agent.name, trace.agent.trainable = self.name, self.trainable
+                if options.get("on_trace"):
+                    options["on_trace"](trace)
+
+            shared = tools if isinstance(task, task_class) else {}
+            return {"tools": shared, **options, "on_trace": stamp}
+
+    return Seat
+
+
+def _chat_loop(config: Any) -> Any:
+    """A harness that converses inside this process; verifiers' ``null`` harness does so in a script."""
+    null = foreign("verifiers.v1.harnesses.null", "verifiers")
+    runtimes = foreign("verifiers.v1.runtimes", "verifiers")
+
+    class ChatLoop(null.NullHarness):  # type: ignore[name-defined]  # as above
+        SUPPORTS_TOOL_INTERCEPTION = False
+
+        async def setup(self, runtime: Any) -> None:
+            """Nothing to install."""
+
+        async def launch(
+            self,
+            ctx: Any,
+            trace: Any,
+            runtime: Any,
+            endpoint: str,
+            secret: str,
+            mcp_urls: dict[str, str],
+            data: Any,
+        ) -> Any:
+            error = await _converse(endpoint, secret, mcp_urls, _opening(*self.resolve_prompt(data)))
+            return runtimes.ProgramResult(exit_code=1 if error else 0, stdout="", stderr=error)
+
+    return ChatLoop(config)
+
+
+async def _converse(endpoint: str, secret: str, mcp_urls: dict[str, str], messages: list[Message]) -> str:
+    """Call the model, and the tools that it asks for, until it asks for none. Return what went wrong."""
+    httpx = foreign("httpx", "httpx")
+    mcp = foreign("verifiers.v1.harnesses.utils.mcp", "verifiers")
+    async with AsyncExitStack() as stack:
+        # No time limit, since this waits for the agent; no proxy, since the endpoint is on this machine.
+        http = await stack.enter_async_context(httpx.AsyncClient(timeout=None, trust_env=False))
+        servers = {"mcpServers": {name: {"url": url} for name, url in mcp_urls.items()}}
+        schemas, dispatch, connections = await mcp.connect_mcp(servers, stack)
+        while True:
+            body = {"model": MODEL, "messages": messages, **({"tools": schemas} if schemas else {})}
+            reply = await http.post(
+                f"{endpoint}/chat/completions", json=body, headers={"Authorization": f"Bearer {secret}"}
+            )
+            if reply.status_code != httpx.codes.OK:
+                return f"the model call was refused: {reply.text}"
+            message = reply.json()["choices"][0]["message"]
+            messages.append(message)
+            if not message.get("tool_calls"):
+                return ""
+            for call in message["tool_calls"]:
+                run = functools.partial(mcp.call_mcp, connections)
+                content = await _tool_result(call["function"], run, dispatch)
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
+
+
+async def _tool_result(function: dict[str, Any], run: Callable[..., Any], dispatch: dict[str, Any]) -> Any:
+    """Run a tool call; what the model can have caused comes back as an error that it can read."""
+    name = function["name"]
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError as error:
+        return f"Error: the arguments of {name!r} are no valid JSON: {error}."
+    if not isinstance(arguments, dict):
+        return f"Error: the arguments of {name!r} have to be a JSON object."
+    if name == INVALID_TOOL_CALL:
+        return f"Error: {arguments.get('error', 'invalid tool call.')}"
+    if name not in dispatch:
+        return f"Error: unknown tool {name!r}, known: {', '.join(dispatch) or 'none'}."
+    return await run(dispatch, name, arguments)
+
+
+def _opening(system_prompt: str | None, prompt: Any) -> list[Message]:
+    """The messages that a conversation begins with."""
+    chat = foreign("verifiers.v1.dialects.chat", "verifiers")
+    messages: list[Message] = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    if isinstance(prompt, str):
+        return [*messages, {"role": "user", "content": prompt}]
+    return [*messages, *(chat.message_to_wire(message) for message in prompt or ())]

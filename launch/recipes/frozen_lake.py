@@ -1,0 +1,65 @@
+"""Walk over a frozen lake to the goal, on maps never seen before. Needs Gymnasium, of the extra 'worlds'."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+
+from environments import Dataset
+from environments.adapters.gymnasium import FrozenLakeEnvironment
+from environments.types import Message
+from launch.recipes.demonstration import demonstrate
+from launch.workload import Workload
+from policies import GameAgent
+
+SIZE, ICE, MAX_STEPS = 4, 0.8, 10
+NUM_TRAIN, NUM_TEST, NUM_DEMONSTRATIONS = 1000, 200, 2000
+EXPERT_SHARE = 0.3
+"""Share of the demonstrations that take the shortest way; the others walk at random."""
+
+ENV_ARGS = {"max_steps": MAX_STEPS}
+MOVES = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}
+
+
+def workload(seed: int) -> Workload:
+    """The maps of training, test and demonstrations are drawn from seeds that do not overlap."""
+    rng = random.Random(seed)
+    maps = iter(range(NUM_TRAIN + NUM_TEST, NUM_TRAIN + NUM_TEST + NUM_DEMONSTRATIONS))
+    return Workload(
+        agent_class=GameAgent,
+        env_class=FrozenLakeEnvironment,
+        train_dataset=_tasks("train", range(NUM_TRAIN)),
+        val_dataset=_tasks("test", range(NUM_TRAIN, NUM_TRAIN + NUM_TEST)),
+        env_args=ENV_ARGS,
+        demonstrations=[_demonstration(map_seed, rng) for map_seed in maps],
+    )
+
+
+def shortest_way(lake: Sequence[str]) -> list[str]:
+    """The moves from the start, at the top left, to the goal of a map in Gymnasium's letters."""
+    waiting = deque([((0, 0), list[str]())])
+    seen = {(0, 0)}
+    while waiting:
+        (row, column), moves = waiting.popleft()
+        if lake[row][column] == "G":
+            return moves
+        for name, (down, right) in MOVES.items():
+            cell = row + down, column + right
+            inside = 0 <= cell[0] < len(lake) and 0 <= cell[1] < len(lake)
+            if inside and cell not in seen and lake[cell[0]][cell[1]] != "H":
+                seen.add(cell)
+                waiting.append((cell, [*moves, name]))
+    raise ValueError(f"There is no way to the goal of {list(lake)}.")
+
+
+def _tasks(split: str, seeds: Sequence[int]) -> Dataset:
+    rows = [{"size": SIZE, "p": ICE, "seed": seed} for seed in seeds]
+    return Dataset(rows, name="frozen_lake", split=split)
+
+
+def _demonstration(map_seed: int, rng: random.Random) -> list[Message]:
+    env = FrozenLakeEnvironment.from_dict({"size": SIZE, "p": ICE, "seed": map_seed, **ENV_ARGS})
+    expert = rng.random() < EXPERT_SHARE
+    moves = shortest_way(env.map) if expert else rng.choices(list(MOVES), k=MAX_STEPS)
+    return demonstrate(GameAgent(), env, moves)

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections import deque
+
+import pytest
+
+from environments.adapters.gymnasium import FrozenLakeEnvironment, GymnasiumEnvironment, named_choice
+from environments.errors import ConfigError, EnvironmentFailure
+from launch.recipes import frozen_lake
+from policies import GameAgent
+
+pytest.importorskip("gymnasium")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+MOVES = ("Left", "Down", "Right", "Up")
+
+
+def way_by_reading(grid):
+    """The shortest way through a grid as the model sees it, found without looking at the map."""
+    cells = [line.split() for line in grid.splitlines()]
+    steps = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}
+    start = next((r, c) for r, line in enumerate(cells) for c, cell in enumerate(line) if cell == "P")
+    waiting, seen = deque([(start, ())]), {start}
+    while waiting:
+        (r, c), moves = waiting.popleft()
+        if cells[r][c] == "G":
+            return moves
+        for name, (dr, dc) in steps.items():
+            there = r + dr, c + dc
+            inside = all(0 <= x < len(cells) for x in there)
+            if inside and there not in seen and cells[there[0]][there[1]] != "O":
+                seen.add(there)
+                waiting.append((there, (*moves, name)))
+    raise AssertionError(f"no way in {grid}")
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_every_frozen_lake_can_be_solved_from_what_is_shown(size):
+    for seed in range(5):
+        env = FrozenLakeEnvironment.from_dict({"size": size, "seed": seed, "max_steps": 64, "rest": 1})
+        question = env.reset()[0]["question"]
+        way = way_by_reading(question.split("\n\n")[1])
+        results = [env.step(f"I go {move.lower()}.") for move in way]
+        assert [(reward, done) for _, reward, done, _ in results[:-1]] == [(0.0, False)] * (len(way) - 1)
+        assert results[-1][0].endswith("You reached the goal.")
+        assert results[-1][1:3] == (1.0, True)
+        env.close()
+
+
+def test_the_recipe_finds_the_same_way_and_shows_it(monkeypatch):
+    monkeypatch.setattr(frozen_lake, "NUM_DEMONSTRATIONS", 20)
+    tasks = frozen_lake.workload(0).train_dataset[:20]
+    for task in tasks:
+        env = FrozenLakeEnvironment.from_dict({**task, **frozen_lake.ENV_ARGS})
+        env.reset()
+        rewards = [env.step(move)[1] for move in frozen_lake.shortest_way(env.map)]
+        assert rewards[-1] == 1.0
+    workload = frozen_lake.workload(0)
+    assert workload.agent_class is GameAgent
+    assert {message["role"] for message in workload.demonstrations[0]} == {"user", "assistant"}
+    assert workload.demonstrations == frozen_lake.workload(0).demonstrations
+    seeds = [{row["seed"] for row in data} for data in (workload.train_dataset, workload.val_dataset)]
+    assert not seeds[0] & seeds[1]
+
+
+def test_the_recipe_says_where_there_is_no_way():
+    with pytest.raises(ValueError, match="no way"):
+        frozen_lake.shortest_way(["SH", "HG"])
+
+
+def test_a_frozen_lake_explains_itself():
+    question = FrozenLakeEnvironment(size=4, seed=3).reset()[0]["question"]
+    rules, grid, choices = question.split("\n\n")
+    assert rules.startswith("You walk on a frozen lake") and "slippery" not in rules
+    assert grid == "P _ _ _\n_ _ _ O\n_ _ O _\nO _ _ G"
+    assert choices == "Answer with one of: Left, Down, Right, Up."
+    assert "slippery" in FrozenLakeEnvironment(is_slippery=True).reset()[0]["question"]
+
+
+def test_a_hole_ends_the_walk():
+    env = FrozenLakeEnvironment(size=4, seed=3)
+    env.reset()
+    for move in ("Right", "Right", "Right"):
+        env.step(move)
+    observation, reward, done, info = env.step("Down")
+    assert observation.endswith("You fell into a hole.")
+    assert (reward, done, info["action"]) == (0.0, True, 1)
+    with pytest.raises(EnvironmentFailure, match="reset"):
+        env.step("Down")
+
+
+def test_what_is_not_understood_moves_nothing_but_uses_a_step():
+    env = FrozenLakeEnvironment(size=4, seed=3, max_steps=2)
+    env.reset()
+    answer = "I found no valid action in that. Answer with one of: Left, Down, Right, Up."
+    assert env.step("North!") == (answer, 0.0, False, {"action": None})
+    observation, _, done, _ = env.step("Right")
+    assert observation.startswith("_ P _ _") and done
+    env.reset()
+    assert [env.step("?")[2] for _ in range(2)] == [False, True]
+
+
+def test_a_slippery_walk_is_the_same_for_the_same_seed():
+    def walk(seed):
+        env = FrozenLakeEnvironment(size=8, p=1.0, seed=seed, is_slippery=True, max_steps=20)
+        env.reset()
+        return [env.step("Right")[0] for _ in range(20)]
+
+    assert walk(1) == walk(1) != walk(2)
+
+
+@pytest.mark.parametrize(
+    ("text", "move"),
+    [
+        ("left", "Left"),
+        ("**Down**", "Down"),
+        ("Not left. Right!", "Right"),
+        (r"Right? No: \boxed{Up}, not left", "Up"),
+        (r"\boxed{3}", "Up"),
+        ("First ```Left```, then ```down\n```", "Down"),
+        (r"Left \boxed{sideways}", None),
+        ("I see 3 holes and 1 upright bear", None),
+        ("", None),
+    ],
+)
+def test_how_a_move_is_read(text, move):
+    position = named_choice(text, MOVES)
+    assert (None if position is None else MOVES[position]) == move
+
+
+def test_a_longer_name_is_not_taken_for_the_shorter_one_in_it():
+    assert named_choice("turn left", ["left", "turn left"]) == 1
+
+
+def test_any_environment_with_discrete_actions():
+    env = GymnasiumEnvironment.from_dict(
+        {"env_id": "Blackjack-v1", "seed": 1, "action_names": ["stick", "hit"], "rest": 1}
+    )
+    assert env.reset()[0]["question"] == "(20, 7, 0)\n\nAnswer with one of: stick, hit."
+    observation, reward, done, info = env.step("hit")
+    assert (observation, reward, done) == ("(22, 7, 0)", -1.0, True)
+    assert json.loads(json.dumps(info)) == info
+
+
+def test_actions_without_names_are_numbers():
+    env = GymnasiumEnvironment("CartPole-v1", seed=0)
+    assert env.reset()[0]["question"].endswith("Answer with one of: 0, 1.")
+    assert env.step("Push it 1 time")[3]["action"] == 1
+    assert env.step("-1")[3]["action"] is None
+
+
+def test_an_environment_that_draws_in_text_is_seen_as_it_draws():
+    env = GymnasiumEnvironment("FrozenLake-v1", make_args={"is_slippery": False})
+    assert env.reset()[0]["question"].splitlines()[:2] == ["[S]FFF", "FHFH"]
+
+
+def test_own_description_and_parser():
+    env = GymnasiumEnvironment(
+        "Pendulum-v1",
+        seed=0,
+        describe=lambda observation, env: f"x={observation[0]:.1f} dt={env.unwrapped.dt}",
+        parse=lambda text: [float(text)] if text.lstrip("-").isdigit() else None,
+        instructions="Swing it up.",
+        max_steps=3,
+    )
+    assert env.reset()[0]["question"] == "Swing it up.\n\nx=0.7 dt=0.05"
+    assert env.step("2")[3]["action"] == [2.0]
+    assert env.step("up")[0] == "I found no valid action in that."
+    assert env.step("1")[2] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"env_id": "FrozenLak-v1"}, "Did you mean 'FrozenLake-v1'"),
+        ({"env_id": "Pendulum-v1"}, "parse="),
+        ({"env_id": "Ant-v5"}, "MuJoCo"),
+        ({"env_id": "Blackjack-v1", "action_names": ["hit"]}, "has 2 actions"),
+        ({"env_id": "Blackjack-v1", "max_steps": 0}, "max_steps=0"),
+        ({"env_id": "Blackjack-v1", "make_args": {"sped": 1}}, "sped"),
+        ({}, "env_id"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        GymnasiumEnvironment.from_dict(arguments)
+
+
+@pytest.mark.parametrize("arguments", [{"size": 1}, {"p": 2}, {"p": 0.0}, {"max_steps": 0}])
+def test_a_lake_without_a_way_is_refused(arguments):
+    with pytest.raises(ConfigError):
+        FrozenLakeEnvironment(**arguments)
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(ConfigError, match="pip install gymnasium"):
+        GymnasiumEnvironment("Blackjack-v1")

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from environments.errors import AgentError, ConfigError
+from environments.tool_environment import INVALID_TOOL_CALL
+from policies.agents.messages import MessagesAgent
+
+USER = {"role": "user", "content": "Buy tea."}
+SYSTEM = {"role": "system", "content": "Be brief."}
+BUY = {
+    "type": "function",
+    "function": {"name": "buy", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+CALL = '<think>tea it is</think><tool_call>{"name": "buy", "arguments": {"item": "tea"}}</tool_call>'
+
+
+def asked(messages, tools=(), **arguments):
+    agent = MessagesAgent(**arguments)
+    agent.update_from_env({"messages": messages, "tools": list(tools)}, 0.0, False, {})
+    return agent
+
+
+def test_the_model_sees_exactly_the_messages():
+    agent = asked([SYSTEM, USER])
+    assert agent.chat_completions == [SYSTEM, USER]
+    agent.update_from_env({}, 1.0, True, {})
+    assert agent.chat_completions == [SYSTEM, USER]
+
+
+def test_the_action_is_an_assistant_message_without_the_thought():
+    agent = asked([USER])
+    action = agent.update_from_model("<think>why not</think>\nDone.").action
+    assert action == {"role": "assistant", "content": "Done.", "reasoning_content": "why not"}
+    step = agent.trajectory.steps[-1]
+    assert (step.thought, step.model_response) == ("why not", "<think>why not</think>\nDone.")
+    assert step.chat_completions[-1] == {"role": "assistant", "content": "<think>why not</think>\nDone."}
+
+
+@pytest.mark.parametrize("messages", [[USER], [SYSTEM, USER]])
+def test_tools_are_explained_in_the_system_message(messages):
+    shown = asked(messages, [BUY]).chat_completions
+    assert [message["role"] for message in shown] == ["system", "user"]
+    assert json.dumps(BUY) in shown[0]["content"]
+    assert shown[0]["content"].startswith("Be brief.\n\n#" if len(messages) == 2 else "#")
+
+
+def test_calls_are_read_and_numbered():
+    agent = asked([USER], [BUY])
+    first, second = agent.update_from_model(CALL).action, agent.update_from_model(CALL).action
+    assert first["tool_calls"] == [
+        {"id": "call_0", "type": "function", "function": {"name": "buy", "arguments": '{"item": "tea"}'}}
+    ]
+    assert second["tool_calls"][0]["id"] == "call_1"
+    malformed = agent.update_from_model("<tool_call>{</tool_call>").action
+    assert malformed["tool_calls"][0]["function"]["name"] == INVALID_TOOL_CALL
+
+
+def test_without_tools_nothing_is_a_call():
+    assert "tool_calls" not in asked([USER]).update_from_model(CALL).action
+
+
+def test_the_next_prompt_goes_on_from_what_was_said():
+    agent = asked([USER], [BUY])
+    before = agent.chat_completions
+    action = agent.update_from_model(CALL).action
+    result = {"role": "tool", "tool_call_id": "call_0", "content": "1 in the basket"}
+    agent.update_from_env({"messages": [USER, action, result], "tools": [BUY]}, 0.0, False, {})
+    assert agent.chat_completions == [*before, {"role": "assistant", "content": CALL}, result]
+
+
+def test_what_the_model_did_not_say_stays_as_it_is():
+    example = {"role": "assistant", "content": "An example."}
+    agent = asked([USER, example, USER])
+    assert agent.chat_completions == [USER, example, USER]
+
+
+def test_reset_forgets():
+    agent = asked([USER], [BUY])
+    action = agent.update_from_model(CALL).action
+    agent.reset()
+    assert (agent.chat_completions, agent.trajectory.steps) == ([], [])
+    agent.update_from_env({"messages": [USER, action], "tools": [BUY]}, 0.0, False, {})
+    assert agent.chat_completions[-1] == action
+
+
+def test_observations_of_another_shape_and_unknown_parsers_are_refused():
+    with pytest.raises(AgentError, match="GameAgent"):
+        MessagesAgent().update_from_env("Hello", 0.0, False, {})
+    with pytest.raises(ConfigError, match="parser_name"):
+        MessagesAgent(parser_name="none")
