@@ -3,32 +3,49 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
+import platform
 import random
 import re
-import shutil
-import uuid
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import overload
 
+from environments.dataset_files import Row, plain_rows, read_rows, write_rows
 from environments.errors import DatasetError
-
-Row = dict[str, Any]
 
 
 class Dataset(Sequence[Row]):
-    """A fixed sequence of tasks. A slice is a Dataset; what changes the selection returns a new one."""
+    """A fixed sequence of tasks. A slice is a Dataset; what changes the selection returns a new one.
 
-    def __init__(self, data: Iterable[Row], name: str | None = None, split: str | None = None) -> None:
+    It is pickled with its rows, so it can be sent to any node. ``path`` is where the rows were read from.
+    """
+
+    def __init__(
+        self,
+        data: Iterable[Row],
+        name: str | None = None,
+        split: str | None = None,
+        *,
+        path: Path | None = None,
+    ) -> None:
         self._rows = list(data)
         self.name = name
         self.split = split
+        self._path = path
         for index, row in enumerate(self._rows):
             if not isinstance(row, dict):
                 raise DatasetError(f"Row {index} is {row!r}: each task has to be a dict.")
+
+    @classmethod
+    def load_data(cls, path: str | os.PathLike[str]) -> Dataset:
+        """Read a ``.json``, ``.jsonl``, ``.csv`` or ``.parquet`` file; see ``dataset_files`` for the rules.
+
+        Raises:
+            DatasetError: there is no such file, or it cannot be read as what its extension says.
+        """
+        return cls(plain_rows(read_rows(Path(path))), path=Path(path).absolute())
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -51,6 +68,10 @@ class Dataset(Sequence[Row]):
     def get_data(self) -> list[Row]:
         """Return the rows as a list."""
         return list(self._rows)
+
+    def get_data_path(self) -> str | None:
+        """Return the file that this was read from, or None if it was made or selected in memory."""
+        return None if self._path is None else str(self._path)
 
     def repeat(self, n: int) -> Dataset:
         """Return each row ``n`` times, copies next to each other and independent of each other.
@@ -80,30 +101,42 @@ class Dataset(Sequence[Row]):
         return Dataset(rows, name=self.name, split=self.split)
 
 
-@runtime_checkable
-class HasToList(Protocol):
-    """What a Hugging Face dataset can do, so that its library need not be imported here."""
-
-    def to_list(self) -> list[Row]: ...
-
-
 class DatasetRegistry:
     """Datasets on disk: ``$TROUPE_HOME/datasets/<name>/<split>.jsonl``, by default in ``~/.troupe``.
 
     The folder is the index, and each split is replaced as a whole: any number of processes may read and
     register at the same time, and nobody ever sees half a file.
+
+    On a cluster, the tasks of a run are read by its driver alone, and travel to the nodes one by one. What
+    the nodes read themselves, such as a retrieval tool's corpus, lies on a disk that they share, or is sent
+    with the job: a relative ``TROUPE_HOME`` is resolved against the current directory of each process,
+    which for the processes of a Ray job is their copy of its working directory. So register under
+    ``TROUPE_HOME=.troupe`` before ``ray job submit --working-dir . --runtime-env-json
+    '{"env_vars": {"TROUPE_HOME": ".troupe"}}' -- ...``. Ray sends at most 512 MiB, and nothing that
+    ``.gitignore`` names.
     """
 
     @classmethod
-    def register_dataset(cls, name: str, data: Iterable[Row] | HasToList, split: str = "default") -> Dataset:
+    def register_dataset(
+        cls, name: str, data: Iterable[Row] | str | os.PathLike[str], split: str = "default"
+    ) -> Dataset:
         """Store ``data`` as JSON lines, in place of what was there, and return what will be loaded.
 
+        ``data`` is a list of dicts, one split of a Hugging Face dataset, anything else that yields dicts,
+        or the path of a ``.json``, ``.jsonl``, ``.csv`` or ``.parquet`` file. It is read row by row.
+        ``dataset_files`` says what becomes of values that are no JSON.
+
         Raises:
-            DatasetError: a name cannot be a file's, or a row is no JSON object.
+            DatasetError: a name cannot be a file's, the file cannot be read, or a row is no JSON object.
         """
         path = _path(name, split)
-        rows = data.to_list() if isinstance(data, HasToList) else data
-        _write_atomically(path, (_line(row, index) for index, row in enumerate(rows)))
+        if isinstance(data, Mapping):
+            raise DatasetError(
+                f"The data for {name!r} are a dict with the keys {', '.join(map(repr, data))}, not rows. "
+                f"If these are splits, register each: register_dataset({name!r}, data[split], split)."
+            )
+        rows = read_rows(Path(data)) if isinstance(data, str | os.PathLike) else data
+        write_rows(path, plain_rows(rows))
         return cls.load_dataset(name, split)
 
     @classmethod
@@ -114,12 +147,16 @@ class DatasetRegistry:
             DatasetError: there is no such dataset or split (the error lists those that exist), or a line
                 of the file is no JSON object.
         """
+        path = cls.get_split_path(name, split)
+        return Dataset(read_rows(path), name, split, path=path.absolute())
+
+    @classmethod
+    def get_split_path(cls, name: str, split: str = "default") -> Path:
+        """Return the file of a split, or raise a DatasetError that lists those that exist."""
         path = _path(name, split)
         if not path.is_file():
-            splits = cls.get_dataset_splits(name)
-            raise DatasetError(_unknown(f"split of {name!r}", split, splits))
-        with path.open(encoding="utf-8") as file:
-            return Dataset([_row(line, path, number) for number, line in enumerate(file, 1)], name, split)
+            raise DatasetError(_unknown(f"split of {name!r}", split, cls.get_dataset_splits(name)))
+        return path
 
     @classmethod
     def get_dataset_names(cls) -> list[str]:
@@ -143,22 +180,24 @@ class DatasetRegistry:
     @classmethod
     def remove_dataset_split(cls, name: str, split: str) -> bool:
         """Delete a split; return whether there was one."""
-        path = _path(name, split)
-        existed = path.is_file()
-        path.unlink(missing_ok=True)
-        return existed
+        try:
+            _path(name, split).unlink()
+        except FileNotFoundError:
+            return False
+        return True
 
     @classmethod
     def remove_dataset(cls, name: str) -> bool:
         """Delete a dataset with all its splits; return whether there was one."""
-        existed = cls.dataset_exists(name)
-        if existed:
-            shutil.rmtree(_root() / name)
-        return existed
+        # Its folder stays: another process may be about to put a split there.
+        splits = _splits(name)
+        for split in splits:
+            cls.remove_dataset_split(name, split)
+        return bool(splits)
 
 
 def _root() -> Path:
-    return Path(os.environ.get("TROUPE_HOME") or Path.home() / ".troupe") / "datasets"
+    return Path(os.environ.get("TROUPE_HOME") or "~/.troupe").expanduser() / "datasets"
 
 
 def _path(name: str, split: str) -> Path:
@@ -181,41 +220,8 @@ def _checked(kind: str, name: str) -> str:
 def _unknown(kind: str, name: str, known: Collection[str]) -> str:
     near = get_close_matches(name, known, n=1)
     guess = f"Did you mean {near[0]!r}? " if near else ""
-    listed = ", ".join(known) or f"none in {_root()}"
-    return f"Unknown {kind}: {name!r}. {guess}Known: {listed}. Add it with DatasetRegistry.register_dataset."
-
-
-def _line(row: Any, index: int) -> str:
-    if not isinstance(row, dict):
-        raise DatasetError(f"Row {index} is {row!r}: each task has to be a dict.")
-    try:
-        return json.dumps(row) + "\n"
-    except (TypeError, ValueError) as error:
-        raise DatasetError(f"Row {index} is no JSON: {error}. Convert it to plain values first.") from error
-
-
-def _row(line: str, path: Path, number: int) -> Row:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise DatasetError(
-            f"{path}, line {number} is no JSON: {error}. Register the dataset again."
-        ) from error
-    if not isinstance(row, dict):
-        raise DatasetError(f"{path}, line {number} is no JSON object. Register the dataset again.")
-    return row
-
-
-def _write_atomically(path: Path, lines: Iterable[str]) -> None:
-    """Replace the file at ``path``, or, if anything goes wrong, leave it as it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, since a rename is atomic only within a file system; hidden from the listings.
-    unfinished = path.parent / f".{path.stem}.{uuid.uuid4().hex}.unfinished"
-    try:
-        with unfinished.open("w", encoding="utf-8") as file:
-            file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    return (
+        f"Unknown {kind}: {name!r}. {guess}Known in {_root().absolute()} on host {platform.node()}: "
+        f"{', '.join(known) or 'none'}. Add it with DatasetRegistry.register_dataset; if it is registered on "
+        "another host, put TROUPE_HOME on a shared disk or send it with the job (see DatasetRegistry)."
+    )

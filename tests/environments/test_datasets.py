@@ -2,12 +2,18 @@ from __future__ import annotations
 
 import json
 import os
-import threading
+import pickle
+import platform
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from environments import Dataset, DatasetRegistry
 from environments.errors import DatasetError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -88,13 +94,58 @@ def test_registering_returns_what_will_be_loaded():
     assert list(DatasetRegistry.register_dataset("d", [{"t": (1, 2)}])) == [{"t": [1, 2]}]
 
 
-def test_datasets_and_hugging_face_datasets_can_be_registered():
-    class HuggingFace:
-        def to_list(self):
-            return rows(3)
-
+def test_whatever_yields_dicts_can_be_registered():
     assert len(DatasetRegistry.register_dataset("a", Dataset(rows(2)))) == 2
-    assert len(DatasetRegistry.register_dataset("b", HuggingFace())) == 3
+    assert len(DatasetRegistry.register_dataset("b", (row for row in rows(3)))) == 3
+
+
+def test_a_hugging_face_dataset_is_registered_split_by_split():
+    hugging_face = pytest.importorskip("datasets")
+    both = hugging_face.DatasetDict(
+        train=hugging_face.Dataset.from_list(rows(3)), test=hugging_face.Dataset.from_list([{"q": None}])
+    )
+    assert list(DatasetRegistry.register_dataset("d", both["train"], "train")) == rows(3)
+    assert list(DatasetRegistry.register_dataset("d", both["test"].with_format("numpy"), "test")) == [
+        {"q": None}
+    ]
+    with pytest.raises(
+        DatasetError, match=r"keys 'train', 'test'.*register_dataset\('d', data\[split\], split\)"
+    ):
+        DatasetRegistry.register_dataset("d", both)
+
+
+def test_a_file_is_registered_by_its_path(tmp_path):
+    path = tmp_path / "tasks.csv"
+    path.write_text("question,answer\n1+1,2\n")
+    for name in (path, str(path)):
+        registered = DatasetRegistry.register_dataset("sums", name, "train")
+        assert list(registered) == [{"question": "1+1", "answer": "2"}]
+    with pytest.raises(DatasetError, match=r"no file .*none.json"):
+        DatasetRegistry.register_dataset("none", tmp_path / "none.json")
+    assert DatasetRegistry.get_dataset_names() == ["sums"]
+
+
+def test_a_split_can_be_registered_from_its_own_file(home):
+    DatasetRegistry.register_dataset("d", rows(5))
+    path = DatasetRegistry.load_dataset("d").get_data_path()
+    assert path == str(home / "datasets/d/default.jsonl")
+    assert list(DatasetRegistry.register_dataset("d", path)) == rows(5)
+
+
+def test_a_dataset_read_from_a_file_knows_the_file_and_a_selection_of_it_does_not(tmp_path):
+    path = tmp_path / "tasks.json"
+    path.write_text('[{"id": 0}, {"id": 1}]')
+    dataset = Dataset.load_data(path)
+    assert (list(dataset), dataset.get_data_path(), dataset.name) == (rows(2), str(path), None)
+    assert dataset.shuffle(0).get_data_path() is Dataset(rows(2)).get_data_path() is None
+
+
+def test_a_dataset_travels_with_its_rows(home):
+    DatasetRegistry.register_dataset("d", rows(3), "train")
+    sent = pickle.dumps(DatasetRegistry.load_dataset("d", "train"))
+    DatasetRegistry.remove_dataset("d")
+    received = pickle.loads(sent)
+    assert (list(received), received.name, received.split) == (rows(3), "d", "train")
 
 
 def test_one_jsonl_file_per_split_is_the_whole_storage(home):
@@ -109,6 +160,23 @@ def test_the_home_is_the_users_unless_it_is_set(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     DatasetRegistry.register_dataset("d", rows(1))
     assert (tmp_path / "me/.troupe/datasets/d/default.jsonl").is_file()
+
+
+def test_a_relative_home_travels_with_the_working_directory(tmp_path, monkeypatch):
+    here, there = tmp_path / "driver", tmp_path / "unpacked_on_another_node"
+    here.mkdir()
+    monkeypatch.setenv("TROUPE_HOME", ".troupe")
+    monkeypatch.chdir(here)
+    DatasetRegistry.register_dataset("corpus", rows(3))
+    here.rename(there)  # as Ray copies it; os.getcwd() of this process follows
+    program = "from environments import DatasetRegistry; print(len(DatasetRegistry.load_dataset('corpus')))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = [sys.executable, "-c", program]
+    there_it_is = subprocess.run(run, cwd=there, env=environment, capture_output=True, text=True)
+    elsewhere = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert there_it_is.stdout == "3\n", there_it_is.stderr
+    assert f"Known in {tmp_path}/.troupe/datasets on host {platform.node()}: none" in elsewhere.stderr
+    assert "send it with the job" in elsewhere.stderr
 
 
 def test_listing_and_removing():
@@ -137,11 +205,11 @@ def test_a_dataset_whose_last_split_is_gone_does_not_exist():
 
 
 def test_an_unknown_dataset_or_split_is_an_error_that_lists_and_guesses():
-    with pytest.raises(DatasetError, match="none in"):
+    with pytest.raises(DatasetError, match=r"Known in .*: none\."):
         DatasetRegistry.load_dataset("hotpotqa")
     DatasetRegistry.register_dataset("hotpotqa", rows(1), "train")
     DatasetRegistry.register_dataset("aime", rows(1), "test")
-    with pytest.raises(DatasetError, match=r"'hotpotq'.*Did you mean 'hotpotqa'\?.*Known: aime, hotpotqa"):
+    with pytest.raises(DatasetError, match=r"'hotpotq'.*Did you mean 'hotpotqa'\?.*: aime, hotpotqa\."):
         DatasetRegistry.load_dataset("hotpotq", "train")
     with pytest.raises(DatasetError, match=r"split of 'hotpotqa': 'trian'.*'train'"):
         DatasetRegistry.load_dataset("hotpotqa", "trian")
@@ -166,7 +234,7 @@ def test_names_that_are_no_file_names_are_refused(name, home):
 @pytest.mark.parametrize("bad", ["text", {"object": object()}, {("tuple", "key"): 1}])
 def test_a_row_that_cannot_be_stored_is_named_and_the_old_data_stay(bad, home):
     DatasetRegistry.register_dataset("d", rows(2))
-    with pytest.raises(DatasetError, match="Row 1 is"):
+    with pytest.raises(DatasetError, match="Row 1"):
         DatasetRegistry.register_dataset("d", [{}, bad])
     assert list(DatasetRegistry.load_dataset("d")) == rows(2)
     assert [path.name for path in (home / "datasets/d").iterdir()] == ["default.jsonl"]
@@ -195,27 +263,43 @@ def test_what_a_killed_writer_leaves_behind_is_no_split(home):
     assert DatasetRegistry.get_dataset_splits("d") == ["default"]
 
 
-def test_readers_see_whole_files_while_several_write():
+WRITER = """
+import sys
+from environments import DatasetRegistry
+size = int(sys.argv[1])
+for _ in range(20):
+    DatasetRegistry.register_dataset("d", [{"size": size}] * size)
+"""
+
+
+def test_readers_see_whole_files_while_several_processes_write(home):
     DatasetRegistry.register_dataset("d", rows(1))
+    whole = [rows(1), [{"size": 50}] * 50, [{"size": 900}] * 900]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, size], env=environment, cwd=home)
+        for size in ("50", "900")
+    ]
     seen = []
+    while any(writer.poll() is None for writer in writers):
+        data = DatasetRegistry.load_dataset("d").get_data()
+        seen.append(whole.index(data))  # raises for anything that nobody wrote
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert seen
+    assert DatasetRegistry.load_dataset("d").get_data() in whole[1:]
+    assert [path.name for path in (home / "datasets/d").iterdir()] == ["default.jsonl"]
 
-    def write(size):
-        for _ in range(20):
-            DatasetRegistry.register_dataset("d", [{"size": size}] * size)
 
-    def read():
-        for _ in range(100):
-            seen.append(DatasetRegistry.load_dataset("d").get_data())
+def test_a_dataset_that_is_removed_while_a_split_of_it_is_written_gets_that_split():
+    def slow_rows():
+        yield {"id": 0}
+        assert DatasetRegistry.remove_dataset("d")
+        yield {"id": 1}
 
-    threads = [threading.Thread(target=write, args=(size,)) for size in (50, 300)]
-    threads.append(threading.Thread(target=read))
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    whole = (rows(1), [{"size": 50}] * 50, [{"size": 300}] * 300)
-    assert len(seen) == 100
-    assert all(data in whole for data in seen)
+    DatasetRegistry.register_dataset("d", rows(1), "old")
+    DatasetRegistry.register_dataset("d", slow_rows(), "new")
+    assert DatasetRegistry.get_dataset_splits("d") == ["new"]
+    assert list(DatasetRegistry.load_dataset("d", "new")) == rows(2)
 
 
 @pytest.mark.parametrize("line", ['{"id": ', "[1]", ""])

@@ -1,0 +1,356 @@
+"""What is wrong with an environment, in words: ``print(check_environment(MyEnv, task))``."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import textwrap
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Self
+
+from environments.base import BaseEnv
+from environments.contract import (
+    final_reward_faults,
+    json_doubts,
+    kind_of,
+    observation_doubts,
+    opening_doubts,
+    reset_faults,
+    short,
+    step_faults,
+)
+from environments.errors import EnvironmentFailure
+
+ANY_TEXTS = ("", "0", "I think that it is \\boxed{7}.")
+"""Actions that need no knowledge of the environment."""
+
+MISSING = {
+    "reset": "write def reset(self), which returns (observation, info)",
+    "step": "write def step(self, action), which returns (observation, reward, done, info)",
+    "from_dict": "write @staticmethod def from_dict(info), which returns an instance",
+}
+FROM_DICT_HINT = (
+    'It gets "seed", the task and env_args as one dict, here with the keys {keys}. It has to take those '
+    "that it knows and to ignore the rest, which may be any column of a dataset."
+)
+STEP_HINT = (
+    "A model may say anything: answer nonsense with an observation and reward 0. If your agent turns texts "
+    "into other actions, pass examples of them as actions=[...]."
+)
+RESET_HINT = "It has to start a new episode whenever it is called, also after another one."
+CLOSE_HINT = "It has to work at any time: before reset, during an episode and after it."
+PICKLE_HINT = (
+    "Rollouts run in other processes. Open what cannot be sent there (locks, files, connections, processes) "
+    "in reset or from_dict."
+)
+
+
+@dataclass
+class Report:
+    """What ``check_environment`` found; its ``str()`` is for a person to read.
+
+    An error breaks rollouts or falsifies rewards; what causes a warning works, but may surprise.
+    """
+
+    environment: str
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no error."""
+        return not self.errors
+
+    def raise_if_faulty(self) -> None:
+        """Raise an EnvironmentFailure with the report as its message, if there is an error."""
+        if not self.ok:
+            raise EnvironmentFailure(str(self))
+
+    def error(self, text: str) -> None:
+        """Add an error, once."""
+        if text not in self.errors:
+            self.errors.append(text)
+
+    def warn(self, text: str) -> None:
+        """Add a warning, once."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    def __str__(self) -> str:
+        if not self.errors and not self.warnings:
+            return f"{self.environment}: all fine."
+        found = [f"error: {text}" for text in self.errors] + [f"warning: {text}" for text in self.warnings]
+        return "\n".join([f"{self.environment}:", *(textwrap.indent(text, "  ") for text in found)])
+
+
+def check_environment(
+    env_class: type[BaseEnv],
+    task: dict[str, Any],
+    env_args: dict[str, Any] | None = None,
+    actions: Sequence[Any] = ANY_TEXTS,
+    timeout_seconds: float = 10.0,
+) -> Report:
+    """Use an environment as rollouts do, and tell what is wrong with it.
+
+    Checked are the class and ``from_dict``, what ``reset``, ``step`` and ``compute_final_reward`` return, a
+    second episode, a second environment (the same task and seed should give the same), ``close``, and
+    pickling, which is the way to another process.
+    Nothing that the environment raises gets out of here.
+
+    Args:
+        env_class: the class itself.
+        task: a row of its dataset.
+        env_args: what is added to each task, as for ``AgentTrainer``.
+        actions: what the agent may do. An environment has to survive any text, unless it has an agent of
+            its own that turns texts into something else.
+        timeout_seconds: limit of each call. A call that takes longer is reported; its thread cannot be
+            ended and lasts as long as the call does, or the program.
+    """
+    check = _Check(env_class, task, env_args or {}, actions, timeout_seconds)
+    with suppress(_Failed, _GiveUp):
+        check.run()
+    return check.report
+
+
+class _Failed(Exception):
+    """What was tried does not work, and the report says why. Something else may work."""
+
+
+class _GiveUp(Exception):
+    """The report holds an error after which nothing more should be tried."""
+
+
+class _Caller:
+    """Runs foreign calls one by one in a thread of their own, since an environment may depend on that.
+
+    ``call`` waits no longer than the limit, and reports what the call raises.
+    """
+
+    def __init__(self, report: Report, timeout_seconds: float) -> None:
+        self.report = report
+        self._timeout_seconds = timeout_seconds
+        self._stuck = False
+        self._jobs: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self._results: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        threading.Thread(target=self._work, name="check_environment", daemon=True).start()
+
+    def call(
+        self,
+        what: str,
+        function: Callable[[], Any],
+        hint: str = "",
+        note: Callable[[str], None] | None = None,
+    ) -> Any:
+        """Return what ``function`` does, or report an error and raise _Failed, a hang and raise _GiveUp.
+
+        What it raises is reported as an error, or by ``note``, with ``hint`` below.
+        """
+        if self._stuck:
+            raise _GiveUp
+        self._jobs.put(function)
+        try:
+            value, error = self._results.get(timeout=self._timeout_seconds)
+        except Empty:
+            self._stuck = True
+            self.report.error(
+                f"{what} has not returned within {self._timeout_seconds:g} s. Give everything that it waits "
+                "for a time limit, or raise timeout_seconds if it is only slow."
+            )
+            raise _GiveUp from None
+        if error is not None:
+            note = note or self.report.error
+            note("\n".join(filter(None, [f"{what} raised {_described(error)}", hint])))
+            raise _Failed
+        return value
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._results.put((job(), None))
+            except BaseException as error:  # noqa: BLE001  (call() reports it; sys.exit() is no exit from here)
+                self._results.put((None, error))
+
+
+class _Probe:
+    """One environment, called as a rollout calls it, each answer being looked at."""
+
+    def __init__(self, caller: _Caller, env: BaseEnv) -> None:
+        self._caller = caller
+        self._report = caller.report
+        self._env = env
+        self._closed = False
+
+    def play(self, actions: deque[Any]) -> list[str]:
+        """Play one episode, until it is done or no action is left; return what happened, one line each."""
+        heard = [f"reset() with {_comparable(self._reset())}"]
+        done = False
+        while actions and not done:
+            action = actions.popleft()
+            observation, reward, done = self._step(action)
+            heard.append(f"step({action!r}) with {_comparable([observation, float(reward), bool(done)])}")
+        final = self._caller.call("compute_final_reward()", self._env.compute_final_reward)
+        self._refuse(final_reward_faults(final))
+        return heard
+
+    def close(self) -> None:
+        """Close it. Rollouts do so once, so if only the second time fails, that is but a warning."""
+        again, self._closed = self._closed, True
+        if again:
+            self._caller.call("A second close()", self._env.close, note=self._report.warn)
+        else:
+            self._caller.call("close()", self._env.close, CLOSE_HINT)
+
+    def _reset(self) -> Any:
+        result = self._caller.call("reset()", self._env.reset, RESET_HINT)
+        self._refuse(reset_faults(result))
+        observation, info = result
+        self._doubt(opening_doubts(observation) + json_doubts("reset()", observation, info))
+        return observation
+
+    def _step(self, action: Any) -> tuple[Any, Any, Any]:
+        result = self._caller.call(f"step({action!r})", lambda: self._env.step(action), STEP_HINT)
+        self._refuse(step_faults(result))
+        observation, reward, done, info = result
+        self._doubt(observation_doubts("step()", observation) + json_doubts("step()", observation, info))
+        return observation, reward, done
+
+    def _refuse(self, faults: list[str]) -> None:
+        for text in faults:
+            self._report.error(text)
+        if faults:
+            raise _Failed
+
+    def _doubt(self, doubts: list[str]) -> None:
+        for text in doubts:
+            self._report.warn(text)
+
+
+class _Check:
+    """The order of the checks, and what they share."""
+
+    def __init__(
+        self,
+        env_class: type[BaseEnv],
+        task: dict[str, Any],
+        env_args: dict[str, Any],
+        actions: Sequence[Any],
+        timeout_seconds: float,
+    ) -> None:
+        self.report = Report(env_class.__name__ if isinstance(env_class, type) else repr(env_class))
+        self._env_class, self._task, self._env_args = env_class, task, env_args
+        self._actions, self._timeout_seconds = actions, timeout_seconds
+
+    def run(self) -> None:
+        self._check_class()
+        self._check_pickling()
+        self._check_from_dict()
+        with suppress(_Failed), self._environment() as probe:
+            probe.close()  # before any reset; the second time comes at the end of this block
+        self._compare(self._play(), self._play())
+
+    def _check_class(self) -> None:
+        env_class = self._env_class
+        if not isinstance(env_class, type):
+            self.report.error("This is no class: pass the class, not an instance of it.")
+        elif not issubclass(env_class, BaseEnv):
+            self.report.error(f"It is no BaseEnv: write class {env_class.__name__}(BaseEnv).")
+        else:
+            for method in sorted(env_class.__abstractmethods__):
+                self.report.error(
+                    f"{method} is missing: {MISSING.get(method, 'its base class asks for it')}."
+                )
+            if not isinstance(inspect.getattr_static(env_class, "from_dict"), staticmethod | classmethod):
+                self.report.error("from_dict is called on the class: put @staticmethod above it.")
+        if not isinstance(self._task, dict):
+            self.report.error(f"The task is {kind_of(self._task)}: pass a row of the dataset, a dict.")
+        if not self.report.ok:
+            raise _GiveUp
+
+    def _check_pickling(self) -> None:
+        import cloudpickle  # what Ray uses; classes of a __main__ travel by value
+
+        parts = {"the class": self._env_class, "the task": self._task}
+        parts |= {f"env_args[{key!r}]": value for key, value in self._env_args.items()}
+        for what, part in parts.items():
+            with suppress(_Failed), _Caller(self.report, self._timeout_seconds) as caller:
+                caller.call(f"Pickling {what}", partial(cloudpickle.dumps, part), PICKLE_HINT)
+
+    def _check_from_dict(self) -> None:
+        info = self._info()
+        before = repr(info)
+        with self._environment(info):
+            if repr(info) != before:
+                self.report.error(
+                    "from_dict changes the dict that it is given, and that is used again: read it with "
+                    "info[key] or info.get(key), not info.pop(key), and copy what you are going to change."
+                )
+        with suppress(_Failed), self._environment({**self._info(), "a_column_for_nobody": ""}):
+            pass
+
+    def _play(self) -> list[str]:
+        """Play each action once, and a second episode in any case, in a new environment."""
+        with self._environment() as probe:
+            waiting = deque(self._actions)
+            heard = probe.play(waiting)
+            while waiting:
+                heard += probe.play(waiting)
+            return heard + probe.play(deque(self._actions[:1]))
+
+    def _compare(self, first: list[str], second: list[str]) -> None:
+        one, other = next((pair for pair in zip(first, second, strict=False) if pair[0] != pair[1]), ("", ""))
+        if one != other:
+            self.report.warn(
+                "Two environments of the same task and seed differ: the first answered\n"
+                f"  {short(one)}\nand the second\n  {short(other)}\n"
+                'Draw from random.Random(info["seed"]) if runs are to be repeatable.'
+            )
+
+    def _info(self) -> dict[str, Any]:
+        """What a rollout hands to ``from_dict``. The caller's task is kept out of reach of faults."""
+        return {"seed": 0, **copy.deepcopy(self._task), **self._env_args}
+
+    @contextmanager
+    def _environment(self, info: dict[str, Any] | None = None) -> Iterator[_Probe]:
+        """Make an environment; at the end, close it."""
+        info = self._info() if info is None else info
+        with _Caller(self.report, self._timeout_seconds) as caller:
+            hint = FROM_DICT_HINT.format(keys=", ".join(info))
+            env = caller.call("from_dict(info)", lambda: self._env_class.from_dict(info), hint)
+            if not isinstance(env, BaseEnv):
+                self.report.error(f"from_dict returned {kind_of(env)}: it has to return the environment.")
+                raise _Failed
+            probe = _Probe(caller, env)
+            try:
+                yield probe
+            finally:
+                with suppress(_Failed):
+                    probe.close()
+
+
+def _comparable(value: Any) -> str:
+    """A text that is the same for equal values, and for objects of unknown content if their types are."""
+    try:
+        return json.dumps(value, default=lambda each: type(each).__qualname__)
+    except (TypeError, ValueError):
+        return type(value).__qualname__
+
+
+def _described(error: BaseException) -> str:
+    """The exception, and below it the last lines of the user's code on the way to it."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__]
+    lines = [traceback.format_exception_only(error)[-1], *traceback.format_list(frames[-3:])]
+    return "".join(lines).rstrip()

@@ -1,0 +1,110 @@
+"""What ``reset`` and ``step`` have to return, and sentences for what they return instead.
+
+A fault breaks a rollout or falsifies its reward; a doubt works, but may surprise.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from numbers import Real
+from typing import Any
+
+
+def reset_faults(result: Any) -> list[str]:
+    """What is wrong with the answer of ``reset``: it has to be (observation, info)."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        return [f"reset() returned {kind_of(result)}: write return observation, info (info may be {{}})."]
+    return _info_faults("reset()", result[1])
+
+
+def step_faults(result: Any) -> list[str]:
+    """What is wrong with the answer of ``step``: it has to be (observation, reward, done, info).
+
+    The reward may be any finite real number, a bool or one of numpy's too, and done numpy's bool.
+    """
+    if isinstance(result, tuple) and len(result) == 5:
+        return [
+            "step() returned 5 values, as Gymnasium's do: write "
+            "return observation, reward, terminated or truncated, info."
+        ]
+    if not isinstance(result, tuple) or len(result) != 4:
+        return [f"step() returned {kind_of(result)}: write return observation, reward, done, info."]
+    _, reward, done, info = result
+    faults = _info_faults("step()", info)
+    faults += _reward_faults("step()", reward)
+    if type(done).__name__ not in ("bool", "bool_"):  # numpy's is as good
+        faults.append(
+            f"step() returned {kind_of(done)} as done, its third value: it has to be True or False."
+        )
+    return faults
+
+
+def final_reward_faults(reward: Any) -> list[str]:
+    """What is wrong with the answer of ``compute_final_reward``: it has to be a reward or None."""
+    return [] if reward is None else _reward_faults("compute_final_reward()", reward)
+
+
+def _reward_faults(method: str, reward: Any) -> list[str]:
+    if not isinstance(reward, Real):  # a bool and numpy's numbers are
+        return [f"{method} returned {kind_of(reward)} as reward: it has to be a number."]
+    if not math.isfinite(reward):
+        return [f"{method} returned the reward {reward}: it has to be finite, or it spoils its whole group."]
+    return []
+
+
+def _info_faults(method: str, info: Any) -> list[str]:
+    if isinstance(info, dict):
+        return []
+    return [f"{method} returned {kind_of(info)} as info: it has to be a dict."]
+
+
+def opening_doubts(observation: Any) -> list[str]:
+    """What may surprise about the first observation, which is the first message of the conversation."""
+    if observation is None or (isinstance(observation, str | dict) and not observation):
+        return ["reset() returned an empty observation: the model is asked nothing."]
+    return observation_doubts("reset()", observation)
+
+
+def observation_doubts(method: str, observation: Any) -> list[str]:
+    """Whether it keeps to the convention of ``BaseEnv``, though an agent of one's own may know another."""
+    match observation:
+        case None | str() | {"question": str()}:
+            return []
+        case {"tool_outputs": dict(outputs)} if all(isinstance(each, str) for each in outputs.values()):
+            return []
+        case dict() if not observation:
+            return []
+    return [
+        f"{method} returned {kind_of(observation)} as observation. The agents of policies.agents read a "
+        'text, {"question": text} or {"tool_outputs": {call_id: text}}: return one of these, unless your own '
+        "agent reads yours."
+    ]
+
+
+def json_doubts(method: str, observation: Any, info: dict[str, Any]) -> list[str]:
+    """Whether observation and info can be kept in a file of trajectories."""
+    doubts = []
+    for what, value in {"observation": observation, "info": info}.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            doubts.append(f"{method} returned an {what} that cannot be saved as JSON: {error}.")
+    return doubts
+
+
+def kind_of(value: Any) -> str:
+    """What kind of thing a wrong value is."""
+    if isinstance(value, tuple):
+        return f"{len(value)} values"
+    if isinstance(value, dict):
+        return f"a dict with the keys {list(value)}"
+    if value is None or isinstance(value, str | int | float):
+        return short(repr(value))
+    return f"an object of type {type(value).__qualname__}"
+
+
+def short(text: str) -> str:
+    """At most 200 characters of a text, on one line."""
+    return textwrap.shorten(text, 200, placeholder=" ...")

@@ -1,0 +1,198 @@
+"""Rows of tasks in files: JSON, JSON lines, CSV and parquet are read, JSON lines are written."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import date, time
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from environments.errors import DatasetError
+
+Row = dict[str, Any]
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Read a file as its extension says; all but ``.json`` row by row, however large the file is.
+
+    - ``.json``: a list of objects.
+    - ``.jsonl``: one object per line.
+    - ``.csv``: a line of column names, then one row per line. Each value is a text as it stands in the
+      file (``"7"`` and not 7, an empty field is ``""``), since nothing there says what else it could be.
+    - ``.parquet``: one row per row, each value in its Python type.
+
+    Raises:
+        DatasetError: there is no such file, its extension is another one, or, while the rows are read,
+            what stands in it is not what the extension promises.
+    """
+    read = READERS.get(path.suffix.lower())
+    if read is None:
+        raise DatasetError(
+            f"{path} ends in {path.suffix!r}, which names no known format. Known: {', '.join(READERS)}."
+        )
+    if not path.is_file():
+        raise DatasetError(f"There is no file {path.absolute()}. Correct the path.")
+    return _decoded(path, read(path))
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Replace the file at ``path`` by JSON lines, or, if anything goes wrong, leave it as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, since a rename is atomic only within a file system; hidden from the listings.
+    unfinished = path.parent / f".{path.stem}.{uuid.uuid4().hex}.unfinished"
+    try:
+        with unfinished.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def plain_rows(rows: Iterable[Any]) -> Iterator[Row]:
+    """Copy rows into what JSON can hold: what is written and read again is equal to what this yields.
+
+    Tuples and the arrays and numbers of numpy and torch become lists and numbers, dates and times become
+    ISO texts.
+
+    Raises:
+        DatasetError: a row is no dict, or holds something else (bytes, a Decimal, NaN, ...): the error
+            names the row, the key and the type.
+    """
+    for index, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise DatasetError(f"Row {index} is {row!r}: each task has to be a dict.")
+        try:
+            yield {_text_key(key, f"Row {index}"): _plain(row[key], f"Row {index}[{key!r}]") for key in row}
+        except RecursionError as error:
+            raise DatasetError(f"Row {index} is nested too deeply, or contains itself.") from error
+
+
+@runtime_checkable
+class ArrayLike(Protocol):
+    """What numpy's arrays and numbers and torch's tensors share, so that neither need be imported here."""
+
+    dtype: Any
+
+    def tolist(self) -> Any: ...
+
+
+def _plain(value: Any, where: str) -> Any:
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float | date | time):
+        return _plain_number_or_time(value, where)
+    if isinstance(value, list | tuple):
+        return [_plain(each, f"{where}[{index}]") for index, each in enumerate(value)]
+    if isinstance(value, Mapping):
+        return {_text_key(key, where): _plain(value[key], f"{where}[{key!r}]") for key in value}
+    if isinstance(value, ArrayLike) and not isinstance(value, bytes):
+        array: Any = value
+        if str(array.dtype).startswith("datetime64"):
+            array = array.astype("datetime64[us]")  # finer ones become bare integers
+        return _plain(array.tolist(), where)
+    raise DatasetError(
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which JSON cannot hold: "
+        "convert it to a text, a number, a list or a dict first."
+    )
+
+
+def _plain_number_or_time(value: float | date | time, where: str) -> float | str:
+    # What is missing is the only value that differs from itself: NaN, and pandas' NaT.
+    if value != value or (isinstance(value, float) and math.isinf(value)):
+        raise DatasetError(f"{where} is {value}, which JSON cannot hold: use None, or leave the row out.")
+    return value if isinstance(value, float) else value.isoformat()
+
+
+def _text_key(key: Any, where: str) -> str:
+    if not isinstance(key, str):
+        raise DatasetError(f"{where} is a dict with the key {key!r}: in JSON, each key is a text.")
+    return key
+
+
+def _json(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig") as file:
+        try:
+            rows = json.load(file)
+        except json.JSONDecodeError as error:
+            raise DatasetError(
+                f"{path} is no JSON: {error}. If each line is an object of its own, name it .jsonl."
+            ) from error
+    if not isinstance(rows, list):
+        raise DatasetError(f"{path} holds a {type(rows).__name__}: it has to be a list of objects.")
+    yield from rows
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DatasetError(
+                    f"{path}, line {number} is no JSON: {error}. Write the file again."
+                ) from error
+            if not isinstance(row, dict):
+                raise DatasetError(f"{path}, line {number} is no JSON object. Write the file again.")
+            yield row
+
+
+def _csv(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = csv.reader(file, strict=True)
+        try:
+            names = next(lines, [])
+            _check_names(path, names)
+            for values in lines:
+                if len(values) == len(names):
+                    yield dict(zip(names, values, strict=True))
+                elif values:  # an empty line is no row
+                    raise DatasetError(
+                        f"{path}, line {lines.line_num} has {len(values)} fields, but there are {len(names)} "
+                        f"columns ({', '.join(names)}). Put quotes around fields that contain commas."
+                    )
+        except csv.Error as error:
+            raise DatasetError(
+                f"{path}, line {lines.line_num} is no CSV: {error}. Store it as JSON lines or parquet."
+            ) from error
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    try:
+        import pyarrow.parquet
+        from pyarrow import ArrowException
+    except ImportError as error:
+        raise DatasetError(f"Reading {path} needs pyarrow: pip install pyarrow.") from error
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            _check_names(path, file.schema_arrow.names)
+            for batch in file.iter_batches(batch_size=1024):
+                yield from batch.to_pylist()
+    except ArrowException as error:
+        raise DatasetError(f"{path} cannot be read as parquet: {error}. Write the file again.") from error
+
+
+READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".json": _json,
+    ".jsonl": _json_lines,
+    ".csv": _csv,
+    ".parquet": _parquet,
+}
+
+
+def _check_names(path: Path, names: list[str]) -> None:
+    if not names or len(set(names)) < len(names):
+        raise DatasetError(f"{path} has the columns {names}: at least one is needed, and no name twice.")
+
+
+def _decoded(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
+    try:
+        yield from rows
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{path} is not UTF-8: {error}. Convert it, for example with iconv.") from error
