@@ -8,12 +8,12 @@ its throughput.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import ray
 
-from environments.errors import PromptTooLongError, SamplerError
+from environments.errors import SamplerError
 from environments.types import Completion
 from policies.sampler import Sampler, SampleRequest, TokenOutput, TokenRequest
 
@@ -34,7 +34,7 @@ class SamplerActor:
         self._sampler = make_sampler()
 
     async def sample(self, request: SampleRequest) -> Completion:
-        """One completion. Raises ``SamplerError`` or ``PromptTooLongError``."""
+        """One completion. Raises ``AgentError``, ``PromptTooLongError`` or ``SamplerError``."""
         return await self._sampler.sample(request)
 
 
@@ -44,24 +44,24 @@ class ServeSampler:
     Args:
         app_name: the Serve application.
         model_path: folder of the tokenizer and its chat template.
+        chat_template_kwargs: options of the template, such as ``{"enable_thinking": False}``.
     """
 
-    def __init__(self, app_name: str, model_path: str) -> None:
+    def __init__(
+        self, app_name: str, model_path: str, chat_template_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
         from ray import serve
 
         from policies.chat import ChatRenderer, load_tokenizer
 
-        self._renderer = ChatRenderer(load_tokenizer(model_path))
+        self._renderer = ChatRenderer(load_tokenizer(model_path), chat_template_kwargs)
         self._handle = serve.get_app_handle(app_name).options(method_name="sample", stream=True)
         self._waiting: list[_Pending] = []
         self._calls: set[asyncio.Task[None]] = set()
 
     async def sample(self, request: SampleRequest) -> Completion:
-        """Render, sample, decode. Raises ``PromptTooLongError`` or ``SamplerError``."""
-        prompt_ids = tuple(self._renderer.prompt_ids(request.messages, request.previous, request.tools))
-        limit = request.max_prompt_tokens
-        if limit is not None and len(prompt_ids) > limit:
-            raise PromptTooLongError(f"The prompt has {len(prompt_ids)} tokens; the limit is {limit}.")
+        """Render, sample, decode. Raises ``AgentError``, ``PromptTooLongError`` or ``SamplerError``."""
+        prompt_ids = self._renderer.request_ids(request)
         output = await self.sample_tokens(TokenRequest(prompt_ids, request.params, request.min_version))
         return Completion(
             prompt_ids=prompt_ids,

@@ -4,9 +4,19 @@ What is exported here is light: importing it loads neither torch nor transformer
 """
 
 from policies.agents.base import BaseAgent
+from policies.agents.code import CodingAgent
 from policies.agents.game import GameAgent
 from policies.agents.math import MathAgent
+from policies.agents.messages import MessagesAgent
 from policies.agents.tool import ToolAgent
 from policies.sampler import SamplingParams
 
-__all__ = ["BaseAgent", "GameAgent", "MathAgent", "SamplingParams", "ToolAgent"]
+__all__ = [
+    "BaseAgent",
+    "CodingAgent",
+    "GameAgent",
+    "MathAgent",
+    "MessagesAgent",
+    "SamplingParams",
+    "ToolAgent",
+]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from environments.errors import ConfigError
-from environments.types import Completion, Message
-from policies.sampler import Turn
+from environments.errors import AgentError, ConfigError
+from environments.types import Message
+from policies.sampler import SampleRequest, Turn, check_prompt_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
+CONFIG_FILES = ("generation_config.json", "config.json")
+RENDERER_ARGUMENTS = {"messages", "tools", "tokenize", "add_generation_prompt"}
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
@@ -40,31 +44,68 @@ class ChatRenderer:
 
     The template is only ever used for what is new. What the model saw and said in the turn before is
     taken over as token ids, since encoding its text again may split it differently.
+
+    Args:
+        tokenizer: with a chat template. A completion ends with its EOS token or with one of those that
+            the configuration beside it lists (Llama 3 has several).
+        chat_template_kwargs: what the template is given beside messages and tools, such as
+            ``{"enable_thinking": False}``.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, chat_template_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
         if not tokenizer.chat_template:
             raise ConfigError(
                 f"The tokenizer {tokenizer.name_or_path!r} has no chat template: set tokenizer.chat_template "
                 "(a Jinja text; the model's card shows it) and save it with tokenizer.save_pretrained."
             )
         self._tokenizer = tokenizer
+        self._template_kwargs = dict(chat_template_kwargs or {})
+        for name in self._template_kwargs:
+            if name in RENDERER_ARGUMENTS or not self._template_reads(name):
+                raise ConfigError(
+                    f"chat_template_kwargs has {name!r}, which is no option of the chat template of "
+                    f"{tokenizer.name_or_path!r}: leave it out, or write it as the template does."
+                )
+        self._end_ids = _configured_end_ids(tokenizer.name_or_path) | ({tokenizer.eos_token_id} - {None})
+
+    def request_ids(self, request: SampleRequest) -> tuple[int, ...]:
+        """The prompt [P] of a request.
+
+        Raises:
+            AgentError: the chat template refuses the messages, or does not show the tools.
+            PromptTooLongError: the prompt is longer than the request allows.
+        """
+        from jinja2 import TemplateError
+
+        if request.tools and not self._template_reads("tools"):
+            raise AgentError(
+                f"The chat template of {self._tokenizer.name_or_path!r} shows no tools: let the agent's "
+                "messages explain them, as ToolAgent(tools_in='system') does."
+            )
+        try:
+            prompt_ids = tuple(self.prompt_ids(request.messages, request.previous, request.tools))
+        except (TemplateError, TypeError, ValueError, LookupError) as error:
+            raise AgentError(
+                f"The chat template of {self._tokenizer.name_or_path!r} refuses the agent's messages "
+                f"({error}): change their roles, order or content to what it expects."
+            ) from error
+        check_prompt_length(len(prompt_ids), request)
+        return prompt_ids
 
     def prompt_ids(
         self, messages: list[Message], previous: Turn | None = None, tools: list[dict[str, Any]] | None = None
     ) -> list[int]:
         """The prompt [P] for the model's answer to ``messages``.
 
-        Starts with the prompt and completion ids of ``previous`` where ``messages`` continue that turn
-        and the template renders it as it was. Otherwise (the agent rewrote its history, or the template
-        did) everything is encoded afresh, and training starts a new sequence here.
+        Starts with the prompt and completion ids of ``previous`` where the template renders ``messages``
+        as a continuation of that turn. Otherwise (the agent rewrote its history, or the template did)
+        everything is encoded afresh, and training starts a new sequence here.
         """
         text = self._render(messages, tools)
-        if previous is not None and previous.completion.completion_ids and _continues(messages, previous):
-            seen = self._render(previous.messages, tools) + previous.completion.text
-            if text.startswith(seen):
-                return self._extend(previous.completion, text[len(seen) :])
-        return self.encode(text)
+        extended = None if previous is None else self._extend(previous, text)
+        return self.encode(text) if extended is None else extended
 
     @property
     def eos_token_id(self) -> int:
@@ -72,38 +113,83 @@ class ChatRenderer:
         return int(self._tokenizer.eos_token_id)
 
     def decode(self, completion_ids: Sequence[int]) -> str:
-        """The text of sampled tokens [C], without the end-of-sequence token where they end with it."""
+        """The text of sampled tokens [C], without the end-of-sequence token where they end with one."""
         ids = list(completion_ids)
-        if ids and ids[-1] == self._tokenizer.eos_token_id:
+        if ids and ids[-1] in self._end_ids:
             ids.pop()
         # Cleaning up spaces would change the text, and then no later prompt could be matched with it.
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    def _extend(self, completion: Completion, rest: str) -> list[int]:
-        """Prompt, completion and the text ``rest``, whose leading EOS may be among the sampled tokens."""
-        if completion.completion_ids[-1] == self._tokenizer.eos_token_id:
-            rest = rest.removeprefix(str(self._tokenizer.eos_token))
-        return [*completion.prompt_ids, *completion.completion_ids, *self.encode(rest)]
-
-    def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=True
-            )
-        )
 
     def encode(self, text: str) -> list[int]:
         """The token ids of ``text`` as it stands, with no special tokens added."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
+    def _extend(self, previous: Turn, text: str) -> list[int] | None:
+        """The tokens of ``previous`` and those of what ``text`` adds; ``None`` where it does not continue it.
 
-def _continues(messages: list[Message], previous: Turn) -> bool:
-    """Whether the previous turn's answer stands in ``messages`` unchanged, where it belongs.
+        The texts alone tell: ``text`` has to start with what the model saw and said, and where it ended
+        its message itself, the template has to end the message with the very same token.
+        """
+        said = previous.completion
+        if not said.completion_ids:
+            return None
+        seen = self._render(previous.messages, previous.tools) + said.text
+        if not text.startswith(seen):
+            return None
+        new_ids = self.encode(text[len(seen) :])
+        last_id = said.completion_ids[-1]
+        if last_id in self._end_ids:
+            if new_ids[:1] != [last_id]:
+                return None
+            del new_ids[0]
+        return [*said.prompt_ids, *said.completion_ids, *new_ids]
 
-    The messages before it need no comparison: they have changed if their rendering has.
-    """
-    num_seen = len(previous.messages)
-    if len(messages) <= num_seen:
-        return False
-    answer = messages[num_seen]
-    return bool(answer["role"] == "assistant" and answer["content"] == previous.completion.text)
+    def _template_reads(self, name: str) -> bool:
+        return re.search(rf"\b{re.escape(name)}\b", str(self._tokenizer.chat_template)) is not None
+
+    def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                [_for_template(message) for message in messages],
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=True,
+                **self._template_kwargs,
+            )
+        )
+
+
+def _configured_end_ids(model_path: str) -> set[int]:
+    """The end-of-sequence tokens that a model's configuration lists, read in vLLM's order."""
+    for name in CONFIG_FILES:
+        path = _model_file(model_path, name)
+        if path is not None:
+            end_ids = json.loads(path.read_text()).get("eos_token_id")
+            return set(end_ids) if isinstance(end_ids, list) else {end_ids} - {None}
+    return set()
+
+
+def _model_file(model_path: str, name: str) -> Path | None:
+    """A file of a model, in a folder or on the hub; ``None`` where there is just a tokenizer."""
+    from transformers.utils import cached_file
+
+    try:
+        found = cached_file(model_path, name) if model_path else None
+    except OSError:
+        return None
+    return None if found is None else Path(found)
+
+
+def _for_template(message: Message) -> Message:
+    """The message with the arguments of its calls as objects: OpenAI has JSON text, templates write JSON."""
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _parsed(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "content": message.get("content") or "", "tool_calls": calls}
+
+
+def _parsed(arguments: Any) -> Any:
+    return json.loads(arguments) if isinstance(arguments, str) else arguments

@@ -39,6 +39,14 @@ class BaseAgent(ABC):
                 f"{name}.__init__, or override the property."
             ) from None
 
+    @property
+    def tool_schemas(self) -> list[dict[str, Any]] | None:
+        """OpenAI schemas of the tools that the chat template or the server has to show the model.
+
+        ``None`` where there are none, or where the agent's own messages explain them.
+        """
+        return None
+
     @abstractmethod
     def update_from_env(
         self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
@@ -47,7 +55,11 @@ class BaseAgent(ABC):
 
     @abstractmethod
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
-        """Append exactly one ``Step`` to ``trajectory.steps`` and return what to do."""
+        """Append exactly one ``Step`` to ``trajectory.steps`` and return what to do.
+
+        ``kwargs`` has ``tool_calls``, a list in the OpenAI shape, where the server has read calls from
+        what was sampled; ``response`` is the rest of the text then, and may be empty.
+        """
 
     @abstractmethod
     def reset(self) -> None:

@@ -1,5 +1,7 @@
 """Tool parsers: how tools are explained to a model, and how its calls are read from its text."""
 
+# ruff: noqa: RUF001  (DeepSeek writes its markers with a fullwidth bar)
+
 from __future__ import annotations
 
 import json
@@ -26,12 +28,34 @@ For each function call, return a json object with function name and arguments wi
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 
+R1_PROMPT = """\
+## Tools
+
+You may call the functions below, each described by a JSON schema:
+{schemas}
+
+To call functions, end your answer with one block of calls, and write each call exactly like this:
+<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜><function-name>
+```json
+<args-json-object>
+```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"""
+
+LLAMA3_PROMPT = """\
+You have access to the functions below, each described by a JSON schema:
+{schemas}
+
+To call a function, answer with nothing but a JSON object of its name and its arguments, separating several \
+calls by semicolons:
+{{"name": <function-name>, "parameters": <args-json-object>}}"""
+
 
 class ToolParser(Protocol):
     """One model family's way of calling tools."""
 
     separator: str
     """What stands between the system prompt and the tool prompt."""
+    tools_in: str
+    """Where its models are usually shown the tools: in the ``"system"`` message or by the ``"template"``."""
 
     def parse(self, text: str) -> list[ToolCall]:
         """The calls in ``text``, in order. A malformed one is a call named ``invalid_tool_call``, whose
@@ -50,18 +74,15 @@ class HermesParser:
     """
 
     separator = "\n\n"
+    tools_in = "system"
     # A block that is never closed reaches to the end of the text.
     _BLOCK = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 
     def parse(self, text: str) -> list[ToolCall]:
-        return [_read_call(body, bool(end)) for body, end in self._BLOCK.findall(text)]
+        return [_read_hermes(body, bool(end)) for body, end in self._BLOCK.findall(text)]
 
     def get_tool_prompt(self, schemas: list[dict[str, Any]]) -> str:
-        if not schemas:
-            return ""
-        return HERMES_PROMPT.format(
-            schemas="\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
-        )
+        return _explained(HERMES_PROMPT, schemas)
 
 
 class HermesBriefParser(HermesParser):
@@ -73,10 +94,106 @@ class HermesBriefParser(HermesParser):
         return "\n".join(_brief_line(schema["function"]) for schema in schemas)
 
 
+class R1Parser:
+    """DeepSeek-R1 and its distills: marked blocks with the name and, fenced as JSON, the arguments."""
+
+    separator = "\n\n"
+    tools_in = "system"
+    _BLOCK = re.compile(r"<｜tool▁call▁begin｜>(.*?)(<｜tool▁call▁end｜>|\Z)", re.DOTALL)
+    _BODY = re.compile(r"\s*function<｜tool▁sep｜>([^\n]+)\n```json\n(.*)\n?```\s*", re.DOTALL)
+
+    def parse(self, text: str) -> list[ToolCall]:
+        calls = [self._read(body, bool(end)) for body, end in self._BLOCK.findall(text)]
+        if not calls and "<｜tool▁calls▁begin｜>" in text:
+            return [_invalid("The block of tool calls has no <｜tool▁call▁begin｜>.")]
+        return calls
+
+    def get_tool_prompt(self, schemas: list[dict[str, Any]]) -> str:
+        return _explained(R1_PROMPT, schemas)
+
+    def _read(self, body: str, closed: bool) -> ToolCall:
+        if not closed:
+            return _invalid("The tool call has no closing <｜tool▁call▁end｜>.")
+        match = self._BODY.fullmatch(body)
+        if match is None:
+            return _invalid(
+                "The tool call has to be function<｜tool▁sep｜>, the name, and in the lines below it the "
+                "arguments between ```json and ```."
+            )
+        try:
+            arguments = json.loads(match[2])
+        except (ValueError, RecursionError) as error:
+            return _invalid(f"The arguments of the tool call are not valid JSON ({error}).")
+        return _checked(match[1].strip(), arguments)
+
+
+class Llama3JsonParser:
+    """``{"name": ..., "parameters": {...}}`` as the whole answer, several separated by ``;``: Llama 3.
+
+    An answer is a call if it starts with ``<|python_tag|>``, or with an object that has both keys: other
+    JSON, and braces further on, are plain answers. Text after a call makes it malformed, not plain.
+    ``"arguments"``, as other families say, is understood too.
+    """
+
+    separator = "\n\n"
+    tools_in = "system"
+    _TAG = "<|python_tag|>"
+    # Broken JSON can only be recognised by how it begins; some models write the type first.
+    _HEAD = re.compile(
+        r'\{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:.*"(parameters|arguments)"\s*:', re.DOTALL
+    )
+
+    def parse(self, text: str) -> list[ToolCall]:
+        rest = text.strip()
+        tagged = rest.startswith(self._TAG)
+        rest = rest.removeprefix(self._TAG).lstrip()
+        calls: list[ToolCall] = []
+        while rest or (tagged and not calls):
+            try:
+                value, end = json.JSONDecoder().raw_decode(rest)
+            except (ValueError, RecursionError) as error:
+                if not (calls or tagged or self._HEAD.match(rest)):
+                    return []
+                return [*calls, _invalid(f"The tool call is not valid JSON ({error}).")]
+            if not (calls or tagged or _looks_like_a_call(value)):
+                return []
+            calls.append(_read_llama3(value))
+            rest = rest[end:].lstrip()
+            if rest and not rest.startswith(";"):
+                return [
+                    *calls[:-1],
+                    _invalid("After a tool call there may be nothing but ; and another one."),
+                ]
+            rest = rest.removeprefix(";").lstrip()
+        return calls
+
+    def get_tool_prompt(self, schemas: list[dict[str, Any]]) -> str:
+        return _explained(LLAMA3_PROMPT, schemas)
+
+
+class OpenAIParser:
+    """For servers that read the calls themselves: the text has none, and the request explains the tools."""
+
+    separator = ""
+    tools_in = "template"
+
+    def parse(self, text: str) -> list[ToolCall]:
+        return []
+
+    def get_tool_prompt(self, schemas: list[dict[str, Any]]) -> str:
+        raise ConfigError(
+            "parser_name='openai' has no text that explains tools: leave tools_in out, or choose your "
+            f"model's parser, one of {', '.join(name for name in _PARSERS if name != 'openai')}."
+        )
+
+
 _PARSERS: dict[str, type[ToolParser]] = {
     "hermes": HermesParser,
     "hermes-brief": HermesBriefParser,
+    "llama3-json": Llama3JsonParser,
+    "openai": OpenAIParser,
     "qwen": HermesParser,
+    "r1": R1Parser,
 }
 
 
@@ -87,12 +204,17 @@ def get_tool_parser(name: str) -> ToolParser:
     return _PARSERS[name]()
 
 
+def _explained(prompt: str, schemas: list[dict[str, Any]]) -> str:
+    lines = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
+    return prompt.format(schemas=lines) if schemas else ""
+
+
 def _brief_line(function: dict[str, Any]) -> str:
     parameters = ", ".join(function.get("parameters", {}).get("properties", {}))
     return f"You can call {function['name']}({parameters}) inside <tool_call></tool_call>."
 
 
-def _read_call(body: str, closed: bool) -> ToolCall:
+def _read_hermes(body: str, closed: bool) -> ToolCall:
     if not closed:
         return _invalid("The tool call has no closing </tool_call>.")
     try:
@@ -101,10 +223,23 @@ def _read_call(body: str, closed: bool) -> ToolCall:
         return _invalid(f"The tool call is not valid JSON ({error}).")
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return _invalid('The tool call has to be {"name": ..., "arguments": {...}}.')
-    arguments = call.get("arguments", {})
+    return _checked(call["name"], call.get("arguments", {}))
+
+
+def _looks_like_a_call(value: Any) -> bool:
+    return isinstance(value, dict) and "name" in value and ("parameters" in value or "arguments" in value)
+
+
+def _read_llama3(value: Any) -> ToolCall:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return _invalid('The tool call has to be {"name": ..., "parameters": {...}}.')
+    return _checked(value["name"], value.get("parameters", value.get("arguments", {})))
+
+
+def _checked(name: str, arguments: Any) -> ToolCall:
     if not isinstance(arguments, dict):
-        return _invalid(f"The arguments of {call['name']} have to be a JSON object.")
-    return ToolCall(name=call["name"], arguments=arguments)
+        return _invalid(f"The arguments of {name} have to be a JSON object.")
+    return ToolCall(name=name, arguments=arguments)
 
 
 def _invalid(error: str) -> ToolCall:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Sequence
 from typing import Any
 
+from environments.errors import ConfigError
 from environments.tool_environment import FINISH
-from environments.tools import Tool, make_tools
+from environments.tools import Tool, ToolCall, make_tools
+from environments.tools.base import INVALID_TOOL_CALL
 from environments.types import Action, Message, Step, Trajectory
 from policies.agents.base import BaseAgent, split_thought
 from policies.agents.parsers import ToolParser, get_tool_parser
@@ -19,15 +22,22 @@ TOOL_SYSTEM_PROMPT = (
 
 
 class ToolAgent(BaseAgent):
-    """Explains the tools in its system message, and reads calls from the model's text.
+    """Explains the tools to the model, and reads its calls from the text or takes those that a server read.
 
     The action is a list of calls in OpenAI's shape, ``{"id", "type": "function", "function": {"name",
     "arguments"}}`` with ``arguments`` as JSON text. A response without any call is the answer: one call
     named ``finish`` with the argument ``response``. Malformed calls are handed on as ``invalid_tool_call``
-    so that the environment answers them with an error. Ids count up from ``call_0`` within a rollout.
+    so that the environment answers them with an error. Ids count up from ``call_0`` within a rollout, but
+    calls that a server has read keep theirs.
 
     Tools are named (``tools``) or given as classes (``tool_map``), as for ``ToolEnvironment``. What stands
     before ``</think>`` is the thought; calls in it do not count.
+
+    Args:
+        parser_name: how the model writes its calls: "qwen" (also "hermes", and "hermes-brief" with a short
+            explanation), "r1", "llama3-json", or "openai" for a server that reads them itself.
+        tools_in: who explains the tools: "system", the parser's text in the system message; or "template",
+            the model's chat template. By default the system message, except for "openai".
     """
 
     def __init__(
@@ -36,11 +46,24 @@ class ToolAgent(BaseAgent):
         parser_name: str = "qwen",
         tools: list[str] | None = None,
         tool_map: dict[str, type[Tool]] | None = None,
+        tools_in: str | None = None,
     ) -> None:
         self._parser = get_tool_parser(parser_name)
         schemas = [tool.json for tool in make_tools(tools, tool_map).values()]
-        self._system_message = _system_message(system_prompt, self._parser, schemas)
+        match tools_in or self._parser.tools_in:
+            case "system":
+                self._system_message = _system_message(system_prompt, self._parser, schemas)
+                self._tool_schemas = None
+            case "template":
+                self._system_message = system_prompt
+                self._tool_schemas = schemas or None
+            case _:
+                raise ConfigError(f"tools_in={tools_in!r} is unknown: use 'system' or 'template'.")
         self.reset()
+
+    @property
+    def tool_schemas(self) -> list[dict[str, Any]] | None:
+        return copy.deepcopy(self._tool_schemas)
 
     def reset(self) -> None:
         self._trajectory = Trajectory()
@@ -54,12 +77,19 @@ class ToolAgent(BaseAgent):
     ) -> None:
         self.messages += _observation_messages(observation)
 
-    def update_from_model(self, response: str, **kwargs: Any) -> Action:
-        # The history holds the raw text, not parsed calls: only so does the next prompt extend these tokens.
-        self.messages.append({"role": "assistant", "content": response})
+    def update_from_model(
+        self, response: str, tool_calls: Sequence[dict[str, Any]] = (), **kwargs: Any
+    ) -> Action:
         thought, answer = split_thought(response)
-        calls = [self._call(call.name, call.arguments) for call in self._parser.parse(answer)]
-        calls = calls or [self._call(FINISH, {"response": response})]
+        message: Message = {"role": "assistant", "content": response}
+        if tool_calls:
+            calls = [self._checked(call) for call in tool_calls]
+            message["tool_calls"] = copy.deepcopy(calls)
+        else:
+            # The history holds the raw text, not parsed calls: so the next prompt extends these tokens.
+            calls = [self._call(call.name, call.arguments) for call in self._parser.parse(answer)]
+            calls = calls or [self._call(FINISH, {"response": response})]
+        self.messages.append(message)
         step = Step(
             chat_completions=self.chat_completions, thought=thought, action=calls, model_response=response
         )
@@ -70,8 +100,17 @@ class ToolAgent(BaseAgent):
     def chat_completions(self) -> list[Message]:
         return copy.deepcopy(self.messages)
 
-    def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        call_id = f"call_{self._num_calls}"
+    def _checked(self, call: dict[str, Any]) -> dict[str, Any]:
+        """A call that a server has read; a malformed one would make the server refuse the whole history."""
+        call_id = call.get("id")
+        try:
+            read = ToolCall.from_openai(call)
+        except ValueError as error:
+            read = ToolCall(INVALID_TOOL_CALL, {"error": str(error)})
+        return self._call(read.name, read.arguments, call_id)
+
+    def _call(self, name: str, arguments: dict[str, Any], call_id: str | None = None) -> dict[str, Any]:
+        call_id = call_id or f"call_{self._num_calls}"
         self._num_calls += 1
         return {
             "id": call_id,

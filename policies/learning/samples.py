@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from environments.errors import LearnerError
 from environments.types import Completion, Trajectory
 
 
@@ -61,11 +62,22 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
     Steps whose prompt extends the previous prompt and completion are one sequence. Where the agent
     rewrote its history a new sequence starts there: nothing is discarded, and no token is trained in a
     context other than the one it was sampled in.
+
+    Raises:
+        LearnerError: the server kept the tokens of a completion to itself.
     """
     runs: list[list[Completion]] = []
     for step in trajectory.steps:
         completion = step.completion
-        if completion is None or not completion.completion_ids:
+        if completion is None:
+            continue
+        if completion.retokenized or not completion.prompt_ids:
+            raise LearnerError(
+                f"Rollout {trajectory.rollout_id!r} has completions without the engine's token ids, which "
+                "cannot be trained on: sample the policy server by its handle, or an OpenAI-compatible "
+                "server that answers return_token_ids and logprobs (vLLM does)."
+            )
+        if not completion.completion_ids:
             continue
         if runs and _extends(completion, runs[-1][-1]):
             runs[-1].append(completion)

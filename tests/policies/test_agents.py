@@ -1,3 +1,5 @@
+# ruff: noqa: RUF001  (DeepSeek writes its markers with a fullwidth bar)
+
 from __future__ import annotations
 
 import asyncio
@@ -27,7 +29,11 @@ def tool_agent(**arguments: Any) -> ToolAgent:
     return ToolAgent(**{"tools": ["calculator"], **arguments})
 
 
-AGENTS = [MathAgent, GameAgent, tool_agent]
+def openai_agent(**arguments: Any) -> ToolAgent:
+    return tool_agent(parser_name="openai", **arguments)
+
+
+AGENTS = [MathAgent, GameAgent, tool_agent, openai_agent]
 
 
 # --- what holds for every agent
@@ -280,6 +286,115 @@ def test_unknown_parser_and_unknown_tool_are_refused_when_the_agent_is_made() ->
         tool_agent(parser_name="qwem")
     with pytest.raises(ConfigError, match="calculater"):
         ToolAgent(tools=["calculater"])
+
+
+def server_call(call_id: str | None = "call-x7", arguments: Any = '{"expression": "12*3"}') -> dict[str, Any]:
+    function = {"name": "calculator", "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+@pytest.mark.parametrize("make_agent", AGENTS[:3])
+def test_agents_that_explain_their_tools_offer_none_to_the_template(make_agent: Any) -> None:
+    assert make_agent().tool_schemas is None
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"parser_name": "openai"}, {"parser_name": "qwen", "tools_in": "template"}]
+)
+def test_tools_in_the_template_are_not_in_the_system_message(arguments: dict[str, str]) -> None:
+    agent = tool_agent(system_prompt="Be exact.", **arguments)
+    assert contents(agent) == [("system", "Be exact.")]
+    assert agent.tool_schemas is not None
+    assert [schema["function"]["name"] for schema in agent.tool_schemas] == ["calculator"]
+
+
+def test_without_tools_the_template_is_offered_none() -> None:
+    assert openai_agent(tools=[]).tool_schemas is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"tools_in": "prompt"}, "tools_in='prompt'.*'system' or 'template'"),
+        ({"tools_in": "system", "parser_name": "openai"}, "parser_name='openai' has no text"),
+    ],
+)
+def test_impossible_place_for_the_tools_is_refused(arguments: dict[str, str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        tool_agent(**arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"parser_name": "openai"}, {"parser_name": "qwen", "tools_in": "template"}]
+)
+def test_calls_that_the_server_has_read_are_the_action_and_stay_in_the_history(arguments: Any) -> None:
+    agent = tool_agent(**arguments)
+    assert agent.update_from_model("I call it.", tool_calls=[server_call()]).action == [server_call()]
+    message = agent.chat_completions[-1]
+    assert message == {"role": "assistant", "content": "I call it.", "tool_calls": [server_call()]}
+
+
+def test_action_can_be_changed_without_changing_the_history() -> None:
+    agent = openai_agent()
+    agent.update_from_model("", tool_calls=[server_call()]).action[0]["function"]["name"] = "abacus"
+    assert agent.chat_completions[-1]["tool_calls"] == [server_call()]
+
+
+def test_server_call_without_an_id_gets_one() -> None:
+    (call,) = openai_agent().update_from_model("", tool_calls=[server_call(call_id=None)]).action
+    assert call["id"] == "call_0"
+
+
+@pytest.mark.parametrize("arguments", ["{", "[]", None])
+def test_malformed_server_call_is_invalid_and_the_history_can_still_be_rendered(arguments: Any) -> None:
+    agent = openai_agent()
+    (call,) = agent.update_from_model("", tool_calls=[server_call(arguments=arguments)]).action
+    assert (call["id"], call["function"]["name"]) == ("call-x7", "invalid_tool_call")
+    assert "'calculator'" in json.loads(call["function"]["arguments"])["error"]
+    assert agent.chat_completions[-1]["tool_calls"] == [call]
+
+
+def test_openai_agent_takes_a_text_without_calls_as_the_answer() -> None:
+    (call,) = openai_agent().update_from_model(CALL).action
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == (
+        "finish",
+        {"response": CALL},
+    )
+
+
+def test_openai_agent_and_tool_environment_play_from_a_malformed_call_to_the_answer() -> None:
+    agent = openai_agent(system_prompt="")
+    task = {"question": "What is 12*3?", "ground_truth": "36"}
+    env = ToolEnvironment(task, tools=["calculator"], reward_fn=math_reward_fn)
+    say(agent, env.reset()[0])
+    for calls in ([server_call("a", "{")], [server_call("b")]):
+        observation, reward, done, _ = env.step(agent.update_from_model("", tool_calls=calls).action)
+        assert (reward, done) == (0.0, False)
+        say(agent, observation)
+    malformed, result = (message for message in agent.chat_completions if message["role"] == "tool")
+    assert malformed["tool_call_id"] == "a"
+    assert "no valid JSON" in malformed["content"]
+    assert result == {"role": "tool", "content": "36", "tool_call_id": "b"}
+    assert env.step(agent.update_from_model("\\boxed{36}").action)[1:3] == (1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("parser_name", "call"),
+    [
+        (
+            "r1",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>calculator\n"
+            '```json\n{"expression": "12*3"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        ),
+        ("llama3-json", '{"name": "calculator", "parameters": {"expression": "12*3"}}'),
+    ],
+)
+def test_tool_agent_calls_tools_in_the_words_of_its_models(parser_name: str, call: str) -> None:
+    agent = tool_agent(parser_name=parser_name)
+    assert "calculator" in contents(agent)[0][1]
+    (action,) = agent.update_from_model(f"Tools.</think>\n\n{call}").action
+    assert action["function"] == {"name": "calculator", "arguments": '{"expression": "12*3"}'}
+    assert contents(agent)[-1] == ("assistant", f"Tools.</think>\n\n{call}")
 
 
 def test_tool_agent_and_tool_environment_play_from_a_malformed_call_to_the_answer() -> None:

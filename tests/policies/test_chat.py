@@ -122,11 +122,21 @@ def test_rewritten_history_is_rendered_afresh(rewritten: list[Message]) -> None:
     assert prompt_ids[: len(said.prompt_ids) + len(ids)] != [*said.prompt_ids, *ids]
 
 
-def test_answer_that_was_continued_by_the_agent_is_rendered_afresh() -> None:
+@pytest.mark.parametrize("ended", [True, False])
+def test_answer_that_the_agent_goes_on_with_is_kept_only_if_it_was_cut_off(ended: bool) -> None:
     before = CONVERSATION[:2]
-    said = completion(renderer().prompt_ids(before), sampled("I call", ended=False), "length")
+    said = completion(renderer().prompt_ids(before), sampled("I call", ended), "stop" if ended else "length")
     prompt_ids = renderer().prompt_ids(CONVERSATION, Turn(messages=before, completion=said))
-    assert prompt_ids == renderer().prompt_ids(CONVERSATION)
+    seen = [*said.prompt_ids, *said.completion_ids]
+    assert (prompt_ids[: len(seen)] == seen) == (not ended)
+    assert tokenizer().decode(prompt_ids) == tokenizer().decode(renderer().prompt_ids(CONVERSATION))
+
+
+def test_history_that_ends_with_the_turn_itself_is_rendered_afresh() -> None:
+    before = CONVERSATION[:2]
+    said = completion(renderer().prompt_ids(before), sampled("", ended=True), "stop")
+    prompt_ids = renderer().prompt_ids(before, Turn(messages=before, completion=said))
+    assert prompt_ids == renderer().prompt_ids(before)
 
 
 def test_template_that_renders_earlier_answers_differently_is_rendered_afresh() -> None:

@@ -1,3 +1,5 @@
+# ruff: noqa: RUF001  (DeepSeek writes its markers with a fullwidth bar)
+
 from __future__ import annotations
 
 import json
@@ -100,7 +102,7 @@ def test_brief_prompt_is_one_line_a_tool() -> None:
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "r1", "llama3-json"])
 def test_without_tools_there_is_no_prompt(name: str) -> None:
     assert get_tool_parser(name).get_tool_prompt([]) == ""
 
@@ -108,3 +110,135 @@ def test_without_tools_there_is_no_prompt(name: str) -> None:
 def test_unknown_parser_is_named_with_those_that_exist() -> None:
     with pytest.raises(ConfigError, match=r"parser_name='qwem'.*hermes.*qwen"):
         get_tool_parser("qwem")
+
+
+@pytest.mark.parametrize("name", ["r1", "llama3-json"])
+def test_every_prompt_has_all_schemas(name: str) -> None:
+    lines = get_tool_parser(name).get_tool_prompt([CALCULATOR, CLOCK]).splitlines()
+    assert [json.loads(line) for line in lines if line.startswith('{"type"')] == [CALCULATOR, CLOCK]
+
+
+# --- DeepSeek-R1
+
+BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+
+
+def r1_call(name: str, arguments: str) -> str:
+    fenced = f"```json\n{arguments}\n```"
+    return f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n{fenced}<｜tool▁call▁end｜>"
+
+
+def test_r1_calls_are_read_in_order() -> None:
+    first = r1_call("calculator", '{"expression": "1+1",\n "note": "```"}')
+    text = f"I call both.\n{BEGIN}{first}\n{r1_call('clock', '{}')}{END}"
+    assert [(call.name, call.arguments) for call in get_tool_parser("r1").parse(text)] == [
+        ("calculator", {"expression": "1+1", "note": "```"}),
+        ("clock", {}),
+    ]
+
+
+def test_r1_prompt_shows_a_call_that_its_parser_reads() -> None:
+    prompt = get_tool_parser("r1").get_tool_prompt([CLOCK])
+    shown = prompt[prompt.index(BEGIN) :].replace("<function-name>", "clock")
+    (call,) = get_tool_parser("r1").parse(shown.replace("<args-json-object>", '{"zone": "UTC"}'))
+    assert (call.name, call.arguments) == ("clock", {"zone": "UTC"})
+
+
+@pytest.mark.parametrize("text", ["", "36", "```json\n{}\n```", '{"name": "clock", "parameters": {}}', CLOCK])
+def test_r1_text_without_markers_has_no_call(text: Any) -> None:
+    assert get_tool_parser("r1").parse(str(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (r1_call("clock", "{"), "not valid JSON"),
+        (r1_call("clock", "[" * 100_000), "not valid JSON"),
+        (r1_call("clock", "[]"), "arguments of clock"),
+        (r1_call("clock", "{}").removesuffix("<｜tool▁call▁end｜>"), "closing"),
+        (r1_call("clock", "{}").replace("```json", ""), "```json"),
+        (r1_call("clock", "{}").replace("<｜tool▁sep｜>", " "), "tool▁sep"),
+        (BEGIN, "no <｜tool▁call▁begin｜>"),
+        (f"{BEGIN}clock{END}", "no <｜tool▁call▁begin｜>"),
+    ],
+)
+def test_malformed_r1_call_says_what_is_wrong_with_it(text: str, reason: str) -> None:
+    (call,) = get_tool_parser("r1").parse(text)
+    assert call.name == "invalid_tool_call"
+    assert reason in call.arguments["error"]
+
+
+# --- Llama 3
+
+
+def llama_calls(text: str) -> list[tuple[str, Any]]:
+    return [(call.name, call.arguments) for call in get_tool_parser("llama3-json").parse(text)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "calculator", "parameters": {"expression": "1;1"}}',
+        '\n<|python_tag|>{"name": "calculator", "parameters": {"expression": "1;1"}} ',
+        '{"type": "function", "name": "calculator", "parameters": {"expression": "1;1"}};',
+        '{\n  "parameters": {"expression": "1;1"},\n  "name": "calculator"\n}',
+        '{"name": "calculator", "arguments": {"expression": "1;1"}}',
+    ],
+)
+def test_llama_answer_that_is_one_object_with_name_and_parameters_is_a_call(text: str) -> None:
+    assert llama_calls(text) == [("calculator", {"expression": "1;1"})]
+
+
+@pytest.mark.parametrize("tag", ["", "<|python_tag|>"])
+def test_llama_calls_are_separated_by_semicolons(tag: str) -> None:
+    text = tag + '{"name": "a", "parameters": {"x": "};{"}}; {"name": "b", "parameters": {}}'
+    assert llama_calls(text) == [("a", {"x": "};{"}), ("b", {})]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "36",
+        '"name"',
+        "The set {1, 2} has two elements.",
+        "{x | x > 2}",
+        "{1, 2}",
+        '{"answer": 36}',
+        '{"name": "Ada", "born": 1815}',
+        '{"name": "Ada", "born": ',
+        '[{"name": "clock", "parameters": {}}]',
+        'I would call {"name": "clock", "parameters": {}}',
+        '\\boxed{36} because {"name": "clock", "parameters": {}} said so',
+        '```json\n{"name": "clock", "parameters": {}}\n```',
+    ],
+)
+def test_llama_answer_that_merely_has_braces_is_no_call(text: str) -> None:
+    assert llama_calls(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"name": "clock", "parameters": {', "not valid JSON"),
+        ('{"type": "function", "name": "clock", "parameters": {zone}}', "not valid JSON"),
+        ("<|python_tag|>", "not valid JSON"),
+        ("<|python_tag|>clock()", "not valid JSON"),
+        ("<|python_tag|>3", '"name"'),
+        ('<|python_tag|>{"parameters": {}}', '"name"'),
+        ('{"name": 3, "parameters": {}}', '"name"'),
+        ('{"name": "clock", "parameters": "now"}', "JSON object"),
+        ('{"name": "clock", "parameters": {}} I wait.', "nothing but"),
+        ('{"name": "clock", "parameters": {}} {"name": "clock", "parameters": {}}', "nothing but"),
+    ],
+)
+def test_malformed_llama_call_says_what_is_wrong_with_it(text: str, reason: str) -> None:
+    ((name, arguments),) = llama_calls(text)
+    assert name == "invalid_tool_call"
+    assert reason in arguments["error"]
+
+
+@pytest.mark.parametrize("second", ["{", "36", '{"answer": 36}'])
+def test_malformed_second_llama_call_does_not_hide_the_first(second: str) -> None:
+    names = [name for name, _ in llama_calls('{"name": "clock", "parameters": {}}; ' + second)]
+    assert names == ["clock", "invalid_tool_call"]

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -178,7 +179,8 @@ def chat_completion(tokens: bool = False, **extra: Any) -> dict[str, Any]:
         "message": {"role": "assistant", "content": "2"},
         "finish_reason": "stop",
     }
-    body: dict[str, Any] = {"id": "x", "object": "chat.completion", "usage": {"prompt_tokens": 3}}
+    usage = {"prompt_tokens": 3, "completion_tokens": 2}
+    body: dict[str, Any] = {"id": "x", "object": "chat.completion", "usage": usage}
     if tokens:
         choice["token_ids"] = [7, 2]
         choice["logprobs"] = {"content": [{"token": "2", "logprob": -0.5}, {"token": "", "logprob": -0.25}]}
@@ -205,10 +207,85 @@ def test_tokens_logprobs_and_version_are_taken_where_the_server_returns_them() -
     assert server.bodies[0]["logprobs"] is True
 
 
-def test_ids_are_empty_where_the_server_returns_none() -> None:
+WITHOUT_TOKENS = Completion(text="2", finish_reason="stop", retokenized=True, usage=(3, 2))
+
+
+def test_without_the_servers_ids_a_completion_says_so_and_has_the_servers_counts() -> None:
     with serving(lambda body, number: (200, chat_completion())) as server:
         completion = sample(OpenAISampler(server.base_url), request())
-    assert completion == Completion(text="2", finish_reason="stop")
+    assert completion == WITHOUT_TOKENS
+    assert (completion.num_prompt_tokens, completion.num_completion_tokens) == (3, 2)
+
+
+def test_with_the_servers_ids_a_completion_counts_them() -> None:
+    answer = chat_completion(tokens=True, usage={"prompt_tokens": 30, "completion_tokens": 20})
+    with serving(lambda body, number: (200, answer)) as server:
+        completion = sample(OpenAISampler(server.base_url), request())
+    assert not completion.retokenized
+    assert (completion.num_prompt_tokens, completion.num_completion_tokens) == (3, 2)
+
+
+@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 3}])
+def test_server_that_counts_nothing_is_an_error_with_the_remedy(usage: Any) -> None:
+    with (
+        serving(lambda body, number: (200, chat_completion(usage=usage))) as server,
+        pytest.raises(SamplerError, match="tokenizer_path"),
+    ):
+        sample(OpenAISampler(server.base_url), request())
+
+
+@pytest.fixture(scope="module")
+def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from policies.tiny import build_tokenizer
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    build_tokenizer([QUESTION]).save_pretrained(folder)
+    return str(folder)
+
+
+def test_with_a_tokenizer_what_the_server_keeps_to_itself_is_retokenized(tokenizer_path: str) -> None:
+    from policies.chat import ChatRenderer, load_tokenizer
+
+    renderer = ChatRenderer(load_tokenizer(tokenizer_path))
+    prompt_ids = tuple(renderer.prompt_ids(QUESTION))
+    completion_ids = (*renderer.encode("2"), renderer.eos_token_id)
+    with serving(lambda body, number: (200, chat_completion(usage=None))) as server:
+        completion = sample(OpenAISampler(server.base_url, tokenizer_path=tokenizer_path), request())
+    assert completion == Completion(
+        prompt_ids=prompt_ids,
+        completion_ids=completion_ids,
+        text="2",
+        finish_reason="stop",
+        retokenized=True,
+    )
+    assert completion.num_prompt_tokens == len(prompt_ids)
+
+
+def test_with_a_tokenizer_a_prompt_over_the_limit_is_not_even_sent(tokenizer_path: str) -> None:
+    with serving(lambda body, number: (200, chat_completion())) as server:
+        sampler = OpenAISampler(server.base_url, model="m", tokenizer_path=tokenizer_path)
+        with pytest.raises(PromptTooLongError, match="max_prompt_tokens=4"):
+            sample(sampler, request(max_prompt_tokens=4))
+    assert server.bodies == []
+
+
+def test_with_a_tokenizer_the_engines_ids_still_win(tokenizer_path: str) -> None:
+    with serving(lambda body, number: (200, chat_completion(tokens=True))) as server:
+        completion = sample(OpenAISampler(server.base_url, tokenizer_path=tokenizer_path), request())
+    assert (completion.prompt_ids, completion.retokenized) == ((4, 5, 6), False)
+
+
+def test_tokenizer_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        OpenAISampler("http://localhost:8000/v1", tokenizer_path=str(tmp_path))
+
+
+def test_options_of_the_chat_template_are_sent_along() -> None:
+    with serving(lambda body, number: (200, chat_completion())) as server:
+        sample(OpenAISampler(server.base_url, chat_template_kwargs={"enable_thinking": False}), request())
+        sample(OpenAISampler(server.base_url), request())
+    assert server.bodies[0]["chat_template_kwargs"] == {"enable_thinking": False}
+    assert "chat_template_kwargs" not in server.bodies[1]
 
 
 @pytest.mark.parametrize("missing", ["prompt_token_ids", "logprobs", "token_ids"])
@@ -218,7 +295,7 @@ def test_an_answer_with_only_part_of_the_tokens_counts_as_one_without(missing: s
     answer["choices"][0].pop(missing, None)
     with serving(lambda body, number: (200, answer)) as server:
         completion = sample(OpenAISampler(server.base_url), request())
-    assert completion == Completion(text="2", finish_reason="stop")
+    assert completion == WITHOUT_TOKENS
 
 
 def test_request_carries_the_params_and_leaves_defaults_to_the_server() -> None:
@@ -325,7 +402,16 @@ def test_prompt_over_the_limit_of_the_request_has_the_same_error() -> None:
             sample(sampler, request(max_prompt_tokens=2))
 
 
-@pytest.mark.parametrize("body", [{"hello": "world"}, {"choices": []}, {"choices": [{"message": None}]}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"hello": "world"},
+        {"choices": []},
+        {"choices": [{"message": None}]},
+        {"choices": [{"message": {"tool_calls": ["clock"]}}]},
+        {"choices": [{"message": {"tool_calls": 3}}]},
+    ],
+)
 def test_answer_that_is_no_chat_completion_is_an_error(body: dict[str, Any]) -> None:
     with (
         serving(lambda _, number: (200, body)) as server,
@@ -334,11 +420,26 @@ def test_answer_that_is_no_chat_completion_is_an_error(body: dict[str, Any]) -> 
         sample(OpenAISampler(server.base_url), request())
 
 
-def test_tool_calls_parsed_away_by_the_server_are_an_error() -> None:
+def tool_calling_answer(call: dict[str, Any]) -> dict[str, Any]:
     answer = chat_completion()
-    answer["choices"][0]["message"] = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    answer["choices"][0]["message"] = {"role": "assistant", "content": None, "tool_calls": [call]}
+    answer["choices"][0]["finish_reason"] = "tool_calls"
+    return answer
+
+
+def test_tool_calls_are_handed_on_where_tools_were_offered() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    with serving(lambda body, number: (200, tool_calling_answer(call))) as server:
+        completion = sample(OpenAISampler(server.base_url), request(tools=tools))
+    assert (completion.text, completion.finish_reason) == ("", "tool_calls")
+    assert completion.tool_calls == (call,)
+    assert server.bodies[0]["tools"] == tools
+
+
+def test_tool_calls_that_nobody_asked_for_are_an_error() -> None:
     with (
-        serving(lambda body, number: (200, answer)) as server,
+        serving(lambda body, number: (200, tool_calling_answer({"id": "1"}))) as server,
         pytest.raises(SamplerError, match="tool-call parser"),
     ):
         sample(OpenAISampler(server.base_url), request())
