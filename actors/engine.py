@@ -5,29 +5,36 @@ from __future__ import annotations
 import asyncio
 import difflib
 import logging
+import os
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, aclosing, nullcontext
+from dataclasses import asdict, dataclass, fields
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import ray
 from ray.exceptions import RayActorError
 
-from actors.fleet import RolloutFleet
-from actors.rollout import Pair, RolloutLimits, RolloutOrder, boundary
+from actors.fleet import RolloutFleet, actor_options, check_room
+from actors.progress import RolloutProgress
+from actors.rollout import Pair, RolloutLimits, RolloutOrder
 from actors.sampling import SamplerActor, ServeSampler
-from actors.settings import FleetConfig
+from actors.settings import RAYLET_ENVIRONMENT, FleetConfig
 from actors.stream import TrajectoryStream
 from environments.base import BaseEnv
 from environments.datasets import Dataset
-from environments.errors import AgentError, ConfigError, SamplerError
+from environments.errors import ConfigError, SamplerError
+from environments.trajectory_file import TrajectoryFile
 from environments.types import Trajectory
 from policies.agents.base import BaseAgent
 from policies.sampler import OpenAISampler, Sampler, SamplingParams
 
 ENGINE_NAMES = ("openai", "serve", "verl")
+POLICY_NAMES = ("base_url", "model", "model_path", "chat_template_kwargs")
+"""The arguments of a sampler that say which policy it is, and how it is asked."""
 LONGEST_SECONDS = 7200.0
 """Limit of a rollout that was given none: nothing waits for ever."""
 STREAM_CAPACITY = 1024
@@ -48,7 +55,13 @@ class AgentExecutionEngine:
     """Plays tasks with agents in environments, many at a time, each pair in a process of its own.
 
     Ray is joined where it runs (``RAY_ADDRESS``, or a cluster on this machine) and started otherwise; the
-    actors start with the first tasks and stay for the next ones, until ``close`` or the end of a ``with``.
+    actors start with the first tasks, or before them by ``start``, and stay for the next ones, until
+    ``close`` or the end of a ``with``.
+
+    A rollout that fails (the agent or the environment raises, its process dies, the policy cannot be
+    sampled) is played again on a fresh environment, ``retry_limit`` times, with the same seed, so that a
+    policy's own mistake is not drawn anew. After that it is a result like any other: a trajectory whose
+    ``termination_reason`` and ``error`` say what failed, with the steps that it had played.
 
     Args:
         agent_class, agent_args: the agent and its keyword arguments.
@@ -56,21 +69,27 @@ class AgentExecutionEngine:
         engine_name: "openai" samples an OpenAI-compatible server over HTTP; "serve" (also "verl") samples
             a policy server of this Ray cluster by its handle.
         rollout_engine_args: for "openai" ``base_url`` and optionally ``api_key`` and ``timeout_seconds``;
-            for "serve" ``app_name`` and ``model_path``, the folder of the tokenizer.
-        tokenizer: accepted for compatibility. Servers tokenize; only its ``name_or_path`` is used, for
-            "serve" without a ``model_path``.
+            for "serve" ``app_name`` and ``model_path``, the folder of the tokenizer. For both
+            ``chat_template_kwargs``, such as ``{"enable_thinking": False}``.
+        tokenizer: only its ``name_or_path`` is used: for "serve" without a ``model_path``, and to count the
+            tokens of a server that does not return any. Tokens that were counted so cannot be trained on.
         sampling_params: fields of ``SamplingParams``, and for "openai" ``model``, by default the first one
             that the server lists. ``max_tokens`` limits one completion. ``seed`` makes calls repeatable;
             without it every call draws afresh.
         max_response_length: tokens after the first prompt, over the whole trajectory.
         max_prompt_length: tokens of the first prompt.
+        enforce_max_prompt_length: whether both limits hold for each turn on its own instead, for agents
+            that rewrite their history.
         n_parallel_agents: most pairs at a time. Each is a process of about 0.1 GB.
         max_steps: turns of a trajectory.
         trajectory_timeout: seconds after which a rollout is ended together with its process; ``None``
-            is two hours.
-        retry_limit: how often a rollout is begun anew when its process dies.
+            is two hours. It is not played again.
+        overlong_filter: whether a trajectory that a limit has ended is ``masked``: not judged by
+            ``compute_final_reward``, and not to be trained on.
+        retry_limit: how often a failed rollout is begun anew.
         api_retries: how often a request is repeated when the server is overloaded or unreachable.
         gamma: discount of ``Step.mc_return``.
+        disable_thinking: short for ``chat_template_kwargs={"enable_thinking": False}``.
 
     Raises:
         ConfigError: a value is unknown or impossible.
@@ -90,12 +109,15 @@ class AgentExecutionEngine:
         sampling_params: Mapping[str, Any] | None = None,
         max_response_length: int = 8192,
         max_prompt_length: int = 1024,
+        enforce_max_prompt_length: bool = False,
         n_parallel_agents: int = 64,
         max_steps: int = 5,
         trajectory_timeout: float | None = None,
+        overlong_filter: bool = False,
         retry_limit: int = 3,
         api_retries: int = 3,
         gamma: float = 1.0,
+        disable_thinking: bool = False,
     ) -> None:
         _at_least("max_response_length", max_response_length, 1)
         _at_least("max_prompt_length", max_prompt_length, 1)
@@ -103,13 +125,20 @@ class AgentExecutionEngine:
         _at_least("max_steps", max_steps, 1)
         _at_least("retry_limit", retry_limit, 0)
         _at_least("api_retries", api_retries, 0)
+        _one_of("engine_name", engine_name, ENGINE_NAMES)
         sampling = dict(sampling_params or {})
-        engine_args = dict(rollout_engine_args or {})
+        policy = dict(rollout_engine_args or {})
+        if disable_thinking:
+            policy["chat_template_kwargs"] = {
+                **policy.get("chat_template_kwargs", {}),
+                "enable_thinking": False,
+            }
+        tokenizer_path = None if tokenizer is None else tokenizer.name_or_path
         if engine_name == "openai":
-            self._make_sampler = _openai_sampler(engine_args, sampling.pop("model", None), api_retries)
+            policy["model"] = sampling.pop("model", None)
+            self._make_sampler = _openai_sampler(policy, tokenizer_path, api_retries)
         else:
-            _one_of("engine_name", engine_name, ENGINE_NAMES)
-            self._make_sampler = _serve_sampler(engine_args, tokenizer)
+            self._make_sampler = _serve_sampler(policy, tokenizer_path)
         for name in sampling:
             _one_of("sampling_params", name, [field.name for field in fields(SamplingParams)])
         self._params = SamplingParams(**sampling)
@@ -119,51 +148,63 @@ class AgentExecutionEngine:
             agent_args=dict(agent_args or {}),
             env_args=dict(env_args or {}),
         )
-        with boundary(AgentError, "agent", agent_class.__name__, "__init__"):
-            agent_class(**self._pair.agent_args)  # here it is one error, later one for each task
+        self._pair.make_agent()  # here it is one error, later one for each task
         self._limits = RolloutLimits(
             max_steps=max_steps,
             max_prompt_tokens=max_prompt_length,
             max_response_tokens=max_response_length,
             max_turn_tokens=self._params.max_tokens,
+            budget_per_turn=enforce_max_prompt_length,
+            overlong_filter=overlong_filter,
             timeout_seconds=LONGEST_SECONDS if trajectory_timeout is None else trajectory_timeout,
         )
+        self._policy = {name: value for name, value in policy.items() if name in POLICY_NAMES}
+        # No CPU is reserved: an actor that waits for one would keep its tasks waiting for ever.
+        self._config = FleetConfig(num_actors=0, num_cpus_per_actor=0, retries=retry_limit)
         self._num_actors = n_parallel_agents
-        self._retry_limit = retry_limit
         self._gamma = gamma
         self._crew: _Crew | None = None
         self._num_started = 0
         self._busy = False
 
-    async def execute_tasks(self, tasks: Iterable[dict[str, Any]]) -> list[Trajectory]:
+    async def execute_tasks(
+        self, tasks: Iterable[dict[str, Any]], results_file: str | Path | None = None
+    ) -> list[Trajectory]:
         """Play every task once and return the trajectories in the order of the tasks.
-
-        A rollout that fails is a trajectory too: its ``termination_reason`` and ``error`` say why.
 
         Args:
             tasks: a ``Dataset`` or a list of dicts; the same task may occur several times.
+            results_file: a file of JSON lines that keeps each trajectory as soon as it is there. If it
+                exists, what it holds is not played again: an interrupted call goes on where it was.
 
         Raises:
             DatasetError: a task is no dict.
-            ConfigError: the engine is still at an earlier call's tasks.
+            ConfigError: the engine is still at an earlier call's tasks, the results file belongs to another
+                evaluation, or no node of the cluster has what the environment needs.
             SamplerError: the sampler did not start.
         """
         rows = Dataset(tasks).get_data()
-        if self._busy:
-            raise ConfigError(
-                "execute_tasks is still running: await it before the next call, or pass all tasks at once."
-            )
-        if not rows:
-            return []
-        self._busy = True
-        try:
-            await asyncio.to_thread(self._start, min(self._num_actors, len(rows)))
-            return await asyncio.to_thread(self._play, self._orders(rows))
-        except BaseException:
-            self.close()  # cancelled or broken: nothing of this call may end up among the next one's results
-            raise
-        finally:
-            self._busy = False
+        finished = {index: each async for index, each in self._execute(rows, results_file)}
+        return [finished[index] for index in range(len(rows))]
+
+    async def execute_tasks_stream(
+        self, tasks: Iterable[dict[str, Any]], results_file: str | Path | None = None
+    ) -> AsyncIterator[Trajectory]:
+        """Play every task once and yield each trajectory as soon as it has ended; else as ``execute_tasks``.
+
+        Those that ``results_file`` already holds come first.
+        """
+        async with aclosing(self._execute(Dataset(tasks).get_data(), results_file)) as results:
+            async for _, trajectory in results:
+                yield trajectory
+
+    def start(self) -> None:
+        """Start the rollout actors in the background, so that they are up when the first tasks come.
+
+        Raises:
+            ConfigError: no node of the cluster has what the environment needs.
+        """
+        self._start(self._num_actors)
 
     def close(self) -> None:
         """End the engine's actors. Ray itself goes on; a later ``execute_tasks`` starts new actors."""
@@ -185,7 +226,75 @@ class AgentExecutionEngine:
     ) -> None:
         self.close()
 
-    def _orders(self, rows: Sequence[dict[str, Any]]) -> list[RolloutOrder]:
+    async def _execute(
+        self, rows: list[dict[str, Any]], results_file: str | Path | None
+    ) -> AsyncGenerator[tuple[int, Trajectory], None]:
+        """The position and the trajectory of each task, in the order in which they end."""
+        if self._busy:
+            raise ConfigError(
+                "The engine is still at an earlier call's tasks: await it before the next call, or pass all "
+                "tasks at once."
+            )
+        self._busy = True
+        complete = False
+        try:
+            with self._open(results_file, rows) as file, RolloutProgress(len(rows)) as progress:
+                finished = file.finished if file is not None else {}
+                for index, trajectory in finished.items():
+                    self._complete(trajectory, rows[index])
+                    progress.add(trajectory, replayed=True)
+                    yield index, trajectory
+                waiting = [index for index in range(len(rows)) if index not in finished]
+                async for index, trajectory in self._play(rows, waiting):
+                    self._complete(trajectory, rows[index])
+                    if file is not None:
+                        file.append(index, trajectory)
+                    progress.add(trajectory)
+                    yield index, trajectory
+            complete = True
+        finally:
+            self._busy = False
+            if (
+                not complete
+            ):  # broken or given up: nothing of this call may end up among the next one's results
+                self.close()
+
+    def _open(
+        self, results_file: str | Path | None, rows: list[dict[str, Any]]
+    ) -> AbstractContextManager[TrajectoryFile | None]:
+        if results_file is None:
+            return nullcontext()
+        evaluation = {
+            "agent": self._pair.agent_class.__qualname__,
+            "environment": self._pair.env_class.__qualname__,
+            "policy": self._policy,
+            "sampling": asdict(self._params),
+            "limits": asdict(self._limits),
+        }
+        return TrajectoryFile(results_file, evaluation, rows)
+
+    def _complete(self, trajectory: Trajectory, task: dict[str, Any]) -> None:
+        trajectory.task = task  # the caller's own object, not the copy that has travelled
+        fill_returns(trajectory, self._gamma)
+
+    async def _play(
+        self, rows: list[dict[str, Any]], indices: list[int]
+    ) -> AsyncIterator[tuple[int, Trajectory]]:
+        if not indices:
+            return
+        crew = await asyncio.to_thread(self._start, min(self._num_actors, len(indices)))
+        try:
+            await crew.sampler.__ray_ready__.remote()
+        except RayActorError as error:
+            raise SamplerError(f"The sampler did not start: {error}") from error
+        orders = self._orders(rows, indices)
+        index_of = {order.rollout_id: index for order, index in zip(orders, indices, strict=True)}
+        await crew.fleet.submit.remote(orders)
+        arriving = crew.stream.trajectories(len(orders), crew.fleet)
+        while (trajectory := await asyncio.to_thread(next, arriving, None)) is not None:
+            yield index_of[trajectory.rollout_id], trajectory
+
+    def _orders(self, rows: list[dict[str, Any]], indices: list[int]) -> list[RolloutOrder]:
         seed = self._params.seed
         if seed is None:
             seed = random.SystemRandom().getrandbits(SEED_BITS)
@@ -193,47 +302,32 @@ class AgentExecutionEngine:
             RolloutOrder(
                 rollout_id=f"{index:06d}/0000",
                 group_id=f"{index:06d}",
-                task=row,
+                task=rows[index],
                 params=self._params,
                 # One for each order: equal tasks are repeated to see different attempts.
                 seed=random.Random(f"{seed}/{index}").getrandbits(SEED_BITS),
+                env_seed=random.Random(f"{seed}/{index}/environment").getrandbits(SEED_BITS),
             )
-            for index, row in enumerate(rows)
+            for index in indices
         ]
 
-    def _start(self, num_actors: int) -> None:
-        """Have at least ``num_actors`` rollout actors."""
+    def _start(self, num_actors: int) -> _Crew:
+        """Have at least ``num_actors`` rollout actors, up or on their way."""
         if not ray.is_initialized():
+            os.environ.update(RAYLET_ENVIRONMENT)
             ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
         if self._crew is None:
+            check_room(actor_options(self._pair, self._config))
             sampler = SamplerActor.remote(self._make_sampler)  # type: ignore[attr-defined]
-            try:
-                ray.get(sampler.__ray_ready__.remote())
-            except RayActorError as error:
-                raise SamplerError(f"The sampler did not start: {error}") from error
             stream = TrajectoryStream(STREAM_CAPACITY)
-            # No CPU is reserved: an actor that waits for one would keep its task waiting for ever.
-            config = FleetConfig(num_actors=0, num_cpus_per_actor=0, retries=self._retry_limit)
             fleet = RolloutFleet.remote(  # type: ignore[attr-defined]
-                self._pair, sampler, stream.queue, self._limits, config
+                self._pair, sampler, stream.queue, self._limits, self._config
             )
             self._crew = _Crew(sampler, stream, fleet)
         if num_actors > self._num_started:
             ray.get(self._crew.fleet.resize.remote(num_actors))
             self._num_started = num_actors
-
-    def _play(self, orders: list[RolloutOrder]) -> list[Trajectory]:
-        crew = self._crew
-        assert crew is not None
-        ray.get(crew.fleet.submit.remote(orders))
-        finished = {each.rollout_id: each for each in crew.stream.trajectories(len(orders), crew.fleet)}
-        trajectories = []
-        for order in orders:
-            trajectory = finished[order.rollout_id]
-            trajectory.task = order.task  # the caller's own object, not the copy that has travelled
-            fill_returns(trajectory, self._gamma)
-            trajectories.append(trajectory)
-        return trajectories
+        return self._crew
 
 
 def fill_returns(trajectory: Trajectory, gamma: float) -> None:
@@ -244,17 +338,21 @@ def fill_returns(trajectory: Trajectory, gamma: float) -> None:
         step.mc_return = following
 
 
-def _openai_sampler(args: dict[str, Any], model: str | None, api_retries: int) -> Callable[[], Sampler]:
-    _check_engine_args("openai", args, required=("base_url",), optional=("api_key", "timeout_seconds"))
-    make = partial(OpenAISampler, model=model, api_retries=api_retries, **args)
+def _openai_sampler(
+    args: dict[str, Any], tokenizer_path: str | None, api_retries: int
+) -> Callable[[], Sampler]:
+    optional = ("api_key", "timeout_seconds", "chat_template_kwargs", "model")
+    _check_engine_args("openai", args, required=("base_url",), optional=optional)
+    make = partial(OpenAISampler, tokenizer_path=tokenizer_path, api_retries=api_retries, **args)
     make()  # refuses a wrong address here, not in another process
     return make
 
 
-def _serve_sampler(args: dict[str, Any], tokenizer: Any) -> Callable[[], Sampler]:
-    if tokenizer is not None:
-        args.setdefault("model_path", tokenizer.name_or_path)
-    _check_engine_args("serve", args, required=("app_name", "model_path"))
+def _serve_sampler(args: dict[str, Any], tokenizer_path: str | None) -> Callable[[], Sampler]:
+    if tokenizer_path is not None:
+        args.setdefault("model_path", tokenizer_path)
+    required = ("app_name", "model_path")
+    _check_engine_args("serve", args, required=required, optional=("chat_template_kwargs",))
     return partial(ServeSampler, **args)
 
 

@@ -5,35 +5,60 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.queue import Queue
 
-from actors.rollout import Pair, RolloutActor, RolloutLimits, RolloutOrder, failed
+from actors.rollout import Pair, RolloutLimits, RolloutOrder, failed
+from actors.rollout_actor import CLOSE_SECONDS, RolloutActor
 from actors.settings import FleetConfig
+from environments.errors import ConfigError
 from environments.types import TerminationReason, Trajectory
 
 logger = logging.getLogger(__name__)
 
+MAX_UNDELIVERED = 16
+"""Finished trajectories that wait for the stream before the actors that have played them do."""
+GRACE_SECONDS = 5.0
+"""How much longer than its own limits an actor may take before the fleet ends it."""
+MAX_START_FAILURES = 3
+"""Actors of a slot that may fail to start, one after the other, before the fleet itself has failed."""
+
 
 @dataclass(frozen=True, slots=True)
 class FleetStatus:
-    """What the fleet is doing: orders that wait, rollouts in play, actors lost since it started."""
+    """What the fleet is doing: orders that wait, rollouts in play, actors lost since it started.
+
+    Of ``num_actors``, ``num_ready`` are up and can play.
+    """
 
     num_actors: int
+    num_ready: int
     num_waiting: int
     num_running: int
     num_lost: int
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class _Attempt:
+    """A try at an order. An order that is tried again goes before all that came after it."""
+
+    position: int
+    order: RolloutOrder = field(compare=False)
+    number: int = field(default=1, compare=False)
 
 
 @ray.remote(num_cpus=0)
 class RolloutFleet:
     """Hands orders to rollout actors and puts each trajectory into the stream, exactly once per order.
 
-    A slot is one actor and the coroutine that keeps it busy. The fleet, not the rollout actor, writes to
-    the stream: only it knows whether an actor that died had already delivered.
+    A slot is the coroutine that keeps one actor busy, and puts another in its place when it is lost. It
+    takes an order only when its actor is up, so no order waits for an actor that the cluster has no room
+    for. The fleet, not the rollout actor, writes to the stream: only it knows whether an actor that died had
+    already delivered.
 
     consumes orders · waits for room in the stream · produces one trajectory per order
     """
@@ -48,17 +73,24 @@ class RolloutFleet:
     ) -> None:
         self._pair, self._sampler, self._queue = pair, sampler, queue
         self._limits, self._config = limits, config
-        self._orders: asyncio.Queue[RolloutOrder] = asyncio.Queue()
+        self._options = actor_options(pair, config)
+        self._attempts: asyncio.PriorityQueue[_Attempt] = asyncio.PriorityQueue()
+        self._num_submitted = 0
+        self._finished: asyncio.Queue[Trajectory] = asyncio.Queue(MAX_UNDELIVERED)
+        self._delivery: asyncio.Task[None] | None = None
         self._slots: dict[int, asyncio.Task[None]] = {}
-        self._idle: set[int] = set()
-        self._num_running = 0
+        self._playing: set[int] = set()
+        self._num_ready = 0
         self._num_lost = 0
 
     async def resize(self, num_actors: int) -> None:
         """Grow or shrink at once; an actor that is still playing ends with its rollout."""
         self._config.num_actors = num_actors
-        for index in [each for each in self._idle if each >= num_actors]:
-            self._slots[index].cancel()
+        if self._delivery is None:
+            self._delivery = asyncio.create_task(self._deliver())
+        for index, slot in self._slots.items():
+            if index >= num_actors and index not in self._playing:
+                slot.cancel()
         for index in range(num_actors):
             if index not in self._slots or self._slots[index].done() or self._slots[index].cancelling():
                 self._slots[index] = asyncio.create_task(self._slot(index))
@@ -66,59 +98,108 @@ class RolloutFleet:
     async def submit(self, orders: Sequence[RolloutOrder]) -> None:
         """Queue orders for the next free actors."""
         for order in orders:
-            self._orders.put_nowait(order)
+            self._attempts.put_nowait(_Attempt(self._num_submitted, order))
+            self._num_submitted += 1
 
     async def status(self) -> FleetStatus:
         """Counts, and the error of a slot that has died: a fleet with a bug must not look idle."""
-        for slot in self._slots.values():
-            if slot.done() and not slot.cancelled() and slot.exception() is not None:
-                raise slot.exception()  # type: ignore[misc]
+        for task in (self._delivery, *self._slots.values()):
+            if task is not None and task.done() and not task.cancelled() and task.exception() is not None:
+                raise task.exception()  # type: ignore[misc]
         num_actors = sum(not slot.done() for slot in self._slots.values())
-        return FleetStatus(num_actors, self._orders.qsize(), self._num_running, self._num_lost)
-
-    async def _slot(self, index: int) -> None:
-        actor = self._start_actor()
-        try:
-            while index < self._config.num_actors:
-                self._idle.add(index)
-                order = await self._orders.get()
-                self._idle.discard(index)
-                self._num_running += 1
-                trajectory, actor = await self._play(order, actor)
-                self._num_running -= 1
-                await self._queue.put_async(trajectory)
-        finally:
-            self._idle.discard(index)
-            ray.kill(actor)
-
-    async def _play(
-        self, order: RolloutOrder, actor: ray.actor.ActorHandle
-    ) -> tuple[Trajectory, ray.actor.ActorHandle]:
-        """The trajectory of ``order``, and the actor that the slot goes on with."""
-        cause = ""
-        for _ in range(self._config.retries + 1):
-            try:
-                # The first order also waits for the process to come up: that is not the rollout's time.
-                await actor.ready.remote()
-                return await asyncio.wait_for(actor.run.remote(order), self._limits.timeout_seconds), actor
-            except TimeoutError:
-                text = f"The rollout ran longer than rollout.timeout_seconds={self._limits.timeout_seconds}."
-                return failed(order, TerminationReason.TIMEOUT, text), self._replace(actor)
-            except RayActorError as error:  # the process is gone: try again in a fresh one
-                cause = f"The rollout actor died {self._config.retries + 1} times: {error}"
-                logger.warning("Rollout %s lost its actor: %s", order.rollout_id, error)
-                actor = self._replace(actor)
-            except RayTaskError as error:  # not a failure of a rollout but of our own code around it
-                return failed(order, TerminationReason.ERROR, str(error)), self._replace(actor)
-        return failed(order, TerminationReason.ERROR, cause), actor
-
-    def _start_actor(self) -> ray.actor.ActorHandle:
-        options = {"num_cpus": self._config.num_cpus_per_actor}
-        return RolloutActor.options(**options).remote(  # type: ignore[attr-defined]
-            self._pair, self._sampler, self._limits
+        return FleetStatus(
+            num_actors, self._num_ready, self._attempts.qsize(), len(self._playing), self._num_lost
         )
 
-    def _replace(self, actor: ray.actor.ActorHandle) -> ray.actor.ActorHandle:
-        self._num_lost += 1
-        ray.kill(actor)
-        return self._start_actor()
+    async def _slot(self, index: int) -> None:
+        num_failures = 0
+        while index < self._config.num_actors:
+            actor = RolloutActor.options(**self._options).remote(  # type: ignore[attr-defined]
+                self._pair, self._sampler, self._limits
+            )
+            try:
+                await actor.ready.remote()
+                num_failures = 0
+                self._num_ready += 1
+                try:
+                    await self._keep_busy(index, actor)
+                finally:
+                    self._num_ready -= 1
+            except RayActorError as error:
+                num_failures += 1
+                logger.warning("A rollout actor did not start: %s", error)
+                if num_failures == MAX_START_FAILURES:
+                    raise
+            finally:
+                ray.kill(actor)
+
+    async def _keep_busy(self, index: int, actor: ray.actor.ActorHandle) -> None:
+        """Play orders with ``actor`` until it is lost, or one too many."""
+        while index < self._config.num_actors:
+            attempt = await self._attempts.get()
+            self._playing.add(index)
+            trajectory, usable = await self._play(attempt.order, actor)
+            self._playing.discard(index)
+            reason = trajectory.termination_reason
+            assert reason is not None
+            if reason.is_failure and attempt.number <= self._config.retries:
+                logger.warning("Rollout %s failed: %s", trajectory.rollout_id, trajectory.error)
+                self._attempts.put_nowait(_Attempt(attempt.position, attempt.order, attempt.number + 1))
+            else:
+                if reason.is_failure and attempt.number > 1:
+                    trajectory.error = f"{trajectory.error}\n(after {attempt.number} attempts)"
+                await self._finished.put(trajectory)
+            if not usable:
+                self._num_lost += 1
+                return
+
+    async def _deliver(self) -> None:
+        """Put what is finished into the stream, while the actors go on with the next orders."""
+        while True:
+            await self._queue.put_async(await self._finished.get())
+
+    async def _play(self, order: RolloutOrder, actor: ray.actor.ActorHandle) -> tuple[Trajectory, bool]:
+        """The trajectory of ``order``, and whether the actor can be used again."""
+        seconds = self._limits.timeout_seconds + CLOSE_SECONDS + GRACE_SECONDS
+        try:
+            return await asyncio.wait_for(actor.run.remote(order), seconds)
+        except TimeoutError:  # it could not even be interrupted
+            text = (
+                f"The rollout ran longer than its limit of {self._limits.timeout_seconds:g} s. Nothing could "
+                "interrupt it, so its process was ended, and its environment not closed."
+            )
+            return failed(order, TerminationReason.TIMEOUT, text), False
+        except RayActorError as error:
+            return failed(order, TerminationReason.CRASHED, f"The rollout actor died: {error}"), False
+        except RayTaskError as error:  # mostly: what it returned cannot be sent
+            return failed(
+                order, TerminationReason.ENV_ERROR, f"The rollout could not be returned: {error}"
+            ), False
+
+
+def actor_options(pair: Pair, config: FleetConfig) -> dict[str, Any]:
+    """The Ray options of an actor: what its environment class needs, else what the fleet's settings say."""
+    needs = pair.env_class.actor_needs
+    return {
+        "num_cpus": config.num_cpus_per_actor if needs.num_cpus is None else needs.num_cpus,
+        "memory": needs.memory_bytes,
+        "resources": dict(needs.resources),
+        "runtime_env": dict(needs.runtime_env),
+    }
+
+
+def check_room(options: dict[str, Any]) -> None:
+    """Refuse actors that no node can hold: their rollouts would wait for ever.
+
+    Raises:
+        ConfigError: names what is needed and the most that a node has.
+    """
+    needed = {"CPU": options["num_cpus"], "memory": options["memory"] or 0, **options["resources"]}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if any(all(node.get(name, 0) >= amount for name, amount in needed.items()) for node in nodes):
+        return
+    most = {name: max((node.get(name, 0) for node in nodes), default=0) for name in needed}
+    raise ConfigError(
+        f"One rollout actor needs {needed} and no node of the cluster has that (the most of each: {most}): "
+        "lower the environment class's actor_needs or fleet.num_cpus_per_actor, or add a node."
+    )

@@ -1,4 +1,4 @@
-"""Playing one task to its end, and the Ray actor that does so: one agent, one environment, one process.
+"""Playing one task to its end, and the data that it takes.
 
 This module is imported in every rollout worker. It must stay light: no torch, no transformers, no Serve.
 """
@@ -6,18 +6,16 @@ This module is imported in every rollout worker. It must stay light: no torch, n
 from __future__ import annotations
 
 import copy
-import time
-import traceback
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-import ray
-from ray.exceptions import RayActorError, RayTaskError
-
 from environments.base import BaseEnv
-from environments.errors import AgentError, EnvironmentFailure, PromptTooLongError, SamplerError, TroupeError
+from environments.contract import final_reward_faults, reset_faults, step_faults
+from environments.errors import AgentError, EnvironmentFailure, PromptTooLongError, TroupeError
 from environments.types import Completion, Step, TerminationReason, Trajectory
 from policies.agents.base import BaseAgent
 from policies.sampler import SampleRequest, SamplingParams, Turn
@@ -36,6 +34,10 @@ class RolloutLimits:
     """Everything after the first prompt: what was sampled and what the environment answered."""
     max_turn_tokens: int | None = None
     """Most tokens of one completion."""
+    budget_per_turn: bool = False
+    """Whether both limits hold for each turn instead of the trajectory: for agents that rewrite history."""
+    overlong_filter: bool = False
+    """Whether a trajectory that a limit has ended is masked: neither judged at its end nor trained on."""
     timeout_seconds: float = 600.0
 
 
@@ -48,6 +50,24 @@ class Pair:
     agent_args: dict[str, Any] = field(default_factory=dict)
     env_args: dict[str, Any] = field(default_factory=dict)
 
+    def make_agent(self) -> BaseAgent:
+        """A new agent. Raises ``AgentError``."""
+        with boundary(AgentError, "agent", self.agent_class.__name__, "__init__"):
+            return self.agent_class(**self.agent_args)
+
+    def make_env(self, order: RolloutOrder) -> BaseEnv:
+        """The environment of a task, in which the environment arguments stand over the task's own keys.
+
+        Raises:
+            EnvironmentFailure: ``from_dict`` raised, or returned no environment.
+        """
+        name = self.env_class.__name__
+        with boundary(EnvironmentFailure, "environment", name, "from_dict"):
+            env = self.env_class.from_dict({"seed": order.env_seed, **order.task, **self.env_args})
+        if not isinstance(env, BaseEnv):
+            raise EnvironmentFailure(f"{name}.from_dict returned {env!r}: it has to return an environment.")
+        return env
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutOrder:
@@ -58,6 +78,9 @@ class RolloutOrder:
     task: dict[str, Any]
     params: SamplingParams = SamplingParams()
     seed: int = 0
+    """Of the first turn's sampling; the next turns have the next ones."""
+    env_seed: int = 0
+    """``seed`` in the environment's ``from_dict`` if the task has none: the same for all of a group."""
     min_version: int = 0
     """The oldest policy version that may sample for it."""
 
@@ -71,44 +94,51 @@ def run_rollout(
         AgentError, EnvironmentFailure: the agent or the environment raised or broke its contract.
         SamplerError: the policy could not be sampled.
     """
-    with boundary(EnvironmentFailure, "environment", type(env).__name__, "reset"):
-        observation, info = env.reset()
-    with boundary(AgentError, "agent", type(agent).__name__, "reset"):
+    in_agent, in_env = owned_by(AgentError, "agent", agent), owned_by(EnvironmentFailure, "environment", env)
+    with in_env("reset"):
+        observation, info = reset(env)
+    with in_agent("reset"):
         agent.reset()
-    with boundary(AgentError, "agent", type(agent).__name__, "update_from_env"):
-        agent.update_from_env(observation, 0.0, False, info)
+    budget = TokenBudget(limits)
+    with in_agent("update_from_env"):
+        agent.update_from_env(observation, 0.0, False, budget.report(info))
     reason = TerminationReason.MAX_STEPS
     previous: Turn | None = None
-    budget = TokenBudget(limits)
     for turn in range(limits.max_steps):
         if budget.spent:
             reason = TerminationReason.RESPONSE_BUDGET_SPENT
             break
-        messages = copy.deepcopy(agent.chat_completions)  # many agents hand out a list that they go on with
+        request = _request(order, agent, turn, previous, budget)
         try:
-            completion = sample(_request(order, messages, turn, previous, budget))
+            completion = sample(request)
         except PromptTooLongError:
             reason = TerminationReason.PROMPT_TOO_LONG
             break
-        previous = Turn(messages=messages, completion=completion)
+        previous = Turn(messages=request.messages, completion=completion, tools=request.tools)
         budget.count(completion)
         step, action = take_step(agent, completion, turn)
-        with boundary(EnvironmentFailure, "environment", type(env).__name__, "step"):
-            observation, reward, done, info = env.step(action)
-        with boundary(AgentError, "agent", type(agent).__name__, "update_from_env"):
-            agent.update_from_env(observation, reward, done, info)
-        step.reward, step.done, step.completion = float(reward), bool(done), completion
+        with in_env("step"):
+            observation, step.reward, step.done, info = take_action(env, action)
+        info = budget.report(info)
+        with in_agent("update_from_env"):
+            agent.update_from_env(observation, step.reward, step.done, info)
         step.info.update(info)
-        if done:
+        if step.done:
             reason = TerminationReason.ENV_DONE
             break
-    return finish(agent.trajectory, order, reason)
+    trajectory = finish(agent.trajectory, order, reason)
+    trajectory.masked = limits.overlong_filter and reason.is_overlong
+    if trajectory.steps and not trajectory.masked:
+        with in_env("compute_final_reward"):
+            judge_episode(env, trajectory)
+    return trajectory
 
 
 def take_step(agent: BaseAgent, completion: Completion, turn: int) -> tuple[Step, Any]:
     """Hand a completion to the agent; return the step that it appended and the action that it chose."""
     with boundary(AgentError, "agent", type(agent).__name__, "update_from_model"):
-        action = agent.update_from_model(completion.text)
+        extras = {"tool_calls": list(completion.tool_calls)} if completion.tool_calls else {}
+        action = agent.update_from_model(completion.text, **extras)
     num_steps = len(agent.trajectory.steps)
     if num_steps != turn + 1:
         raise AgentError(
@@ -116,10 +146,53 @@ def take_step(agent: BaseAgent, completion: Completion, turn: int) -> tuple[Step
             f"turn {turn + 1}: it has to append exactly one Step to self.trajectory.steps per call."
         )
     step = agent.trajectory.steps[-1]
+    step.completion = completion
     step.model_response = step.model_response or completion.text
     if step.action is None:
         step.action = action.action
     return step, action.action
+
+
+def reset(env: BaseEnv) -> tuple[Any, dict[str, Any]]:
+    """First observation and info. Raises ``EnvironmentFailure`` for anything else than these two."""
+    result = env.reset()
+    try:
+        observation, info = result
+        return observation, dict(info)
+    except (TypeError, ValueError) as error:
+        raise _nonsense(env, reset_faults(result), error) from error
+
+
+def take_action(env: BaseEnv, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+    """Observation, reward, done and info. Raises ``EnvironmentFailure`` for anything else than these four."""
+    result = env.step(action)
+    try:
+        observation, reward, done, info = result
+        return observation, _finite(reward), bool(done), dict(info)
+    except (TypeError, ValueError) as error:
+        raise _nonsense(env, step_faults(result), error) from error
+
+
+def judge_episode(env: BaseEnv, trajectory: Trajectory) -> None:
+    """Put the environment's verdict on the whole episode, if it has one, in the place of the last reward."""
+    final = env.compute_final_reward()
+    if final is not None:
+        try:
+            trajectory.steps[-1].reward = _finite(final)
+        except (TypeError, ValueError) as error:
+            raise _nonsense(env, final_reward_faults(final), error) from error
+        trajectory.reward = sum(step.reward for step in trajectory.steps)
+
+
+def _finite(reward: Any) -> float:
+    number = float(reward)
+    if not math.isfinite(number):
+        raise ValueError(f"the reward is {reward}")
+    return number
+
+
+def _nonsense(env: BaseEnv, faults: list[str], error: Exception) -> EnvironmentFailure:
+    return EnvironmentFailure(f"{type(env).__name__}.{' '.join(faults) or error}")
 
 
 class TokenBudget:
@@ -132,23 +205,28 @@ class TokenBudget:
 
     @property
     def spent(self) -> bool:
-        return self._used >= self._limits.max_response_tokens
+        return not self._limits.budget_per_turn and self._used >= self._limits.max_response_tokens
 
     @property
     def max_tokens(self) -> int:
-        left = self._limits.max_response_tokens - self._used
+        used = 0 if self._limits.budget_per_turn else self._used
+        left = self._limits.max_response_tokens - used
         return min(left, self._limits.max_turn_tokens or left)
 
     @property
     def max_prompt_tokens(self) -> int | None:
         """Limit of the next prompt: of the first, what is configured; later ones grow within the budget."""
-        if self._first_prompt:
+        if self._first_prompt and not self._limits.budget_per_turn:
             return self._first_prompt + self._limits.max_response_tokens
         return self._limits.max_prompt_tokens
 
     def count(self, completion: Completion) -> None:
-        self._first_prompt = self._first_prompt or len(completion.prompt_ids)
-        self._used = len(completion.prompt_ids) + len(completion.completion_ids) - self._first_prompt
+        self._first_prompt = self._first_prompt or completion.num_prompt_tokens
+        self._used = completion.num_prompt_tokens + completion.num_completion_tokens - self._first_prompt
+
+    def report(self, info: dict[str, Any]) -> dict[str, Any]:
+        """The environment's info with what rLLM v0.1 tells agents about their limits."""
+        return {**info, "max_steps": self._limits.max_steps, "cur_tokens": self._used}
 
 
 def finish(trajectory: Trajectory, order: RolloutOrder, reason: TerminationReason) -> Trajectory:
@@ -160,9 +238,11 @@ def finish(trajectory: Trajectory, order: RolloutOrder, reason: TerminationReaso
     return trajectory
 
 
-def failed(order: RolloutOrder, reason: TerminationReason, error: str) -> Trajectory:
-    """The trajectory of a rollout that failed: data like any other, so that nothing goes missing."""
-    trajectory = finish(Trajectory(), order, reason)
+def failed(
+    order: RolloutOrder, reason: TerminationReason, error: str, steps: Sequence[Step] = ()
+) -> Trajectory:
+    """The trajectory of a rollout that failed, with the ``steps`` that it had played: data like any other."""
+    trajectory = finish(Trajectory(steps=list(steps)), order, reason)
     trajectory.error = error
     return trajectory
 
@@ -178,69 +258,22 @@ def boundary(error_type: type[TroupeError], kind: str, owner: str, method: str) 
         raise error_type(f"The {kind} raised in {owner}.{method}: {type(error).__name__}: {error}") from error
 
 
+def owned_by(error_type: type[TroupeError], kind: str, owner: object) -> Callable[[str], Any]:
+    """``boundary`` for one object: what it returns is called with the name of the method."""
+    return partial(boundary, error_type, kind, type(owner).__name__)
+
+
 def _request(
-    order: RolloutOrder,
-    messages: list[dict[str, Any]],
-    turn: int,
-    previous: Turn | None,
-    budget: TokenBudget,
+    order: RolloutOrder, agent: BaseAgent, turn: int, previous: Turn | None, budget: TokenBudget
 ) -> SampleRequest:
-    params = replace(order.params, max_tokens=budget.max_tokens, seed=order.seed + turn)
+    with boundary(AgentError, "agent", type(agent).__name__, "chat_completions"):
+        messages = copy.deepcopy(agent.chat_completions)  # many agents hand out a list that they go on with
     return SampleRequest(
         messages=messages,
-        params=params,
+        params=replace(order.params, max_tokens=budget.max_tokens, seed=order.seed + turn),
         session_id=order.rollout_id,
         previous=previous,
         min_version=order.min_version,
+        tools=agent.tool_schemas,
         max_prompt_tokens=budget.max_prompt_tokens,
     )
-
-
-@ray.remote(num_cpus=0)
-class RolloutActor:
-    """One agent and one environment in a process of their own, reused from task to task."""
-
-    def __init__(self, pair: Pair, sampler: ray.actor.ActorHandle, limits: RolloutLimits) -> None:
-        self._pair = pair
-        self._limits = limits
-        self._agent = pair.agent_class(**pair.agent_args)
-        self._sampler = sampler
-
-    def ready(self) -> bool:
-        """True, once the process is up and the agent is made."""
-        return True
-
-    def run(self, order: RolloutOrder) -> Trajectory:
-        """Play ``order``. What agent, environment or sampler raise is returned in the trajectory."""
-        start = time.monotonic()
-        try:
-            trajectory = self._play(order)
-        except TroupeError as error:
-            trajectory = failed(order, TerminationReason.ERROR, _report(error))
-        trajectory.seconds = time.monotonic() - start
-        return trajectory
-
-    def _play(self, order: RolloutOrder) -> Trajectory:
-        env_class = self._pair.env_class
-        with boundary(EnvironmentFailure, "environment", env_class.__name__, "from_dict"):
-            env = env_class.from_dict({"seed": order.seed, **order.task, **self._pair.env_args})
-        try:
-            return run_rollout(self._agent, env, self._sample, order, self._limits)
-        finally:
-            with boundary(EnvironmentFailure, "environment", env_class.__name__, "close"):
-                env.close()
-
-    def _sample(self, request: SampleRequest) -> Completion:
-        try:
-            return ray.get(self._sampler.sample.remote(request))
-        except RayTaskError as error:  # Ray's wrapper around what the sampler raised
-            raise error.cause from None
-        except RayActorError as error:  # not ours, so a new rollout actor would not help
-            raise SamplerError(f"The sampler's process has ended: {error}") from error
-
-
-def _report(error: TroupeError) -> str:
-    """The error's sentence, and below it the traceback of the user's code that caused it."""
-    cause = error.__cause__
-    details = "".join(traceback.format_exception(cause)) if cause is not None else ""
-    return f"{type(error).__name__}: {error}\n{details}".rstrip()

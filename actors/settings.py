@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from policies.engine import EngineConfig
 
+RAYLET_ENVIRONMENT = {"RAY_process_group_cleanup_enabled": "1"}
+"""For the environment of whoever starts Ray: child processes of an actor that has died end with it."""
+
 
 @dataclass
 class FleetConfig:

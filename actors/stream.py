@@ -12,6 +12,8 @@ from actors.rollout import RolloutOrder
 from environments.types import Trajectory, TrajectoryGroup
 
 POLL_SECONDS = 1.0
+ASKED_IN_ADVANCE = 4
+"""Trajectories asked of the queue before they are there, so that nobody waits for its answers in turn."""
 
 
 class TrajectoryStream:
@@ -26,18 +28,22 @@ class TrajectoryStream:
     def trajectories(self, count: int, fleet: ray.actor.ActorHandle) -> Iterator[Trajectory]:
         """The next ``count`` trajectories in the order in which they finish.
 
+        Has to be read to its end: a few trajectories are always asked for in advance.
+
         Raises:
             RayActorError, or the fleet's own error: nobody is left who could deliver.
         """
+        asked: list[ray.ObjectRef] = []
         while count:
+            while len(asked) < min(count, ASKED_IN_ADVANCE):
+                asked.append(self.queue.actor.get.remote(POLL_SECONDS))
+            first = asked.pop(0)  # they are answered in the order in which they were asked
             try:
-                batch = [self.queue.get(timeout=POLL_SECONDS)]
+                yield ray.get(first)
             except Empty:
                 ray.get(fleet.status.remote())  # raises where it would otherwise be waited for ever
-                continue
-            batch += self.queue.get_nowait_batch(min(self.queue.qsize(), count - 1))
-            yield from batch
-            count -= len(batch)
+            else:
+                count -= 1
 
     def groups(
         self, orders: Sequence[RolloutOrder], fleet: ray.actor.ActorHandle

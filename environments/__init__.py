@@ -1,20 +1,29 @@
 """What is asked and how it is judged. Importing this needs nothing but the standard library."""
 
-from environments.base import BaseEnv, MultiTurnEnvironment, SingleTurnEnvironment
+from environments.base import ActorNeeds, BaseEnv, MultiTurnEnvironment, SingleTurnEnvironment
+from environments.check import check_environment
+from environments.code_environment import CodeEnvironment
 from environments.datasets import Dataset, DatasetRegistry
 from environments.errors import ConfigError, TroupeError
+from environments.mcp_environment import MCPEnvironment
 from environments.pass_at_k import compute_pass_at_k
-from environments.rewards import RewardOutput, math_reward_fn
+from environments.rewards import RewardOutput, code_reward_fn, math_reward_fn, search_reward_fn
 from environments.tool_environment import ToolEnvironment
+from environments.tools import MCPServer
+from environments.trajectory_file import read_trajectories
 from environments.types import Action, Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 
 __all__ = [
     "Action",
+    "ActorNeeds",
     "BaseEnv",
+    "CodeEnvironment",
     "Completion",
     "ConfigError",
     "Dataset",
     "DatasetRegistry",
+    "MCPEnvironment",
+    "MCPServer",
     "MultiTurnEnvironment",
     "RewardOutput",
     "SingleTurnEnvironment",
@@ -24,6 +33,10 @@ __all__ = [
     "Trajectory",
     "TrajectoryGroup",
     "TroupeError",
+    "check_environment",
+    "code_reward_fn",
     "compute_pass_at_k",
     "math_reward_fn",
+    "read_trajectories",
+    "search_reward_fn",
 ]

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
-from typing import Any, Self
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 from environments.errors import ConfigError
 from environments.rewards.base import RewardFunction, judge
 
 Task = dict[str, Any]
 """One row of a dataset: what an environment is about."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorNeeds:
+    """What the process of a pair of agent and environment needs of its node."""
+
+    num_cpus: float | None = None
+    """CPUs that Ray reserves; ``None`` leaves it to the fleet's setting."""
+    memory_bytes: int | None = None
+    """Memory that Ray reserves for the process, and the most that it may use beyond what it starts with.
+    ``None`` reserves nothing and allows ``DEFAULT_MEMORY_BYTES``."""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """Custom Ray resources, by name, such as ``{"emulator": 1}``."""
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+    """Ray's ``runtime_env`` of the process, such as ``{"pip": ["chess"]}``."""
+
+
+DEFAULT_MEMORY_BYTES = 2 << 30
 
 
 class BaseEnv(ABC):
@@ -20,6 +39,9 @@ class BaseEnv(ABC):
     ``"question"`` opens the conversation, ``{"tool_outputs": {call_id: text}}`` answers tool calls, any
     other text is the next user message, and an empty dict says nothing.
     """
+
+    actor_needs: ClassVar[ActorNeeds] = ActorNeeds()
+    """What a process that plays this environment needs; a subclass says so where it needs more."""
 
     _idx: int | None = None  # on the class, so that subclasses need not call super().__init__()
 
@@ -40,8 +62,16 @@ class BaseEnv(ABC):
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
         """Take the agent's action; return (observation, reward, done, info)."""
 
+    def compute_final_reward(self) -> float | None:
+        """Judge the whole episode after its last step; ``None`` leaves that step's reward as it is."""
+        return None
+
     def close(self) -> None:  # noqa: B027  (optional on purpose)
-        """Free what the environment holds. Called once for every environment that was made."""
+        """Free what the environment holds.
+
+        Called once for every environment that was made, also after an error and at the time limit; only a
+        process that has died cannot call it, and takes its environment and its child processes with it.
+        """
 
     @staticmethod
     @abstractmethod

@@ -28,8 +28,45 @@ class TerminationReason(StrEnum):
     """All tokens that the trajectory may hold after its first prompt are used up."""
     TIMEOUT = "timeout"
     """The trajectory ran longer than its time limit; its actor was ended."""
-    ERROR = "error"
-    """Agent, environment or infrastructure failed; ``Trajectory.error`` says how."""
+    AGENT_ERROR = "agent_error"
+    """The agent raised or broke its contract; ``Trajectory.error`` says how, as for all that follow."""
+    ENV_ERROR = "env_error"
+    """The environment raised or broke its contract."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """The environment wanted more memory than its limit; its actor was ended."""
+    CRASHED = "crashed"
+    """The process of the pair ended: it exited, was killed, or its node was lost."""
+    SAMPLER_ERROR = "sampler_error"
+    """The policy could not be sampled: the server was unreachable or refused."""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the agent, the environment or what they run on failed."""
+        return self is TerminationReason.AGENT_ERROR or self.is_infrastructure
+
+    @property
+    def is_infrastructure(self) -> bool:
+        """Whether something other than the agent failed."""
+        return self in _INFRASTRUCTURE
+
+    @property
+    def is_overlong(self) -> bool:
+        """Whether a limit ended the trajectory before its environment was done."""
+        return self in _OVERLONG
+
+
+_INFRASTRUCTURE = {
+    TerminationReason.ENV_ERROR,
+    TerminationReason.OUT_OF_MEMORY,
+    TerminationReason.CRASHED,
+    TerminationReason.SAMPLER_ERROR,
+}
+_OVERLONG = {
+    TerminationReason.MAX_STEPS,
+    TerminationReason.PROMPT_TOO_LONG,
+    TerminationReason.RESPONSE_BUDGET_SPENT,
+    TerminationReason.TIMEOUT,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,8 +75,7 @@ class Completion:
 
     ``prompt_ids`` [P] and ``completion_ids`` [C] are what the model saw and said; ``logprobs`` [C] are
     natural logs under the distribution that was sampled from (after temperature). ``completion_ids``
-    includes the end-of-sequence token where one was sampled, ``text`` does not. The ids are empty when
-    an outside server does not return them: such a completion can be scored but not trained on.
+    includes the end-of-sequence token where one was sampled, ``text`` does not.
     """
 
     prompt_ids: tuple[int, ...] = ()
@@ -48,6 +84,23 @@ class Completion:
     text: str
     finish_reason: str
     policy_version: int = 0
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    """Calls that the server has read from what was sampled, in the OpenAI shape; ``text`` lacks them."""
+    retokenized: bool = False
+    """The ids are not the engine's: an outside server kept them to itself, so they were made from the text,
+    or are empty. Such a completion can be scored but not trained on."""
+    usage: tuple[int, int] | None = None
+    """Prompt and completion tokens as the server counted them, where it kept the ids to itself."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt in tokens, whether its ids are known or not."""
+        return self.usage[0] if self.usage else len(self.prompt_ids)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        """How many tokens were sampled, whether their ids are known or not."""
+        return self.usage[1] if self.usage else len(self.completion_ids)
 
 
 @dataclass
@@ -87,8 +140,16 @@ class Trajectory:
     """``<group>/<member>``: unique within a run, the same when a run is resumed."""
     termination_reason: TerminationReason | None = None
     error: str | None = None
+    """What failed, with the traceback of the user's code. Also set where only ``close`` has failed."""
+    masked: bool = False
+    """Not to be trained on: a limit has ended it, and ``overlong_filter`` is set."""
     seconds: float = 0.0
     """Wall time of the rollout."""
+
+    @property
+    def retokenized(self) -> bool:
+        """Whether the ids of any completion are not the engine's: it cannot be trained on then."""
+        return any(step.completion is not None and step.completion.retokenized for step in self.steps)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ from contextlib import suppress
 import psutil
 import ray
 
+from actors.settings import RAYLET_ENVIRONMENT
 from environments.errors import ConfigError
 from launch.config import TrainConfig
 
@@ -34,6 +35,7 @@ def connect() -> bool:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if ray.is_initialized():
         return False
+    os.environ.update(RAYLET_ENVIRONMENT)
     options = {
         "log_to_driver": bool(os.environ.get("TROUPE_WORKER_LOGS")),
         "logging_level": logging.ERROR,

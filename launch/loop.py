@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from environments.errors import TroupeError
-from environments.types import TerminationReason, TrajectoryGroup
+from environments.types import TerminationReason, Trajectory, TrajectoryGroup
 from launch.config import TrainConfig
 from launch.orders import evaluation_orders, training_orders
 from launch.run import Run
@@ -90,7 +90,7 @@ def roll_out(config: TrainConfig, run: Run) -> list[TrajectoryGroup]:
     orders = training_orders(config, run.workload.train_dataset, run.progress)
     groups = sorted(run.groups(orders), key=lambda group: group.group_id)
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    errors = [each.error for each in trajectories if each.termination_reason is TerminationReason.ERROR]
+    errors = [each.error for each in trajectories if _failed(each)]
     if len(errors) == len(trajectories):
         raise TroupeError(f"All {len(errors)} rollouts of step {run.progress.step + 1} failed. {errors[0]}")
     if errors:
@@ -98,6 +98,10 @@ def roll_out(config: TrainConfig, run: Run) -> list[TrajectoryGroup]:
             f"{len(errors)} of {len(trajectories)} rollouts failed, the first with: {errors[0]}"
         )
     return groups
+
+
+def _failed(trajectory: Trajectory) -> bool:
+    return trajectory.termination_reason is not None and trajectory.termination_reason.is_failure
 
 
 def make_batches(

@@ -29,6 +29,7 @@ def training_orders(config: TrainConfig, tasks: Dataset, progress: Progress) -> 
                     task=task,
                     params=params,
                     seed=derived_seed(config.seed, rollout_id),
+                    env_seed=environment_seed(config.seed, f"{number:08d}"),
                     min_version=progress.version,
                 )
             )
@@ -45,6 +46,7 @@ def evaluation_orders(config: TrainConfig, tasks: Dataset, progress: Progress) -
             task=tasks[index],
             params=params,
             seed=derived_seed(config.seed, f"eval/{index}"),
+            env_seed=environment_seed(config.seed, f"eval/{index}"),
             min_version=progress.version,
         )
         for index in range(min(config.evaluation.num_tasks, len(tasks)))
@@ -54,6 +56,11 @@ def evaluation_orders(config: TrainConfig, tasks: Dataset, progress: Progress) -
 def derived_seed(seed: int, name: str) -> int:
     """A 62-bit seed for ``name``: neighbouring names have unrelated seeds."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "big") >> 2
+
+
+def environment_seed(seed: int, name: str) -> int:
+    """A 30-bit seed for the environments of a group: many libraries take no larger one."""
+    return derived_seed(seed, f"environment/{name}") & (1 << 30) - 1
 
 
 @lru_cache(maxsize=2)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import ray
 
-from actors.fleet import RolloutFleet
+from actors.fleet import RolloutFleet, actor_options, check_room
 from actors.learner_group import LearnerGroup
 from actors.policy_server import PolicyApp
 from actors.rollout import Pair, RolloutLimits, RolloutOrder
@@ -46,6 +46,12 @@ class Run:
         self.interrupts = Interrupts()
         self.checkpoints = CheckpointFolder(self.directory, config.run.checkpoints_kept)
         checkpoint = self.checkpoints.latest() if config.run.resume else None
+        self._pair = Pair(
+            agent_class=workload.agent_class,
+            env_class=workload.env_class,
+            agent_args=workload.agent_args,
+            env_args=workload.env_args,
+        )
         self._checkpoint = checkpoint
         self.progress = CheckpointFolder.progress(checkpoint) if checkpoint else Progress()
         self.tracker = Tracker(self.directory, config.run.num_steps, self.progress.step)
@@ -65,6 +71,7 @@ class Run:
         model_path = self._model_path()
         self._started_ray = cluster.connect()
         cluster.check_resources(config)
+        check_room(actor_options(self._pair, config.fleet))
         self.tracker.announce(
             "Ray: " + ("started here." if self._started_ray else "joined a running cluster.")
         )
@@ -109,16 +116,9 @@ class Run:
         sampler = SamplerActor.remote(  # type: ignore[attr-defined]
             partial(ServeSampler, self._app.name, model_path)
         )
-        workload = self.workload
-        pair = Pair(
-            agent_class=workload.agent_class,
-            env_class=workload.env_class,
-            agent_args=workload.agent_args,
-            env_args=workload.env_args,
-        )
         limits = rollout_limits(config.rollout)
         self._fleet = RolloutFleet.remote(  # type: ignore[attr-defined]
-            pair, sampler, self.stream.queue, limits, config.fleet
+            self._pair, sampler, self.stream.queue, limits, config.fleet
         )
         ray.get(self._fleet.resize.remote(config.fleet.num_actors))
         replicas = f"{config.server.num_replicas} replica(s)"

@@ -78,8 +78,10 @@ def ray_cluster() -> Iterator[None]:
     """A Ray of the tests' own, whatever else runs on this machine."""
     import ray
 
+    from actors.settings import RAYLET_ENVIRONMENT
     from launch.cluster import ENVIRONMENT, LOCAL_CPUS
 
+    os.environ.update(RAYLET_ENVIRONMENT)
     # Workers have to find the test modules that their classes come from.
     variables = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     ray.init(

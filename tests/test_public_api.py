@@ -25,7 +25,10 @@ PUBLIC_NAMES = {
         "DatasetRegistry",
         "RewardOutput",
         "math_reward_fn",
+        "search_reward_fn",
+        "code_reward_fn",
         "compute_pass_at_k",
+        "check_environment",
     ),
     "policies": ("BaseAgent", "MathAgent", "ToolAgent", "SamplingParams"),
     "actors": ("AgentExecutionEngine",),
@@ -55,12 +58,15 @@ ENGINE_PARAMETERS = {
     "sampling_params": None,
     "max_response_length": 8192,
     "max_prompt_length": 1024,
+    "enforce_max_prompt_length": False,
     "n_parallel_agents": 64,
     "max_steps": 5,
     "trajectory_timeout": None,
+    "overlong_filter": False,
     "retry_limit": 3,
     "api_retries": 3,
     "gamma": 1.0,
+    "disable_thinking": False,
 }
 
 
@@ -87,7 +93,8 @@ def test_the_engine_takes_what_it_took_in_the_reference() -> None:
     from actors import AgentExecutionEngine
 
     assert defaults(AgentExecutionEngine) == ENGINE_PARAMETERS
-    assert list(defaults(AgentExecutionEngine.execute_tasks)) == ["self", "tasks"]
+    assert list(defaults(AgentExecutionEngine.execute_tasks)) == ["self", "tasks", "results_file"]
+    assert list(defaults(AgentExecutionEngine.execute_tasks_stream)) == ["self", "tasks", "results_file"]
     assert inspect.iscoroutinefunction(AgentExecutionEngine.execute_tasks)
     assert list(defaults(AgentExecutionEngine.close)) == ["self"]
 

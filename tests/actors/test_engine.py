@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,6 +60,15 @@ class EchoServer(ThreadingHTTPServer):
         self.bodies: list[dict[str, Any]] = []
         self.base_url = f"http://127.0.0.1:{self.server_port}/v1"
 
+    @classmethod
+    @contextmanager
+    def running(cls) -> Iterator[EchoServer]:
+        """A server that answers in the block."""
+        with cls() as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            yield server
+            server.shutdown()
+
 
 class EchoHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -71,7 +81,9 @@ class EchoHandler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.bodies.append(body)
         message = {"role": "assistant", "content": body["messages"][-1]["content"]}
-        self.reply({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+        usage = {"prompt_tokens": 10 * len(body["messages"]), "completion_tokens": 5}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        self.reply({"choices": [choice], "usage": usage})
 
     def reply(self, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()
@@ -87,10 +99,8 @@ class EchoHandler(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[EchoServer]:
-    with EchoServer() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with EchoServer.running() as server:
         yield server
-        server.shutdown()
 
 
 def make_engine(base_url: str = "http://127.0.0.1:1/v1", **changes: Any) -> AgentExecutionEngine:
@@ -153,8 +163,8 @@ def test_each_task_is_answered_once_whatever_its_environment_does(engine: AgentE
     trajectories = play(engine, tasks)
     expected = {
         "fine": TerminationReason.ENV_DONE,
-        "raise": TerminationReason.ERROR,
-        "die": TerminationReason.ERROR,
+        "raise": TerminationReason.ENV_ERROR,
+        "die": TerminationReason.CRASHED,
         "hang": TerminationReason.TIMEOUT,
     }
     assert [each.termination_reason for each in trajectories] == [expected[do] for do in doings]
@@ -200,7 +210,7 @@ def test_the_event_loop_goes_on_and_a_second_call_at_the_same_time_is_refused(
     async def twice() -> None:
         playing = asyncio.create_task(engine.execute_tasks([{"question": "a"}]))
         await asyncio.sleep(0)
-        with pytest.raises(ConfigError, match="still running"):
+        with pytest.raises(ConfigError, match="still at an earlier"):
             await engine.execute_tasks([{"question": "b"}])
         assert (await playing)[0].reward == 1.0
 
@@ -213,7 +223,7 @@ def test_the_event_loop_goes_on_and_a_second_call_at_the_same_time_is_refused(
 def test_a_server_that_cannot_be_reached_is_in_every_trajectory_s_error(ray_cluster: None) -> None:
     with make_engine(sampling_params={"model": "echo"}, n_parallel_agents=1) as engine:
         trajectories = play(engine, [{"question": "a"}, {"question": "b"}])
-    assert [each.termination_reason for each in trajectories] == [TerminationReason.ERROR] * 2
+    assert [each.termination_reason for each in trajectories] == [TerminationReason.SAMPLER_ERROR] * 2
     for each in trajectories:
         assert (each.error or "").startswith("SamplerError: The server at http://127.0.0.1:1/v1 cannot be")
 

@@ -105,24 +105,24 @@ def test_every_order_is_answered_once_with_its_own_ending(
 ) -> None:
     modes = ["fine", "raise", "hang", "exit", "quit", "exit once", "fine"]
     trajectories = play(fleet, stream, "unruly", [task(mode, tmp_path) for mode in modes])
-    done, error = TerminationReason.ENV_DONE, TerminationReason.ERROR
     assert [each.termination_reason for each in trajectories] == [
-        done,
-        error,
+        TerminationReason.ENV_DONE,
+        TerminationReason.ENV_ERROR,
         TerminationReason.TIMEOUT,
-        error,
-        error,
-        done,
-        done,
+        TerminationReason.CRASHED,
+        TerminationReason.CRASHED,
+        TerminationReason.ENV_DONE,
+        TerminationReason.ENV_DONE,
     ]
     fine, raised, hung, exited, quitted, recovered, _ = trajectories
     assert fine.reward == recovered.reward == 1.0
     assert "raised in UnrulyEnv.step: RuntimeError: on purpose" in str(raised.error)
-    assert "longer than rollout.timeout_seconds=3.0" in str(hung.error)
-    assert f"died {RETRIES + 1} times" in str(exited.error)
-    assert f"died {RETRIES + 1} times" in str(quitted.error)
+    assert "longer than its limit of 3 s" in str(hung.error) and "time.sleep(1000)" in str(hung.error)
+    assert [step.model_response for step in hung.steps] == ["a reply"]
+    for each in (raised, exited, quitted):
+        assert str(each.error).endswith(f"(after {RETRIES + 1} attempts)")
     assert recovered.error is None
-    assert {path.stem for path in tmp_path.glob("*.closed")} >= {"fine", "raise", "exit once"}
+    assert {path.stem for path in tmp_path.glob("*.closed")} >= {"fine", "raise", "hang", "exit once"}
     status = ray.get(fleet.status.remote())
     assert (status.num_actors, status.num_waiting, status.num_running) == (NUM_ACTORS, 0, 0)
     assert status.num_lost == 1 + 2 * (RETRIES + 1) + 1

@@ -81,8 +81,8 @@ async def measure(sample: Sample, prompts: Prompts, in_flight: int) -> Rate:
 class BareArm:
     """``VLLMEngine`` in a process of its own, asked by a loop in that process."""
 
-    def __init__(self, model: str) -> None:
-        self._process = ProcessPoolExecutor(1, get_context("spawn"), _start_bare_engine, (model,))
+    def __init__(self, model: str, config: EngineConfig = ENGINE) -> None:
+        self._process = ProcessPoolExecutor(1, get_context("spawn"), _start_bare_engine, (model, config))
 
     def __call__(self, prompts: Prompts, in_flight: int) -> Rate:
         return self._process.submit(_measure_bare_engine, prompts, in_flight).result()
@@ -94,9 +94,9 @@ class BareArm:
 _bare_engine: VLLMEngine
 
 
-def _start_bare_engine(model: str) -> None:
+def _start_bare_engine(model: str, config: EngineConfig) -> None:
     global _bare_engine
-    _bare_engine = VLLMEngine(model, ENGINE)
+    _bare_engine = VLLMEngine(model, config)
 
 
 def _measure_bare_engine(prompts: Prompts, in_flight: int) -> Rate:

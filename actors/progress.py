@@ -1,0 +1,55 @@
+"""The progress bar of an evaluation."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Self
+
+from tqdm import tqdm
+
+from environments.types import Trajectory
+
+LOG_SECONDS = 30.0
+"""Between two lines where the output is no terminal."""
+
+
+class RolloutProgress:
+    """How many rollouts are done, how many a second, and how many of them were successful.
+
+    Written to the standard error stream; ``TQDM_DISABLE=1`` in the environment leaves it out.
+
+    Args:
+        num_rollouts: how many there will be.
+    """
+
+    def __init__(self, num_rollouts: int) -> None:
+        seconds = 0.5 if sys.stderr.isatty() else LOG_SECONDS
+        self._bar = tqdm(total=num_rollouts, desc="rollouts", unit="rollout", mininterval=seconds)
+        self._num_done = self._num_passed = self._num_failed = self._num_tokens = 0
+
+    def add(self, trajectory: Trajectory, replayed: bool = False) -> None:
+        """Count a rollout; ``replayed`` says that it was played in an earlier call."""
+        reason = trajectory.termination_reason
+        self._num_done += 1
+        self._num_passed += trajectory.reward > 0
+        self._num_failed += reason is not None and reason.is_infrastructure
+        completions = [step.completion for step in trajectory.steps if step.completion is not None]
+        self._num_tokens += 0 if replayed else sum(each.num_completion_tokens for each in completions)
+        if replayed:
+            self._bar.initial += 1  # it must not count as speed
+        tokens_per_second = self._num_tokens / max(self._bar.format_dict["elapsed"], 1e-3)
+        self._bar.set_postfix_str(
+            f"pass rate {self._num_passed / self._num_done:.3f}, {self._num_failed} failed, "
+            f"{tokens_per_second:.0f} tokens/s",
+            refresh=False,
+        )
+        self._bar.update()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._bar.close()

@@ -1,0 +1,170 @@
+"""The Ray actor that plays rollouts: one agent, one environment, one process.
+
+This module is imported in every rollout worker. It must stay light: no torch, no transformers, no Serve.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from actors.rollout import Pair, RolloutLimits, RolloutOrder, failed, owned_by, run_rollout
+from environments.base import DEFAULT_MEMORY_BYTES, BaseEnv
+from environments.errors import AgentError, EnvironmentFailure, SamplerError, TroupeError
+from environments.types import Completion, Step, TerminationReason, Trajectory
+from policies.agents.base import BaseAgent
+from policies.sampler import SampleRequest
+
+CLOSE_SECONDS = 10.0
+"""What an environment gets for its ``close``, beyond the rollout's own limit."""
+
+
+class TimeLimitReached(KeyboardInterrupt):
+    """Raised in the main thread when a rollout has had its time.
+
+    No ``Exception``, so that an environment that catches those is interrupted too; and Ray's waiting calls
+    let only a ``KeyboardInterrupt`` through.
+    """
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise ``TimeLimitReached`` in the block, once, when it has run for ``seconds``. Main thread only."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise TimeLimitReached
+
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+
+
+@ray.remote(num_cpus=0)
+class RolloutActor:
+    """One agent and one environment at a time, in a process of their own that is used for many rollouts."""
+
+    def __init__(self, pair: Pair, sampler: ray.actor.ActorHandle, limits: RolloutLimits) -> None:
+        self._pair = pair
+        self._limits = limits
+        self._sampler = sampler
+        self._deadline = 0.0
+        limit_memory(pair.env_class.actor_needs.memory_bytes or DEFAULT_MEMORY_BYTES)
+
+    def ready(self) -> bool:
+        """True, once the process is up."""
+        return True
+
+    def run(self, order: RolloutOrder) -> tuple[Trajectory, bool]:
+        """Play ``order``. Whatever agent, environment or sampler raise is in the trajectory.
+
+        Also returns whether the process can be used again: what was interrupted at a time limit, or has
+        used up its memory, leaves it in a state that nobody knows.
+        """
+        start = time.monotonic()
+        self._deadline = start + self._limits.timeout_seconds
+        agent: BaseAgent | None = None
+        env: BaseEnv | None = None
+        try:
+            with time_limit(self._limits.timeout_seconds):
+                agent, env = self._pair.make_agent(), self._pair.make_env(order)
+                trajectory = run_rollout(agent, env, self._sample, order, self._limits)
+        except TroupeError as error:
+            trajectory = failed(order, _reason(error), _report(error), _played_steps(agent))
+        except KeyboardInterrupt as error:  # also Ray's own, which it raises instead when it was waiting
+            text = f"The rollout ran longer than its limit of {self._limits.timeout_seconds:g} s.\n"
+            text += _innermost(error)
+            trajectory = failed(order, TerminationReason.TIMEOUT, text, _played_steps(agent))
+            trajectory.masked = self._limits.overlong_filter
+        usable = trajectory.termination_reason not in (
+            TerminationReason.TIMEOUT,
+            TerminationReason.OUT_OF_MEMORY,
+        )
+        if env is not None:
+            usable = self._close(env, trajectory) and usable
+        trajectory.seconds = time.monotonic() - start
+        return trajectory, usable
+
+    def _close(self, env: BaseEnv, trajectory: Trajectory) -> bool:
+        """Close ``env``, and return whether it was in time.
+
+        If it fails, the trajectory is as good as before, but says so.
+        """
+        try:
+            with time_limit(CLOSE_SECONDS), owned_by(EnvironmentFailure, "environment", env)("close"):
+                env.close()
+        except TroupeError as error:
+            trajectory.error = trajectory.error or _report(error)
+        except KeyboardInterrupt:
+            text = f"{type(env).__name__}.close ran longer than {CLOSE_SECONDS:g} s."
+            trajectory.error = trajectory.error or text
+            return False
+        return True
+
+    def _sample(self, request: SampleRequest) -> Completion:
+        try:
+            left = max(0.0, self._deadline - time.monotonic())
+            return ray.get(self._sampler.sample.remote(request), timeout=left)
+        except GetTimeoutError:
+            raise TimeLimitReached from None
+        except RayTaskError as error:  # Ray's wrapper around what the sampler raised
+            raise error.cause from None
+        except RayActorError as error:  # not ours, so a new rollout actor would not help
+            raise SamplerError(f"The sampler's process has ended: {error}") from error
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Let this process allocate ``num_bytes`` beyond what it has: more is a ``MemoryError``.
+
+    Without a limit one environment would have the kernel end whatever process it likes best.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    present = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    wanted = present + num_bytes
+    resource.setrlimit(
+        resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+    )
+
+
+def _played_steps(agent: BaseAgent | None) -> list[Step]:
+    if agent is None:
+        return []
+    try:
+        with owned_by(AgentError, "agent", agent)("trajectory"):
+            return list(agent.trajectory.steps)
+    except AgentError:  # it failed before it had one; what failed is reported already
+        return []
+
+
+def _reason(error: TroupeError) -> TerminationReason:
+    if isinstance(error.__cause__, MemoryError):
+        return TerminationReason.OUT_OF_MEMORY
+    if isinstance(error, SamplerError):
+        return TerminationReason.SAMPLER_ERROR
+    if isinstance(error, AgentError):
+        return TerminationReason.AGENT_ERROR
+    return TerminationReason.ENV_ERROR
+
+
+def _report(error: TroupeError) -> str:
+    """The error's sentence, and below it the traceback of the user's code that caused it."""
+    cause = error.__cause__
+    details = "".join(traceback.format_exception(cause)) if cause is not None else ""
+    return f"{type(error).__name__}: {error}\n{details}".rstrip()
+
+
+def _innermost(error: BaseException) -> str:
+    """Where the rollout was: the last calls of its stack."""
+    return "".join(traceback.format_tb(error.__traceback__)[-4:-1]).rstrip()
