@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import random
 import statistics
 import time
@@ -26,7 +27,7 @@ from worlds import TalkEnvironment
 from actors.fleet import RolloutFleet
 from actors.rollout import Pair, RolloutLimits, RolloutOrder
 from actors.sampling import SamplerActor
-from actors.settings import FleetConfig
+from actors.settings import RAYLET_ENVIRONMENT, FleetConfig
 from actors.stream import TrajectoryStream
 from environments.types import Trajectory
 from policies import GameAgent
@@ -157,6 +158,7 @@ def added_seconds(trajectories: list[Trajectory]) -> tuple[list[float], list[flo
 
 def with_ray() -> None:
     """A Ray of this benchmark's own; never one that happens to run here."""
+    os.environ.update(RAYLET_ENVIRONMENT)
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 
 

@@ -31,7 +31,7 @@ from report import Report
 
 from actors.policy_server import PolicyApp
 from actors.sampling import ServeSampler
-from actors.settings import ServerConfig
+from actors.settings import RAYLET_ENVIRONMENT, ServerConfig
 from actors.weight_store import WeightStore
 from policies.engine import EngineConfig, VLLMEngine
 from policies.engine import environment as engine_environment
@@ -217,6 +217,7 @@ def _rounds(model: str, num_requests: int, num_rounds: int) -> dict[tuple[str, i
     bare = BareArm(model)
     bare(random_prompts(16, seed=0), 16)  # starts it, before Ray's processes compete with it
     # Never a cluster that happens to run here: its work would be measured too.
+    os.environ.update(RAYLET_ENVIRONMENT)
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
     store = WeightStore.remote()  # type: ignore[attr-defined]
     app = PolicyApp("benchmark", model, ServerConfig(http_port=HTTP_PORT, engine=ENGINE), store)

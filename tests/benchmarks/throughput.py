@@ -30,7 +30,7 @@ from worlds import TalkEnvironment
 
 from actors.engine import AgentExecutionEngine
 from actors.policy_server import PolicyApp
-from actors.settings import ServerConfig
+from actors.settings import RAYLET_ENVIRONMENT, ServerConfig
 from actors.weight_store import WeightStore
 from environments.types import Completion, Trajectory
 from policies import GameAgent
@@ -73,6 +73,7 @@ def _rounds(
     """Requests and tokens per second of each arm by round; CPU seconds per request by process title."""
     bare = BareArm(model, ENGINE)
     # Never a cluster that happens to run here: its work would be measured too.
+    os.environ.update(RAYLET_ENVIRONMENT)
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
     store = WeightStore.remote()  # type: ignore[attr-defined]
     app = PolicyApp("benchmark", model, ServerConfig(engine=ENGINE), store)
