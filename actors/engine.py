@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 
 from actors.fleet import RolloutFleet, actor_options, check_room
 from actors.progress import RolloutProgress
@@ -30,7 +30,8 @@ from environments.errors import ConfigError, SamplerError
 from environments.trajectory_file import TrajectoryFile
 from environments.types import Trajectory
 from policies.agents.base import BaseAgent
-from policies.sampler import OpenAISampler, Sampler, SamplingParams
+from policies.openai_sampler import OpenAISampler
+from policies.sampler import Sampler, SamplingParams
 
 ENGINE_NAMES = ("openai", "serve", "verl")
 POLICY_NAMES = ("base_url", "model", "model_path", "chat_template_kwargs")
@@ -284,7 +285,9 @@ class AgentExecutionEngine:
             return
         crew = await asyncio.to_thread(self._start, min(self._num_actors, len(indices)))
         try:
-            await crew.sampler.__ray_ready__.remote()
+            await crew.sampler.open.remote()
+        except RayTaskError as error:  # Ray's wrapper around what the sampler raised
+            raise error.cause from None
         except RayActorError as error:
             raise SamplerError(f"The sampler did not start: {error}") from error
         orders = self._orders(rows, indices)

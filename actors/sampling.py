@@ -33,6 +33,10 @@ class SamplerActor:
     def __init__(self, make_sampler: Callable[[], Sampler]) -> None:
         self._sampler = make_sampler()
 
+    async def open(self) -> None:
+        """Connect. Raises ``SamplerError`` if there is nothing to sample."""
+        await self._sampler.open()
+
     async def sample(self, request: SampleRequest) -> Completion:
         """One completion. Raises ``AgentError``, ``PromptTooLongError`` or ``SamplerError``."""
         return await self._sampler.sample(request)
@@ -50,14 +54,23 @@ class ServeSampler:
     def __init__(
         self, app_name: str, model_path: str, chat_template_kwargs: Mapping[str, Any] | None = None
     ) -> None:
-        from ray import serve
-
         from policies.chat import ChatRenderer, load_tokenizer
 
+        self._app_name = app_name
         self._renderer = ChatRenderer(load_tokenizer(model_path), chat_template_kwargs)
-        self._handle = serve.get_app_handle(app_name).options(method_name="sample", stream=True)
         self._waiting: list[_Pending] = []
         self._calls: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Get the application's handle. Raises ``SamplerError`` if there is no such application."""
+        from ray import serve
+        from ray.serve.exceptions import RayServeException
+
+        try:
+            handle = serve.get_app_handle(self._app_name)
+        except RayServeException as error:
+            raise SamplerError(f"No policy server is called {self._app_name!r} here: {error}") from error
+        self._handle = handle.options(method_name="sample", stream=True)
 
     async def sample(self, request: SampleRequest) -> Completion:
         """Render, sample, decode. Raises ``AgentError``, ``PromptTooLongError`` or ``SamplerError``."""

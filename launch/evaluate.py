@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from environments.datasets import Dataset
@@ -33,10 +32,11 @@ def evaluate(config: TrainConfig) -> None:
     model_path = model_folder(config.model.path)
     workload = load_workload(config.workload, config.seed)
     tasks = held_out_tasks(config, workload)
+    path = Path(config.run.directory) / TRAJECTORIES
+    if path.exists():
+        sys.stdout.write(f"Results in {path} are not played again: delete it to begin anew.\n")
     sys.stdout.write(f"Evaluating {model_path} on {len(tasks)} rollouts.\n")
-    trajectories = roll_out(config, workload, tasks, model_path)
-    path = write_trajectories(trajectories, Path(config.run.directory))
-    report(trajectories)
+    report(roll_out(config, workload, tasks, model_path, path))
     sys.stdout.write(f"Trajectories: {path}\n")
 
 
@@ -64,10 +64,12 @@ def held_out_tasks(config: TrainConfig, workload: Workload) -> Dataset:
     return workload.val_dataset[: config.evaluation.num_tasks].repeat(config.rollout.group_size)
 
 
-def roll_out(config: TrainConfig, workload: Workload, tasks: Dataset, model_path: str) -> list[Trajectory]:
+def roll_out(
+    config: TrainConfig, workload: Workload, tasks: Dataset, model_path: str, results_file: Path
+) -> list[Trajectory]:
     """The trajectories of ``tasks`` under the model. What is started for them has ended on return."""
     from actors.engine import AgentExecutionEngine
-    from launch.served_policy import served_policy
+    from launch.policy_app import policy_app
 
     rollout = config.rollout
     sampling = {
@@ -75,7 +77,7 @@ def roll_out(config: TrainConfig, workload: Workload, tasks: Dataset, model_path
         "max_tokens": rollout.max_turn_tokens,
         "seed": config.seed,
     }
-    with served_policy(config, model_path) as app:
+    with policy_app(config, model_path) as app:
         engine = AgentExecutionEngine(
             agent_class=workload.agent_class,
             env_class=workload.env_class,
@@ -86,22 +88,15 @@ def roll_out(config: TrainConfig, workload: Workload, tasks: Dataset, model_path
             sampling_params=sampling,
             max_response_length=rollout.max_response_tokens,
             max_prompt_length=rollout.max_prompt_tokens,
-            n_parallel_agents=config.fleet.num_actors,
+            n_parallel_agents=min(config.fleet.num_actors, len(tasks)),
             max_steps=rollout.max_steps,
             trajectory_timeout=rollout.timeout_seconds,
             retry_limit=config.fleet.retries,
         )
         with engine:
-            return asyncio.run(engine.execute_tasks(tasks))
-
-
-def write_trajectories(trajectories: Sequence[Trajectory], directory: Path) -> Path:
-    """Write one trajectory a line, in the order of the tasks; what JSON does not know becomes its text."""
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / TRAJECTORIES
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(asdict(each), default=str) + "\n" for each in trajectories)
-    return path
+            engine.start()  # its actors start while the server loads the model
+            app.start()
+            return asyncio.run(engine.execute_tasks(tasks, results_file))
 
 
 def report(trajectories: Sequence[Trajectory]) -> None:

@@ -112,15 +112,15 @@ class Run:
     def _serve(self, model_path: str) -> None:
         config = self.config
         self._app = PolicyApp(f"policy-{uuid.uuid4().hex[:8]}", model_path, config.server, self._store)
-        self._app.start()
         sampler = SamplerActor.remote(  # type: ignore[attr-defined]
             partial(ServeSampler, self._app.name, model_path)
         )
-        limits = rollout_limits(config.rollout)
         self._fleet = RolloutFleet.remote(  # type: ignore[attr-defined]
-            self._pair, sampler, self.stream.queue, limits, config.fleet
+            self._pair, sampler, self.stream.queue, rollout_limits(config.rollout), config.fleet
         )
-        ray.get(self._fleet.resize.remote(config.fleet.num_actors))
+        ray.get(self._fleet.resize.remote(config.fleet.num_actors))  # they start while the engines load
+        self._app.start()
+        ray.get(sampler.open.remote())
         replicas = f"{config.server.num_replicas} replica(s)"
         self.tracker.announce(f"Policy server: {replicas}; {config.fleet.num_actors} rollout actors.")
 

@@ -35,11 +35,12 @@ def serve(config: TrainConfig) -> None:
         raise ConfigError(f"server.num_replicas={server.num_replicas} has to be at least 1.")
     check_port(server.http_host, port)
     model_path = chosen_model(config.model.path)
-    from launch.served_policy import served_policy
+    from launch.policy_app import policy_app
 
     sys.stdout.write(f"Loading {model_path} ({server.num_replicas} replica(s)).\n")
     fleet = replace(config.fleet, num_actors=0)
-    with served_policy(replace(config, server=server, fleet=fleet), model_path):
+    with policy_app(replace(config, server=server, fleet=fleet), model_path) as app:
+        app.start()
         url = f"http://{reachable(server.http_host)}:{port}/v1"
         sys.stdout.write(greeting(url, served_model(url), server))
         sys.stdout.flush()

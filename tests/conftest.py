@@ -118,9 +118,13 @@ class ServedPolicy:
 
     def sampler(self) -> Any:
         """A ``SamplerActor`` of its own."""
+        import ray
+
         from actors.sampling import SamplerActor, ServeSampler
 
-        return SamplerActor.remote(partial(ServeSampler, self.name, str(self.model_path)))
+        sampler = SamplerActor.remote(partial(ServeSampler, self.name, str(self.model_path)))
+        ray.get(sampler.open.remote())
+        return sampler
 
 
 def publish(store: Any, weights: dict[str, torch.Tensor]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from environments.errors import LearnerError
-from environments.types import Completion, Trajectory
+from environments.types import Completion, TerminationReason, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,10 @@ class LearnerUpdate:
 
 
 def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
-    """The token sequences of a trajectory, in order; empty if nothing was sampled.
+    """The token sequences of a trajectory, in order; empty if there is nothing in it to learn from.
+
+    Nothing is learnt from a trajectory that is masked, has failed or was ended by its time limit: what it
+    is worth was never judged.
 
     Steps whose prompt extends the previous prompt and completion are one sequence. Where the agent
     rewrote its history a new sequence starts there: nothing is discarded, and no token is trained in a
@@ -66,6 +69,9 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
     Raises:
         LearnerError: the server kept the tokens of a completion to itself.
     """
+    reason = trajectory.termination_reason
+    if trajectory.masked or reason is TerminationReason.TIMEOUT or (reason is not None and reason.is_failure):
+        return []
     runs: list[list[Completion]] = []
     for step in trajectory.steps:
         completion = step.completion

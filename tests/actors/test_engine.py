@@ -5,22 +5,32 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from actors.engine import AgentExecutionEngine, fill_returns
-from environments import Dataset, Step, TerminationReason, Trajectory
+from environments import (
+    ActorNeeds,
+    Dataset,
+    Step,
+    TerminationReason,
+    ToolEnvironment,
+    Trajectory,
+    read_trajectories,
+)
 from environments.base import BaseEnv
 from environments.errors import AgentError, ConfigError, DatasetError
-from policies import GameAgent
+from policies import GameAgent, ToolAgent
 
 TIMEOUT_SECONDS = 5.0
 
@@ -33,6 +43,8 @@ class Mischief(BaseEnv):
 
     @classmethod
     def from_dict(cls, info: dict[str, Any]) -> Mischief:
+        if info.get("stuck") == "from_dict":
+            time.sleep(600)
         return cls(info)
 
     def reset(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -41,7 +53,11 @@ class Mischief(BaseEnv):
     def step(self, action: str) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
         if "pid_file" in self.info:
             Path(self.info["pid_file"]).write_text(str(os.getpid()))
-        match self.info.get("do"):
+        once = Path(self.info.get("once", os.devnull))
+        do = None if once.is_file() else self.info.get("do")
+        if "once" in self.info:
+            once.touch()
+        match do:
             case "raise":
                 raise RuntimeError("The dice are gone.")
             case "hang":
@@ -50,6 +66,10 @@ class Mischief(BaseEnv):
                 os._exit(1)
         time.sleep(self.info.get("seconds", 0))
         return {}, float(action == self.info["question"]), True, {}
+
+    def close(self) -> None:
+        if self.info.get("stuck") == "close":
+            time.sleep(600)
 
 
 class EchoServer(ThreadingHTTPServer):
@@ -80,7 +100,13 @@ class EchoHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.bodies.append(body)
-        message = {"role": "assistant", "content": body["messages"][-1]["content"]}
+        asked = body["messages"][-1]["content"]
+        message: dict[str, Any] = {"role": "assistant", "content": asked}
+        if asked.startswith("call ") and "tools" in body:
+            _, tool, expression = asked.split()
+            function = {"name": tool, "arguments": json.dumps({"expression": expression})}
+            message = {"role": "assistant", "content": None}
+            message["tool_calls"] = [{"id": "c1", "type": "function", "function": function}]
         usage = {"prompt_tokens": 10 * len(body["messages"]), "completion_tokens": 5}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         self.reply({"choices": [choice], "usage": usage})
@@ -293,6 +319,132 @@ def test_a_policy_server_that_does_not_exist_is_one_error(ray_cluster: None, tin
         pytest.raises(SamplerError, match="nowhere"),
     ):
         play(engine, [{"question": "a"}])
+
+
+@pytest.mark.engine
+def test_the_stream_yields_what_ends_first(engine: AgentExecutionEngine) -> None:
+    async def main() -> list[str]:
+        tasks = [{"question": f"q{index}", "seconds": (2 - index) * 1.0} for index in range(3)]
+        return [each.task["question"] async for each in engine.execute_tasks_stream(tasks)]
+
+    assert asyncio.run(main()) == ["q2", "q1", "q0"]
+
+
+@pytest.mark.engine
+def test_a_stream_that_is_given_up_leaves_nothing_to_the_next_call(engine: AgentExecutionEngine) -> None:
+    async def first_only() -> Trajectory:
+        stream = engine.execute_tasks_stream([{"question": f"old {index}"} for index in range(6)])
+        async with aclosing(stream):
+            return await anext(stream)
+
+    assert asyncio.run(first_only()).reward == 1.0
+    assert [each.task["question"] for each in play(engine, [{"question": "new"}] * 4)] == ["new"] * 4
+
+
+@pytest.mark.engine
+def test_an_interrupted_evaluation_goes_on_where_it_was(
+    engine: AgentExecutionEngine, server: EchoServer, tmp_path: Path
+) -> None:
+    tasks = [{"question": f"q{index}"} for index in range(6)]
+    results = tmp_path / "results.jsonl"
+
+    async def interrupted() -> None:
+        stream = engine.execute_tasks_stream(tasks, results)
+        async with aclosing(stream):
+            await anext(stream)
+            await anext(stream)
+
+    asyncio.run(interrupted())
+    kept = read_trajectories(results)
+    assert 2 <= len(kept) < 6
+    server.bodies.clear()
+    trajectories = asyncio.run(engine.execute_tasks(tasks, results))
+    assert [each.task for each in trajectories] == tasks
+    assert len(server.bodies) == 6 - len(kept)
+    assert [each.rollout_id for each in read_trajectories(results)] == [
+        each.rollout_id for each in trajectories
+    ]
+
+
+@pytest.mark.engine
+def test_what_fails_once_is_played_again_on_a_fresh_environment(
+    engine: AgentExecutionEngine, tmp_path: Path
+) -> None:
+    tasks = [{"question": "a", "do": do, "once": str(tmp_path / do)} for do in ("raise", "die")]
+    trajectories = play(engine, tasks)
+    assert [each.termination_reason for each in trajectories] == [TerminationReason.ENV_DONE] * 2
+    assert [(each.reward, each.error) for each in trajectories] == [(1.0, None)] * 2
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("method", ["from_dict", "close"])
+def test_a_stuck_method_ends_at_its_limit_and_the_slot_is_free_again(
+    ray_cluster: None, server: EchoServer, method: str
+) -> None:
+    with make_engine(server.base_url, n_parallel_agents=1, trajectory_timeout=2.0) as engine:
+        stuck, fine = play(engine, [{"question": "a", "stuck": method}, {"question": "b"}])
+    assert fine.reward == 1.0
+    if method == "close":  # what was played is as good as before
+        assert (stuck.termination_reason, stuck.reward) == (TerminationReason.ENV_DONE, 1.0)
+        assert "Mischief.close ran longer than" in str(stuck.error)
+    else:
+        assert stuck.termination_reason is TerminationReason.TIMEOUT
+
+
+@pytest.mark.engine
+def test_a_server_that_does_not_answer_ends_the_rollout_at_its_limit(ray_cluster: None) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        base_url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        with make_engine(base_url, n_parallel_agents=1, trajectory_timeout=2.0) as engine:
+            (trajectory,) = play(engine, [{"question": "a"}])
+    assert trajectory.termination_reason is TerminationReason.TIMEOUT
+    assert trajectory.seconds < 10
+
+
+@pytest.mark.engine
+def test_an_environment_that_no_node_has_room_for_is_refused_by_name(
+    ray_cluster: None, server: EchoServer
+) -> None:
+    class Needy(Mischief):
+        actor_needs = ActorNeeds(resources={"emulator": 1})
+
+    with (
+        make_engine(server.base_url, env_class=Needy) as engine,
+        pytest.raises(ConfigError, match=r"emulator.*actor_needs"),
+    ):
+        play(engine, [{"question": "a"}])
+
+
+@pytest.mark.engine
+def test_what_an_environment_needs_reaches_its_process(ray_cluster: None, server: EchoServer) -> None:
+    class Configured(Mischief):
+        actor_needs = ActorNeeds(num_cpus=0.5, runtime_env={"env_vars": {"EMULATOR": "on"}})
+
+        def step(self, action: str) -> Any:
+            needs = ray.get_runtime_context().get_assigned_resources()
+            return {}, needs["CPU"], True, {"emulator": os.environ["EMULATOR"]}
+
+    with make_engine(server.base_url, env_class=Configured, n_parallel_agents=1) as engine:
+        (trajectory,) = play(engine, [{"question": "a"}])
+    assert (trajectory.reward, trajectory.steps[0].info["emulator"]) == (0.5, "on")
+
+
+@pytest.mark.engine
+def test_structured_tool_calls_reach_the_agent(ray_cluster: None, server: EchoServer) -> None:
+    with AgentExecutionEngine(
+        agent_class=ToolAgent,
+        agent_args={"tools": ["calculator"], "parser_name": "openai", "system_prompt": ""},
+        env_class=ToolEnvironment,
+        env_args={"tools": ["calculator"], "reward_fn": lambda task_info, action: float(action == "42")},
+        rollout_engine_args={"base_url": server.base_url},
+        n_parallel_agents=1,
+    ) as engine:
+        (trajectory,) = play(engine, [{"question": "call calculator 6*7"}])
+    assert (trajectory.reward, len(trajectory.steps)) == (1.0, 2)
+    roles = [message["role"] for message in trajectory.steps[-1].chat_completions]
+    assert roles == ["user", "assistant", "tool", "assistant"]
 
 
 # -- without ---------------------------------------------------------------------------------------------

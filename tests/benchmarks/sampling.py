@@ -114,6 +114,8 @@ class HandleArm:
         self._sampler = ServeSampler(app_name, model)
 
     async def measure(self, prompts: Prompts, in_flight: int) -> Rate:
+        await self._sampler.open()
+
         async def sample(prompt: tuple[int, ...]) -> int:
             return len((await self._sampler.sample_tokens(TokenRequest(prompt, PARAMS))).token_ids)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from environments import read_trajectories
 from environments.errors import ConfigError
 from launch import evaluate, serve
 from launch.config import compose
@@ -154,11 +155,11 @@ def test_evaluate_prints_a_table_and_writes_each_trajectory(
     assert status == 0, printed.err
     assert "of 6 rollouts" in printed.out and "problems 3, samples 6" in printed.out
     assert "pass@1 " in printed.out and "pass@2 " in printed.out and "ended: " in printed.out
-    lines = (tmp_path / "evaluation" / "evaluation.jsonl").read_text().splitlines()
-    trajectories = [json.loads(line) for line in lines]
-    questions = [each["task"]["question"] for each in trajectories]
+    trajectories = read_trajectories(tmp_path / "evaluation" / "evaluation.jsonl")
+    questions = [each.task["question"] for each in trajectories]
     assert questions[0::2] == questions[1::2] and len(set(questions)) == 3
-    assert all(each["steps"][0]["completion"]["policy_version"] == 0 for each in trajectories)
+    completions = [each.steps[0].completion for each in trajectories]
+    assert [each.policy_version for each in completions if each is not None] == [0] * 6
     assert policy_app.name in running_applications()  # only what evaluate started has ended
     assert len(running_applications()) == 1
 

@@ -15,7 +15,8 @@ import pytest
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
 from environments.types import Completion, Message
-from policies.sampler import OpenAISampler, SampleRequest, SamplingParams, ScriptedSampler, Turn
+from policies.openai_sampler import OpenAISampler
+from policies.sampler import SampleRequest, SamplingParams, ScriptedSampler, Turn
 
 QUESTION: list[Message] = [{"role": "user", "content": "What is 1+1?"}]
 Answer = tuple[int, dict[str, Any]]

@@ -58,3 +58,13 @@ def test_failed_rollout_and_empty_completion_have_no_samples() -> None:
     failed = Trajectory(termination_reason=TerminationReason.ENV_ERROR, error="The world broke.")
     assert training_samples(failed) == []
     assert training_samples(trajectory(None, completion(completion_ids=(), logprobs=()))) == []
+
+
+@pytest.mark.parametrize("reason", list(TerminationReason))
+def test_only_trajectories_that_were_judged_are_learnt_from(reason: TerminationReason) -> None:
+    played = trajectory(completion())
+    played.termination_reason = reason
+    judged = not reason.is_failure and reason is not TerminationReason.TIMEOUT
+    assert len(training_samples(played)) == int(judged)
+    played.masked = True
+    assert training_samples(played) == []

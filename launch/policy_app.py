@@ -15,14 +15,13 @@ from launch.interrupt import Interrupts
 
 
 @contextmanager
-def served_policy(config: TrainConfig, model_path: str) -> Iterator[PolicyApp]:
-    """Serve ``model_path`` as version 0; what was started for it ends with the block.
+def policy_app(config: TrainConfig, model_path: str) -> Iterator[PolicyApp]:
+    """The application that serves ``model_path`` as version 0, to be started in the block; it ends with it.
 
     SIGINT and SIGTERM raise ``KeyboardInterrupt`` in the block.
 
     Raises:
         ConfigError: the cluster cannot hold the replicas.
-        SamplerError: a replica did not come up.
     """
     started_ray = cluster.connect()
     app: PolicyApp | None = None
@@ -31,7 +30,6 @@ def served_policy(config: TrainConfig, model_path: str) -> Iterator[PolicyApp]:
             cluster.check_resources(replace(config, learner=replace(config.learner, num_workers=0)))
             store = WeightStore.remote()  # type: ignore[attr-defined]
             app = PolicyApp(f"policy-{uuid.uuid4().hex[:8]}", model_path, config.server, store)
-            app.start()
             yield app
     finally:
         if started_ray:

@@ -1,0 +1,234 @@
+"""The sampler of any OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from environments.errors import ConfigError, PromptTooLongError, SamplerError
+from environments.types import Completion
+from policies.sampler import SampleRequest, check_prompt_length
+
+if TYPE_CHECKING:
+    from openai import APIStatusError, AsyncOpenAI
+
+    from policies.chat import ChatRenderer
+
+
+class OpenAISampler:
+    """Samples any OpenAI-compatible server over HTTP (``POST {base_url}/chat/completions``).
+
+    Token ids and log-probabilities are asked for, and taken where the server returns both (vLLM, and
+    Troupe's own server, do; log-probabilities are as the server defines them). Otherwise a completion is
+    ``retokenized``, and its length is what the server counted. Connection errors, timeouts and the
+    statuses 408, 409, 429 and 5xx are retried with exponential backoff. What fails after that is a
+    ``SamplerError``; a prompt that the model's context cannot hold is a ``PromptTooLongError``.
+
+    Args:
+        base_url: the server's address, mostly with the path ``/v1``.
+        model: the model's name; ``None`` takes the first one that the server lists.
+        api_retries: how often a request is repeated.
+        tokenizer_path: folder of the model's tokenizer, for servers that keep token ids to themselves:
+            prompts are then checked against their limit before they are sent, and retokenized.
+        chat_template_kwargs: options of the server's chat template, such as
+            ``{"enable_thinking": False}``; vLLM takes them.
+
+    Raises:
+        ConfigError: ``base_url`` is no address, or there is no tokenizer in ``tokenizer_path``.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str | None = None,
+        api_key: str = "EMPTY",
+        timeout_seconds: float = 600.0,
+        api_retries: int = 3,
+        tokenizer_path: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not base_url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"base_url={base_url!r} is no web address: write it like http://localhost:8000/v1."
+            )
+        self._base_url = base_url
+        self._model = model
+        self._api_key = api_key
+        self._timeout_seconds = timeout_seconds
+        self._api_retries = api_retries
+        self._chat_template_kwargs = dict(chat_template_kwargs or {})
+        self._renderer = _load_renderer(tokenizer_path, chat_template_kwargs) if tokenizer_path else None
+        self._asks_for_tokens = True
+        self._client: tuple[asyncio.AbstractEventLoop, AsyncOpenAI] | None = None
+
+    async def open(self) -> None:
+        """Nothing to do: connections are opened by requests, and a request that fails says why itself."""
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        import openai
+
+        try:
+            return await self._sample(request)
+        except openai.APIConnectionError as error:
+            raise SamplerError(
+                f"The server at {self._base_url} cannot be reached ({error}; {self._api_retries} retries). "
+                "Check that it is running, and that base_url has its host, port and path (mostly /v1)."
+            ) from error
+        except openai.APIStatusError as error:
+            if _is_prompt_too_long(error):
+                raise PromptTooLongError(f"{self._base_url} answered: {error.message}") from error
+            raise SamplerError(
+                f"The server at {self._base_url} answered {error.status_code} to a request for the model "
+                f"{self._model!r}: {error.message} Check model, api_key and the server's log."
+            ) from error
+
+    async def _sample(self, request: SampleRequest) -> Completion:
+        import openai
+
+        client = self._open_client()
+        if self._model is None:
+            self._model = await self._first_model(client)
+        own_prompt_ids = self._renderer.request_ids(request) if self._renderer else ()
+        body = _request_body(request)
+        if self._chat_template_kwargs:
+            body["chat_template_kwargs"] = self._chat_template_kwargs
+        if self._asks_for_tokens:
+            try:
+                response = await self._create(client, _asking_for_tokens(body))
+                return self._completion(response, request, own_prompt_ids)
+            except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+                if _is_prompt_too_long(error):
+                    raise
+        completion = self._completion(await self._create(client, body), request, own_prompt_ids)
+        # Only now is it certain that the request was refused for the tokens that it asked for.
+        self._asks_for_tokens = False
+        return completion
+
+    async def _create(self, client: AsyncOpenAI, body: dict[str, Any]) -> Any:
+        """The server's answer as plain data, since servers add fields to OpenAI's."""
+        return await client.post("/chat/completions", cast_to=object, body={"model": self._model, **body})
+
+    async def _first_model(self, client: AsyncOpenAI) -> str:
+        models = [model.id async for model in client.models.list()]
+        if not models:
+            raise SamplerError(f"The server at {self._base_url} lists no model: name one with model=...")
+        return models[0]
+
+    def _open_client(self) -> AsyncOpenAI:
+        """The client of the running event loop: its connections cannot be used from another loop."""
+        from openai import AsyncOpenAI
+
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._client[0] is not loop:
+            client = AsyncOpenAI(
+                base_url=self._base_url,
+                api_key=self._api_key,
+                timeout=self._timeout_seconds,
+                max_retries=self._api_retries,
+            )
+            self._client = (loop, client)
+        return self._client[1]
+
+    def _completion(
+        self, response: Any, request: SampleRequest, own_prompt_ids: tuple[int, ...]
+    ) -> Completion:
+        try:
+            choice = response["choices"][0]
+            message = choice["message"]
+            completion = Completion(
+                text=message.get("content") or "",
+                finish_reason=choice.get("finish_reason") or "stop",
+                policy_version=int(response.get("policy_version") or 0),
+                tool_calls=tuple(dict(call) for call in message.get("tool_calls") or ()),
+            )
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise SamplerError(
+                f"The server at {self._base_url} sent no chat completion but {str(response)[:200]!r}."
+            ) from error
+        if completion.tool_calls and request.tools is None:
+            raise SamplerError(
+                f"The server at {self._base_url} parsed the tool calls away, but this agent reads the raw "
+                "text: start the server without a tool-call parser."
+            )
+        tokens = _engine_tokens(response, choice)
+        if tokens is None:
+            completion = self._retokenized(completion, _usage(response), own_prompt_ids)
+        else:
+            completion = replace(completion, **tokens)
+        # An outside server cannot be told the limit, so without a tokenizer it is only known afterwards.
+        check_prompt_length(completion.num_prompt_tokens, request)
+        return completion
+
+    def _retokenized(
+        self, completion: Completion, usage: tuple[int, int] | None, prompt_ids: tuple[int, ...]
+    ) -> Completion:
+        """The completion of a server that keeps token ids to itself."""
+        completion_ids: tuple[int, ...] = ()
+        if self._renderer is not None:
+            end_ids = (self._renderer.eos_token_id,) if completion.finish_reason == "stop" else ()
+            completion_ids = (*self._renderer.encode(completion.text), *end_ids)
+        elif usage is None:
+            raise SamplerError(
+                f"The server at {self._base_url} returns neither token ids nor their number (usage), so no "
+                "token budget can be kept: give tokenizer_path, the folder of the model's tokenizer."
+            )
+        return replace(
+            completion, prompt_ids=prompt_ids, completion_ids=completion_ids, retokenized=True, usage=usage
+        )
+
+
+def _load_renderer(tokenizer_path: str, chat_template_kwargs: Mapping[str, Any] | None) -> ChatRenderer:
+    from policies.chat import ChatRenderer, load_tokenizer
+
+    return ChatRenderer(load_tokenizer(tokenizer_path), chat_template_kwargs)
+
+
+def _engine_tokens(response: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any] | None:
+    """The fields of a ``Completion`` that only the engine knows, if the server returns all of them.
+
+    Training needs all three, aligned. Part of them would be worse than none: it would look trainable.
+    """
+    completion_ids = tuple(choice.get("token_ids") or ())
+    prompt_ids = tuple(response.get("prompt_token_ids") or choice.get("prompt_token_ids") or ())
+    logprobs = tuple(entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or ())
+    if not prompt_ids or not completion_ids or len(logprobs) != len(completion_ids):
+        return None
+    return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": logprobs}
+
+
+def _usage(response: dict[str, Any]) -> tuple[int, int] | None:
+    usage = response.get("usage") or {}
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    return None if prompt is None or completion is None else (int(prompt), int(completion))
+
+
+def _request_body(request: SampleRequest) -> dict[str, Any]:
+    """The request in OpenAI's words. What is left at its default is not sent: not every server knows it."""
+    params = request.params
+    body: dict[str, Any] = {
+        "messages": request.messages,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+    }
+    if params.top_k != -1:
+        body["top_k"] = params.top_k
+    if params.max_tokens is not None:
+        body["max_tokens"] = params.max_tokens
+    if params.stop:
+        body["stop"] = list(params.stop)
+    if params.seed is not None:
+        body["seed"] = params.seed
+    if request.tools is not None:
+        body["tools"] = request.tools
+    return body
+
+
+def _asking_for_tokens(body: dict[str, Any]) -> dict[str, Any]:
+    return {**body, "logprobs": True, "return_token_ids": True}
+
+
+def _is_prompt_too_long(error: APIStatusError) -> bool:
+    """OpenAI has a code for it, vLLM only a sentence."""
+    return error.code == "context_length_exceeded" or "maximum context length" in error.message
