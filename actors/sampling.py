@@ -17,7 +17,7 @@ from environments.errors import SamplerError
 from environments.types import Completion
 from policies.sampler import Sampler, SampleRequest, TokenOutput, TokenRequest
 
-BATCH_SECONDS = 0.002
+BATCH_SECONDS = 0.01
 MAX_BATCH = 32
 MAX_ATTEMPTS = 4
 

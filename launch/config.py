@@ -41,6 +41,8 @@ class ModelConfig:
 
     path: str | None = None
     """Folder or hub name in Hugging Face format; null builds the tiny model of the workload."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Options of its chat template in rollouts and demonstrations, such as {enable_thinking: false}."""
 
 
 @dataclass

@@ -84,7 +84,11 @@ def roll_out(
             agent_args=workload.agent_args,
             env_args=workload.env_args,
             engine_name="serve",
-            rollout_engine_args={"app_name": app.name, "model_path": model_path},
+            rollout_engine_args={
+                "app_name": app.name,
+                "model_path": model_path,
+                "chat_template_kwargs": config.model.chat_template_kwargs,
+            },
             sampling_params=sampling,
             max_response_length=rollout.max_response_tokens,
             max_prompt_length=rollout.max_prompt_tokens,

@@ -113,7 +113,7 @@ class Run:
         config = self.config
         self._app = PolicyApp(f"policy-{uuid.uuid4().hex[:8]}", model_path, config.server, self._store)
         sampler = SamplerActor.remote(  # type: ignore[attr-defined]
-            partial(ServeSampler, self._app.name, model_path)
+            partial(ServeSampler, self._app.name, model_path, config.model.chat_template_kwargs)
         )
         self._fleet = RolloutFleet.remote(  # type: ignore[attr-defined]
             self._pair, sampler, self.stream.queue, rollout_limits(config.rollout), config.fleet
@@ -188,7 +188,7 @@ class Run:
         from policies.chat import ChatRenderer, load_tokenizer
         from policies.learning.demonstrations import demonstration_samples
 
-        renderer = ChatRenderer(load_tokenizer(self._model_path()))
+        renderer = ChatRenderer(load_tokenizer(self._model_path()), self.config.model.chat_template_kwargs)
         return demonstration_samples(renderer, self.workload.demonstrations)
 
     def _model_path(self) -> str:

@@ -99,8 +99,18 @@ def check_workload(config: TrainConfig, workload: Workload) -> None:
 
 def check_model(config: TrainConfig, workload: Workload) -> None:
     """Refuse a model folder in which something is missing, and a run that has no model at all."""
+    options = config.model.chat_template_kwargs
     if config.model.path is not None:
-        model_folder(config.model.path)
+        folder = model_folder(config.model.path)
+        if options:
+            from policies.chat import ChatRenderer, load_tokenizer
+
+            ChatRenderer(load_tokenizer(folder), options)  # refuses what its template does not know
+    elif options:
+        raise ConfigError(
+            f"model.chat_template_kwargs={options} is for the chat template of a model, and model.path is not "
+            "set: the tiny model's template has no options."
+        )
     elif not workload.demonstrations:
         raise ConfigError(
             "model.path is not set, and the workload has no demonstrations to build a tiny model from: "

@@ -107,6 +107,12 @@ class ChatRenderer:
         extended = None if previous is None else self._extend(previous, text)
         return self.encode(text) if extended is None else extended
 
+    def with_options(self, chat_template_kwargs: Mapping[str, Any] | None) -> ChatRenderer:
+        """A renderer whose template has these options besides its own. Raises ``ConfigError``."""
+        if not chat_template_kwargs:
+            return self
+        return ChatRenderer(self._tokenizer, {**self._template_kwargs, **chat_template_kwargs})
+
     @property
     def eos_token_id(self) -> int:
         """The token that ends a completion."""

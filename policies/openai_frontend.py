@@ -99,7 +99,7 @@ class OpenAIFrontend:
 
         messages = [message.for_template() for message in body.messages]
         try:
-            return self._renderer.prompt_ids(messages, tools=tools)
+            return self._renderer.with_options(body.chat_template_kwargs).prompt_ids(messages, tools=tools)
         except TemplateError as error:
             raise OpenAIError(
                 400, f"The model's chat template refuses the messages: {error}", param="messages"

@@ -232,6 +232,8 @@ class ChatRequest(SamplingRequest):
     top_logprobs: OnlySampledToken = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Options of the chat template, by vLLM's name for them: ``{"enable_thinking": false}``."""
 
     @model_validator(mode="after")
     def _use_max_completion_tokens(self) -> ChatRequest:

@@ -284,6 +284,19 @@ def test_tools_and_the_history_of_calls_reach_the_chat_template() -> None:
     assert messages[2] == {"role": "tool", "content": "46", "tool_call_id": "call_1"}
 
 
+def test_template_options_of_a_request_reach_the_chat_template() -> None:
+    thinking = tokenizer()
+    thinking.chat_template = "{{ messages[0].content }}{% if not enable_thinking %}(quick){% endif %}"
+    frontend = OpenAIFrontend(MODEL, ChatRenderer(thinking), engine := FakeEngine(ids_of("46")))
+    body = {"model": MODEL, "messages": MESSAGES, "chat_template_kwargs": {"enable_thinking": False}}
+    asyncio.run(collect(frontend.chat(ChatRequest.model_validate(body))))
+    (prompt_ids, _) = engine.requests[0]
+    assert ChatRenderer(thinking).decode(prompt_ids).endswith("(quick)")
+    body["chat_template_kwargs"] = {"enable_thought": False}
+    with pytest.raises(ConfigError, match="enable_thought"):
+        asyncio.run(collect(frontend.chat(ChatRequest.model_validate(body))))
+
+
 # -- chat, streamed --------------------------------------------------------------------------------------
 
 
