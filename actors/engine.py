@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import logging
+import math
 import os
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import asdict, dataclass, fields
-from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import Any, Self
 
 import ray
@@ -21,7 +20,8 @@ from ray.exceptions import RayActorError, RayTaskError
 from actors.fleet import RolloutFleet, actor_options, check_room
 from actors.progress import RolloutProgress
 from actors.rollout import Pair, RolloutLimits, RolloutOrder
-from actors.sampling import SamplerActor, ServeSampler
+from actors.sampler_factory import one_of, sampler_factory
+from actors.sampling import SamplerActor
 from actors.settings import RAYLET_ENVIRONMENT, FleetConfig
 from actors.stream import TrajectoryStream
 from environments.base import BaseEnv
@@ -30,12 +30,10 @@ from environments.errors import ConfigError, SamplerError
 from environments.trajectory_file import TrajectoryFile
 from environments.types import Trajectory
 from policies.agents.base import BaseAgent
-from policies.openai_sampler import OpenAISampler
-from policies.sampler import Sampler, SamplingParams
+from policies.sampler import SamplingParams
 
-ENGINE_NAMES = ("openai", "serve", "verl")
-POLICY_NAMES = ("base_url", "model", "model_path", "chat_template_kwargs")
-"""The arguments of a sampler that say which policy it is, and how it is asked."""
+POLICY_NAMES = ("model", "model_path", "chat_template_kwargs")
+"""The arguments of a sampler that say which policy it is, and how it is asked, wherever it is served."""
 LONGEST_SECONDS = 7200.0
 """Limit of a rollout that was given none: nothing waits for ever."""
 STREAM_CAPACITY = 1024
@@ -120,13 +118,15 @@ class AgentExecutionEngine:
         gamma: float = 1.0,
         disable_thinking: bool = False,
     ) -> None:
+        _check_seconds("trajectory_timeout", trajectory_timeout)
+        if not math.isfinite(gamma):
+            raise ConfigError(f"gamma={gamma} is no discount: use a number between 0 and 1.")
         _at_least("max_response_length", max_response_length, 1)
         _at_least("max_prompt_length", max_prompt_length, 1)
         _at_least("n_parallel_agents", n_parallel_agents, 1)
         _at_least("max_steps", max_steps, 1)
         _at_least("retry_limit", retry_limit, 0)
         _at_least("api_retries", api_retries, 0)
-        _one_of("engine_name", engine_name, ENGINE_NAMES)
         sampling = dict(sampling_params or {})
         policy = dict(rollout_engine_args or {})
         if disable_thinking:
@@ -137,11 +137,9 @@ class AgentExecutionEngine:
         tokenizer_path = None if tokenizer is None else tokenizer.name_or_path
         if engine_name == "openai":
             policy["model"] = sampling.pop("model", None)
-            self._make_sampler = _openai_sampler(policy, tokenizer_path, api_retries)
-        else:
-            self._make_sampler = _serve_sampler(policy, tokenizer_path)
+        self._make_sampler = sampler_factory(engine_name, policy, tokenizer_path, api_retries)
         for name in sampling:
-            _one_of("sampling_params", name, [field.name for field in fields(SamplingParams)])
+            one_of("sampling_params", name, [field.name for field in fields(SamplingParams)])
         self._params = SamplingParams(**sampling)
         self._pair = Pair(
             agent_class=agent_class,
@@ -160,6 +158,7 @@ class AgentExecutionEngine:
             timeout_seconds=LONGEST_SECONDS if trajectory_timeout is None else trajectory_timeout,
         )
         self._policy = {name: value for name, value in policy.items() if name in POLICY_NAMES}
+        self._policy["tokenizer"] = tokenizer_path
         # No CPU is reserved: an actor that waits for one would keep its tasks waiting for ever.
         self._config = FleetConfig(num_actors=0, num_cpus_per_actor=0, retries=retry_limit)
         self._num_actors = n_parallel_agents
@@ -193,14 +192,15 @@ class AgentExecutionEngine:
     ) -> AsyncIterator[Trajectory]:
         """Play every task once and yield each trajectory as soon as it has ended; else as ``execute_tasks``.
 
-        Those that ``results_file`` already holds come first.
+        Those that ``results_file`` already holds come first. Whoever leaves the loop before its end closes
+        the stream (``contextlib.aclosing``): only then do the engine's actors stop, and the next call work.
         """
         async with aclosing(self._execute(Dataset(tasks).get_data(), results_file)) as results:
             async for _, trajectory in results:
                 yield trajectory
 
     def start(self) -> None:
-        """Start the rollout actors in the background, so that they are up when the first tasks come.
+        """Have the rollout actors start, and do not wait for them: they are up when the first tasks come.
 
         Raises:
             ConfigError: no node of the cluster has what the environment needs.
@@ -266,8 +266,10 @@ class AgentExecutionEngine:
         if results_file is None:
             return nullcontext()
         evaluation = {
-            "agent": self._pair.agent_class.__qualname__,
-            "environment": self._pair.env_class.__qualname__,
+            "agent": _named(self._pair.agent_class),
+            "agent_args": _named(self._pair.agent_args),
+            "environment": _named(self._pair.env_class),
+            "env_args": _named(self._pair.env_args),
             "policy": self._policy,
             "sampling": asdict(self._params),
             "limits": asdict(self._limits),
@@ -341,43 +343,25 @@ def fill_returns(trajectory: Trajectory, gamma: float) -> None:
         step.mc_return = following
 
 
-def _openai_sampler(
-    args: dict[str, Any], tokenizer_path: str | None, api_retries: int
-) -> Callable[[], Sampler]:
-    optional = ("api_key", "timeout_seconds", "chat_template_kwargs", "model")
-    _check_engine_args("openai", args, required=("base_url",), optional=optional)
-    make = partial(OpenAISampler, tokenizer_path=tokenizer_path, api_retries=api_retries, **args)
-    make()  # refuses a wrong address here, not in another process
-    return make
+def _named(value: Any) -> Any:
+    """The value as text that is the same in the next process: no addresses of objects."""
+    if isinstance(value, Mapping):
+        return {str(key): _named(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_named(each) for each in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    named = value if isinstance(value, type | FunctionType) else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
-def _serve_sampler(args: dict[str, Any], tokenizer_path: str | None) -> Callable[[], Sampler]:
-    if tokenizer_path is not None:
-        args.setdefault("model_path", tokenizer_path)
-    required = ("app_name", "model_path")
-    _check_engine_args("serve", args, required=required, optional=("chat_template_kwargs",))
-    return partial(ServeSampler, **args)
-
-
-def _check_engine_args(
-    engine_name: str, args: dict[str, Any], required: tuple[str, ...], optional: tuple[str, ...] = ()
-) -> None:
-    for name in args:
-        _one_of(f"rollout_engine_args of engine_name={engine_name!r}", name, (*required, *optional))
-    for name in required:
-        if not args.get(name):
-            raise ConfigError(
-                f"engine_name={engine_name!r} needs rollout_engine_args={{{name!r}: ...}}; given: {args}."
-            )
-
-
-def _one_of(name: str, value: str, known: Collection[str]) -> None:
-    if value not in known:
-        near = difflib.get_close_matches(value, known, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
-        raise ConfigError(f"{name}: there is no {value!r}. {hint}")
+def _check_seconds(name: str, value: float | None) -> None:
+    if value is not None and not 0 < value < math.inf:
+        raise ConfigError(f"{name}={value} is no duration: use seconds above 0, or None for two hours.")
 
 
 def _at_least(name: str, value: int, smallest: int) -> None:
+    if not isinstance(value, int):
+        raise ConfigError(f"{name}={value!r} has to be a whole number.")
     if value < smallest:
         raise ConfigError(f"{name}={value} is too small: use {smallest} and above.")

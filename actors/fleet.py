@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.queue import Queue
 
 from actors.rollout import Pair, RolloutLimits, RolloutOrder, failed
@@ -102,10 +102,17 @@ class RolloutFleet:
             self._num_submitted += 1
 
     async def status(self) -> FleetStatus:
-        """Counts, and the error of a slot that has died: a fleet with a bug must not look idle."""
+        """Counts.
+
+        Raises:
+            The error of a slot or of the delivery that has died: a fleet with a bug must not look idle. A
+            slot whose actors do not start is only missing, as long as another one is alive.
+        """
+        alive = any(not slot.done() for slot in self._slots.values())
         for task in (self._delivery, *self._slots.values()):
-            if task is not None and task.done() and not task.cancelled() and task.exception() is not None:
-                raise task.exception()  # type: ignore[misc]
+            error = task.exception() if task is not None and task.done() and not task.cancelled() else None
+            if error is not None and not (alive and isinstance(error, RayActorError)):
+                raise error
         num_actors = sum(not slot.done() for slot in self._slots.values())
         return FleetStatus(
             num_actors, self._num_ready, self._attempts.qsize(), len(self._playing), self._num_lost
@@ -139,7 +146,6 @@ class RolloutFleet:
             attempt = await self._attempts.get()
             self._playing.add(index)
             trajectory, usable = await self._play(attempt.order, actor)
-            self._playing.discard(index)
             reason = trajectory.termination_reason
             assert reason is not None
             if reason.is_failure and attempt.number <= self._config.retries:
@@ -149,6 +155,7 @@ class RolloutFleet:
                 if reason.is_failure and attempt.number > 1:
                     trajectory.error = f"{trajectory.error}\n(after {attempt.number} attempts)"
                 await self._finished.put(trajectory)
+            self._playing.discard(index)  # not before: a slot that shrinking finds idle is cancelled
             if not usable:
                 self._num_lost += 1
                 return
@@ -175,6 +182,8 @@ class RolloutFleet:
             return failed(
                 order, TerminationReason.ENV_ERROR, f"The rollout could not be returned: {error}"
             ), False
+        except RayError as error:  # lost with its node, or it cannot be read in this process
+            return failed(order, TerminationReason.CRASHED, f"The rollout's result was lost: {error}"), False
 
 
 def actor_options(pair: Pair, config: FleetConfig) -> dict[str, Any]:

@@ -6,7 +6,6 @@ This module is imported in every rollout worker. It must stay light: no torch, n
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from typing import Any
 from environments.base import BaseEnv
 from environments.contract import final_reward_faults, reset_faults, step_faults
 from environments.errors import AgentError, EnvironmentFailure, PromptTooLongError, TroupeError
-from environments.types import Completion, Step, TerminationReason, Trajectory
+from environments.types import Action, Completion, Step, TerminationReason, Trajectory
 from policies.agents.base import BaseAgent
 from policies.sampler import SampleRequest, SamplingParams, Turn
 
@@ -62,8 +61,9 @@ class Pair:
             EnvironmentFailure: ``from_dict`` raised, or returned no environment.
         """
         name = self.env_class.__name__
+        seed = {"seed": order.env_seed} if self.env_class.wants_seed else {}
         with boundary(EnvironmentFailure, "environment", name, "from_dict"):
-            env = self.env_class.from_dict({"seed": order.env_seed, **order.task, **self.env_args})
+            env = self.env_class.from_dict({**seed, **order.task, **self.env_args})
         if not isinstance(env, BaseEnv):
             raise EnvironmentFailure(f"{name}.from_dict returned {env!r}: it has to return an environment.")
         return env
@@ -80,7 +80,7 @@ class RolloutOrder:
     seed: int = 0
     """Of the first turn's sampling; the next turns have the next ones."""
     env_seed: int = 0
-    """``seed`` in the environment's ``from_dict`` if the task has none: the same for all of a group."""
+    """For an environment that wants a seed and whose task has none: the same for all of a group."""
     min_version: int = 0
     """The oldest policy version that may sample for it."""
 
@@ -122,11 +122,12 @@ def run_rollout(
         info = budget.report(info)
         with in_agent("update_from_env"):
             agent.update_from_env(observation, step.reward, step.done, info)
-        step.info.update(info)
+            step.info.update(info)
         if step.done:
             reason = TerminationReason.ENV_DONE
             break
-    trajectory = finish(agent.trajectory, order, reason)
+    with in_agent("trajectory"):
+        trajectory = finish(agent.trajectory, order, reason)
     trajectory.masked = limits.overlong_filter and reason.is_overlong
     if trajectory.steps and not trajectory.masked:
         with in_env("compute_final_reward"):
@@ -139,13 +140,17 @@ def take_step(agent: BaseAgent, completion: Completion, turn: int) -> tuple[Step
     with boundary(AgentError, "agent", type(agent).__name__, "update_from_model"):
         extras = {"tool_calls": list(completion.tool_calls)} if completion.tool_calls else {}
         action = agent.update_from_model(completion.text, **extras)
-    num_steps = len(agent.trajectory.steps)
-    if num_steps != turn + 1:
+        steps = agent.trajectory.steps
+    if not isinstance(action, Action):
         raise AgentError(
-            f"{type(agent).__name__}.update_from_model has left {num_steps} steps in its trajectory after "
+            f"{type(agent).__name__}.update_from_model returned {action!r}: write return Action(action=...)."
+        )
+    if len(steps) != turn + 1:
+        raise AgentError(
+            f"{type(agent).__name__}.update_from_model has left {len(steps)} steps in its trajectory after "
             f"turn {turn + 1}: it has to append exactly one Step to self.trajectory.steps per call."
         )
-    step = agent.trajectory.steps[-1]
+    step = steps[-1]
     step.completion = completion
     step.model_response = step.model_response or completion.text
     if step.action is None:
@@ -156,43 +161,31 @@ def take_step(agent: BaseAgent, completion: Completion, turn: int) -> tuple[Step
 def reset(env: BaseEnv) -> tuple[Any, dict[str, Any]]:
     """First observation and info. Raises ``EnvironmentFailure`` for anything else than these two."""
     result = env.reset()
-    try:
-        observation, info = result
-        return observation, dict(info)
-    except (TypeError, ValueError) as error:
-        raise _nonsense(env, reset_faults(result), error) from error
+    _refuse_nonsense(env, reset_faults(result))
+    observation, info = result
+    return observation, info
 
 
 def take_action(env: BaseEnv, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
     """Observation, reward, done and info. Raises ``EnvironmentFailure`` for anything else than these four."""
     result = env.step(action)
-    try:
-        observation, reward, done, info = result
-        return observation, _finite(reward), bool(done), dict(info)
-    except (TypeError, ValueError) as error:
-        raise _nonsense(env, step_faults(result), error) from error
+    _refuse_nonsense(env, step_faults(result))
+    observation, reward, done, info = result
+    return observation, float(reward), bool(done), info
 
 
 def judge_episode(env: BaseEnv, trajectory: Trajectory) -> None:
     """Put the environment's verdict on the whole episode, if it has one, in the place of the last reward."""
     final = env.compute_final_reward()
+    _refuse_nonsense(env, final_reward_faults(final))
     if final is not None:
-        try:
-            trajectory.steps[-1].reward = _finite(final)
-        except (TypeError, ValueError) as error:
-            raise _nonsense(env, final_reward_faults(final), error) from error
+        trajectory.steps[-1].reward = float(final)
         trajectory.reward = sum(step.reward for step in trajectory.steps)
 
 
-def _finite(reward: Any) -> float:
-    number = float(reward)
-    if not math.isfinite(number):
-        raise ValueError(f"the reward is {reward}")
-    return number
-
-
-def _nonsense(env: BaseEnv, faults: list[str], error: Exception) -> EnvironmentFailure:
-    return EnvironmentFailure(f"{type(env).__name__}.{' '.join(faults) or error}")
+def _refuse_nonsense(env: BaseEnv, faults: list[str]) -> None:
+    if faults:
+        raise EnvironmentFailure(f"{type(env).__name__}.{' '.join(faults)}")
 
 
 class TokenBudget:
@@ -215,10 +208,15 @@ class TokenBudget:
 
     @property
     def max_prompt_tokens(self) -> int | None:
-        """Limit of the next prompt: of the first, what is configured; later ones grow within the budget."""
-        if self._first_prompt and not self._limits.budget_per_turn:
-            return self._first_prompt + self._limits.max_response_tokens
-        return self._limits.max_prompt_tokens
+        """Limit of the next prompt as such: of the first one, and of each where turns have own budgets."""
+        grows = self._first_prompt and not self._limits.budget_per_turn
+        return None if grows else self._limits.max_prompt_tokens
+
+    @property
+    def max_total_tokens(self) -> int | None:
+        """Limit of a later prompt with its completion: what the environment says counts too."""
+        grows = self._first_prompt and not self._limits.budget_per_turn
+        return self._first_prompt + self._limits.max_response_tokens if grows else None
 
     def count(self, completion: Completion) -> None:
         self._first_prompt = self._first_prompt or completion.num_prompt_tokens
@@ -254,7 +252,7 @@ def boundary(error_type: type[TroupeError], kind: str, owner: str, method: str) 
         yield
     except TroupeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise error_type(f"The {kind} raised in {owner}.{method}: {type(error).__name__}: {error}") from error
 
 
@@ -268,12 +266,14 @@ def _request(
 ) -> SampleRequest:
     with boundary(AgentError, "agent", type(agent).__name__, "chat_completions"):
         messages = copy.deepcopy(agent.chat_completions)  # many agents hand out a list that they go on with
+        tools = agent.tool_schemas
     return SampleRequest(
         messages=messages,
         params=replace(order.params, max_tokens=budget.max_tokens, seed=order.seed + turn),
         session_id=order.rollout_id,
         previous=previous,
         min_version=order.min_version,
-        tools=agent.tool_schemas,
+        tools=tools,
         max_prompt_tokens=budget.max_prompt_tokens,
+        max_total_tokens=budget.max_total_tokens,
     )

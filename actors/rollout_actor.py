@@ -24,6 +24,8 @@ from environments.types import Completion, Step, TerminationReason, Trajectory
 from policies.agents.base import BaseAgent
 from policies.sampler import SampleRequest
 
+UNUSABLE_AFTER = {TerminationReason.TIMEOUT, TerminationReason.OUT_OF_MEMORY, TerminationReason.CRASHED}
+"""Endings that leave the process in a state that nobody knows."""
 CLOSE_SECONDS = 10.0
 """What an environment gets for its ``close``, beyond the rollout's own limit."""
 
@@ -83,15 +85,15 @@ class RolloutActor:
                 trajectory = run_rollout(agent, env, self._sample, order, self._limits)
         except TroupeError as error:
             trajectory = failed(order, _reason(error), _report(error), _played_steps(agent))
+        except Exception as error:  # noqa: BLE001  # a gap in the boundaries: the environment is closed all the same
+            text = "".join(traceback.format_exception(error))
+            trajectory = failed(order, TerminationReason.ENV_ERROR, text, _played_steps(agent))
         except KeyboardInterrupt as error:  # also Ray's own, which it raises instead when it was waiting
             text = f"The rollout ran longer than its limit of {self._limits.timeout_seconds:g} s.\n"
             text += _innermost(error)
             trajectory = failed(order, TerminationReason.TIMEOUT, text, _played_steps(agent))
             trajectory.masked = self._limits.overlong_filter
-        usable = trajectory.termination_reason not in (
-            TerminationReason.TIMEOUT,
-            TerminationReason.OUT_OF_MEMORY,
-        )
+        usable = trajectory.termination_reason not in UNUSABLE_AFTER
         if env is not None:
             usable = self._close(env, trajectory) and usable
         trajectory.seconds = time.monotonic() - start
@@ -151,6 +153,8 @@ def _played_steps(agent: BaseAgent | None) -> list[Step]:
 def _reason(error: TroupeError) -> TerminationReason:
     if isinstance(error.__cause__, MemoryError):
         return TerminationReason.OUT_OF_MEMORY
+    if isinstance(error.__cause__, SystemExit):
+        return TerminationReason.CRASHED
     if isinstance(error, SamplerError):
         return TerminationReason.SAMPLER_ERROR
     if isinstance(error, AgentError):

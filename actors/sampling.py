@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -17,14 +17,17 @@ from environments.errors import SamplerError
 from environments.types import Completion
 from policies.sampler import Sampler, SampleRequest, TokenOutput, TokenRequest
 
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
 BATCH_SECONDS = 0.01
 MAX_BATCH = 32
 MAX_ATTEMPTS = 4
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0, max_restarts=-1)
 class SamplerActor:
-    """Hosts one sampler for all rollout actors of a node.
+    """Hosts one sampler for all rollout actors of a fleet.
 
     Args:
         make_sampler: called in the actor's process, so that only this process imports what it needs.
@@ -39,6 +42,7 @@ class SamplerActor:
 
     async def sample(self, request: SampleRequest) -> Completion:
         """One completion. Raises ``AgentError``, ``PromptTooLongError`` or ``SamplerError``."""
+        await self._sampler.open()  # where Ray has started this actor anew, nobody else does
         return await self._sampler.sample(request)
 
 
@@ -57,12 +61,15 @@ class ServeSampler:
         from policies.chat import ChatRenderer, load_tokenizer
 
         self._app_name = app_name
+        self._handle: DeploymentHandle | None = None
         self._renderer = ChatRenderer(load_tokenizer(model_path), chat_template_kwargs)
         self._waiting: list[_Pending] = []
         self._calls: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Get the application's handle. Raises ``SamplerError`` if there is no such application."""
+        """Get the application's handle, once. Raises ``SamplerError`` if there is no such application."""
+        if self._handle is not None:
+            return
         from ray import serve
         from ray.serve.exceptions import RayServeException
 
@@ -75,7 +82,8 @@ class ServeSampler:
     async def sample(self, request: SampleRequest) -> Completion:
         """Render, sample, decode. Raises ``AgentError``, ``PromptTooLongError`` or ``SamplerError``."""
         prompt_ids = self._renderer.request_ids(request)
-        output = await self.sample_tokens(TokenRequest(prompt_ids, request.params, request.min_version))
+        params = request.params_within(len(prompt_ids))
+        output = await self.sample_tokens(TokenRequest(prompt_ids, params, request.min_version))
         return Completion(
             prompt_ids=prompt_ids,
             completion_ids=output.token_ids,
@@ -111,6 +119,7 @@ class ServeSampler:
 
     async def _call(self, batch: list[_Pending]) -> None:
         """One Serve call. What a replica that dies leaves unanswered is asked of another one."""
+        assert self._handle is not None, "open() comes first"
         for attempt in range(MAX_ATTEMPTS):
             try:
                 async for lot in self._handle.remote([pending.request for pending in batch]):

@@ -24,7 +24,8 @@ class FleetConfig:
     num_cpus_per_actor: float = 0.01
     """What Ray reserves for a pair; raise it for environments that compute."""
     retries: int = 2
-    """How often a rollout is begun anew when its actor dies (lost node, out of memory, crash)."""
+    """How often a rollout is begun anew when it fails: an error of the agent, the environment or the server,
+    or an actor that dies. One that runs into its time limit is not."""
 
 
 @dataclass

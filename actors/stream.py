@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +12,15 @@ from ray.util.queue import Empty, Queue
 from actors.rollout import RolloutOrder
 from environments.types import Trajectory, TrajectoryGroup
 
+logger = logging.getLogger(__name__)
+
 POLL_SECONDS = 1.0
+START_SECONDS = 60.0
+"""After this long without any rollout actor, something is said."""
+WHY_NOT = (
+    "the cluster may have no CPUs or memory left for them (`ray status` shows it), or the modules of the "
+    "agent and the environment may take long to import."
+)
 ASKED_IN_ADVANCE = 4
 """Trajectories asked of the queue before they are there, so that nobody waits for its answers in turn."""
 
@@ -34,6 +43,7 @@ class TrajectoryStream:
             RayActorError, or the fleet's own error: nobody is left who could deliver.
         """
         asked: list[ray.ObjectRef] = []
+        patience = START_SECONDS / POLL_SECONDS
         while count:
             while len(asked) < min(count, ASKED_IN_ADVANCE):
                 asked.append(self.queue.actor.get.remote(POLL_SECONDS))
@@ -41,7 +51,10 @@ class TrajectoryStream:
             try:
                 yield ray.get(first)
             except Empty:
-                ray.get(fleet.status.remote())  # raises where it would otherwise be waited for ever
+                status = ray.get(fleet.status.remote())  # raises where it would be waited for ever
+                patience -= not status.num_ready
+                if patience == 0:
+                    logger.warning("Of %d rollout actors none is up yet: %s", status.num_actors, WHY_NOT)
             else:
                 count -= 1
 

@@ -43,6 +43,10 @@ class BaseEnv(ABC):
     actor_needs: ClassVar[ActorNeeds] = ActorNeeds()
     """What a process that plays this environment needs; a subclass says so where it needs more."""
 
+    wants_seed: ClassVar[bool] = False
+    """Whether ``from_dict`` is given a ``"seed"`` where the task has none: the same for all trajectories of
+    a group, which could not be compared otherwise."""
+
     _idx: int | None = None  # on the class, so that subclasses need not call super().__init__()
 
     @property
@@ -69,8 +73,10 @@ class BaseEnv(ABC):
     def close(self) -> None:  # noqa: B027  (optional on purpose)
         """Free what the environment holds.
 
-        Called once for every environment that was made, also after an error and at the time limit; only a
-        process that has died cannot call it, and takes its environment and its child processes with it.
+        Called once for every environment that was made, also after an error and at the time limit. Only a
+        process that dies, or is ended in the middle of a rollout because the fleet is, cannot call it, and
+        takes its environment with it; its child processes too, where Ray was started by Troupe or with
+        ``RAY_process_group_cleanup_enabled=1``.
         """
 
     @staticmethod

@@ -38,7 +38,7 @@ MISSING = {
     "from_dict": "write @staticmethod def from_dict(info), which returns an instance",
 }
 FROM_DICT_HINT = (
-    'It gets "seed", the task and env_args as one dict, here with the keys {keys}. It has to take those '
+    "It gets the task and env_args as one dict, here with the keys {keys}. It has to take those "
     "that it knows and to ignore the rest, which may be any column of a dataset."
 )
 STEP_HINT = (
@@ -321,7 +321,8 @@ class _Check:
 
     def _info(self) -> dict[str, Any]:
         """What a rollout hands to ``from_dict``. The caller's task is kept out of reach of faults."""
-        return {"seed": 0, **copy.deepcopy(self._task), **self._env_args}
+        seed = {"seed": 0} if self._env_class.wants_seed else {}
+        return {**seed, **copy.deepcopy(self._task), **self._env_args}
 
     @contextmanager
     def _environment(self, info: dict[str, Any] | None = None) -> Iterator[_Probe]:

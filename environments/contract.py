@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -22,7 +22,7 @@ def reset_faults(result: Any) -> list[str]:
 def step_faults(result: Any) -> list[str]:
     """What is wrong with the answer of ``step``: it has to be (observation, reward, done, info).
 
-    The reward may be any finite real number, a bool or one of numpy's too, and done numpy's bool.
+    The reward may be any finite real number, a bool or one of numpy's too; done an integer or numpy's bool.
     """
     if isinstance(result, tuple) and len(result) == 5:
         return [
@@ -34,7 +34,7 @@ def step_faults(result: Any) -> list[str]:
     _, reward, done, info = result
     faults = _info_faults("step()", info)
     faults += _reward_faults("step()", reward)
-    if type(done).__name__ not in ("bool", "bool_"):  # numpy's is as good
+    if not isinstance(done, Integral) and type(done).__name__ not in ("bool", "bool_"):  # numpy's are as good
         faults.append(
             f"step() returned {kind_of(done)} as done, its third value: it has to be True or False."
         )

@@ -18,6 +18,8 @@ class GuessEnvironment(BaseEnv):
     with a generator that starts from ``seed``: the members of a group get different secrets thereby.
     """
 
+    wants_seed = True
+
     def __init__(
         self,
         secret: int | None = None,

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +15,10 @@ from environments.errors import ConfigError, DatasetError
 from environments.types import Completion, Step, TerminationReason, Trajectory
 
 Json = dict[str, Any]
+
+_BEGINNING = b'{"evaluation": '
+_TRAJECTORY_FIELDS = {each.name for each in fields(Trajectory)}
+_STEP_FIELDS = {each.name for each in fields(Step)}
 
 
 class TrajectoryFile:
@@ -42,14 +46,14 @@ class TrajectoryFile:
         try:
             self._lock()
             self._drop_cut_line()
-            self._read(_plain(evaluation), [_plain(task) for task in tasks])
+            self._read(plain_json(evaluation), [plain_json(task) for task in tasks])
         except BaseException:
             self._file.close()
             raise
 
     def append(self, index: int, trajectory: Trajectory) -> None:
         """Write the result of task ``index``; what JSON does not know becomes its text."""
-        self._write({"index": index, **asdict(trajectory)})
+        self._write({"index": index, **plain_json(asdict(trajectory))})
 
     def close(self) -> None:
         """Let go of the file."""
@@ -73,6 +77,8 @@ class TrajectoryFile:
 
     def _drop_cut_line(self) -> None:
         content = self.path.read_bytes()
+        if not content.startswith(_BEGINNING[: len(content)]):
+            raise DatasetError(f"{self.path} is no trajectory file: name another one.")
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
             os.truncate(self.path, whole)
@@ -94,7 +100,7 @@ class TrajectoryFile:
                 self.finished[index] = trajectory
 
     def _write(self, line: Json) -> None:
-        self._file.write(json.dumps(line, default=str) + "\n")
+        self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
 
@@ -124,13 +130,12 @@ def _lines(path: Path) -> Iterator[Json]:
 
 def _index_and_trajectory(path: Path, line: Json) -> tuple[int, Trajectory]:
     try:
-        fields = dict(line)
-        index = int(fields.pop("index"))
-        steps = [_step(step) for step in fields.pop("steps")]
-        reason = fields.pop("termination_reason")
-        trajectory = Trajectory(
-            **fields, steps=steps, termination_reason=None if reason is None else TerminationReason(reason)
-        )
+        values = {name: line[name] for name in _TRAJECTORY_FIELDS}
+        index = int(line["index"])
+        values["steps"] = [_step(step) for step in line["steps"]]
+        if values["termination_reason"] is not None:
+            values["termination_reason"] = TerminationReason(values["termination_reason"])
+        trajectory = Trajectory(**values)
     except (LookupError, TypeError, ValueError) as error:
         raise DatasetError(
             f"{path} holds a line that is no trajectory ({error!r}): name another file."
@@ -138,16 +143,16 @@ def _index_and_trajectory(path: Path, line: Json) -> tuple[int, Trajectory]:
     return index, trajectory
 
 
-def _step(fields: Json) -> Step:
-    completion = fields.pop("completion")
-    return Step(**fields, completion=None if completion is None else _completion(completion))
+def _step(line: Json) -> Step:
+    values = {name: line[name] for name in _STEP_FIELDS}  # a subclass may have written more
+    if values["completion"] is not None:
+        values["completion"] = _completion(values["completion"])
+    return Step(**values)
 
 
-def _completion(fields: Json) -> Completion:
-    arguments: Json = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
-    }
-    return Completion(**arguments)
+def _completion(line: Json) -> Completion:
+    values: Json = {name: tuple(value) if isinstance(value, list) else value for name, value in line.items()}
+    return Completion(**values)
 
 
 def _compare(path: Path, found: Any, wanted: Json) -> None:
@@ -161,7 +166,10 @@ def _compare(path: Path, found: Any, wanted: Json) -> None:
             )
 
 
-def _plain(value: Mapping[str, Any]) -> Json:
-    """The value as it will be read again."""
-    plain: Json = json.loads(json.dumps(value, default=str))
-    return plain
+def plain_json(value: Any) -> Any:
+    """The value as it will be read again: what JSON does not know, keys too, becomes its text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_json(each) for each in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -108,8 +108,8 @@ def check_model(config: TrainConfig, workload: Workload) -> None:
             ChatRenderer(load_tokenizer(folder), options)  # refuses what its template does not know
     elif options:
         raise ConfigError(
-            f"model.chat_template_kwargs={options} is for the chat template of a model, and model.path is not "
-            "set: the tiny model's template has no options."
+            f"model.chat_template_kwargs={options}, but model.path is not set, and the chat template of the "
+            "tiny model has no options: leave them out."
         )
     elif not workload.demonstrations:
         raise ConfigError(

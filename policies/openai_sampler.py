@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
 from environments.types import Completion
-from policies.sampler import SampleRequest, check_prompt_length
+from policies.sampler import SampleRequest, SamplingParams, check_prompt_length
 
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
@@ -77,12 +77,14 @@ class OpenAISampler:
                 "Check that it is running, and that base_url has its host, port and path (mostly /v1)."
             ) from error
         except openai.APIStatusError as error:
-            if _is_prompt_too_long(error):
+            if _is_too_long(error):
                 raise PromptTooLongError(f"{self._base_url} answered: {error.message}") from error
             raise SamplerError(
                 f"The server at {self._base_url} answered {error.status_code} to a request for the model "
                 f"{self._model!r}: {error.message} Check model, api_key and the server's log."
             ) from error
+        except (openai.OpenAIError, ValueError) as error:  # such as an answer that is no JSON
+            raise SamplerError(f"The server at {self._base_url} sent no answer: {error!r}.") from error
 
     async def _sample(self, request: SampleRequest) -> Completion:
         import openai
@@ -91,7 +93,8 @@ class OpenAISampler:
         if self._model is None:
             self._model = await self._first_model(client)
         own_prompt_ids = self._renderer.request_ids(request) if self._renderer else ()
-        body = _request_body(request)
+        params = request.params if self._renderer is None else request.params_within(len(own_prompt_ids))
+        body = _request_body(request, params)
         if self._chat_template_kwargs:
             body["chat_template_kwargs"] = self._chat_template_kwargs
         if self._asks_for_tokens:
@@ -99,7 +102,7 @@ class OpenAISampler:
                 response = await self._create(client, _asking_for_tokens(body))
                 return self._completion(response, request, own_prompt_ids)
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-                if _is_prompt_too_long(error):
+                if _is_too_long(error):
                     raise
         completion = self._completion(await self._create(client, body), request, own_prompt_ids)
         # Only now is it certain that the request was refused for the tokens that it asked for.
@@ -107,8 +110,21 @@ class OpenAISampler:
         return completion
 
     async def _create(self, client: AsyncOpenAI, body: dict[str, Any]) -> Any:
-        """The server's answer as plain data, since servers add fields to OpenAI's."""
-        return await client.post("/chat/completions", cast_to=object, body={"model": self._model, **body})
+        """The server's answer as plain data, since servers add fields to OpenAI's.
+
+        vLLM refuses a request whose ``max_tokens`` its context cannot hold beside the prompt. What the
+        context has left is then less than the limit, so the request goes without one.
+        """
+        import openai
+
+        body = {"model": self._model, **body}
+        try:
+            return await client.post("/chat/completions", cast_to=object, body=body)
+        except openai.BadRequestError as error:
+            refused = _is_too_long(error) or "max_tokens" in error.message
+            if body.pop("max_tokens", None) is None or not refused:
+                raise
+            return await client.post("/chat/completions", cast_to=object, body=body)
 
     async def _first_model(self, client: AsyncOpenAI) -> str:
         models = [model.id async for model in client.models.list()]
@@ -143,6 +159,7 @@ class OpenAISampler:
                 policy_version=int(response.get("policy_version") or 0),
                 tool_calls=tuple(dict(call) for call in message.get("tool_calls") or ()),
             )
+            tokens, usage = _engine_tokens(response, choice), _usage(response)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise SamplerError(
                 f"The server at {self._base_url} sent no chat completion but {str(response)[:200]!r}."
@@ -152,9 +169,8 @@ class OpenAISampler:
                 f"The server at {self._base_url} parsed the tool calls away, but this agent reads the raw "
                 "text: start the server without a tool-call parser."
             )
-        tokens = _engine_tokens(response, choice)
         if tokens is None:
-            completion = self._retokenized(completion, _usage(response), own_prompt_ids)
+            completion = self._retokenized(completion, usage, own_prompt_ids)
         else:
             completion = replace(completion, **tokens)
         # An outside server cannot be told the limit, so without a tokenizer it is only known afterwards.
@@ -204,9 +220,8 @@ def _usage(response: dict[str, Any]) -> tuple[int, int] | None:
     return None if prompt is None or completion is None else (int(prompt), int(completion))
 
 
-def _request_body(request: SampleRequest) -> dict[str, Any]:
+def _request_body(request: SampleRequest, params: SamplingParams) -> dict[str, Any]:
     """The request in OpenAI's words. What is left at its default is not sent: not every server knows it."""
-    params = request.params
     body: dict[str, Any] = {
         "messages": request.messages,
         "temperature": params.temperature,
@@ -229,6 +244,6 @@ def _asking_for_tokens(body: dict[str, Any]) -> dict[str, Any]:
     return {**body, "logprobs": True, "return_token_ids": True}
 
 
-def _is_prompt_too_long(error: APIStatusError) -> bool:
+def _is_too_long(error: APIStatusError) -> bool:
     """OpenAI has a code for it, vLLM only a sentence."""
     return error.code == "context_length_exceeded" or "maximum context length" in error.message

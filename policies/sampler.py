@@ -86,6 +86,25 @@ class SampleRequest:
     tools: list[dict[str, Any]] | None = None
     max_prompt_tokens: int | None = None
     """A longer prompt is refused with ``PromptTooLongError``, by our own servers before they sample."""
+    max_total_tokens: int | None = None
+    """Prompt and completion together: the completion is cut there, and a prompt without room refused."""
+
+    def params_within(self, num_prompt_tokens: int) -> SamplingParams:
+        """The parameters, with no more tokens than there is room for after the prompt.
+
+        Raises:
+            PromptTooLongError: there is none, or the prompt is longer than it may be.
+        """
+        check_prompt_length(num_prompt_tokens, self)
+        if self.max_total_tokens is None:
+            return self.params
+        room = self.max_total_tokens - num_prompt_tokens
+        if room < 1:
+            raise PromptTooLongError(
+                f"The prompt has {num_prompt_tokens} tokens, and prompt and completion together may have "
+                f"{self.max_total_tokens}."
+            )
+        return self.params.replace(max_tokens=min(room, self.params.max_tokens or room))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +134,7 @@ class Sampler(Protocol):
     """Anything that can answer a ``SampleRequest``."""
 
     async def open(self) -> None:
-        """Connect; called before the first ``sample``. Raises ``SamplerError`` if nobody is there."""
+        """Connect, unless that is done already. Raises ``SamplerError`` if nobody is there."""
         ...
 
     async def sample(self, request: SampleRequest) -> Completion:
@@ -141,11 +160,10 @@ class ScriptedSampler:
 
     async def sample(self, request: SampleRequest) -> Completion:
         prompt_ids = self._prompt_ids(request.messages)
-        check_prompt_length(len(prompt_ids), request)
+        max_tokens = request.params_within(len(prompt_ids)).max_tokens
         reply = self._reply(request.messages)
         completion_ids = (*reply.encode(), self.EOS_ID)
         finish_reason = "stop"
-        max_tokens = request.params.max_tokens
         if max_tokens is not None and max_tokens < len(completion_ids):
             reply = bytes(completion_ids[:max_tokens]).decode(errors="ignore")
             completion_ids = tuple(reply.encode())

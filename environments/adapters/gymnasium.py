@@ -42,6 +42,8 @@ class GymnasiumEnvironment(BaseEnv):
     ``gymnasium.make``.
     """
 
+    wants_seed = True
+
     def __init__(
         self,
         env_id: str,

@@ -34,6 +34,8 @@ class TextArenaEnvironment(BaseEnv):
     draws from Python's global generator. ``game_args`` are for the game's constructor.
     """
 
+    wants_seed = True
+
     def __init__(
         self,
         env_id: str,

@@ -70,9 +70,11 @@ class VerifiersEnvironment(BaseEnv):
 
     def close(self) -> None:
         """End the episode, its tool servers and its files."""
-        if self._episode is not None:
-            self._runner.run(self._stop())
-        self._runner.close()
+        try:
+            if self._episode is not None:
+                self._runner.run(self._stop())
+        finally:
+            self._runner.close()
 
     @classmethod
     def from_dict(cls, info: dict[str, Any]) -> Self:

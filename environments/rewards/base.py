@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Protocol
 
 from environments.errors import EnvironmentFailure
@@ -31,7 +32,7 @@ def judge(reward_fn: RewardFunction, task: dict[str, Any], action: Any) -> Rewar
         EnvironmentFailure: it returned neither a number nor a RewardOutput, or the reward is not finite.
     """
     verdict = reward_fn(task_info=task, action=action)
-    output = RewardOutput(float(verdict)) if isinstance(verdict, int | float) else verdict
+    output = RewardOutput(float(verdict)) if isinstance(verdict, Real) else verdict
     if not isinstance(output, RewardOutput):
         raise EnvironmentFailure(
             f"The reward function {reward_fn} returned {verdict!r}: return a RewardOutput."

@@ -41,7 +41,7 @@ _LEASH = """
 import ctypes, os, sys
 parent, *command = sys.argv[1:]
 if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 if os.getppid() == int(parent):
     os.execv(command[0], command)
 """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments.errors import ConfigError
 from environments.tool_environment import FINISH
-from environments.tools import Tool, ToolCall, make_tools
+from environments.tools import NamedToolSource, ToolCall, ToolSource, make_tools
 from environments.tools.base import INVALID_TOOL_CALL
 from environments.types import Action, Message, Step, Trajectory
 from policies.agents.base import BaseAgent, split_thought
@@ -30,8 +30,9 @@ class ToolAgent(BaseAgent):
     so that the environment answers them with an error. Ids count up from ``call_0`` within a rollout, but
     calls that a server has read keep theirs.
 
-    Tools are named (``tools``) or given as classes (``tool_map``), as for ``ToolEnvironment``. What stands
-    before ``</think>`` is the thought; calls in it do not count.
+    Tools are names, functions with type hints, Tool classes or MCP servers (``tools``), or named in a
+    ``tool_map``, as for ``ToolEnvironment``. What stands before ``</think>`` is the thought; calls in it do
+    not count.
 
     Args:
         parser_name: how the model writes its calls: "qwen" (also "hermes", and "hermes-brief" with a short
@@ -44,8 +45,8 @@ class ToolAgent(BaseAgent):
         self,
         system_prompt: str = TOOL_SYSTEM_PROMPT,
         parser_name: str = "qwen",
-        tools: list[str] | None = None,
-        tool_map: dict[str, type[Tool]] | None = None,
+        tools: Sequence[ToolSource] | None = None,
+        tool_map: Mapping[str, NamedToolSource] | None = None,
         tools_in: str | None = None,
     ) -> None:
         self._parser = get_tool_parser(parser_name)

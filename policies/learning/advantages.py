@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from environments.errors import ConfigError
-from environments.types import TrajectoryGroup
+from environments.types import Trajectory, TrajectoryGroup
 from policies.learning.samples import TrainingSample, training_samples
 
 GROUP_ESTIMATORS = ("grpo", "rloo", "rloo_vectorized", "opo", "reinforce_plus_plus_baseline")
@@ -20,7 +21,8 @@ def samples_with_advantages(
     The advantage is computed once per trajectory, over all that it sampled, and laid onto its sequences:
     a trajectory whose history was rewritten has several, and they share it. A trajectory that is alone in
     its group has nothing to be compared with: its advantage is 0, where verl's estimators would hand back
-    the raw reward. A trajectory that sampled nothing contributes its reward to the group's baseline.
+    the raw reward. A trajectory that sampled nothing contributes its reward to the group's baseline; one
+    that infrastructure has spoilt does not, for it says nothing about the policy.
 
     Source: GRPO is Shao et al. 2024 (DeepSeekMath), section 4.1; the others as cited in verl's
     ``core_algos``.
@@ -32,9 +34,11 @@ def samples_with_advantages(
 
     if estimator not in GROUP_ESTIMATORS:
         raise ConfigError(f"algorithm.advantage={estimator!r} is not one of {', '.join(GROUP_ESTIMATORS)}.")
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    if not trajectories:
-        return []
+    everything = [(group.group_id, trajectory) for group in groups for trajectory in group.trajectories]
+    judged = [index for index, (_, trajectory) in enumerate(everything) if not _spoilt(trajectory)]
+    if not judged:
+        return [[] for _ in everything]
+    trajectories = [everything[index][1] for index in judged]
     samples = [training_samples(trajectory) for trajectory in trajectories]
     # One row a trajectory, one column a sampled token (at least one, to carry the reward of an empty row).
     lengths = [max(1, sum(sample.num_sampled_tokens for sample in rows)) for rows in samples]
@@ -43,7 +47,7 @@ def samples_with_advantages(
     rewards[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = torch.tensor(
         [float(trajectory.reward) for trajectory in trajectories]
     )
-    group_of_row = np.array([group.group_id for group in groups for _ in group.trajectories], dtype=object)
+    group_of_row = np.array([everything[index][0] for index in judged], dtype=object)
     advantages, _ = get_adv_estimator_fn(estimator)(
         token_level_rewards=rewards,
         response_mask=mask.float(),
@@ -51,9 +55,17 @@ def samples_with_advantages(
         config=AlgoConfig(),
         **({"norm_adv_by_std_in_grpo": normalize_by_std} if estimator == "grpo" else {}),
     )
-    alone = [len(group.trajectories) < 2 for group in groups for _ in group.trajectories]
-    advantages[torch.tensor(alone)] = 0.0
-    return [_laid_out(rows, row.tolist()) for rows, row in zip(samples, advantages, strict=True)]
+    sizes = Counter(group_of_row)
+    advantages[torch.tensor([sizes[group_id] < 2 for group_id in group_of_row])] = 0.0
+    result: list[list[TrainingSample]] = [[] for _ in everything]
+    for index, rows, row in zip(judged, samples, advantages, strict=True):
+        result[index] = _laid_out(rows, row.tolist())
+    return result
+
+
+def _spoilt(trajectory: Trajectory) -> bool:
+    reason = trajectory.termination_reason
+    return reason is not None and reason.is_infrastructure
 
 
 def _laid_out(rows: list[TrainingSample], advantages: list[float]) -> list[TrainingSample]:

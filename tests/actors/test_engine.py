@@ -367,6 +367,22 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(
 
 
 @pytest.mark.engine
+def test_results_of_another_agent_are_not_taken_over(
+    ray_cluster: None, server: EchoServer, tmp_path: Path
+) -> None:
+    for prompt, expected in (("A", None), ("B", "agent_args.*'A'.*'B'")):
+        with make_engine(
+            server.base_url, agent_args={"system_prompt": prompt}, n_parallel_agents=1
+        ) as engine:
+            call = engine.execute_tasks([{"question": "a"}], tmp_path / "results")
+            if expected is None:
+                asyncio.run(call)
+            else:
+                with pytest.raises(ConfigError, match=expected):
+                    asyncio.run(call)
+
+
+@pytest.mark.engine
 def test_what_fails_once_is_played_again_on_a_fresh_environment(
     engine: AgentExecutionEngine, tmp_path: Path
 ) -> None:
@@ -479,6 +495,10 @@ def test_a_task_that_is_no_dict_is_refused() -> None:
             "model",
         ),
         ({"n_parallel_agents": 0}, "n_parallel_agents=0"),
+        ({"n_parallel_agents": 1.5}, "n_parallel_agents=1.5"),
+        ({"trajectory_timeout": -1.0}, "trajectory_timeout=-1.0"),
+        ({"trajectory_timeout": float("inf")}, "trajectory_timeout=inf"),
+        ({"gamma": float("nan")}, "gamma=nan"),
         ({"max_steps": 0}, "max_steps=0"),
     ],
 )

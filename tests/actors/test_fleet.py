@@ -147,6 +147,23 @@ def test_a_fleet_that_shrinks_answers_everything_all_the_same(
     assert ray.get(fleet.status.remote()).num_actors == NUM_ACTORS
 
 
+def test_a_fleet_that_shrinks_while_nobody_reads_loses_nothing(
+    fleet: Any, stream: TrajectoryStream, tmp_path: Path
+) -> None:
+    num_orders = 40  # more than stream, fleet and actors can hold together
+    orders = [
+        RolloutOrder(rollout_id=f"full/{index}", group_id=f"{index}", task=task("fine", tmp_path))
+        for index in range(num_orders)
+    ]
+    ray.get(fleet.submit.remote(orders))
+    while stream.queue.qsize() < 2 or ray.get(fleet.status.remote()).num_running < NUM_ACTORS:
+        time.sleep(0.1)
+    ray.get(fleet.resize.remote(1))
+    delivered = [each.rollout_id for each in stream.trajectories(num_orders, fleet)]
+    assert sorted(delivered) == sorted(order.rollout_id for order in orders)
+    ray.get(fleet.resize.remote(NUM_ACTORS))
+
+
 def test_a_fleet_that_is_gone_ends_the_wait(ray_cluster: None, tmp_path: Path) -> None:
     stream = TrajectoryStream(capacity=2)
     pair = Pair(agent_class=GameAgent, env_class=UnrulyEnv)

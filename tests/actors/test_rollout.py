@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.rollout import RolloutLimits, RolloutOrder, failed, run_rollout
+from actors.rollout import Pair, RolloutLimits, RolloutOrder, failed, run_rollout
 from environments.base import BaseEnv
 from environments.errors import AgentError, EnvironmentFailure, SamplerError
 from environments.types import Completion, Step, TerminationReason, Trajectory
@@ -208,3 +208,99 @@ def test_sampling_parameters_of_the_order_are_kept() -> None:
     )
     run_rollout(GameAgent(), CountdownEnv(1), sample, order, RolloutLimits())
     assert (requests[0].params.temperature, requests[0].params.top_p) == (0.7, 0.9)
+
+
+@pytest.mark.parametrize("returned", ["an answer", None])
+def test_an_agent_that_returns_no_action_is_told_what_to_return(returned: Any) -> None:
+    class Bare(GameAgent):
+        def update_from_model(self, response: str, **kwargs: Any) -> Any:
+            super().update_from_model(response)
+            return returned
+
+    with pytest.raises(AgentError, match=r"Bare\.update_from_model returned .*return Action\(action="):
+        play(CountdownEnv(), ["a"], Bare())
+
+
+def test_an_environment_that_exits_is_named_and_does_not_end_the_process() -> None:
+    class Quitting(CountdownEnv):
+        def step(self, action: Any) -> Any:
+            raise SystemExit(3)
+
+    with pytest.raises(EnvironmentFailure, match=r"Quitting\.step: SystemExit: 3"):
+        play(Quitting(), ["a"])
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ("nonsense", r"step\(\) returned 'nonsense': write return observation, reward, done, info"),
+        (("", 1.0, True, False, {}), r"returned 5 values, as Gymnasium's do"),
+        (("", "much", True, {}), r"returned 'much' as reward"),
+        (("", float("nan"), True, {}), r"reward nan: it has to be finite"),
+        (("", 1.0, "no", {}), r"returned 'no' as done"),
+        (("", 1.0, True, None), r"returned None as info"),
+    ],
+)
+def test_nonsense_of_an_environment_is_named_with_the_remedy(returned: Any, words: str) -> None:
+    class Babbling(CountdownEnv):
+        def step(self, action: Any) -> Any:
+            return returned
+
+    with pytest.raises(
+        EnvironmentFailure, match=r"Babbling\." + (words if words.startswith("step") else ".*" + words)
+    ):
+        play(Babbling(), ["a"])
+
+
+def test_the_verdict_on_the_whole_episode_replaces_the_last_reward() -> None:
+    class Judging(CountdownEnv):
+        def compute_final_reward(self) -> float:
+            return 10.0
+
+    trajectory, _ = play(Judging(2), ["a", "b"])
+    assert ([step.reward for step in trajectory.steps], trajectory.reward) == ([0.5, 10.0], 10.5)
+    masked, _ = play(Judging(9), ["a", "b"], max_steps=1, overlong_filter=True)
+    assert (masked.masked, masked.reward) == (True, 0.5)
+
+
+def test_what_the_environment_says_counts_against_the_budget() -> None:
+    class Talkative(CountdownEnv):
+        def step(self, action: Any) -> tuple[Any, float, bool, dict]:
+            return "x" * 40, *super().step(action)[1:]
+
+    trajectory, _ = play(Talkative(9), ["a" * 30] * 9, max_steps=9, max_response_tokens=200)
+    first, last = trajectory.steps[0].completion, trajectory.steps[-1].completion
+    assert first is not None and last is not None
+    total = len(last.prompt_ids) + len(last.completion_ids) - len(first.prompt_ids)
+    assert 150 < total <= 200
+
+
+def test_budgets_per_turn_start_anew_with_each_turn() -> None:
+    trajectory, requests = play(
+        CountdownEnv(3), ["long" * 5] * 3, max_response_tokens=12, max_prompt_tokens=200, budget_per_turn=True
+    )
+    assert trajectory.termination_reason is TerminationReason.ENV_DONE
+    assert [request.params.max_tokens for request in requests] == [12, 12, 12]
+    assert [request.max_prompt_tokens for request in requests] == [200, 200, 200]
+
+
+def test_agents_hear_of_their_limits_as_in_the_reference() -> None:
+    trajectory, _ = play(CountdownEnv(2), ["one", "two"], max_steps=7)
+    assert [step.info["max_steps"] for step in trajectory.steps] == [7, 7]
+    assert trajectory.steps[0].info["cur_tokens"] == len("one") + 1
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_only_an_environment_that_wants_a_seed_is_given_one(wanted: bool) -> None:
+    class Picky(CountdownEnv):
+        wants_seed = wanted
+
+        @staticmethod
+        def from_dict(info: dict) -> CountdownEnv:
+            env = CountdownEnv()
+            env.info = info
+            return env
+
+    order = RolloutOrder(rollout_id="0/0", group_id="0", task={"level": 1}, env_seed=5)
+    env = Pair(agent_class=GameAgent, env_class=Picky).make_env(order)
+    assert env.info == ({"seed": 5, "level": 1} if wanted else {"level": 1})

@@ -29,6 +29,8 @@ SUM = {"question": "1 + 1?", "ground_truth": "2"}
 class Sound(BaseEnv):
     """Without a fault; the faulty ones below change one thing each."""
 
+    wants_seed = True
+
     def __init__(self, word="banana", seed=0):
         self.word = word
         self.random = random.Random(seed)

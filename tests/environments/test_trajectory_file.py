@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import multiprocessing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,36 @@ def test_what_json_does_not_know_becomes_its_text(tmp_path: Path) -> None:
     with open_file(tmp_path / "results") as file:
         file.append(0, odd)
     assert read_trajectories(tmp_path / "results")[0].steps[0].info["day"] == "2026-01-02"
+
+
+@pytest.mark.parametrize(
+    "content", ['{"a": 1}', '{"evaluations": ', "text\nwithout an end", '{"evaluation": 1}\nx']
+)
+def test_another_file_loses_nothing_of_what_it_holds(tmp_path: Path, content: str) -> None:
+    (tmp_path / "results").write_text(content)
+    if content.startswith('{"evaluation": '):
+        content = content.removesuffix("x")  # ours by its beginning: only the cut line goes
+    with pytest.raises(DatasetError, match="no trajectory file"):
+        open_file(tmp_path / "results")
+    assert (tmp_path / "results").read_text() == content
+
+
+def test_keys_that_json_does_not_know_become_texts(tmp_path: Path) -> None:
+    grid = trajectory(0)
+    grid.steps[0].info["map"] = {(0, 1): "wall"}
+    with open_file(tmp_path / "results") as file:
+        file.append(0, grid)
+    assert read_trajectories(tmp_path / "results")[0].steps[0].info["map"] == {"(0, 1)": "wall"}
+
+
+@dataclass
+class AnnotatedStep(Step):
+    note: str = "mine"
+
+
+def test_a_step_of_a_users_own_class_is_read_as_a_step(tmp_path: Path) -> None:
+    own = trajectory(0)
+    own.steps = [AnnotatedStep(action="x", note="more")]
+    with open_file(tmp_path / "results") as file:
+        file.append(0, own)
+    assert read_trajectories(tmp_path / "results")[0].steps == [Step(action="x")]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from environments.errors import ConfigError
-from environments.types import Completion, Step, Trajectory, TrajectoryGroup
+from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from policies.learning.advantages import samples_with_advantages
 
 EPSILON = 1e-6  # verl's, in the denominator
@@ -124,3 +124,15 @@ def test_no_groups_give_no_samples() -> None:
 def test_an_estimator_that_needs_a_critic_is_refused_with_those_that_do_not() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.advantage='gae' is not one of grpo, rloo"):
         samples_with_advantages([group("g", [1.0, 0.0])], "gae")
+
+
+def test_a_rollout_that_infrastructure_has_spoilt_neither_trains_nor_shifts_the_others() -> None:
+    whole = group("a", [1.0, 0.0, 0.5])
+    spoilt = trajectory("a/9", 0.0, ("ask", "xx"))
+    spoilt.termination_reason = TerminationReason.CRASHED
+    with_it = TrajectoryGroup(group_id="a", task={}, trajectories=(spoilt, *whole.trajectories))
+    first, *others = samples_with_advantages([with_it], "grpo")
+    assert first == []
+    assert others == samples_with_advantages([whole], "grpo")
+    alone = TrajectoryGroup(group_id="b", task={}, trajectories=(spoilt,))
+    assert samples_with_advantages([alone], "grpo") == [[]]

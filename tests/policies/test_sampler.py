@@ -476,3 +476,32 @@ def test_a_turn_is_frozen() -> None:
     turn = Turn(messages=QUESTION, completion=Completion(text="2", finish_reason="stop"))
     with pytest.raises(AttributeError):
         turn.messages = []  # type: ignore[misc]
+
+
+def test_a_limit_that_the_context_cannot_hold_is_left_to_the_server() -> None:
+    def answer(body: dict[str, Any], number: int) -> Answer:
+        if "max_tokens" in body:
+            return 400, error("This model's maximum context length is 10 tokens, you asked for 8192.")
+        return 200, chat_completion(tokens=True)
+
+    asked = request(params=SamplingParams(max_tokens=8192))
+    with serving(answer) as server:
+        assert sample(OpenAISampler(server.base_url), asked).completion_ids == (7, 2)
+    assert ["max_tokens" in body for body in server.bodies] == [True, False]
+
+
+def test_a_prompt_that_is_too_long_even_so_is_said_to_be() -> None:
+    refusal = error("This model's maximum context length is 10 tokens, you asked for 30.")
+    with serving(lambda body, number: (400, refusal)) as server, pytest.raises(PromptTooLongError):
+        sample(OpenAISampler(server.base_url), request(params=SamplingParams(max_tokens=5)))
+
+
+@pytest.mark.parametrize("content", [[{"token": "2"}], [7], "text"])
+def test_an_answer_with_nonsense_in_it_is_a_sampler_error(content: Any) -> None:
+    odd = chat_completion(tokens=True)
+    odd["choices"][0]["logprobs"] = {"content": content}
+    with (
+        serving(lambda body, number: (200, odd)) as server,
+        pytest.raises(SamplerError, match="no chat compl"),
+    ):
+        sample(OpenAISampler(server.base_url), request())
