@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 from policies.engine import EngineConfig
@@ -11,6 +12,8 @@ RAYLET_ENVIRONMENT = {
     # What the dashboard would show, and we start none: recording it took a fifth of the throughput.
     "RAY_task_events_report_interval_ms": "0",
     "RAY_enable_metrics_collection": "0",
+    # Ray warns, into the program's output, of more than four times as many processes as start at once.
+    "RAY_worker_maximum_startup_concurrency": str(max(16, os.cpu_count() or 1)),
 }
 """For the environment of a process that is about to start Ray."""
 

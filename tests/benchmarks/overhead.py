@@ -1,9 +1,10 @@
 """What the engine adds to each step and each episode, and what an idle pair costs, at 8 to 128 pairs.
 
-    python tests/benchmarks/overhead.py [--pairs 8 32 64 128] [--seconds 0.25]
+    python tests/benchmarks/overhead.py [--pairs 8 32 64 128] [--seconds 1.0]
 
 The sampler plays a script and the environment sleeps, so whatever passes between two steps is the engine's
-own. Times of one machine's processes compare with each other: all read the same monotonic clock.
+own. Beside it stands what Ray takes alone: as many bare actors that sleep as long and then call another one.
+Times of one machine's processes compare with each other: all read the same monotonic clock.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from policies import GameAgent
 from policies.sampler import ScriptedSampler
 
 NUM_TURNS = 5
-EPISODES_PER_PAIR = 6
+EPISODES_PER_PAIR = 3
+NUM_CALLS = 8
 
 
 @ray.remote(num_cpus=0)
@@ -44,11 +46,21 @@ class BareActor:
     def ready(self) -> bool:
         return True
 
+    def call(self, other: ray.actor.ActorHandle, step_seconds: float) -> list[float]:
+        """Seconds of each call of ``other``, after as long a sleep as a step takes."""
+        seconds = []
+        for _ in range(NUM_CALLS):
+            time.sleep(step_seconds * random.uniform(0.5, 1.5))
+            start = time.perf_counter()
+            ray.get(other.ready.remote())
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--pairs", type=int, nargs="+", default=[8, 32, 64, 128])
-    parser.add_argument("--seconds", type=float, default=0.25, help="mean duration of a step")
+    parser.add_argument("--seconds", type=float, default=1.0, help="mean duration of a step")
     arguments = parser.parse_args()
     columns = (
         "pairs",
@@ -59,6 +71,7 @@ def main() -> None:
         "ratio",
         "step ms",
         "p95",
+        "bare",
         "growth",
         "episode ms",
     )
@@ -69,7 +82,7 @@ def main() -> None:
     )
     first_step = 0.0
     for num_pairs in arguments.pairs:
-        bare_start, bare_memory = measure_bare(num_pairs)
+        bare_start, bare_memory, bare_call = measure_bare(num_pairs, arguments.seconds)
         start, memory, trajectories = measure_engine(num_pairs, arguments.seconds)
         steps, episodes = added_seconds(trajectories)
         step = statistics.median(steps)
@@ -83,22 +96,25 @@ def main() -> None:
             f"{memory / bare_memory:.2f}",
             f"{step * 1e3:.2f}",
             f"{statistics.quantiles(steps, n=20)[-1] * 1e3:.2f}",
+            f"{bare_call * 1e3:.2f}",
             f"{step / first_step:.2f}",
             f"{statistics.median(episodes) * 1e3:.2f}",
         )
     report.print()
 
 
-def measure_bare(num_actors: int) -> tuple[float, float]:
-    """Seconds until all actors are up, and the memory of one, in MB."""
+def measure_bare(num_actors: int, step_seconds: float) -> tuple[float, float, float]:
+    """Seconds until all actors are up, the memory of one in MB, and the median seconds of a call."""
     with_ray()
     start = time.perf_counter()
     actors = [BareActor.remote() for _ in range(num_actors)]  # type: ignore[attr-defined]
     ray.get([actor.ready.remote() for actor in actors])
     seconds = time.perf_counter() - start
     memory = median_memory("ray::BareActor")
+    other = BareActor.remote()  # type: ignore[attr-defined]
+    calls = ray.get([actor.call.remote(other, step_seconds) for actor in actors])
     ray.shutdown()
-    return seconds, memory
+    return seconds, memory, statistics.median(call for each in calls for call in each)
 
 
 def measure_engine(num_pairs: int, step_seconds: float) -> tuple[float, float, list[Trajectory]]:
