@@ -104,6 +104,7 @@ def run_rollout(
         agent.update_from_env(observation, 0.0, False, budget.report(info))
     reason = TerminationReason.MAX_STEPS
     previous: Turn | None = None
+    refusal: str | None = None
     for turn in range(limits.max_steps):
         if budget.spent:
             reason = TerminationReason.RESPONSE_BUDGET_SPENT
@@ -111,8 +112,9 @@ def run_rollout(
         request = _request(order, agent, turn, previous, budget)
         try:
             completion = sample(request)
-        except PromptTooLongError:
+        except PromptTooLongError as error:
             reason = TerminationReason.PROMPT_TOO_LONG
+            refusal = str(error)
             break
         previous = Turn(messages=request.messages, completion=completion, tools=request.tools)
         budget.count(completion)
@@ -129,6 +131,8 @@ def run_rollout(
     with in_agent("trajectory"):
         trajectory = finish(agent.trajectory, order, reason)
     trajectory.masked = limits.overlong_filter and reason.is_overlong
+    if not trajectory.steps:  # else it is the usual end of a long conversation
+        trajectory.error = refusal
     if trajectory.steps and not trajectory.masked:
         with in_env("compute_final_reward"):
             judge_episode(env, trajectory)

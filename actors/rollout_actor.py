@@ -122,7 +122,9 @@ class RolloutActor:
         except GetTimeoutError:
             raise TimeLimitReached from None
         except RayTaskError as error:  # Ray's wrapper around what the sampler raised
-            raise error.cause from None
+            if isinstance(error.cause, TroupeError):
+                raise error.cause from None
+            raise SamplerError(f"The sampler failed: {error}") from error
         except RayActorError as error:  # not ours, so a new rollout actor would not help
             raise SamplerError(f"The sampler's process has ended: {error}") from error
 

@@ -140,7 +140,8 @@ class Trajectory:
     """``<group>/<member>``: unique within a run, the same when a run is resumed."""
     termination_reason: TerminationReason | None = None
     error: str | None = None
-    """What failed, with the traceback of the user's code. Also set where only ``close`` has failed."""
+    """What failed, with the traceback of the user's code. Also set where only ``close`` has failed, and
+    where not even the first prompt fits."""
     masked: bool = False
     """Not to be trained on: a limit has ended it, and ``overlong_filter`` is set."""
     seconds: float = 0.0

@@ -80,6 +80,7 @@ def test_a_first_prompt_over_its_limit_ends_a_rollout_before_the_first_step() ->
     assert trajectory.termination_reason is TerminationReason.PROMPT_TOO_LONG
     assert trajectory.steps == []
     assert trajectory.reward == 0
+    assert "max_prompt_tokens=5" in str(trajectory.error)
 
 
 def test_later_prompts_may_grow_over_the_limit_of_the_first() -> None:
