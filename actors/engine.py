@@ -58,9 +58,9 @@ class AgentExecutionEngine:
     ``close`` or the end of a ``with``.
 
     A rollout that fails (the agent or the environment raises, its process dies, the policy cannot be
-    sampled) is played again on a fresh environment, ``retry_limit`` times, with the same seed, so that a
-    policy's own mistake is not drawn anew. After that it is a result like any other: a trajectory whose
-    ``termination_reason`` and ``error`` say what failed, with the steps that it had played.
+    sampled) is played again on a fresh environment, ``retry_limit`` times; with the same seed, if there is
+    one, so that a policy's own mistake is not drawn anew. After that it is a result like any other: a
+    trajectory whose ``termination_reason`` and ``error`` say what failed, with the steps that it had played.
 
     Args:
         agent_class, agent_args: the agent and its keyword arguments.
@@ -300,17 +300,17 @@ class AgentExecutionEngine:
             yield index_of[trajectory.rollout_id], trajectory
 
     def _orders(self, rows: list[dict[str, Any]], indices: list[int]) -> list[RolloutOrder]:
-        seed = self._params.seed
-        if seed is None:
-            seed = random.SystemRandom().getrandbits(SEED_BITS)
+        given = self._params.seed
+        seed = random.SystemRandom().getrandbits(SEED_BITS) if given is None else given
         return [
             RolloutOrder(
                 rollout_id=f"{index:06d}/0000",
                 group_id=f"{index:06d}",
                 task=rows[index],
                 params=self._params,
-                # One for each order: equal tasks are repeated to see different attempts.
-                seed=random.Random(f"{seed}/{index}").getrandbits(SEED_BITS),
+                # One for each order: equal tasks are repeated to see different attempts. Servers are asked
+                # for repeatable sampling only by those who want it: it costs them, and vLLM on a CPU may die.
+                seed=None if given is None else random.Random(f"{seed}/{index}").getrandbits(SEED_BITS),
                 env_seed=random.Random(f"{seed}/{index}/environment").getrandbits(SEED_BITS),
             )
             for index in indices

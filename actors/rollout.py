@@ -77,8 +77,8 @@ class RolloutOrder:
     group_id: str
     task: dict[str, Any]
     params: SamplingParams = SamplingParams()
-    seed: int = 0
-    """Of the first turn's sampling; the next turns have the next ones."""
+    seed: int | None = None
+    """Of the first turn's sampling; the next turns have the next ones. ``None`` leaves it to the server."""
     env_seed: int = 0
     """For an environment that wants a seed and whose task has none: the same for all of a group."""
     min_version: int = 0
@@ -273,7 +273,11 @@ def _request(
         tools = agent.tool_schemas
     return SampleRequest(
         messages=messages,
-        params=replace(order.params, max_tokens=budget.max_tokens, seed=order.seed + turn),
+        params=replace(
+            order.params,
+            max_tokens=budget.max_tokens,
+            seed=None if order.seed is None else order.seed + turn,
+        ),
         session_id=order.rollout_id,
         previous=previous,
         min_version=order.min_version,

@@ -205,10 +205,12 @@ def test_each_task_is_answered_once_whatever_its_environment_does(engine: AgentE
 
 @pytest.mark.engine
 def test_equal_tasks_of_a_dataset_are_sampled_with_seeds_of_their_own(
-    engine: AgentExecutionEngine, server: EchoServer
+    ray_cluster: None, server: EchoServer
 ) -> None:
-    server.bodies.clear()
-    trajectories = play(engine, Dataset([{"question": "a"}, {"question": "b"}]).repeat(n=2))
+    tasks = Dataset([{"question": "a"}, {"question": "b"}]).repeat(n=2)
+    with make_engine(server.base_url, sampling_params={"seed": 7}, n_parallel_agents=2) as engine:
+        server.bodies.clear()
+        trajectories = play(engine, tasks)
     assert [each.task["question"] for each in trajectories] == ["a", "a", "b", "b"]
     assert len({body["seed"] for body in server.bodies}) == 4
 
@@ -218,6 +220,7 @@ def test_sampling_params_reach_the_server(engine: AgentExecutionEngine, server: 
     server.bodies.clear()
     play(engine, [{"question": "a"}])
     (body,) = server.bodies
+    assert "seed" not in body
     assert (body["model"], body["temperature"], body["top_p"], body["max_tokens"]) == ("echo", 0.6, 0.95, 50)
 
 
