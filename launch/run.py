@@ -16,7 +16,7 @@ import ray
 from actors.fleet import RolloutFleet, actor_options, check_room
 from actors.learner_group import LearnerGroup
 from actors.policy_server import PolicyApp
-from actors.rollout import Pair, RolloutLimits, RolloutOrder
+from actors.rollout import RolloutLimits, RolloutOrder
 from actors.sampling import SamplerActor, ServeSampler
 from actors.stream import TrajectoryStream
 from actors.weight_store import WeightStore
@@ -46,12 +46,6 @@ class Run:
         self.interrupts = Interrupts()
         self.checkpoints = CheckpointFolder(self.directory, config.run.checkpoints_kept)
         checkpoint = self.checkpoints.latest() if config.run.resume else None
-        self._pair = Pair(
-            agent_class=workload.agent_class,
-            env_class=workload.env_class,
-            agent_args=workload.agent_args,
-            env_args=workload.env_args,
-        )
         self._checkpoint = checkpoint
         self.progress = CheckpointFolder.progress(checkpoint) if checkpoint else Progress()
         self.tracker = Tracker(self.directory, config.run.num_steps, self.progress.step)
@@ -71,7 +65,7 @@ class Run:
         model_path = self._model_path()
         self._started_ray = cluster.connect()
         cluster.check_resources(config)
-        check_room(actor_options(self._pair, config.fleet))
+        check_room(actor_options(self.workload.pair, config.fleet))
         self.tracker.announce(
             "Ray: " + ("started here." if self._started_ray else "joined a running cluster.")
         )
@@ -116,7 +110,7 @@ class Run:
             partial(ServeSampler, self._app.name, model_path, config.model.chat_template_kwargs)
         )
         self._fleet = RolloutFleet.remote(  # type: ignore[attr-defined]
-            self._pair, sampler, self.stream.queue, rollout_limits(config.rollout), config.fleet
+            self.workload.pair, sampler, self.stream.queue, rollout_limits(config.rollout), config.fleet
         )
         ray.get(self._fleet.resize.remote(config.fleet.num_actors))  # they start while the engines load
         self._app.start()

@@ -127,10 +127,10 @@ def check_agent(workload: Workload) -> None:
 
     task = workload.train_dataset[0]
     order = RolloutOrder(rollout_id="check/0", group_id="check", task=task)
-    agent = workload.agent_class(**workload.agent_args)
+    agent = workload.pair.make_agent()
     env = None
     try:
-        env = workload.env_class.from_dict({"seed": 0, **task, **workload.env_args})
+        env = workload.pair.make_env(order)
         run_rollout(agent, env, sample, order, RolloutLimits(max_steps=1))
     except AgentError:
         raise

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.rollout import Pair
 from environments.base import BaseEnv
 from environments.datasets import Dataset
 from environments.errors import ConfigError
@@ -29,6 +30,16 @@ class Workload:
     agent_args: dict[str, Any] = field(default_factory=dict)
     env_args: dict[str, Any] = field(default_factory=dict)
     demonstrations: Sequence[list[Message]] = ()
+
+    @property
+    def pair(self) -> Pair:
+        """What the rollout actors put together."""
+        return Pair(
+            agent_class=self.agent_class,
+            env_class=self.env_class,
+            agent_args=self.agent_args,
+            env_args=self.env_args,
+        )
 
 
 def load_workload(module_name: str | None, seed: int) -> Workload:
