@@ -255,9 +255,7 @@ class AgentExecutionEngine:
             complete = True
         finally:
             self._busy = False
-            if (
-                not complete
-            ):  # broken or given up: nothing of this call may end up among the next one's results
+            if not complete:  # given up or broken: nothing of it may end up among the next call's results
                 self.close()
 
     def _open(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from environments.errors import AgentError
-from environments.types import Action, Message, Step, Trajectory
-from policies.agents.base import BaseAgent, split_thought
+from policies.agents.answering import AnsweringAgent
 
 INSTRUCTION = (
     "Solve the problem in Python. Think first, and put the complete program into one block fenced by "
@@ -16,7 +14,7 @@ INSTRUCTION = (
 REPAIR = "Find the mistake, and give the complete repaired program in one block fenced by ```python and ```."
 
 
-class CodingAgent(BaseAgent):
+class CodingAgent(AnsweringAgent):
     """Shows ``observation["question"]``, first the problem, then what failed; the action is the response.
 
     With ``remove_thinking=True`` the thoughts of earlier turns are taken out of the history, which makes
@@ -24,40 +22,10 @@ class CodingAgent(BaseAgent):
     """
 
     def __init__(self, remove_thinking: bool = False) -> None:
-        self.remove_thinking = remove_thinking
-        self.reset()
+        super().__init__(accumulate_thinking=not remove_thinking)
 
-    def reset(self) -> None:
-        self._trajectory = Trajectory()
-        self.messages: list[Message] = []
-
-    def update_from_env(
-        self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
-    ) -> None:
-        if done:
-            return
-        wish = REPAIR if self.trajectory.steps else INSTRUCTION
-        self.messages.append({"role": "user", "content": f"{_text(observation)}\n\n{wish}"})
-
-    def update_from_model(self, response: str, **kwargs: Any) -> Action:
-        self.messages.append({"role": "assistant", "content": response})
-        step = Step(
-            chat_completions=self.chat_completions,
-            thought=split_thought(response)[0],
-            action=response,
-            model_response=response,
-        )
-        self.trajectory.steps.append(step)
-        return Action(action=response)
-
-    @property
-    def chat_completions(self) -> list[Message]:
-        messages = copy.deepcopy(self.messages)
-        if self.remove_thinking:
-            for message in messages[:-1]:
-                if message["role"] == "assistant":
-                    message["content"] = split_thought(message["content"])[1]
-        return messages
+    def _request(self, observation: Any) -> str:
+        return f"{_text(observation)}\n\n{REPAIR if self.trajectory.steps else INSTRUCTION}"
 
 
 def _text(observation: Any) -> str:
