@@ -1,21 +1,32 @@
-"""The learner: verl's worker group, one rank per worker, behind five calls."""
+"""The learner: verl's worker groups, one for the policy and one for its critic, behind a few calls."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from environments.errors import TroupeError
+from policies.learning.algorithms import Algorithm
 from policies.learning.samples import LearnerUpdate, TrainBatch
-from policies.learning.settings import AlgorithmConfig, LearnerConfig, OptimizerConfig
+from policies.learning.settings import LearnerConfig, OptimizerConfig
+
+if TYPE_CHECKING:
+    from verl.single_controller.ray import RayResourcePool
+
+CRITIC = "critic"
+"""The critic's folder in a checkpoint."""
 
 
 class LearnerGroup:
-    """The policy in training, spread over ``learner.num_workers`` ranks.
+    """The policy in training and its critic, if the algorithm has one: ``learner.num_workers`` ranks each.
+
+    An update is three calls with what the driver does in between: ``score`` the mini-batches, assign credit,
+    ``update`` with the same mini-batches. Policy and critic work at the same time.
 
     Args:
         model_path: folder in Hugging Face format to start from.
@@ -27,89 +38,176 @@ class LearnerGroup:
         self,
         model_path: str,
         learner: LearnerConfig,
-        algorithm: AlgorithmConfig,
+        algorithm: Algorithm,
         num_schedule_steps: int,
         seed: int,
         store: ray.actor.ActorHandle,
     ) -> None:
-        self._group = _worker_group(
-            learner,
-            model_path=model_path,
-            learner=learner,
-            algorithm=algorithm,
-            num_schedule_steps=num_schedule_steps,
-            seed=seed,
-        )
+        policy_worker, critic_worker = _worker_classes(learner.device)
+        arguments = {
+            "model_path": model_path,
+            "learner": learner,
+            "num_schedule_steps": num_schedule_steps,
+            "seed": seed,
+        }
+        pool = _resource_pool(learner)
+        self._policy = _WorkerGroup(policy_worker, pool, learner, **arguments, algorithm=algorithm)
+        self._critic = None
+        if algorithm.uses_critic:
+            # A rank takes its CPU only while it starts; a GPU it takes for good.
+            pool = pool if learner.device == "cpu" else _resource_pool(learner)
+            self._critic = _WorkerGroup(critic_worker, pool, learner, **arguments)
+        self._critic_optimizer = learner.critic.optimizer
         self._store = store
 
+    # -- learning ------------------------------------------------------------------------------------
+
     def begin_phase(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
-        """A fresh optimizer and schedule on the present weights."""
-        self._call("begin_phase", optimizer, num_schedule_steps)
+        """A fresh optimizer and schedule on the present weights, which become the reference policy."""
+        calls = [self._policy.begin("begin_phase", optimizer, num_schedule_steps)]
+        if self._critic is not None:
+            calls.append(self._critic.begin("begin_phase", self._critic_optimizer, num_schedule_steps))
+        for call in calls:
+            _answer(call)
 
     def fit(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
         """Supervised learning: one optimizer step per batch."""
-        return self._call("fit", ray.put(list(batches)))
+        return self._policy.call("fit", ray.put(list(batches)))
+
+    def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
+        """The mini-batches of one update with what is known before it: ``old_logprobs``, and
+        ``reference_logprobs`` and ``values`` where the algorithm needs them.
+        """
+        reference = ray.put(list(batches))
+        scoring = self._policy.begin("score", reference)
+        valuing = self._critic.begin("values", reference) if self._critic is not None else None
+        scored = _answer(scoring)
+        return scored if valuing is None else _with_values(scored, _answer(valuing))
 
     def update(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
-        """Policy gradient: one optimizer step per mini-batch."""
-        return self._call("update", ray.put(list(batches)))
+        """One optimizer step per mini-batch, of the policy and of the critic if there is one, on samples that
+        have been scored and credited.
+        """
+        reference = ray.put(list(batches))
+        updating = self._policy.begin("update", reference)
+        valuing = self._critic.begin("update", reference) if self._critic is not None else None
+        update: LearnerUpdate = _answer(updating)
+        return update if valuing is None else replace(update, metrics=update.metrics | _answer(valuing))
 
     def logprobs(self, batch: TrainBatch) -> list[list[float]]:
         """Log-probabilities of every response token of each sample."""
-        return self._call("logprobs", ray.put(batch))
+        return self._policy.call("logprobs", ray.put(batch))
+
+    # -- weights and checkpoints ---------------------------------------------------------------------
 
     def publish(self, version: int) -> None:
-        """Put the present weights into the store as ``version``."""
-        buckets = self._call("export_weights")
+        """Put the present weights into the store as ``version``, adapters merged."""
+        buckets = self._policy.call("export_weights")
         ray.get(self._store.publish.remote(version, *buckets))
 
     def save(self, folder: str) -> None:
-        """Write weights (Hugging Face format), optimizer, schedule and generators to ``folder``."""
-        self._call("save", folder)
+        """Write weights (Hugging Face format), optimizer, schedule, generators, reference policy and critic
+        to ``folder``.
+        """
+        self._policy.call("save", folder)
+        if self._critic is not None:
+            self._critic.call("save", os.path.join(folder, CRITIC))
 
-    def load(self, folder: str) -> None:
-        """Restore what ``save`` wrote."""
-        self._call("load", folder)
+    def load(self, folder: str) -> str | None:
+        """Restore what ``save`` wrote, whatever the number of ranks then and now.
+
+        Returns:
+            A sentence on what could not be restored; ``None`` if all of it was.
+
+        Raises:
+            ConfigError: the checkpoint lacks what this algorithm needs, or is of another model.
+        """
+        left_out: str | None = self._policy.call("load", folder)
+        if self._critic is not None:
+            self._critic.call("load", os.path.join(folder, CRITIC))
+        return left_out
 
     def close(self) -> None:
         """End the workers and give back their resources."""
+        for group in (self._policy, self._critic):
+            if group is not None:
+                group.close()
+
+
+class _WorkerGroup:
+    """verl's worker group: a method called by name on all ranks, answered by rank 0."""
+
+    def __init__(
+        self, worker: type, pool: RayResourcePool, settings: LearnerConfig, **arguments: Any
+    ) -> None:
+        from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
+
+        on_gpu = settings.device != "cpu"
+        self._pool = pool
+        self._group = RayWorkerGroup(
+            pool,
+            RayClassWithInitArgs(ray.remote(worker), **arguments),
+            bin_pack=False,  # ranks may spread over nodes
+            device_name=settings.device,
+            worker_env={}
+            if on_gpu
+            else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "VERL_PLATFORM": "cpu"},
+            use_gpu=on_gpu,
+        )
+
+    def begin(self, method: str, *args: Any) -> list[ray.ObjectRef]:
+        """Call all ranks; ``_answer`` waits for them."""
+        return self._group.execute_all_async(method, *args)
+
+    def call(self, method: str, *args: Any) -> Any:
+        return _answer(self.begin(method, *args))
+
+    def close(self) -> None:
         for worker in self._group.workers:
             ray.kill(worker)
-        for placement_group in self._group.resource_pool.pgs or []:
+        for placement_group in self._pool.pgs or []:
             ray.util.remove_placement_group(placement_group)
-
-    def _call(self, method: str, *args: Any) -> Any:
-        """Call all ranks and return the first one's answer. A rank that died raises here."""
-        references = self._group.execute_all_async(method, *args)
-        try:
-            return ray.get(references)[0]
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, TroupeError):  # already a sentence for the user
-                raise error.cause from error
-            raise
+        self._pool.pgs = None
 
 
-def _worker_group(settings: LearnerConfig, **arguments: Any) -> Any:
-    on_gpu = settings.device != "cpu"
-    if not on_gpu:
-        # verl settles on its device when it is imported, in this process too, which computes nothing.
+def _answer(references: list[ray.ObjectRef]) -> Any:
+    """The first rank's answer, when all have answered. A rank that died raises here."""
+    try:
+        return ray.get(references)[0]
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, TroupeError):  # already a sentence for the user
+            raise error.cause from error
+        raise
+
+
+def _with_values(
+    batches: Sequence[TrainBatch], values: Sequence[Sequence[tuple[float, ...]]]
+) -> list[TrainBatch]:
+    return [
+        replace(
+            batch,
+            samples=tuple(
+                replace(sample, values=row) for sample, row in zip(batch.samples, rows, strict=True)
+            ),
+        )
+        for batch, rows in zip(batches, values, strict=True)
+    ]
+
+
+def _worker_classes(device: str) -> tuple[type, type]:
+    """The policy's and the critic's.
+
+    Imports verl, which then settles on a device, in this process too, which computes nothing.
+    """
+    if device == "cpu":
         os.environ["VERL_PLATFORM"] = "cpu"
     with warnings.catch_warnings():  # verl warns of every engine that it has and we do not use
         warnings.simplefilter("ignore")
-        from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+        from actors.learner_worker import CriticWorker, LearnerWorker
+    return LearnerWorker, CriticWorker
 
-        from actors.learner_worker import LearnerWorker
 
-    environment = (
-        {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "VERL_PLATFORM": "cpu"} if not on_gpu else {}
-    )
-    pool = RayResourcePool([settings.num_workers], use_gpu=on_gpu, max_colocate_count=1)
-    worker = RayClassWithInitArgs(ray.remote(LearnerWorker), **arguments)
-    return RayWorkerGroup(
-        pool,
-        worker,
-        bin_pack=False,  # ranks may spread over nodes
-        device_name=settings.device,
-        worker_env=environment,
-        use_gpu=on_gpu,
-    )
+def _resource_pool(settings: LearnerConfig) -> RayResourcePool:
+    from verl.single_controller.ray import RayResourcePool
+
+    return RayResourcePool([settings.num_workers], use_gpu=settings.device != "cpu", max_colocate_count=1)

@@ -84,6 +84,9 @@ class Completion:
     text: str
     finish_reason: str
     policy_version: int = 0
+    """The oldest version that sampled any of its tokens."""
+    token_versions: tuple[int, ...] = ()
+    """[C] The version that sampled each token; empty where the server does not say."""
     tool_calls: tuple[dict[str, Any], ...] = ()
     """Calls that the server has read from what was sampled, in the OpenAI shape; ``text`` lacks them."""
     retokenized: bool = False
@@ -160,3 +163,5 @@ class TrajectoryGroup:
     group_id: str
     task: Any
     trajectories: tuple[Trajectory, ...]
+    baseline: Trajectory | None = None
+    """A greedy rollout of the same task, for ReMax; never trained on."""

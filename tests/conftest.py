@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +24,10 @@ if TYPE_CHECKING:
 
     from actors.learner_group import LearnerGroup
     from actors.policy_server import PolicyApp
+    from actors.settings import ServerConfig
     from environments.types import Message
     from policies.learning.settings import AlgorithmConfig, LearnerConfig
+    from policies.learning.verl_learner import VerlLearner
 
 # Before anything imports transformers: a test that needs the network is a broken test.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -101,7 +105,7 @@ def ray_cluster() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ServedPolicy:
-    """A running policy server with one replica. Its version only ever grows: other tests publish too."""
+    """A running policy server. Its version only ever grows: other tests publish too."""
 
     name: str
     app: PolicyApp
@@ -140,13 +144,14 @@ def publish(store: Any, weights: dict[str, torch.Tensor]) -> int:
 
 
 @contextmanager
-def serve_policy(name: str, model_path: Path, store: Any, http: bool = False) -> Iterator[ServedPolicy]:
+def serve_policy(
+    name: str, model_path: Path, store: Any, config: ServerConfig, http: bool = False
+) -> Iterator[ServedPolicy]:
     """Serve ``model_path`` in the block. Needs ``ray_cluster``, and Serve's proxy for ``http``."""
     from actors.policy_server import PolicyApp
-    from actors.settings import ServerConfig
 
     port = _free_port() if http else None
-    app = PolicyApp(name, str(model_path), ServerConfig(http_port=port), store)
+    app = PolicyApp(name, str(model_path), replace(config, http_port=port), store)
     app.start()
     yield ServedPolicy(name, app, store, model_path, f"http://127.0.0.1:{port}/v1" if http else None)
     app.stop()
@@ -166,7 +171,9 @@ def policy_app(weight_store: Any, tiny_model: Path) -> Iterator[ServedPolicy]:
 
     Serve starts its proxy with the first application only: those without HTTP have to come after this.
     """
-    with serve_policy("policy", tiny_model, weight_store, http=True) as policy:
+    from actors.settings import ServerConfig
+
+    with serve_policy("policy", tiny_model, weight_store, ServerConfig(), http=True) as policy:
         yield policy
 
 
@@ -176,18 +183,32 @@ def sampler(policy_app: ServedPolicy) -> Any:
     return policy_app.sampler()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def late_policy(policy_app: ServedPolicy, untied_model: Path) -> Iterator[ServedPolicy]:
-    """``untied_model``, whose server starts when version 2 is published already (seed 99)."""
+    """``untied_model`` on two replicas that keep their cache, started when version 2 is there (seed 99).
+
+    Replicas are stopped and killed, and the weights stay changed: expect nothing but what this says.
+    """
     from transformers_reference import perturbed, weights_of
 
+    from actors.settings import ServerConfig
     from actors.weight_store import WeightStore
+    from policies.engine import EngineConfig
 
     store, weights = WeightStore.remote(), weights_of(untied_model)
     for seed in (98, 99):
         publish(store, perturbed(weights, seed))
-    with serve_policy("late", untied_model, store) as policy:
+    config = ServerConfig(num_replicas=2, engine=EngineConfig(cache_after_publish="keep"))
+    with serve_policy("late", untied_model, store, config) as policy:
         yield policy
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Return when ``condition`` holds; fail after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not happen in {seconds:g} s"
+        time.sleep(0.05)
 
 
 def _free_port() -> int:
@@ -199,6 +220,10 @@ def _free_port() -> int:
 # -- learners ------------------------------------------------------------------------------------------
 
 MakeLearner = Callable[..., "LearnerGroup"]
+MakeRank = Callable[..., Any]
+
+RESPONSE_TOKENS = 160
+"""Most tokens of a response in the tests of the learner."""
 
 
 @pytest.fixture(scope="session")
@@ -211,6 +236,7 @@ def make_learner(
     its optimizer is a fresh one. Only the last ``MAX_LEARNERS`` groups that were asked for are alive.
     """
     from actors.learner_group import LearnerGroup
+    from policies.learning.algorithms import resolve
     from policies.learning.settings import AlgorithmConfig, LearnerConfig
 
     alive: dict[str, tuple[LearnerGroup, Path]] = {}
@@ -225,7 +251,8 @@ def make_learner(
         else:
             while len(alive) >= MAX_LEARNERS:
                 alive.pop(next(iter(alive)))[0].close()
-            group = LearnerGroup(str(tiny_model), learner, algorithm, 100, 0, weight_store)
+            resolved = resolve(algorithm, RESPONSE_TOKENS)
+            group = LearnerGroup(str(tiny_model), learner, resolved, 100, 0, weight_store)
             beginning = tmp_path_factory.mktemp("learner")
             group.save(str(beginning))
         alive[key] = (group, beginning)  # last in line to be closed
@@ -234,3 +261,63 @@ def make_learner(
     yield make
     for group, _ in alive.values():
         group.close()
+
+
+@pytest.fixture(scope="session")
+def verl_on_cpu() -> None:
+    """After this, tests may import ``policies.learning.verl_*``."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl's, about engines that are not installed
+        patch.setenv("VERL_PLATFORM", "cpu")
+        import policies.learning.verl_config  # noqa: F401
+
+
+@pytest.fixture(scope="session")
+def process_group(verl_on_cpu: None) -> Iterator[None]:
+    """A process group of this process alone, in which a rank of the learner lives without Ray."""
+    import torch.distributed as dist
+
+    with pytest.MonkeyPatch.context() as patch:
+        _be_the_only_rank(patch)
+        dist.init_process_group("gloo")
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def make_rank(process_group: None, tiny_model: Path) -> MakeRank:
+    """``make_rank(learner, algorithm, seed)``: a learner of one rank in this process, in half a second."""
+    from policies.learning.algorithms import resolve
+    from policies.learning.settings import AlgorithmConfig, LearnerConfig
+    from policies.learning.verl_learner import VerlLearner
+
+    def make(
+        learner: LearnerConfig | None = None, algorithm: AlgorithmConfig | None = None, seed: int = 0
+    ) -> VerlLearner:
+        resolved = resolve(algorithm or AlgorithmConfig(), RESPONSE_TOKENS)
+        with pytest.MonkeyPatch.context() as patch:
+            _be_the_only_rank(patch)
+            return VerlLearner(str(tiny_model), learner or LearnerConfig(), resolved, 100, seed)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_critic_rank(process_group: None, tiny_model: Path) -> MakeRank:
+    """``make_critic_rank(learner, seed)``: a critic of one rank in this process."""
+    from policies.learning.settings import LearnerConfig
+    from policies.learning.verl_critic import VerlCritic
+
+    def make(learner: LearnerConfig | None = None, seed: int = 0) -> VerlCritic:
+        with pytest.MonkeyPatch.context() as patch:
+            _be_the_only_rank(patch)
+            return VerlCritic(str(tiny_model), learner or LearnerConfig(), 100, seed)
+
+    return make
+
+
+def _be_the_only_rank(patch: pytest.MonkeyPatch) -> None:
+    """Set the variables that a worker group sets. Not for long: Ray's workers would inherit them."""
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in (variables | {"MASTER_PORT": str(_free_port())}).items():
+        patch.setenv(name, value)

@@ -138,9 +138,11 @@ def install() -> None:
     from verl.workers.engine import EngineRegistry
     from verl.workers.engine.fsdp import transformer_impl
 
-    EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device="cpu")(
-        transformer_impl.FSDPEngineWithLMHead
-    )
+    for model_type, engine in (
+        ("language_model", transformer_impl.FSDPEngineWithLMHead),
+        ("value_model", transformer_impl.FSDPEngineWithValueHead),
+    ):
+        EngineRegistry.register(model_type=model_type, backend=["fsdp2"], device="cpu")(engine)
     # Without flash attention verl takes the log-normalizer token by token in a Python loop: measured at
     # 40 % of an optimizer step of the tiny model.
     transformer_impl.logprobs_from_logits = _logprobs_from_logits

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from environments.errors import LearnerError
-from environments.types import Completion, TerminationReason, Trajectory
+from environments.types import Completion, TerminationReason, Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from policies.learning.algorithms import Algorithm
+
+ALIKE = 1e-6
+"""Rewards closer than this are the same: verl's estimators divide by no smaller spread either."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,28 +24,71 @@ class TrainingSample:
 
     ``prompt_ids`` [P], P >= 1, is everything before the first sampled token. ``response_ids`` [R] runs
     from there to the last sampled token; ``loss_mask`` [R] is 1 on sampled tokens and 0 on what the
-    environment said in between. ``rollout_logprobs`` and ``advantages`` [R] are 0 where the mask is 0.
+    environment said in between. All further columns are [R] too, and 0 where the mask is 0. What is filled
+    in later is empty until then: ``old_logprobs``, ``reference_logprobs`` and ``values`` by the learner's
+    ``score``, ``advantages``, ``returns`` and ``weights`` by ``assign_credit``.
     """
 
     sample_id: str
+    """``<rollout_id>#<index>``: a trajectory whose history was rewritten has several samples."""
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
     loss_mask: tuple[int, ...]
     rollout_logprobs: tuple[float, ...]
+    """The engine's, under the distribution that was sampled from."""
+    turns: tuple[int, ...] = ()
+    """Index of the trajectory's step that sampled the token; -1 where the mask is 0."""
+    rewards: tuple[float, ...] = ()
+    """A step's reward, on the last token that it sampled."""
+    old_logprobs: tuple[float, ...] = ()
+    """The learner's own, before the first optimizer step of the update."""
+    reference_logprobs: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()
     advantages: tuple[float, ...] = ()
+    returns: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()
+    """Importance weights against the difference between engine and learner."""
     policy_version: int = 0
+    """The oldest version that sampled any of it."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.response_ids)
 
     @property
+    def rollout_id(self) -> str:
+        return self.sample_id.rpartition("#")[0]
+
+    @property
     def num_sampled_tokens(self) -> int:
         return sum(self.loss_mask)
 
-    def with_advantages(self, per_sampled_token: Sequence[float]) -> TrainingSample:
-        """The same sample with advantages [num_sampled_tokens] laid onto its sampled tokens, in order."""
-        values = iter(per_sampled_token)
-        return replace(self, advantages=tuple(next(values) if bit else 0.0 for bit in self.loss_mask))
+    def on_sampled_tokens(self, values: Iterable[float]) -> tuple[float, ...]:
+        """A column [R]: ``values`` [num_sampled_tokens] on the sampled tokens, in order, and 0 elsewhere."""
+        following = iter(values)
+        return tuple(next(following) if bit else 0.0 for bit in self.loss_mask)
+
+    def without_tokens(self, left_out: Sequence[bool]) -> TrainingSample:
+        """The same sample, not to be trained on those of its sampled tokens that are ``left_out``."""
+        leaves = self.on_sampled_tokens(left_out)
+
+        def thinned(column: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(0.0 if leave else value for value, leave in zip(column, leaves, strict=bool(column)))
+
+        return replace(
+            self,
+            loss_mask=tuple(0 if leave else bit for bit, leave in zip(self.loss_mask, leaves, strict=True)),
+            turns=tuple(
+                -1 if leave else turn for turn, leave in zip(self.turns, leaves, strict=bool(self.turns))
+            ),
+            rollout_logprobs=thinned(self.rollout_logprobs),
+            rewards=thinned(self.rewards),
+            old_logprobs=thinned(self.old_logprobs),
+            reference_logprobs=thinned(self.reference_logprobs),
+            values=thinned(self.values),
+            advantages=thinned(self.advantages),
+            returns=thinned(self.returns),
+            weights=thinned(self.weights),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,13 +119,13 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
     context other than the one it was sampled in.
 
     Raises:
-        LearnerError: the server kept the tokens of a completion to itself.
+        LearnerError: the server kept the tokens of a completion to itself, or a reward is not finite.
     """
     reason = trajectory.termination_reason
     if trajectory.masked or reason is TerminationReason.TIMEOUT or (reason is not None and reason.is_failure):
         return []
-    runs: list[list[Completion]] = []
-    for step in trajectory.steps:
+    runs: list[list[tuple[int, Completion]]] = []
+    for turn, step in enumerate(trajectory.steps):
         completion = step.completion
         if completion is None:
             continue
@@ -85,11 +137,78 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
             )
         if not completion.completion_ids:
             continue
-        if runs and _extends(completion, runs[-1][-1]):
-            runs[-1].append(completion)
+        if runs and _extends(completion, runs[-1][-1][1]):
+            runs[-1].append((turn, completion))
         else:
-            runs.append([completion])
-    return [_sample(f"{trajectory.rollout_id}#{index}", run) for index, run in enumerate(runs)]
+            runs.append([(turn, completion)])
+    rewards = turn_rewards(trajectory)
+    return [_sample(f"{trajectory.rollout_id}#{index}", run, rewards) for index, run in enumerate(runs)]
+
+
+def turn_rewards(trajectory: Trajectory) -> dict[int, float]:
+    """What each step that sampled tokens has earned, by its index.
+
+    A step that sampled none, such as one that only the agent's own code decided, hands its reward to the
+    last step before it that did, or to the first one if there is none before: nothing is lost as long as
+    anything was sampled.
+
+    Raises:
+        LearnerError: a reward is not finite.
+    """
+    rewards: dict[int, float] = {}
+    early = 0.0
+    for turn, step in enumerate(trajectory.steps):
+        if not math.isfinite(step.reward):
+            raise LearnerError(
+                f"Rollout {trajectory.rollout_id!r} has the reward {step.reward} at step {turn}: its "
+                "environment has to return a finite number."
+            )
+        if step.completion is not None and step.completion.num_completion_tokens:
+            rewards[turn] = early + step.reward
+            early = 0.0
+        elif rewards:
+            rewards[max(rewards)] += step.reward
+        else:
+            early += step.reward
+    return rewards
+
+
+def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
+    """Each turn's reward and, discounted by ``gamma`` per turn, those of the turns after it."""
+    returns: list[float] = []
+    for reward in reversed(rewards):
+        returns.append(reward + gamma * (returns[-1] if returns else 0.0))
+    return returns[::-1]
+
+
+def has_signal(group: TrajectoryGroup, algorithm: Algorithm) -> bool:
+    """Whether the members of ``group`` were rewarded differently, so that comparing them teaches something.
+
+    With credit by turn, whether the returns from any turn on differ among those who reached it. These are
+    the environment's rewards, before any penalty of the algorithm. A member that infrastructure has spoilt
+    is not compared.
+
+    Raises:
+        LearnerError: a reward is not finite.
+    """
+    compared: dict[int, list[float]] = defaultdict(list)
+    for trajectory in group.trajectories:
+        if not is_judged(trajectory):
+            continue
+        rewards = turn_rewards(trajectory)
+        if algorithm.credit == "broadcast":
+            compared[0].append(trajectory.reward)
+        else:
+            returns = returns_to_go(list(rewards.values()), algorithm.gamma)
+            for turn, value in zip(rewards, returns, strict=True):
+                compared[turn].append(value)
+    return any(max(values) - min(values) > ALIKE for values in compared.values())
+
+
+def is_judged(trajectory: Trajectory) -> bool:
+    """Whether its reward says anything about the policy: not if infrastructure has spoilt it."""
+    reason = trajectory.termination_reason
+    return reason is None or not reason.is_infrastructure
 
 
 def _extends(completion: Completion, previous: Completion) -> bool:
@@ -97,23 +216,30 @@ def _extends(completion: Completion, previous: Completion) -> bool:
     return completion.prompt_ids[: len(seen)] == seen
 
 
-def _sample(sample_id: str, run: list[Completion]) -> TrainingSample:
-    prompt_ids = run[0].prompt_ids
+def _sample(sample_id: str, run: list[tuple[int, Completion]], rewards: dict[int, float]) -> TrainingSample:
+    prompt_ids = run[0][1].prompt_ids
     response_ids: list[int] = []
     loss_mask: list[int] = []
     logprobs: list[float] = []
-    for completion in run:
+    turns: list[int] = []
+    earned: list[float] = []
+    for turn, completion in run:
         between = completion.prompt_ids[len(prompt_ids) + len(response_ids) :]
+        count = len(completion.completion_ids)
         response_ids += [*between, *completion.completion_ids]
-        loss_mask += [0] * len(between) + [1] * len(completion.completion_ids)
+        loss_mask += [0] * len(between) + [1] * count
         logprobs += [0.0] * len(between) + list(completion.logprobs)
+        turns += [-1] * len(between) + [turn] * count
+        earned += [0.0] * (len(between) + count - 1) + [rewards[turn]]
     return TrainingSample(
         sample_id=sample_id,
         prompt_ids=prompt_ids,
         response_ids=tuple(response_ids),
         loss_mask=tuple(loss_mask),
         rollout_logprobs=tuple(logprobs),
-        policy_version=min(completion.policy_version for completion in run),
+        turns=tuple(turns),
+        rewards=tuple(earned),
+        policy_version=min(completion.policy_version for _, completion in run),
     )
 
 
@@ -125,5 +251,12 @@ def padding_sample(token_id: int) -> TrainingSample:
         response_ids=(token_id,),
         loss_mask=(0,),
         rollout_logprobs=(0.0,),
+        turns=(-1,),
+        rewards=(0.0,),
+        old_logprobs=(0.0,),
+        reference_logprobs=(0.0,),
+        values=(0.0,),
         advantages=(0.0,),
+        returns=(0.0,),
+        weights=(0.0,),
     )

@@ -7,25 +7,76 @@ from typing import Any
 
 
 @dataclass
-class AlgorithmConfig:
-    """Which objective is optimized. Names are those of verl's registries."""
+class KLConfig:
+    """A penalty for leaving the reference policy: the policy as it was before the first update."""
 
-    advantage: str = "grpo"
-    """Group advantage estimator: grpo, rloo, rloo_vectorized, opo, reinforce_plus_plus_baseline."""
-    normalize_by_std: bool = True
-    """Divide GRPO advantages by the group's standard deviation; false is Dr. GRPO."""
-    loss: str = "vanilla"
-    """Policy loss: vanilla (clipped PPO), gspo, cispo, gpg, geo_mean, ..."""
-    loss_aggregation: str = "token-mean"
-    """token-mean, seq-mean-token-sum or seq-mean-token-mean."""
-    clip_low: float = 0.2
+    place: str = "none"
+    """none, loss (a term beside the policy loss) or reward (subtracted from each token's reward)."""
+    coef: float | None = None
+    """Weight of the penalty; with a target, where its controller begins."""
+    estimator: str | None = None
+    """verl's estimators: k1, abs, k2, k3 in the reward; abs, k2, k3 and k1+, k2+, k3+ in the loss."""
+    target: float | None = None
+    """KL per token that an adaptive controller steers to; null keeps coef fixed. In the reward only."""
+    horizon: int | None = None
+    """Trajectories over which the adaptive controller corrects."""
+
+
+@dataclass
+class CorrectionConfig:
+    """Correction for tokens that were sampled by older weights or by other arithmetic than the learner's."""
+
+    mode: str = "decoupled"
+    """decoupled (the ratio is taken to the learner's own log-probabilities before the update) or bypass (to
+    the engine's, which saves a forward pass)."""
+    level: str | None = None
+    """token or sequence: what an importance weight belongs to; null corrects nothing."""
+    truncate_above: float | None = None
+    """Weights are cut to this (truncated importance sampling)."""
+    mask_below: float | None = None
+    """Tokens or sequences with a smaller weight are left out (masked importance sampling)."""
+    mask_above: float | None = None
+    """Tokens or sequences with a larger weight are left out (masked importance sampling)."""
+
+
+@dataclass
+class AlgorithmConfig:
+    """Which objective is optimized. What is null is as the named algorithm has it."""
+
+    name: str = "grpo"
+    """grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, remax, opo,
+    gpg, ppo, or custom, which takes advantage and loss from verl's registries."""
+    advantage: str | None = None
+    """Advantage estimator by verl's name, for name=custom: grpo, rloo_vectorized, grpo_passk, ..."""
+    loss: str | None = None
+    """Policy loss by verl's name, for name=custom: vanilla (clipped PPO), gspo, cispo, sapo, clip_cov, ..."""
+    module: str | None = None
+    """Module that registers your own advantage or loss, for name=custom; every learner rank imports it."""
+    loss_aggregation: str | None = None
+    """token-mean, token-sum, seq-mean-token-sum, seq-mean-token-mean or seq-mean-token-sum-norm."""
+    normalize_by_std: bool | None = None
+    """Divide GRPO advantages by the group's standard deviation."""
+    clip_low: float | None = None
     """Lower clip range: the ratio is kept above 1 - clip_low."""
-    clip_high: float = 0.2
+    clip_high: float | None = None
     """Upper clip range: the ratio is kept below 1 + clip_high."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
-    drop_zero_advantage: bool = True
-    """Leave trajectories without a learning signal out of the batch, so they do not dilute its mean."""
+    credit: str | None = None
+    """broadcast (one advantage for the whole trajectory) or per_step (each turn has its own return)."""
+    gamma: float | None = None
+    """Discount: from turn to turn with credit=per_step, from token to token in ppo, reinforce_plus_plus."""
+    lam: float | None = None
+    """GAE's lambda (ppo)."""
+    zero_signal_groups: str | None = None
+    """Groups whose members were all rewarded alike: keep, drop (they do not dilute the batch's mean) or
+    refill (another task takes their place: DAPO's dynamic sampling)."""
+    overlong_penalty: float | None = None
+    """Most that is subtracted from the reward of a response that runs into its token limit (DAPO, eq. 13)."""
+    overlong_buffer_tokens: int | None = None
+    """Tokens before the limit over which that penalty grows from 0."""
+    kl: KLConfig = field(default_factory=KLConfig)
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
 
 
 @dataclass
@@ -49,6 +100,27 @@ class OptimizerConfig:
 
 
 @dataclass
+class LoRAConfig:
+    """Low-rank adapters instead of all weights. The engines get them merged into the weights."""
+
+    rank: int = 0
+    """Rank of the adapters; 0 trains all weights."""
+    alpha: int = 16
+    """The adapters are scaled by alpha / rank."""
+    target_modules: str = "all-linear"
+    """Which layers have an adapter: all-linear, or a regular expression that the whole of a name matches."""
+
+
+@dataclass
+class CriticConfig:
+    """The value model of algorithms that have one (ppo): a second worker group that starts from the model."""
+
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-5))
+    clip_range: float = 0.5
+    """Values are kept within this distance of the old ones in the value loss."""
+
+
+@dataclass
 class LearnerConfig:
     """The verl worker group that holds weights and optimizer."""
 
@@ -65,3 +137,7 @@ class LearnerConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     verl: dict[str, Any] = field(default_factory=dict)
     """Passed to verl unread: keys engine, model, actor, optimizer hold fields of its config classes."""
+    mismatch_alarm: float = 1e-3
+    """Most that the log-probabilities of engine and learner may differ by, on average, without an alarm."""
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)

@@ -1,113 +1,67 @@
-"""What an update does is the algorithm's formula, however the batch is padded, cut and spread over ranks."""
+"""The learner as worker groups: two ranks do what one does, and any number can load what they save."""
 
 from __future__ import annotations
 
-import random
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from learner_samples import batches, ragged_samples
 from transformers_reference import load, token_logprobs, weights_of
 
-from policies.learning.samples import TrainBatch, TrainingSample, padding_sample
-from policies.learning.settings import AlgorithmConfig, LearnerConfig, OptimizerConfig
+from policies.learning.samples import TrainBatch, padding_sample
+from policies.learning.settings import (
+    AlgorithmConfig,
+    KLConfig,
+    LearnerConfig,
+    LoRAConfig,
+    OptimizerConfig,
+)
 
 if TYPE_CHECKING:
-    from conftest import MakeLearner
+    from conftest import MakeLearner, MakeRank
 
 pytestmark = pytest.mark.engine
 
 FROZEN = OptimizerConfig(lr=0.0)
-TWO_RANKS = LearnerConfig(num_workers=2, micro_batch_tokens=512)
+TWO_RANKS = LearnerConfig(num_workers=2, micro_batch_tokens=200)
 """Micro-batches so small that a rank needs several: they must not change anything either."""
 
 
-def ragged_samples(number: int = 7) -> tuple[TrainingSample, ...]:
-    """Different lengths, and masks with holes where an environment would have spoken."""
-    rng = random.Random(0)
-    samples = []
-    for index in range(number):
-        size = rng.randint(20, 150)
-        mask = tuple(int(position % 10 < 7) for position in range(size))
-        samples.append(
-            TrainingSample(
-                sample_id=str(index),
-                prompt_ids=tuple(rng.randrange(300) for _ in range(rng.randint(5, 200))),
-                response_ids=tuple(rng.randrange(300) for _ in range(size)),
-                loss_mask=mask,
-                rollout_logprobs=tuple(-5.0 * bit for bit in mask),
-            ).with_advantages([rng.choice([-1.5, 0.5, 2.0])] * sum(mask))
-        )
-    return tuple(samples)
-
-
-def batch_with_padding(rows: int, temperature: float = 1.0) -> TrainBatch:
-    samples = ragged_samples() + (padding_sample(1),) * rows
-    return TrainBatch(samples=samples, temperature=temperature)
-
-
-def expected_grad_norm(model_path: Path, aggregation: str) -> float:
-    """The policy gradient of the samples where the ratio is 1, by autograd alone."""
-    model = load(model_path)
-    losses, counts = [], []
-    for sample in ragged_samples():
-        mask = torch.tensor(sample.loss_mask)
-        logprobs = token_logprobs(model, sample.prompt_ids, sample.response_ids, temperature=1.0)
-        losses.append(-(torch.tensor(sample.advantages) * logprobs * mask).sum())
-        counts.append(mask.sum())
-    if aggregation == "token-mean":
-        loss = sum(losses) / sum(counts)
-    else:
-        loss = sum(loss / count for loss, count in zip(losses, counts, strict=True)) / len(losses)
-    loss.backward()
-    return float(torch.stack([each.grad.norm() for each in model.parameters()]).norm())
-
-
-# Token means come last: the learners that they leave behind are those that the other tests ask for.
-@pytest.mark.parametrize("aggregation", ["seq-mean-token-mean", "token-mean"])
-def test_the_gradient_is_the_formulas_whatever_the_padding_and_the_ranks(
-    make_learner: MakeLearner, tiny_model: Path, aggregation: str
+def test_two_ranks_and_their_padding_do_not_change_the_gradient(
+    make_learner: MakeLearner, make_rank: MakeRank
 ) -> None:
-    expected = expected_grad_norm(tiny_model, aggregation)
-    norms = []
-    for settings in (LearnerConfig(), TWO_RANKS):
-        learner = make_learner(settings, AlgorithmConfig(loss_aggregation=aggregation))
-        learner.begin_phase(FROZEN, 100)
-        for rows in (0, 1, 3):
-            norms.append(learner.update([batch_with_padding(rows)]).metrics["learn/grad_norm"])
-    assert norms == pytest.approx([norms[0]] * 6, rel=1e-5)
-    assert norms[0] == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_a_learning_rate_of_zero_leaves_ratio_and_weights_alone(
-    make_learner: MakeLearner, tiny_model: Path, tmp_path: Path, temperature: float
-) -> None:
-    learner = make_learner()
+    """That one rank's is the formula's is tested with the learner itself."""
+    alone = make_rank(LearnerConfig(optimizer=FROZEN))
+    expected = alone.update(alone.score([TrainBatch(samples=ragged_samples())])).metrics
+    learner = make_learner(TWO_RANKS)
     learner.begin_phase(FROZEN, 100)
-    batch = batch_with_padding(0, temperature)
-    before = learner.logprobs(batch)
-    update = learner.update([batch, batch])  # the second would see what the first has done
-    assert update.num_optimizer_steps == 2
-    assert abs(update.metrics["learn/kl"]) < 1e-6
-    assert update.metrics["learn/clip_fraction"] == 0
-    assert update.metrics["learn/grad_norm"] > 0
-    assert learner.logprobs(batch) == before
-    learner.save(str(tmp_path))
-    saved = weights_of(tmp_path / "huggingface")
-    for name, tensor in weights_of(tiny_model).items():
+    for rows in (0, 1, 3):  # 7 rows over 2 ranks: with 0 and with 3 there is a row more to be added
+        batch = TrainBatch(samples=ragged_samples() + (padding_sample(1),) * rows)
+        metrics = learner.update(learner.score([batch])).metrics
+        assert metrics["learn/ratio_mean"] == metrics["learn/ratio_max"] == 1
+        for name in ("learn/grad_norm", "learn/loss", "learn/entropy", "learn/rollout_logprob_diff_mean"):
+            assert metrics[name] == pytest.approx(expected[name], rel=1e-4), name
+
+
+def test_two_ranks_load_what_one_has_saved(
+    make_learner: MakeLearner, make_rank: MakeRank, tmp_path: Path
+) -> None:
+    alone, learner = make_rank(), make_learner(TWO_RANKS)
+    alone.begin_phase(OptimizerConfig(lr=1e-3), 100)
+    alone.update(alone.score(batches(1)))
+    alone.save(str(tmp_path))
+    left_out = learner.load(str(tmp_path))
+    assert left_out is not None
+    assert "written by 1 learner rank(s) and is loaded by 2" in left_out
+    again = str(tmp_path / "again")
+    learner.save(again)
+    saved = weights_of(Path(again) / "huggingface")
+    for name, tensor in alone.weights():
         assert torch.equal(saved[name], tensor), name
-
-
-def test_a_learning_rate_above_zero_moves_both(make_learner: MakeLearner) -> None:
-    """The counterpart of the test before: its assertions do fail once something is learned."""
-    learner = make_learner()
-    learner.begin_phase(OptimizerConfig(lr=1e-3), 100)
-    batch = batch_with_padding(0)
-    before = learner.logprobs(batch)
-    assert abs(learner.update([batch, batch]).metrics["learn/kl"]) > 1e-4
-    assert learner.logprobs(batch) != before
 
 
 def test_logprobs_come_back_in_order_without_padding_from_two_ranks(
@@ -121,3 +75,64 @@ def test_logprobs_come_back_in_order_without_padding_from_two_ranks(
         with torch.no_grad():
             expected = token_logprobs(model, sample.prompt_ids, sample.response_ids, 1.0)
         torch.testing.assert_close(torch.tensor(row), expected, rtol=0, atol=1e-4)
+
+
+PPO = AlgorithmConfig(name="ppo", kl=KLConfig(place="reward", coef=0.1, estimator="k1"))
+ADAPTED = replace(TWO_RANKS, lora=LoRAConfig(rank=4), optimizer=OptimizerConfig(lr=1e-2))
+
+
+def with_returns(scored: Sequence[TrainBatch]) -> list[TrainBatch]:
+    return [
+        replace(
+            batch,
+            samples=tuple(
+                replace(sample, returns=tuple(float(index % 2 and bit) for bit in sample.loss_mask))
+                for index, sample in enumerate(batch.samples)
+            ),
+        )
+        for batch in scored
+    ]
+
+
+def assert_scored_alike(some: Sequence[TrainBatch], others: Sequence[TrainBatch]) -> None:
+    for one, other in zip(some, others, strict=True):
+        for ours, theirs in zip(one.samples, other.samples, strict=True):
+            assert ours.old_logprobs == pytest.approx(theirs.old_logprobs, abs=1e-5)
+            assert ours.reference_logprobs == pytest.approx(theirs.reference_logprobs, abs=1e-5)
+            assert ours.old_logprobs != pytest.approx(ours.reference_logprobs, abs=1e-2)
+
+
+def test_policy_with_adapters_critic_and_reference_train_on_two_ranks_and_load_on_one(
+    make_learner: MakeLearner, make_rank: MakeRank, make_critic_rank: MakeRank, tmp_path: Path
+) -> None:
+    learner = make_learner(ADAPTED, PPO)
+    learner.begin_phase(ADAPTED.optimizer, 100)
+    first = learner.score(batches(1))
+    assert {value for sample in first[0].samples for value in sample.values} == {0.0}
+    assert [each.old_logprobs for each in first[0].samples] == [
+        each.reference_logprobs for each in first[0].samples
+    ]
+    for _ in range(2):
+        update = learner.update(with_returns(learner.score(batches(1))))
+    assert update.num_optimizer_steps == 1
+    assert update.metrics["learn/value_loss"] > 0
+    assert update.metrics["learn/ratio_max"] == 1
+    trained = learner.score(batches(1))
+    learner.save(str(tmp_path))
+
+    alone = make_rank(replace(ADAPTED, num_workers=1), PPO, seed=1)
+    left_out = alone.load(str(tmp_path))
+    assert "written by 2 learner rank(s) and is loaded by 1" in left_out
+    assert_scored_alike(trained, alone.score(batches(1)))
+    saved = weights_of(tmp_path / "huggingface")
+    for name, tensor in alone.weights():
+        torch.testing.assert_close(saved[name], tensor, rtol=0, atol=1e-6)
+    critic = make_critic_rank(seed=1)
+    assert critic.load(str(tmp_path / "critic")) is not None
+    for row, sample in zip(critic.values(batches(1))[0], trained[0].samples, strict=True):
+        assert row == pytest.approx(sample.values, abs=1e-5)
+        assert any(row)
+
+    learner.update(with_returns(trained))
+    assert learner.load(str(tmp_path)) is None
+    assert learner.score(batches(1)) == trained

@@ -82,6 +82,7 @@ class FakeEngine:
             logprobs=tuple(-token_id / 8 for token_id in token_ids),
             finish_reason=finish_reason,
             policy_version=self._versions[index],
+            token_versions=(self._versions[index],) * len(token_ids),
         )
 
 
@@ -174,6 +175,13 @@ def test_token_ids_are_returned_as_they_were_sampled() -> None:
     answer = chat(FakeEngine(reply), return_token_ids=True)[0]
     assert answer["prompt_token_ids"] == renderer().prompt_ids(MESSAGES)
     assert answer["choices"][0]["token_ids"] == reply
+
+
+def test_the_version_of_each_token_is_returned_with_its_id() -> None:
+    reply = ids_of("The answer is 46.")
+    answer = chat(FakeEngine(reply, versions=[7]), return_token_ids=True)[0]
+    assert answer["choices"][0]["token_versions"] == [7] * len(reply)
+    assert "token_versions" not in chat(FakeEngine(reply))[0]["choices"][0]
 
 
 def test_logprobs_are_those_of_the_sampled_tokens() -> None:

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from environments.errors import LearnerError
-from environments.types import Completion, Step, TerminationReason, Trajectory
-from policies.learning.samples import training_samples
+from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
+from policies.learning.algorithms import resolve
+from policies.learning.samples import has_signal, returns_to_go, training_samples, turn_rewards
+from policies.learning.settings import AlgorithmConfig
+
+BROADCAST = resolve(AlgorithmConfig())
+PER_STEP = resolve(AlgorithmConfig(credit="per_step", gamma=0.5))
 
 
 def completion(**fields: Any) -> Completion:
@@ -68,3 +74,87 @@ def test_only_trajectories_that_were_judged_are_learnt_from(reason: TerminationR
     assert len(training_samples(played)) == int(judged)
     played.masked = True
     assert training_samples(played) == []
+
+
+def rewarded(*steps: tuple[Completion | None, float]) -> Trajectory:
+    played = [Step(completion=completion, reward=reward) for completion, reward in steps]
+    total = sum(reward for _, reward in steps)
+    return Trajectory(steps=played, rollout_id="000007/0001", reward=total)
+
+
+def group(*trajectories: Trajectory) -> TrajectoryGroup:
+    return TrajectoryGroup(group_id="000007", task={}, trajectories=trajectories)
+
+
+def test_every_token_knows_its_turn_and_the_last_one_of_a_turn_its_reward() -> None:
+    later = completion(prompt_ids=(1, 2, 3, 4, 5), completion_ids=(6,), logprobs=(-1.0,))
+    rewritten = completion(prompt_ids=(1, 9), completion_ids=(7, 8), logprobs=(-1.0, -1.0))
+    first, second = training_samples(rewarded((completion(), 0.5), (later, -1.0), (rewritten, 2.0)))
+    assert (first.turns, first.rewards) == ((0, 0, -1, 1), (0.0, 0.5, 0.0, -1.0))
+    assert (second.turns, second.rewards) == ((2, 2), (0.0, 2.0))
+    assert {first.rollout_id, second.rollout_id} == {"000007/0001"}
+
+
+def test_the_reward_of_a_step_that_sampled_nothing_goes_to_the_one_before_or_else_the_first() -> None:
+    silent = completion(completion_ids=(), logprobs=())
+    again = completion(prompt_ids=(1, 2, 3, 4, 5))
+    played = rewarded(
+        (None, 0.25), (silent, 0.5), (completion(), 1.0), (None, 2.0), (again, 4.0), (silent, 8.0)
+    )
+    assert turn_rewards(played) == {2: 3.75, 4: 12.0}
+    (sample,) = training_samples(played)
+    assert sum(sample.rewards) == played.reward
+    assert turn_rewards(rewarded((None, 1.0))) == {}
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_rewards_that_are_not_finite_are_refused(reward: float) -> None:
+    played = rewarded((completion(), 0.0), (None, reward))
+    with pytest.raises(LearnerError, match=rf"'000007/0001' has the reward {reward} at step 1"):
+        training_samples(played)
+    with pytest.raises(LearnerError, match="has to return a finite number"):
+        has_signal(group(played, played), BROADCAST)
+
+
+def test_tokens_left_out_are_in_no_column_any_more() -> None:
+    (sample,) = training_samples(rewarded((completion(), 1.0)))
+    sample = replace(sample, advantages=(2.0, 3.0))
+    thinned = sample.without_tokens([False, True])
+    assert (thinned.loss_mask, thinned.turns) == ((1, 0), (0, -1))
+    assert (thinned.rollout_logprobs, thinned.advantages) == ((-0.5, 0.0), (2.0, 0.0))
+    assert (thinned.rewards, thinned.old_logprobs) == ((0.0, 0.0), ())
+    assert sample.without_tokens([False, False]) == sample
+
+
+def test_returns_are_discounted_by_the_turn() -> None:
+    assert returns_to_go([1.0, 0.0, 4.0], 0.5) == [2.0, 2.0, 4.0]
+    assert returns_to_go([], 0.5) == []
+
+
+def test_a_group_has_a_signal_if_its_members_were_rewarded_differently() -> None:
+    good, bad = rewarded((completion(), 1.0)), rewarded((completion(), 0.0))
+    assert has_signal(group(good, bad), BROADCAST)
+    assert not has_signal(group(good, good), BROADCAST)
+    assert not has_signal(group(good), BROADCAST)
+    assert not has_signal(group(), BROADCAST)
+    almost = rewarded((completion(), 0.1 + 0.2), (completion(), 0.7))
+    exact = rewarded((completion(), 0.3), (completion(), 0.7 - 1e-12))
+    assert not has_signal(group(almost, exact), BROADCAST), "rounding is no signal"
+
+
+def test_a_member_that_infrastructure_has_spoilt_is_no_signal_but_one_that_is_not_trained_on_is() -> None:
+    good, other = rewarded((completion(), 1.0)), rewarded((completion(), 0.0))
+    other.termination_reason = TerminationReason.CRASHED
+    assert not has_signal(group(good, other), BROADCAST)
+    other.termination_reason = TerminationReason.TIMEOUT
+    assert has_signal(group(good, other), BROADCAST)
+
+
+def test_with_credit_by_turn_the_returns_of_a_turn_are_the_signal() -> None:
+    early = rewarded((completion(), 1.0), (completion(), 0.0))
+    late = rewarded((completion(), 0.0), (completion(), 1.0))
+    assert not has_signal(group(early, late), BROADCAST)
+    assert has_signal(group(early, late), PER_STEP)
+    assert not has_signal(group(early, early), PER_STEP)
+    further = rewarded((completion(), 1.0), (completion(), 0.0), (completion(), 0.0))
+    assert not has_signal(group(early, further), PER_STEP), "nobody else reached its last turn"

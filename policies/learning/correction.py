@@ -1,0 +1,159 @@
+"""Correction for tokens that were sampled by other weights, or by other arithmetic, than the learner's."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from environments.errors import ConfigError
+from policies.learning.checks import one_of, within
+from policies.learning.samples import TrainingSample
+from policies.learning.settings import CorrectionConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from policies.learning.algorithms import Algorithm
+
+
+def correct(
+    samples: Sequence[TrainingSample], algorithm: Algorithm
+) -> tuple[list[TrainingSample], dict[str, float]]:
+    """The samples with importance weights, without the tokens that are masked; and how large the gap was.
+
+    A weight is the learner's probability over the engine's, of a token or of all that a sample has sampled
+    (``old_logprobs`` against ``rollout_logprobs``). Masked tokens leave ``loss_mask``: they are not in the
+    loss and not in what it is divided by either, for the mean over what is trained must not become smaller
+    because something else is not. A sample may come back with an empty mask. ``bypass`` has no gap to
+    correct.
+
+    Source: truncated and masked importance sampling as in verl's ``rollout_corr_helper``; the former is
+    Ionides 2008 (Truncated Importance Sampling), per token in Yao et al. 2025, the latter per token is
+    IcePop.
+    """
+    from verl.trainer.ppo.rollout_corr_helper import compute_offpolicy_metrics
+
+    if algorithm.bypass or not samples:
+        return list(samples), {}
+    old, engine, mask = _rows(samples)
+    gap = compute_offpolicy_metrics(old, engine, mask)
+    metrics = {"learn/rollout_kl": gap["kl"], "learn/rollout_k3_kl": gap["k3_kl"]}
+    if algorithm.correction_level is None:
+        return list(samples), metrics
+    weights = _weights(old - engine, mask, algorithm, algorithm.truncate_above or math.inf)
+    untouched = _weights(old - engine, mask, algorithm, math.inf)
+    kept = _kept(old - engine, mask, algorithm)
+    sampled, trained = mask.bool(), kept.bool()
+    metrics |= {
+        "learn/weight_mean": float(untouched[sampled].mean()),
+        "learn/weight_max": float(untouched[sampled].max()),
+        "learn/weight_truncated_fraction": float((weights < untouched)[sampled].float().mean()),
+        "learn/weight_masked_fraction": float((~trained)[sampled].float().mean()),
+        "learn/weight_effective_fraction": _effective_fraction(weights[trained]),
+    }
+    corrected = [
+        _with_weights(sample, row[bits].tolist(), keep[bits].tolist())
+        for sample, row, keep, bits in zip(samples, weights, trained, sampled, strict=True)
+    ]
+    return corrected, metrics
+
+
+def _rows(samples: Sequence[TrainingSample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Learner's and engine's log-probabilities and their mask, all [N, T], of the sampled tokens alone."""
+    import torch
+
+    def padded(columns: list[tuple[float, ...]]) -> torch.Tensor:
+        rows = [
+            torch.tensor([value for value, bit in zip(column, sample.loss_mask, strict=True) if bit])
+            for column, sample in zip(columns, samples, strict=True)
+        ]
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+    old = padded([sample.old_logprobs for sample in samples])
+    engine = padded([sample.rollout_logprobs for sample in samples])
+    lengths = torch.tensor([sample.num_sampled_tokens for sample in samples])
+    return old, engine, (torch.arange(old.shape[1]) < lengths.unsqueeze(1)).float()
+
+
+def _weights(
+    log_ratio: torch.Tensor, mask: torch.Tensor, algorithm: Algorithm, threshold: float
+) -> torch.Tensor:
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+
+    weights, _ = compute_rollout_correction_weights(
+        log_ratio=log_ratio,
+        response_mask=mask,
+        rollout_is=algorithm.correction_level,
+        rollout_is_threshold=threshold,
+    )
+    return weights
+
+
+def _kept(log_ratio: torch.Tensor, mask: torch.Tensor, algorithm: Algorithm) -> torch.Tensor:
+    """The mask [N, T] without what lies outside of the bounds."""
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
+
+    if algorithm.mask_below is None and algorithm.mask_above is None:
+        return mask
+    # verl's bounds are those of engine over learner, the other way round, and have to be positive.
+    low = 1 / algorithm.mask_above if algorithm.mask_above else sys.float_info.min
+    high = 1 / algorithm.mask_below if algorithm.mask_below else sys.float_info.max
+    kept, _ = compute_rollout_rejection_mask(
+        log_ratio=log_ratio,
+        response_mask=mask,
+        rollout_rs="token_k1" if algorithm.correction_level == "token" else "seq_sum_k1",
+        rollout_rs_threshold=f"{low}_{high}",
+    )
+    return kept
+
+
+def _effective_fraction(weights: torch.Tensor) -> float:
+    """Kish's effective sample size, as a share of the tokens that are trained; 0 if there are none."""
+    return float(weights.sum().square() / weights.square().sum() / len(weights)) if len(weights) else 0.0
+
+
+def _with_weights(sample: TrainingSample, weights: list[float], kept: list[bool]) -> TrainingSample:
+    """The sample with a weight for each token that it has sampled, and without the tokens not kept."""
+    weighted = replace(sample, weights=sample.on_sampled_tokens(weights))
+    return weighted if all(kept) else weighted.without_tokens([not bit for bit in kept])
+
+
+def resolve_correction(config: CorrectionConfig) -> dict[str, Any]:
+    """The fields of ``Algorithm`` that say how it corrects.
+
+    Raises:
+        ConfigError: an unknown name, a setting without effect, or a combination that makes no sense.
+    """
+    one_of("algorithm.correction.mode", config.mode, ("decoupled", "bypass"))
+    one_of("algorithm.correction.level", config.level, ("token", "sequence"))
+    bounds = {name: vars(config)[name] for name in ("truncate_above", "mask_below", "mask_above")}
+    for setting, value in ({"level": config.level} | bounds).items():
+        if config.mode == "bypass" and value is not None:
+            raise ConfigError(
+                f"algorithm.correction.{setting}={value!r} has no effect with "
+                "algorithm.correction.mode=bypass: there the ratio of the loss is taken to the engine's "
+                "log-probabilities, and every weight would be 1. Set mode=decoupled, or leave it out."
+            )
+        if config.level is None and value is not None:
+            raise ConfigError(
+                f"algorithm.correction.{setting}={value} has no effect without algorithm.correction.level. "
+                "Set it to token or sequence."
+            )
+    if config.level is not None and config.truncate_above is None and config.mask_above is None:
+        raise ConfigError(
+            f"algorithm.correction.level={config.level} without an upper bound: a few weights would rule the "
+            "update. Set algorithm.correction.truncate_above=2, or mask_above."
+        )
+    within("algorithm.correction.truncate_above", config.truncate_above, 1.0, math.inf)
+    within("algorithm.correction.mask_below", config.mask_below, 0.0, 1.0, open_below=True)
+    within("algorithm.correction.mask_above", config.mask_above, 1.0, math.inf)
+    if (config.truncate_above or 0.0) >= (config.mask_above or math.inf):
+        raise ConfigError(
+            f"algorithm.correction.truncate_above={config.truncate_above} has no effect with "
+            f"algorithm.correction.mask_above={config.mask_above}: what it would cut is left out already. "
+            "Leave one of them out."
+        )
+    return {"bypass": config.mode == "bypass", "correction_level": config.level, **bounds}

@@ -1,0 +1,359 @@
+"""Credit: what each sampled token is to be learnt from, by verl's registered advantage estimators."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from environments.errors import LearnerError
+from environments.types import Trajectory, TrajectoryGroup
+from policies.learning.correction import correct
+from policies.learning.samples import ALIKE, TrainingSample, is_judged, returns_to_go, turn_rewards
+
+if TYPE_CHECKING:
+    import torch
+
+    from policies.learning.algorithms import Algorithm
+
+
+def assign_credit(
+    groups: Sequence[TrajectoryGroup],
+    samples: Mapping[str, Sequence[TrainingSample]],
+    algorithm: Algorithm,
+    kl_coef: float,
+) -> tuple[dict[str, list[TrainingSample]], dict[str, float]]:
+    """The samples with advantages, returns (where a critic learns them) and weights on their sampled tokens.
+
+    ``samples`` holds, by rollout id, all samples of each trajectory that is trained on, in order and scored.
+    ``kl_coef`` is the present weight of a KL penalty in the reward; other algorithms do not look at it.
+
+    ``broadcast``: one advantage per trajectory, over all that it sampled: where its history was rewritten,
+    its samples share it. Estimators that take rewards where they were earned (gae, reinforce_plus_plus)
+    get each turn's on the last token that the turn sampled. ``per_step``: each turn is compared, by its
+    return (its own reward and the discounted ones of later turns), with the same turn of the other members.
+
+    What has nothing to be compared with has advantage 0, where verl's estimators would hand back the raw
+    reward: a trajectory that is alone in its group, with ``per_step`` a turn that no other member reached,
+    and with ReMax one whose greedy rollout was spoilt; ``learn/uncompared_fraction`` says how many.
+    Trajectories that sampled nothing, or are not trained on, count in the baseline of their group; those that
+    infrastructure has spoilt do not, for they say nothing about the policy. A group of which nothing is
+    trained on counts nowhere.
+
+    Every sample comes back; one whose tokens the correction has masked altogether has an empty mask.
+
+    Source: GRPO is Shao et al. 2024 (DeepSeekMath), section 4.1; the others as cited in ``ingredients`` and
+    in verl's ``core_algos``. ``per_step`` is rLLM v0.1's stepwise advantage.
+
+    Raises:
+        LearnerError: samples of no group or without their scores, a reward or an advantage that is not
+            finite, or ReMax without a greedy rollout.
+    """
+    samples = {rollout_id: each for rollout_id, each in samples.items() if each}
+    if not samples:
+        return {}, {}
+    _check(groups, samples, algorithm)
+    trails = [
+        _trail(group, trajectory, samples.get(trajectory.rollout_id, ()))
+        for group in groups
+        if any(each.rollout_id in samples for each in group.trajectories)
+        for trajectory in group.trajectories
+        if is_judged(trajectory) and (algorithm.estimator.uses_untrained or trajectory.rollout_id in samples)
+    ]
+    metrics = _penalize(trails, algorithm, kl_coef)
+    spans = [_spans(trail, algorithm) for trail in trails]
+    metrics |= _estimate([span for parts in spans for span in parts], algorithm)
+    credited = [
+        sample
+        for trail, parts in zip(trails, spans, strict=True)
+        for sample in _laid_out(trail.samples, parts, algorithm)
+    ]
+    corrected, gap = correct(credited, algorithm)
+    result: dict[str, list[TrainingSample]] = {}
+    for sample in corrected:
+        result.setdefault(sample.rollout_id, []).append(sample)
+    return result, metrics | gap
+
+
+@dataclass(eq=False, slots=True)
+class Trail:
+    """What one trajectory has sampled, token after token; of length 1 if it has sampled nothing."""
+
+    trajectory: Trajectory
+    group: TrajectoryGroup
+    samples: Sequence[TrainingSample]
+    """Empty if it is not trained on."""
+    turns: np.ndarray
+    """[T] The step that sampled the token; -1 if nothing was sampled."""
+    rewards: np.ndarray
+    """[T] Of each turn on its last token, less what the algorithm's penalties take."""
+
+
+@dataclass(eq=False, slots=True)
+class Span:
+    """A part of a trail that has an advantage of its own: all of it, or one turn."""
+
+    trail: Trail
+    rivals: str
+    """Spans that name the same are compared with each other."""
+    rewards: np.ndarray
+    """[T]"""
+    advantages: np.ndarray
+    """[T] 0 where there is nothing to compare with."""
+    returns: np.ndarray
+    """[T]"""
+    compared: bool = False
+
+
+def _check(
+    groups: Sequence[TrajectoryGroup], samples: Mapping[str, Sequence[TrainingSample]], algorithm: Algorithm
+) -> None:
+    judged = {each.rollout_id for group in groups for each in group.trajectories if is_judged(each)}
+    if strange := sorted(samples.keys() - judged):
+        raise LearnerError(f"Rollout {strange[0]!r} has samples, but none of the groups has judged it.")
+    if algorithm.uses_greedy_baseline:
+        for group in groups:
+            if group.baseline is None:
+                raise LearnerError(
+                    f"Group {group.group_id!r} has no greedy rollout, which {algorithm.name} needs."
+                )
+    in_reward = algorithm.kl_place == "reward"
+    for sample in (each for rows in samples.values() for each in rows):
+        for name, column, needed in (
+            ("old_logprobs", sample.old_logprobs, in_reward or not algorithm.bypass),
+            ("reference_logprobs", sample.reference_logprobs, in_reward),
+            ("values", sample.values, algorithm.uses_critic),
+        ):
+            if needed and len(column) != len(sample.response_ids):
+                raise LearnerError(
+                    f"Sample {sample.sample_id!r} has {len(column)} {name} for {len(sample.response_ids)} "
+                    "response tokens: the learner's score comes before assign_credit."
+                )
+
+
+def _trail(group: TrajectoryGroup, trajectory: Trajectory, samples: Sequence[TrainingSample]) -> Trail:
+    earned = turn_rewards(trajectory)
+    if not earned:
+        return Trail(trajectory, group, (), np.array([-1]), np.array([float(trajectory.reward)]))
+    completions = [trajectory.steps[turn].completion for turn in earned]
+    counts = [each.num_completion_tokens for each in completions if each is not None]
+    turns = np.repeat(list(earned), counts)
+    rewards = np.zeros(len(turns))
+    rewards[np.cumsum(counts) - 1] = list(earned.values())
+    if samples and sum(sample.num_sampled_tokens for sample in samples) != len(turns):
+        raise LearnerError(
+            f"The samples of rollout {trajectory.rollout_id!r} have other tokens than its steps: all samples "
+            "of a trajectory are credited together."
+        )
+    return Trail(trajectory, group, samples, turns, rewards)
+
+
+# -- penalties -----------------------------------------------------------------------------------------
+
+
+def _penalize(trails: Sequence[Trail], algorithm: Algorithm, kl_coef: float) -> dict[str, float]:
+    """Take the penalties off the rewards; say how large they are."""
+    metrics: dict[str, float] = {}
+    if algorithm.overlong_penalty:
+        penalties = [_overlong_penalty(trail.trajectory, algorithm) for trail in trails]
+        for trail, penalty in zip(trails, penalties, strict=True):
+            trail.rewards[-1] -= penalty
+        metrics |= {
+            "learn/overlong_penalty_mean": float(np.mean(penalties)),
+            "learn/overlong_fraction": float(np.mean([penalty > 0 for penalty in penalties])),
+        }
+    if algorithm.kl_place == "reward":
+        trained = [trail for trail in trails if trail.samples]
+        divergences = [_divergence(trail.samples, algorithm) for trail in trained]
+        for trail, divergence in zip(trained, divergences, strict=True):
+            trail.rewards -= kl_coef * divergence
+        metrics["learn/reward_kl"] = float(np.concatenate(divergences).mean())
+    return metrics
+
+
+def _overlong_penalty(trajectory: Trajectory, algorithm: Algorithm) -> float:
+    """What is taken off a reward for coming near the token limit: from 0 to ``algorithm.overlong_penalty``.
+
+    The length is what the rollout's own limit counts: everything after the first prompt.
+
+    Source: DAPO (Yu et al. 2025), eq. 13, times ``algorithm.overlong_penalty``.
+    """
+    if not algorithm.overlong_penalty or algorithm.max_response_tokens is None:
+        return 0.0
+    completions = [step.completion for step in trajectory.steps if step.completion is not None]
+    if not completions:
+        return 0.0
+    first, last = completions[0], completions[-1]
+    length = last.num_prompt_tokens + last.num_completion_tokens - first.num_prompt_tokens
+    buffer = algorithm.overlong_buffer_tokens
+    inside = length - (algorithm.max_response_tokens - buffer)
+    return algorithm.overlong_penalty * min(max(inside / buffer, 0.0), 1.0)
+
+
+def _divergence(samples: Sequence[TrainingSample], algorithm: Algorithm) -> np.ndarray:
+    """[T] verl's estimate of the KL to the reference policy, for each sampled token."""
+    import torch
+    from verl.trainer.ppo.core_algos import kl_penalty
+
+    policy = _on_tokens(samples, [sample.old_logprobs for sample in samples])
+    reference = _on_tokens(samples, [sample.reference_logprobs for sample in samples])
+    estimate = kl_penalty(torch.from_numpy(policy), torch.from_numpy(reference), algorithm.kl_estimator)
+    return np.asarray(estimate)
+
+
+# -- advantages ----------------------------------------------------------------------------------------
+
+
+def _spans(trail: Trail, algorithm: Algorithm) -> list[Span]:
+    estimator, group_id = algorithm.estimator, trail.group.group_id
+    if algorithm.credit == "broadcast":
+        rewards = (
+            trail.rewards if estimator.by_token else _at_the_end(trail.rewards.sum(), len(trail.rewards))
+        )
+        return [_span(trail, group_id, rewards)]
+    if trail.turns[0] < 0:
+        return []
+    starts = [0, *(np.flatnonzero(np.diff(trail.turns)) + 1).tolist()]
+    parts = np.split(trail.rewards, starts[1:])
+    returns = returns_to_go([float(part.sum()) for part in parts], algorithm.gamma)
+    return [
+        _span(trail, f"{group_id} turn {trail.turns[start]}", _at_the_end(value, len(part)))
+        for start, part, value in zip(starts, parts, returns, strict=True)
+    ]
+
+
+def _span(trail: Trail, rivals: str, rewards: np.ndarray) -> Span:
+    return Span(trail, rivals, rewards, advantages=np.zeros(len(rewards)), returns=rewards)
+
+
+def _at_the_end(value: float, length: int) -> np.ndarray:
+    return np.append(np.zeros(length - 1), value)
+
+
+def _estimate(spans: Sequence[Span], algorithm: Algorithm) -> dict[str, float]:
+    """Fill in the advantages and returns of ``spans``; say how they are distributed."""
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    sizes = Counter(span.rivals for span in spans)
+    for span in spans:
+        span.compared = not algorithm.estimator.compares or sizes[span.rivals] > 1
+        if algorithm.uses_greedy_baseline:
+            span.compared = span.trail.group.baseline is not None and is_judged(span.trail.group.baseline)
+    chosen = [span for span in spans if span.compared]
+    if algorithm.estimator.whitens and sum(len(span.rewards) for span in chosen) < 2:
+        chosen = []  # a single number has no variance to be divided by, and its return is its reward
+    if chosen:
+        advantages, returns = get_adv_estimator_fn(algorithm.advantage)(**_arguments(chosen, algorithm))
+        for span, advantage, value in zip(chosen, advantages.tolist(), returns.tolist(), strict=True):
+            span.advantages = np.array(advantage[: len(span.rewards)])
+            span.returns = np.array(value[: len(span.rewards)])
+    return _distribution([span for span in spans if span.trail.samples], algorithm)
+
+
+def _arguments(spans: Sequence[Span], algorithm: Algorithm) -> dict[str, Any]:
+    """What verl's estimator is called with: a row a span, padded at the end, so the masks have no gaps."""
+    import torch
+    from verl.trainer.config import AlgoConfig
+
+    arguments: dict[str, Any] = {
+        "token_level_rewards": _padded([span.rewards for span in spans]),
+        "response_mask": _padded([np.ones(len(span.rewards)) for span in spans]),
+    }
+    if algorithm.advantage == "gae":
+        trails = [span.trail.samples for span in spans]
+        values = [_on_tokens(samples, [sample.values for sample in samples]) for samples in trails]
+        return arguments | {"values": _padded(values), "gamma": algorithm.gamma, "lam": algorithm.lam}
+    arguments |= {
+        "index": np.array([span.rivals for span in spans], dtype=object),
+        "config": AlgoConfig(
+            gamma=algorithm.gamma, lam=algorithm.lam, norm_adv_by_std_in_grpo=algorithm.normalize_by_std
+        ),
+    }
+    if algorithm.advantage in ("grpo", "grpo_vectorized"):
+        arguments["norm_adv_by_std_in_grpo"] = algorithm.normalize_by_std
+    if algorithm.advantage == "gpg":
+        arguments["f_norm"] = _gpg_norm(spans)
+    if algorithm.uses_greedy_baseline:
+        arguments["reward_baselines"] = torch.tensor([_greedy_reward(span, algorithm) for span in spans])
+    return arguments
+
+
+def _gpg_norm(spans: Sequence[Span]) -> float:
+    """The F_norm that turns verl's alpha, N / (rewards that are not 0), into the paper's N / (N - M).
+
+    M counts those whose rivals were all rewarded alike: the mean over the batch is to leave them out.
+
+    Source: GPG (Chu et al. 2025), "accurate gradient estimation".
+    """
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for span in spans:
+        rewards[span.rivals].append(float(span.rewards.sum()))
+    num_useful = sum(len(each) for each in rewards.values() if max(each) - min(each) > ALIKE)
+    num_nonzero = sum(1 for each in rewards.values() for reward in each if np.float32(reward) != 0)
+    return max(1, num_useful) / max(1, num_nonzero)
+
+
+def _greedy_reward(span: Span, algorithm: Algorithm) -> float:
+    baseline = span.trail.group.baseline
+    assert baseline is not None  # else the span would not be compared
+    turn_rewards(baseline)  # refuses what is not finite
+    return float(baseline.reward) - _overlong_penalty(baseline, algorithm)
+
+
+def _distribution(spans: Sequence[Span], algorithm: Algorithm) -> dict[str, float]:
+    """Statistics over the tokens that are trained on."""
+    advantages = np.concatenate([span.advantages for span in spans])
+    if not np.isfinite(advantages).all():
+        raise LearnerError(
+            f"The estimator {algorithm.advantage} has returned advantages that are not finite."
+        )
+    metrics = {
+        "learn/advantage_mean": float(advantages.mean()),
+        "learn/advantage_std": float(advantages.std()),
+        "learn/advantage_min": float(advantages.min()),
+        "learn/advantage_max": float(advantages.max()),
+        "learn/advantage_zero_fraction": float((advantages == 0).mean()),
+        "learn/uncompared_fraction": float(np.mean([not span.compared for span in spans])),
+    }
+    if algorithm.uses_critic:
+        metrics["learn/return_mean"] = float(np.concatenate([span.returns for span in spans]).mean())
+    return metrics
+
+
+# -- columns -------------------------------------------------------------------------------------------
+
+
+def _on_tokens(samples: Sequence[TrainingSample], columns: Sequence[Sequence[float]]) -> np.ndarray:
+    """[T] The values of the columns on the sampled tokens, one sample after the other."""
+    return np.concatenate(
+        [
+            np.array(column)[np.array(sample.loss_mask, dtype=bool)]
+            for sample, column in zip(samples, columns, strict=True)
+        ]
+    )
+
+
+def _padded(rows: Sequence[np.ndarray]) -> torch.Tensor:
+    import torch
+
+    tensors = [torch.tensor(row, dtype=torch.float32) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
+
+
+def _laid_out(
+    samples: Sequence[TrainingSample], spans: Sequence[Span], algorithm: Algorithm
+) -> list[TrainingSample]:
+    """The samples of one trajectory with what its spans, in order, have got."""
+    advantages = iter([value for span in spans for value in span.advantages.tolist()])
+    returns = iter([value for span in spans for value in span.returns.tolist()])
+    return [
+        replace(
+            sample,
+            advantages=sample.on_sampled_tokens(advantages),
+            returns=sample.on_sampled_tokens(returns) if algorithm.uses_critic else (),
+        )
+        for sample in samples
+    ]

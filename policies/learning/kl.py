@@ -1,0 +1,113 @@
+"""The penalty for leaving the reference policy: what may be asked of it, and how its weight moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from environments.errors import ConfigError, LearnerError
+from policies.learning.checks import one_of, within
+from policies.learning.settings import KLConfig
+
+if TYPE_CHECKING:
+    from policies.learning.algorithms import Algorithm
+
+KL_PLACES = ("none", "loss", "reward")
+KL_ESTIMATORS = {"reward": ("k1", "abs", "k2", "k3"), "loss": ("abs", "k2", "k3", "k1+", "k2+", "k3+")}
+"""Without the straight-through gradient of k1+, that of k1 is 0 in expectation: it penalizes nothing."""
+USUAL_KL_ESTIMATORS = {"none": "k3", "loss": "k3", "reward": "k1"}
+MAX_KL_ERROR = 0.2
+"""verl's adaptive controller clips its relative error to this (Ziegler et al. 2019, section 2.2)."""
+
+
+class KLController:
+    """The weight of the KL penalty from update to update: fixed, or steered to a target.
+
+    Source: Ziegler et al. 2019, section 2.2, by verl's ``AdaptiveKLController``.
+
+    Args:
+        algorithm: says where the weight begins and what it is steered to.
+        coef: where it was, in a run that goes on.
+    """
+
+    def __init__(self, algorithm: Algorithm, coef: float | None = None) -> None:
+        self._algorithm = algorithm
+        self.coef = algorithm.kl_coef if coef is None else coef
+        """The present weight: the controller's whole state."""
+
+    def update(self, metrics: Mapping[str, float], num_trajectories: int) -> dict[str, float]:
+        """Move the weight after an update; return the one that it was made with, as a metric.
+
+        ``metrics`` are those of ``assign_credit``: ``learn/reward_kl`` is the mean KL per token.
+
+        Raises:
+            LearnerError: the KL is not finite.
+        """
+        from verl.trainer.ppo.core_algos import AdaptiveKLController
+
+        algorithm, used = self._algorithm, self.coef
+        if algorithm.kl_place == "none":
+            return {}
+        if algorithm.kl_target is not None:
+            kl = metrics["learn/reward_kl"]
+            if not math.isfinite(kl):
+                raise LearnerError(f"The KL to the reference policy is {kl}: lower the learning rate.")
+            controller = AdaptiveKLController(used, algorithm.kl_target, algorithm.kl_horizon)
+            controller.update(kl, num_trajectories)
+            self.coef = float(controller.value)
+        return {"learn/kl_coef": used}
+
+
+def check_kl_horizon(algorithm: Algorithm, trajectories_per_update: int) -> None:
+    """Refuse an adaptive KL controller that one update could turn to 0 or below.
+
+    Raises:
+        ConfigError: the horizon is shorter than a fifth of an update.
+    """
+    if algorithm.kl_target is None:
+        return
+    shortest = MAX_KL_ERROR * trajectories_per_update
+    if algorithm.kl_horizon <= shortest:
+        raise ConfigError(
+            f"algorithm.kl.horizon={algorithm.kl_horizon} with {trajectories_per_update} trajectories per "
+            f"update: the coefficient could reach 0 in one update. Set a horizon above "
+            f"{math.ceil(shortest)}; usual is 10000."
+        )
+
+
+def resolve_kl(config: KLConfig) -> dict[str, Any]:
+    """The fields of ``Algorithm`` that begin with ``kl``.
+
+    Raises:
+        ConfigError: an unknown name, a setting without effect, or a combination that makes no sense.
+    """
+    place = config.place
+    one_of("algorithm.kl.place", place, KL_PLACES)
+    for setting in ("coef", "estimator", "target", "horizon"):
+        if place == "none" and vars(config)[setting] is not None:
+            raise ConfigError(
+                f"algorithm.kl.{setting}={vars(config)[setting]!r} has no effect with "
+                "algorithm.kl.place=none. Set algorithm.kl.place to loss or reward, or leave it out."
+            )
+    if config.target is not None and place != "reward":
+        raise ConfigError(
+            f"algorithm.kl.target={config.target} with algorithm.kl.place={place}: only a penalty in the "
+            "reward has an adaptive controller. Set algorithm.kl.place=reward, or leave the target out."
+        )
+    if config.horizon is not None and config.target is None:
+        raise ConfigError(
+            f"algorithm.kl.horizon={config.horizon} has no effect without algorithm.kl.target: the "
+            "coefficient is fixed. Set a target, or leave the horizon out."
+        )
+    one_of("algorithm.kl.estimator", config.estimator, KL_ESTIMATORS.get(place, ()))
+    within("algorithm.kl.coef", config.coef, 0.0, math.inf, open_below=True)
+    within("algorithm.kl.target", config.target, 0.0, math.inf, open_below=True)
+    within("algorithm.kl.horizon", config.horizon, 1, math.inf)
+    return {
+        "kl_place": place,
+        "kl_coef": 0.0 if place == "none" else (1e-3 if config.coef is None else config.coef),
+        "kl_estimator": config.estimator or USUAL_KL_ESTIMATORS[place],
+        "kl_target": config.target,
+        "kl_horizon": config.horizon or 10_000,
+    }

@@ -1,0 +1,168 @@
+"""The weights of a sharded model: whole by checkpoint name, merged with adapters, and swapped in place.
+
+Everything here is collective: all ranks call it, and iterate to the end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from environments.errors import ConfigError
+
+ADAPTER = "default"
+"""The name under which peft keeps the one adapter that there is."""
+
+
+def trainable(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters that the optimizer moves, by name: this rank's shards themselves, not copies."""
+    for each in module.modules():
+        if isinstance(each, FSDPModule):  # after a forward pass it may still hold the gathered weights
+            each.reshard()
+    return {name: each for name, each in module.named_parameters() if each.requires_grad}
+
+
+def write(tensors: Iterable[tuple[str, torch.Tensor]], path: str) -> None:
+    """Gather ``tensors`` and write them to ``path`` from rank 0."""
+    from safetensors.torch import save_file
+
+    rank = dist.get_rank()
+    state = {}
+    for name, tensor in tensors:
+        full = whole(tensor)
+        if rank == 0:
+            state[name] = full.detach().cpu().contiguous()
+    if rank == 0:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        save_file(state, path, {"format": "pt"})
+    dist.barrier()
+
+
+@torch.no_grad()
+def read(path: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Fill ``tensors``, sharded or not, from the whole ones of the same names that ``write`` wrote.
+
+    Raises:
+        ConfigError: the file is not there, or holds other tensors.
+    """
+    from safetensors import safe_open
+
+    if not os.path.exists(path):
+        raise ConfigError(f"{path} is missing: the checkpoint was written by a run with other settings.")
+    with safe_open(path, "pt") as file:
+        missing = sorted(set(tensors) - set(file.keys()))
+        if missing:
+            raise ConfigError(f"{path} lacks {missing[0]!r}, which the model has: it is of another model.")
+        for name, tensor in tensors.items():
+            full = file.get_tensor(name).to(tensor.device)
+            if isinstance(tensor, DTensor):
+                full = distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None)
+            local(tensor).copy_(local(full))
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All shards of ``tensor`` put together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of ``tensor``."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Reference:
+    """The policy as it was when this object was made, on the same ranks, in host memory.
+
+    It keeps a copy of what is trained: of all weights, or of the adapters alone. No second engine is needed:
+    for a forward pass of the reference its weights and the policy's change places.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._shards = {
+            name: local(tensor).detach().to("cpu", copy=True) for name, tensor in trainable(module).items()
+        }
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """In the block the module computes what the reference does."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for name, tensor in trainable(self._module).items():
+            here, kept = local(tensor), self._shards[name]
+            policy = here.to("cpu", copy=True)
+            here.copy_(kept)
+            kept.copy_(policy)
+
+    def save(self, path: str) -> None:
+        """Write the whole reference, for any number of ranks."""
+        with self.in_place():
+            write(trainable(self._module).items(), path)
+
+    def load(self, path: str) -> None:
+        """Become the reference that ``save`` wrote."""
+        with self.in_place():
+            read(path, trainable(self._module))
+
+
+# -- adapters ------------------------------------------------------------------------------------------
+
+
+def merged(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights W + (alpha / rank) B A of a model with adapters, by the names of the model without them.
+
+    Source: Hu et al. 2021 (LoRA), section 4.1. verl's own export would round to bfloat16.
+    """
+    state = module.state_dict()
+    layers = dict(adapted(module))
+    for name, tensor in state.items():
+        if ".lora_" in name:
+            continue
+        weight = whole(tensor)
+        stem = name.removesuffix(".base_layer.weight")
+        if stem != name:
+            down, up = (whole(state[f"{stem}.lora_{part}.{ADAPTER}.weight"]) for part in "AB")
+            delta = up @ down
+            layer = layers[stem]
+            weight = weight + layer.scaling[ADAPTER] * (delta.T if layer.fan_in_fan_out else delta)
+        yield _base_name(name), weight
+
+
+def adapted(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The layers that have an adapter, by name."""
+    from peft.tuners.lora import LoraLayer
+
+    return ((name, each) for name, each in module.named_modules() if isinstance(each, LoraLayer))
+
+
+def check_adapters(module: torch.nn.Module, tied: bool) -> None:
+    """Refuse adapters that ``merged`` could not put into the weights.
+
+    Raises:
+        ConfigError: one is on an embedding, or on an output layer that is the embedding too.
+    """
+    from peft.tuners.lora import Linear
+
+    for name, layer in adapted(module):
+        if not isinstance(layer, Linear) or (tied and _base_name(name) == "lm_head"):
+            raise ConfigError(
+                f"learner.lora.target_modules puts an adapter on {_base_name(name)!r}, which cannot be "
+                "merged into the weights that engines get: name linear layers that share their weights "
+                "with nothing, or leave it at all-linear."
+            )
+
+
+def _base_name(name: str) -> str:
+    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")

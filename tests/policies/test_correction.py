@@ -1,0 +1,179 @@
+"""Truncated and masked importance sampling, against their formulas in plain numpy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from environments.errors import ConfigError
+from policies.learning.algorithms import Algorithm, resolve
+from policies.learning.correction import correct
+from policies.learning.samples import TrainingSample
+from policies.learning.settings import AlgorithmConfig, CorrectionConfig
+
+RATIOS = {"g/0#0": [0.25, 1.0, 3.0], "g/0#1": [1.1], "g/1#0": [0.8, 0.5, 0.9, 6.0, 1.0]}
+"""Learner's over engine's probability of each sampled token."""
+
+
+def algorithm(**correction: object) -> Algorithm:
+    return resolve(AlgorithmConfig(correction=CorrectionConfig(**correction)))
+
+
+def sample(sample_id: str, ratios: list[float]) -> TrainingSample:
+    """Two sampled tokens, one of the environment, and then the rest."""
+    mask = (1,) * len(ratios) if len(ratios) < 3 else (1, 1, 0, *(1 for _ in ratios[2:]))
+    empty = TrainingSample(
+        sample_id=sample_id,
+        prompt_ids=(1,),
+        response_ids=(2,) * len(mask),
+        loss_mask=mask,
+        rollout_logprobs=(-1.0,) * len(mask),
+        turns=tuple(bit - 1 for bit in mask),
+        rewards=(0.0,) * len(mask),
+    )
+    return TrainingSample(
+        sample_id=sample_id,
+        prompt_ids=(1,),
+        response_ids=empty.response_ids,
+        loss_mask=mask,
+        rollout_logprobs=empty.on_sampled_tokens([-1.0] * len(ratios)),
+        turns=empty.turns,
+        rewards=empty.rewards,
+        old_logprobs=empty.on_sampled_tokens([math.log(ratio) - 1.0 for ratio in ratios]),
+        advantages=empty.on_sampled_tokens([2.0] * len(ratios)),
+    )
+
+
+SAMPLES = [sample(sample_id, ratios) for sample_id, ratios in RATIOS.items()]
+
+
+def weights(samples: list[TrainingSample]) -> list[list[float]]:
+    """Of the tokens that are trained; everything else has to be 0."""
+    result = []
+    for each in samples:
+        mask = np.array(each.loss_mask) == 1
+        assert not np.array(each.weights)[~mask].any() and not np.array(each.advantages)[~mask].any()
+        result.append(np.array(each.weights)[mask].tolist())
+    return result
+
+
+def assert_weights(samples: list[TrainingSample], expected: list[list[float]]) -> None:
+    for found, values in zip(weights(samples), expected, strict=True):
+        np.testing.assert_allclose(found, values, rtol=1e-5)
+
+
+def test_truncated_weights_per_token() -> None:
+    corrected, metrics = correct(SAMPLES, algorithm(level="token", truncate_above=2.0))
+    assert_weights(corrected, [[min(ratio, 2.0) for ratio in ratios] for ratios in RATIOS.values()])
+    assert [each.loss_mask for each in corrected] == [each.loss_mask for each in SAMPLES]
+    everything = np.concatenate(list(RATIOS.values()))
+    cut = np.minimum(everything, 2.0)
+    assert metrics["learn/weight_mean"] == pytest.approx(everything.mean(), rel=1e-5)
+    assert metrics["learn/weight_max"] == pytest.approx(6.0, rel=1e-5)
+    assert metrics["learn/weight_truncated_fraction"] == pytest.approx(2 / 9)
+    assert metrics["learn/weight_masked_fraction"] == 0.0
+    effective = cut.sum() ** 2 / (cut**2).sum() / len(cut)
+    assert metrics["learn/weight_effective_fraction"] == pytest.approx(effective, rel=1e-5)
+
+
+def test_truncated_weights_per_sequence_are_the_product_over_a_sample() -> None:
+    corrected, metrics = correct(SAMPLES, algorithm(level="sequence", truncate_above=2.0))
+    products = [min(math.prod(ratios), 2.0) for ratios in RATIOS.values()]
+    assert_weights(
+        corrected, [[each] * len(ratios) for each, ratios in zip(products, RATIOS.values(), strict=True)]
+    )
+    assert metrics["learn/weight_truncated_fraction"] == pytest.approx(5 / 9)
+
+
+def test_masked_tokens_leave_the_loss_and_its_denominator() -> None:
+    """The mean is one over what is trained: both of verl's masks come from ``loss_mask``."""
+    corrected, metrics = correct(SAMPLES, algorithm(level="token", mask_below=0.5, mask_above=2.5))
+    assert corrected[0].loss_mask == (0, 1, 0, 0)
+    assert corrected[2].loss_mask == (1, 1, 0, 1, 0, 1)
+    assert corrected[0].num_sampled_tokens == 1
+    assert corrected[0].turns == (-1, 0, -1, -1)
+    assert_weights(corrected, [[1.0], [1.1], [0.8, 0.5, 0.9, 1.0]])
+    assert metrics["learn/weight_masked_fraction"] == pytest.approx(3 / 9)
+    # What is left out, the environment's tokens too, has no number in any column.
+    assert corrected[0].old_logprobs == pytest.approx((0.0, -1.0, 0.0, 0.0))
+    assert corrected[0].rollout_logprobs == (0.0, -1.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "kept"),
+    [
+        ({"mask_below": 0.5, "truncate_above": 2.0}, [2, 1, 5]),
+        ({"mask_above": 2.5}, [2, 1, 4]),
+        ({"mask_above": 4.0, "truncate_above": 2.0}, [3, 1, 4]),
+    ],
+)
+def test_bounds_may_be_one_sided_or_of_both_kinds(bounds: dict[str, float], kept: list[int]) -> None:
+    corrected, _ = correct(SAMPLES, algorithm(level="token", **bounds))
+    assert [each.num_sampled_tokens for each in corrected] == kept
+    assert max(max(each.weights) for each in corrected) <= bounds.get("truncate_above", math.inf)
+
+
+def test_a_masked_sequence_comes_back_empty() -> None:
+    corrected, metrics = correct(SAMPLES, algorithm(level="sequence", mask_below=0.8, mask_above=2.0))
+    # The products are 0.75, 1.1 and 2.16.
+    assert [each.num_sampled_tokens for each in corrected] == [0, 1, 0]
+    assert metrics["learn/weight_masked_fraction"] == pytest.approx(8 / 9)
+    nothing, metrics = correct(SAMPLES[:1], algorithm(level="sequence", mask_below=0.8, mask_above=2.0))
+    assert nothing[0].num_sampled_tokens == 0
+    assert metrics["learn/weight_effective_fraction"] == 0.0
+
+
+def test_weights_stay_finite_however_far_the_policies_are_apart() -> None:
+    far = sample("g/2#0", [math.exp(-60), math.exp(60)])
+    for level in ("token", "sequence"):
+        (corrected,), metrics = correct([far], algorithm(level=level, truncate_above=2.0))
+        assert all(map(math.isfinite, corrected.weights)) and all(map(math.isfinite, metrics.values()))
+
+
+def test_without_a_level_the_gap_is_measured_and_nothing_is_changed() -> None:
+    unchanged, metrics = correct(SAMPLES, algorithm())
+    assert unchanged == SAMPLES
+    logs = np.log(np.concatenate(list(RATIOS.values())))
+    assert metrics == {
+        "learn/rollout_kl": pytest.approx(-logs.mean(), rel=1e-4),
+        "learn/rollout_k3_kl": pytest.approx((np.exp(logs) - logs - 1).mean(), rel=1e-4),
+    }
+
+
+def test_bypass_and_an_empty_batch_have_no_gap() -> None:
+    assert correct(SAMPLES, algorithm(mode="bypass")) == (SAMPLES, {})
+    assert correct([], algorithm(level="token", truncate_above=2.0)) == ([], {})
+
+
+@pytest.mark.parametrize(
+    ("correction", "message"),
+    [
+        ({"mode": "bypas"}, r"correction\.mode='bypas' .* Did you mean 'bypass'"),
+        ({"level": "turn", "truncate_above": 2.0}, r"correction\.level='turn' is not one of token, sequence"),
+        ({"truncate_above": 2.0}, r"truncate_above=2\.0 has no effect without algorithm\.correction\.level"),
+        ({"mask_below": 0.5}, r"mask_below=0\.5 has no effect without algorithm\.correction\.level"),
+        ({"level": "token"}, r"level=token without an upper bound"),
+        ({"level": "token", "mask_below": 0.5}, r"level=token without an upper bound"),
+        ({"mode": "bypass", "level": "token", "truncate_above": 2.0}, r"level='token' has no effect with"),
+        ({"mode": "bypass", "mask_above": 2.0}, r"mask_above=2\.0 has no effect with .*mode=bypass"),
+        ({"level": "token", "truncate_above": 0.5}, r"truncate_above=0\.5 has to be a number at least 1"),
+        ({"level": "token", "mask_above": 0.5}, r"mask_above=0\.5 has to be a number at least 1"),
+        (
+            {"level": "token", "mask_above": 2.0, "mask_below": 1.5},
+            r"mask_below=1\.5 has to be a number above 0 and at most 1",
+        ),
+        (
+            {"level": "token", "mask_above": 2.0, "mask_below": 0.0},
+            r"mask_below=0\.0 has to be a number above 0",
+        ),
+        (
+            {"level": "token", "truncate_above": 3.0, "mask_above": 2.0},
+            r"truncate_above=3\.0 has no effect with algorithm\.correction\.mask_above=2\.0",
+        ),
+    ],
+)
+def test_what_makes_no_sense_of_a_correction_is_refused(correction: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        algorithm(**correction)

@@ -1,0 +1,91 @@
+"""Which rank takes which samples, and in what layout verl gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from learner_samples import ragged_samples, with_random_columns
+
+from environments.errors import LearnerError
+from policies.learning.samples import TrainBatch, TrainingSample
+
+if TYPE_CHECKING:
+    from policies.learning.verl_data import Share
+
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
+
+
+def shares(samples: Sequence[TrainingSample], num_ranks: int, max_tokens: int = 1000) -> list[Share]:
+    from policies.learning.verl_data import Share
+
+    batch = TrainBatch(samples=tuple(samples))
+    return [Share(batch, rank, num_ranks, max_tokens) for rank in range(num_ranks)]
+
+
+def test_one_rank_keeps_the_order() -> None:
+    assert shares(ragged_samples(9), 1)[0].rows == list(ragged_samples(9))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("number", [1, 2, 9])
+def test_every_sample_is_in_one_share_and_all_shares_have_equally_many_rows(
+    number: int, num_ranks: int
+) -> None:
+    samples = ragged_samples(number)
+    parts = shares(samples, num_ranks)
+    assert len({len(part.rows) for part in parts}) == 1
+    rows = [row for part in parts for row in part.rows]
+    assert sorted(row.sample_id for row in rows if any(row.loss_mask)) == sorted(
+        sample.sample_id for sample in samples
+    )
+    assert len(rows) < number + num_ranks
+    assert all(part.unscored()["global_batch_size"] == number for part in parts)
+
+
+def test_the_ranks_have_equally_much_to_do() -> None:
+    samples = ragged_samples(40, most=400)
+    sizes = [sum(map(len, part.rows)) for part in shares(samples, 4)]
+    by_turns = [sum(map(len, samples[rank::4])) for rank in range(4)]
+    assert max(sizes) - min(sizes) < 20
+    assert max(by_turns) - min(by_turns) > 200
+
+
+def test_a_models_outputs_are_cut_to_the_response_and_keep_their_place() -> None:
+    samples = ragged_samples(5)
+    outputs: dict[int, torch.Tensor] = {}
+    for part in shares(samples, 2):
+        # What the model says at a token is about the next one: here, the next one itself.
+        rows = [torch.tensor((*row.prompt_ids, *row.response_ids, -1)[1:]) for row in part.rows]
+        outputs |= part.responses(torch.nested.as_nested_tensor(rows, layout=torch.jagged))
+    assert {index: tuple(row.tolist()) for index, row in outputs.items()} == {
+        index: sample.response_ids for index, sample in enumerate(samples)
+    }
+
+
+def test_a_masked_sample_counts_in_no_mean() -> None:
+    samples = with_random_columns(ragged_samples(3))
+    masked = replace(samples[0], loss_mask=(0,) * len(samples[0].loss_mask), advantages=())
+    data = shares([masked, *samples[1:]], 1)[0].scored({"advantages": "advantages"})
+    assert data["global_batch_size"] == 2
+    assert int(data["loss_mask"].values().sum()) == sum(sample.num_sampled_tokens for sample in samples[1:])
+    assert not data["advantages"].unbind()[0].any()
+
+
+def test_the_supervised_mask_covers_prompt_and_response_and_trains_the_response() -> None:
+    sample = ragged_samples(1)[0]
+    data = shares([sample], 1)[0].supervised()
+    mask = data["loss_mask"].unbind()[0].tolist()
+    assert mask == [0] * len(sample.prompt_ids) + list(sample.loss_mask)
+
+
+def test_a_sample_of_the_wrong_length_or_too_long_is_refused() -> None:
+    sample = ragged_samples(1)[0]
+    short = replace(sample, advantages=(1.0,))
+    with pytest.raises(LearnerError, match=r"Sample '0' has 1 advantages for \d+ response tokens"):
+        shares([short], 1)[0].scored({"advantages": "advantages"})
+    with pytest.raises(LearnerError, match=f"has {len(sample)} tokens, .*=10 is all .* raise it"):
+        shares([sample], 1, max_tokens=10)

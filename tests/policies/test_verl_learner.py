@@ -1,0 +1,411 @@
+"""The learner on one rank, in this process: scores, updates, reference policy, adapters, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from learner_samples import batches, ragged_samples
+from transformers_reference import load, token_logprobs, weights_of
+
+from environments.errors import ConfigError, LearnerError
+from policies.learning.samples import TrainBatch, TrainingSample, padding_sample
+from policies.learning.settings import (
+    AlgorithmConfig,
+    CorrectionConfig,
+    KLConfig,
+    LearnerConfig,
+    LoRAConfig,
+    OptimizerConfig,
+)
+
+if TYPE_CHECKING:
+    from conftest import MakeRank
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module"),  # nothing changes its output in place
+    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings"),
+]
+
+FROZEN = OptimizerConfig(lr=0.0)
+FAST = OptimizerConfig(lr=1e-3)
+WITH_REFERENCE = AlgorithmConfig(kl=KLConfig(place="loss", coef=0.1, estimator="k3"))
+ADAPTED = LearnerConfig(lora=LoRAConfig(rank=4))
+
+
+def weights(rank: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in rank.weights()}
+
+
+def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    assert set(ours) == set(theirs)
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def step(rank: Any, optimizer: OptimizerConfig = FAST) -> Any:
+    """One update from a fresh optimizer."""
+    rank.begin_phase(optimizer, 100)
+    return rank.update(rank.score(batches()))
+
+
+def old_logprobs(rank: Any) -> list[tuple[float, ...]]:
+    return [sample.old_logprobs for batch in rank.score(batches()) for sample in batch.samples]
+
+
+def reference_logprobs(rank: Any) -> list[tuple[float, ...]]:
+    return [sample.reference_logprobs for batch in rank.score(batches()) for sample in batch.samples]
+
+
+# -- score and update ----------------------------------------------------------------------------------
+
+
+def test_a_score_is_the_log_probability_of_the_sampled_tokens(make_rank: MakeRank, tiny_model: Path) -> None:
+    batch = TrainBatch(samples=ragged_samples(), temperature=0.7)
+    scored = make_rank(LearnerConfig(micro_batch_tokens=200)).score([batch])[0]
+    model = load(tiny_model)
+    for sample in scored.samples:
+        with torch.no_grad():
+            expected = token_logprobs(model, sample.prompt_ids, sample.response_ids, 0.7)
+        expected *= torch.tensor(sample.loss_mask)
+        torch.testing.assert_close(torch.tensor(sample.old_logprobs), expected, rtol=0, atol=1e-4)
+    blank = [replace(sample, old_logprobs=()) for sample in scored.samples]
+    assert blank == list(batch.samples)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_learning_rate_of_zero_leaves_ratio_and_weights_alone(
+    make_rank: MakeRank, tiny_model: Path, temperature: float
+) -> None:
+    rank = make_rank(LearnerConfig(micro_batch_tokens=200, optimizer=FROZEN))
+    batch = TrainBatch(samples=ragged_samples(), temperature=temperature)
+    scored = rank.score([batch, batch])  # the second would see what the first has done
+    update = rank.update(scored)
+    assert update.num_optimizer_steps == 2
+    assert update.metrics["learn/ratio_mean"] == update.metrics["learn/ratio_max"] == 1
+    assert update.metrics["learn/kl"] == update.metrics["learn/clip_fraction"] == 0
+    assert update.metrics["learn/grad_norm"] > 0
+    assert rank.score([batch, batch]) == scored
+    assert_same(weights(rank), weights_of(tiny_model))
+
+
+def test_a_learning_rate_above_zero_moves_both(make_rank: MakeRank, tiny_model: Path) -> None:
+    """The counterpart of the test before: its assertions do fail once something is learned."""
+    rank = make_rank()
+    before = old_logprobs(rank)
+    metrics = step(rank).metrics
+    assert metrics["learn/ratio_max"] > 1.01
+    assert abs(metrics["learn/kl"]) > 1e-4
+    assert old_logprobs(rank) != before
+
+
+def expected_grad_norm(model_path: Path, samples: Sequence[TrainingSample]) -> float:
+    """The norm of the policy gradient, averaged over tokens, where the ratio is 1: by autograd alone."""
+    model = load(model_path)
+    losses, count = [], 0
+    for sample in samples:
+        logprobs = token_logprobs(model, sample.prompt_ids, sample.response_ids, temperature=1.0)
+        losses.append(-(torch.tensor(sample.advantages) * logprobs).sum())
+        count += sum(sample.loss_mask)
+    (sum(losses) / count).backward()
+    return float(torch.stack([each.grad.norm() for each in model.parameters()]).norm())
+
+
+def test_the_gradient_depends_neither_on_micro_batches_nor_on_padding(
+    make_rank: MakeRank, tiny_model: Path
+) -> None:
+    norms = []
+    for micro_batch_tokens in (16384, 200, 120):
+        rank = make_rank(LearnerConfig(micro_batch_tokens=micro_batch_tokens, optimizer=FROZEN))
+        for rows in (0, 3):
+            batch = TrainBatch(samples=ragged_samples() + (padding_sample(1),) * rows)
+            norms.append(rank.update(rank.score([batch])).metrics["learn/grad_norm"])
+    assert norms == pytest.approx([norms[0]] * 6, rel=1e-5)
+    assert norms[0] == pytest.approx(expected_grad_norm(tiny_model, ragged_samples()), rel=1e-4)
+
+
+def test_the_learning_rate_follows_its_schedule(make_rank: MakeRank) -> None:
+    rank = make_rank()
+    rank.begin_phase(OptimizerConfig(lr=1.0, schedule="cosine", warmup_steps=2, min_lr_ratio=0.1), 6)
+    rates = [rank.engine.lr_scheduler.get_last_lr()[0]]
+    for _ in range(6):
+        rank.engine.optimizer.step()
+        rates.append(rank.engine.lr_scheduler_step())
+    # half a cosine from 1 to 0.1 over the four steps after the warm-up
+    assert rates == pytest.approx([0, 0.5, 1, 0.868, 0.55, 0.232, 0.1], abs=1e-3)
+
+
+def test_an_update_is_one_step_of_the_schedule_however_many_mini_batches(make_rank: MakeRank) -> None:
+    rank = make_rank()
+    rank.begin_phase(OptimizerConfig(lr=1.0, warmup_steps=10), 100)
+    rank.update(rank.score(batches(3)))
+    assert rank.engine.lr_scheduler.get_last_lr() == pytest.approx([0.1])
+
+
+def test_entropy_is_reported_always_and_exactly_where_it_is_rewarded(
+    make_rank: MakeRank, tiny_model: Path
+) -> None:
+    plain, rewarded = make_rank(), make_rank(algorithm=AlgorithmConfig(entropy_coef=0.01))
+    scored = plain.score(batches(1))
+    estimated, exact = plain.update(scored).metrics, rewarded.update(scored).metrics
+    model, entropies, surprises = load(tiny_model), [], []
+    for sample in scored[0].samples:
+        mask = torch.tensor(sample.loss_mask, dtype=torch.bool)
+        with torch.no_grad():
+            logits = model(torch.tensor([sample.prompt_ids + sample.response_ids])).logits[0]
+        logprobs = logits[len(sample.prompt_ids) - 1 : -1].log_softmax(-1)[mask]
+        entropies.append(-(logprobs.exp() * logprobs).sum(-1))
+        surprises.append(-torch.tensor(sample.old_logprobs)[mask])
+    assert exact["learn/entropy_bonus"] == pytest.approx(torch.cat(entropies).mean().item(), rel=1e-4)
+    assert exact["learn/entropy"] == pytest.approx(torch.cat(surprises).mean().item(), rel=1e-4)
+    assert estimated["learn/entropy"] == exact["learn/entropy"]
+    assert "learn/entropy_bonus" not in estimated
+
+
+def test_the_mismatch_is_that_between_engine_and_learner(make_rank: MakeRank) -> None:
+    rank = make_rank(LearnerConfig(optimizer=FROZEN))
+    scored = rank.score(batches(1))
+    true = scored[0].samples[0]
+    off = replace(true, rollout_logprobs=tuple(value + 0.5 for value in true.old_logprobs))
+    exact = replace(scored[0].samples[1], rollout_logprobs=scored[0].samples[1].old_logprobs)
+    metrics = rank.update([TrainBatch(samples=(off, exact))]).metrics
+    share = off.num_sampled_tokens / (off.num_sampled_tokens + exact.num_sampled_tokens)
+    assert metrics["learn/rollout_logprob_diff_max"] == pytest.approx(0.5, rel=1e-4)
+    assert metrics["learn/rollout_logprob_diff_mean"] == pytest.approx(0.5 * share, rel=1e-4)
+    assert metrics["learn/rollout_logprob_diff_share"] == pytest.approx(share)
+
+
+def test_in_bypass_mode_the_old_policy_is_the_engines(make_rank: MakeRank) -> None:
+    learner = LearnerConfig(optimizer=FROZEN)
+    rank = make_rank(learner, AlgorithmConfig(correction=CorrectionConfig(mode="bypass")))
+    scored = rank.score(batches(1))
+    for sample in scored[0].samples:
+        assert sample.old_logprobs == sample.rollout_logprobs
+    own = make_rank(learner)
+    metrics, measured = rank.update(scored).metrics, own.update(own.score(batches(1))).metrics
+    assert metrics["learn/ratio_max"] > 1
+    for name in ("learn/rollout_logprob_diff_max", "learn/rollout_logprob_diff_mean"):
+        assert metrics[name] == pytest.approx(measured[name], rel=1e-4)
+
+
+# -- what is refused -----------------------------------------------------------------------------------
+
+
+def test_samples_that_were_not_scored_are_refused(make_rank: MakeRank) -> None:
+    with pytest.raises(LearnerError, match=r"Sample '0' has 0 old_logprobs for \d+ response tokens: score"):
+        make_rank().update(batches())
+
+
+def test_a_sample_that_does_not_fit_through_the_model_is_refused(make_rank: MakeRank) -> None:
+    with pytest.raises(LearnerError, match=r"has \d+ tokens, but learner.micro_batch_tokens=64 .* raise it"):
+        make_rank(LearnerConfig(micro_batch_tokens=64)).score(batches())
+
+
+def test_a_mini_batch_that_a_correction_has_masked_takes_no_step(make_rank: MakeRank) -> None:
+    rank = make_rank()
+    rank.begin_phase(FAST, 100)
+    scored = rank.score(batches())
+    masked = TrainBatch(
+        samples=tuple(replace(each, loss_mask=(0,) * len(each.loss_mask)) for each in scored[0].samples)
+    )
+    before = weights(rank)
+    nothing = rank.update([masked])
+    assert (nothing.num_optimizer_steps, nothing.metrics) == (0, {})
+    assert_same(weights(rank), before)
+    assert rank.update([masked, scored[1]]).num_optimizer_steps == 1
+    with pytest.raises(LearnerError, match="without a single sampled token"):
+        rank.fit([masked])
+
+
+def test_an_option_that_verl_does_not_know_is_refused(make_rank: MakeRank) -> None:
+    with pytest.raises(ConfigError, match=r"verl refuses learner.verl.engine: .*no_such"):
+        make_rank(LearnerConfig(verl={"engine": {"no_such": 1}}))
+    with pytest.raises(ConfigError, match=r"learner.verl has \['engin'\]"):
+        make_rank(LearnerConfig(verl={"engin": {}}))
+
+
+# -- the reference policy ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("learner", [LearnerConfig(), ADAPTED], ids=["all weights", "adapters"])
+def test_the_reference_is_the_policy_at_the_beginning_of_its_phase(
+    make_rank: MakeRank, learner: LearnerConfig
+) -> None:
+    rank = make_rank(learner, WITH_REFERENCE)
+    rank.begin_phase(FAST, 100)
+    rank.fit(batches())  # a warm start
+    rank.begin_phase(FAST, 100)
+    beginning = old_logprobs(rank)
+    assert reference_logprobs(rank) == beginning
+    assert rank.update(rank.score(batches(1))).metrics["learn/kl_loss"] == 0
+    assert rank.update(rank.score(batches())).metrics["learn/kl_loss"] > 1e-6
+    assert reference_logprobs(rank) == beginning
+    assert old_logprobs(rank) != beginning
+
+
+# -- checkpoints ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("learner", [LearnerConfig(), ADAPTED], ids=["all weights", "adapters"])
+def test_a_loaded_checkpoint_goes_on_bit_by_bit(
+    make_rank: MakeRank, tmp_path: Path, learner: LearnerConfig
+) -> None:
+    first = make_rank(learner, WITH_REFERENCE)
+    first.begin_phase(FAST, 100)
+    first.update(first.score(batches()))
+    first.save(str(tmp_path))
+    first.update(first.score(batches()))
+    second = make_rank(learner, WITH_REFERENCE, seed=1)
+    step(second)  # so that there is something to be overwritten
+    second.begin_phase(FAST, 100)
+    assert second.load(str(tmp_path)) is None
+    second.update(second.score(batches()))
+    assert_same(weights(second), weights(first))
+    assert reference_logprobs(second) == reference_logprobs(first)
+
+
+def written_by_two_ranks(folder: Path) -> None:
+    """Have the checkpoint look as if another number of ranks had written it."""
+    for path in folder.glob("*world_size_1_rank_0.pt"):
+        path.rename(folder / path.name.replace("world_size_1", "world_size_2"))
+
+
+@pytest.mark.parametrize("learner", [LearnerConfig(), ADAPTED], ids=["all weights", "adapters"])
+def test_a_checkpoint_of_another_number_of_ranks_restores_weights_reference_and_schedule(
+    make_rank: MakeRank, tmp_path: Path, learner: LearnerConfig
+) -> None:
+    optimizer = OptimizerConfig(lr=1e-3, warmup_steps=4)
+    first = make_rank(learner, WITH_REFERENCE)
+    first.begin_phase(optimizer, 100)
+    first.update(first.score(batches()))
+    first.save(str(tmp_path))
+    written_by_two_ranks(tmp_path)
+    second = make_rank(learner, WITH_REFERENCE, seed=1)
+    step(second)
+    second.begin_phase(optimizer, 100)
+    left_out = second.load(str(tmp_path))
+    assert left_out is not None
+    assert "written by 2 learner rank(s) and is loaded by 1" in left_out
+    assert "optimizer" in left_out
+    assert_same(weights(second), weights(first))
+    assert reference_logprobs(second) == reference_logprobs(first)
+    assert second.engine.optimizer.param_groups[0]["lr"] == pytest.approx(0.25e-3)
+    assert second.update(second.score(batches())).metrics["learn/lr"] == pytest.approx(0.5e-3)
+
+
+def test_a_checkpoint_that_does_not_fit_the_settings_is_refused(make_rank: MakeRank, tmp_path: Path) -> None:
+    plain = make_rank()
+    with pytest.raises(ConfigError, match="is not a whole checkpoint"):
+        plain.load(str(tmp_path))
+    plain.save(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"reference.safetensors is missing: .* other settings"):
+        make_rank(algorithm=WITH_REFERENCE).load(str(tmp_path))
+    adapted = make_rank(ADAPTED)
+    with pytest.raises(ConfigError, match=r"of rank 0 and alpha 0, .* learner.lora.rank=4 .*: resume with"):
+        adapted.load(str(tmp_path))
+    adapted.save(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"of rank 4 and alpha 16, .*rank=4 and alpha 8: resume with"):
+        make_rank(LearnerConfig(lora=LoRAConfig(rank=4, alpha=8))).load(str(tmp_path))
+
+
+# -- adapters ------------------------------------------------------------------------------------------
+
+
+def test_adapters_are_merged_into_what_is_published_and_saved(
+    make_rank: MakeRank, tiny_model: Path, tmp_path: Path
+) -> None:
+    from peft import PeftModel
+
+    rank = make_rank(ADAPTED)
+    assert_same(weights(rank), weights_of(tiny_model))
+    step(rank, OptimizerConfig(lr=1e-2))
+    rank.save(str(tmp_path))
+    assert_same(weights(rank), weights_of(tmp_path / "huggingface"))
+    merged = load(tmp_path / "huggingface")
+    adapted = PeftModel.from_pretrained(load(tiny_model), tmp_path / "adapter")
+    base = load(tiny_model)
+    for sample in rank.score(batches(1))[0].samples[:2]:
+        mask = torch.tensor(sample.loss_mask)
+        ours = torch.tensor(sample.old_logprobs)
+        with torch.no_grad():
+            theirs, apart, before = (
+                token_logprobs(model, sample.prompt_ids, sample.response_ids, 1.0) * mask
+                for model in (merged, adapted, base)
+            )
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+        torch.testing.assert_close(ours, apart, rtol=0, atol=1e-4)
+        assert (ours - before).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("layers", [".*embed_tokens", "lm_head"])
+def test_an_adapter_that_cannot_be_merged_is_refused(make_rank: MakeRank, layers: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"learner.lora.target_modules puts an adapter on .*cannot be merged"
+    ):
+        make_rank(LearnerConfig(lora=LoRAConfig(rank=4, target_modules=layers)))
+
+
+def test_adapters_on_no_layer_are_refused(make_rank: MakeRank) -> None:
+    with pytest.raises(ConfigError, match=r"learner.lora.target_modules='no_such_layer': .*not found"):
+        make_rank(LearnerConfig(lora=LoRAConfig(rank=4, target_modules="no_such_layer")))
+
+
+# -- the critic ----------------------------------------------------------------------------------------
+
+
+def valued(critic: Any) -> list[TrainBatch]:
+    """Batches whose return is 1 at every token of every other sample, and 0 in between."""
+    result = []
+    for batch, rows in zip(batches(), critic.values(batches()), strict=True):
+        samples = [
+            replace(sample, values=row, returns=tuple(float(index % 2 and bit) for bit in sample.loss_mask))
+            for index, (sample, row) in enumerate(zip(batch.samples, rows, strict=True))
+        ]
+        result.append(TrainBatch(samples=tuple(samples)))
+    return result
+
+
+def test_a_critic_begins_at_zero_and_learns_what_states_are_worth(make_critic_rank: MakeRank) -> None:
+    critic = make_critic_rank()
+    critic.begin_phase(OptimizerConfig(lr=5e-3), 100)
+    first = valued(critic)
+    assert {value for batch in first for sample in batch.samples for value in sample.values} == {0.0}
+    reported = [critic.update(first[:1]), *(critic.update(valued(critic)) for _ in range(8))]
+    returns = torch.cat([torch.tensor(sample.returns) for sample in first[0].samples])
+    count = sum(sample.num_sampled_tokens for sample in first[0].samples)
+    assert reported[0]["learn/value_loss"] == pytest.approx((returns**2).sum().item() / count / 2)
+    assert reported[0]["learn/explained_variance"] == pytest.approx(0)
+    assert reported[-1]["learn/value_loss"] < 0.5 * reported[0]["learn/value_loss"]
+    assert reported[-1]["learn/explained_variance"] > 0.3
+    assert {"learn/value_grad_norm", "learn/value_clip_fraction", "learn/value_lr"} <= set(reported[0])
+
+
+def test_returns_that_are_all_the_same_explain_nothing(make_critic_rank: MakeRank) -> None:
+    critic = make_critic_rank()
+    same = [
+        TrainBatch(
+            samples=tuple(replace(each, returns=tuple(map(float, each.loss_mask))) for each in batch.samples)
+        )
+        for batch in valued(critic)
+    ]
+    assert "learn/explained_variance" not in critic.update(same)
+
+
+@pytest.mark.parametrize("other_ranks", [False, True])
+def test_a_critics_checkpoint_restores_its_values(
+    make_critic_rank: MakeRank, tmp_path: Path, other_ranks: bool
+) -> None:
+    critic, other = make_critic_rank(), make_critic_rank(seed=1)
+    critic.begin_phase(FAST, 100)
+    critic.update(valued(critic))
+    critic.update(valued(critic))
+    critic.save(str(tmp_path))
+    if other_ranks:
+        written_by_two_ranks(tmp_path)
+    assert other.values(batches()) != critic.values(batches())
+    assert (other.load(str(tmp_path)) is None) is not other_ranks
+    assert other.values(batches()) == critic.values(batches())
