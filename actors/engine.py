@@ -293,7 +293,7 @@ class AgentExecutionEngine:
         orders = self._orders(rows, indices)
         index_of = {order.rollout_id: index for order, index in zip(orders, indices, strict=True)}
         await crew.fleet.submit.remote(orders)
-        arriving = crew.stream.trajectories(len(orders), crew.fleet)
+        arriving = crew.stream.trajectories(len(orders))
         while (trajectory := await asyncio.to_thread(next, arriving, None)) is not None:
             yield index_of[trajectory.rollout_id], trajectory
 
@@ -326,6 +326,7 @@ class AgentExecutionEngine:
             fleet = RolloutFleet.remote(  # type: ignore[attr-defined]
                 self._pair, sampler, stream.queue, self._limits, self._config
             )
+            stream.connect(fleet)
             self._crew = _Crew(sampler, stream, fleet)
         if num_actors > self._num_started:
             ray.get(self._crew.fleet.resize.remote(num_actors))

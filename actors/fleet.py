@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +33,8 @@ MAX_START_FAILURES = 3
 class FleetStatus:
     """What the fleet is doing: orders that wait, rollouts in play, actors lost since it started.
 
-    Of ``num_actors``, ``num_ready`` are up and can play.
+    Of ``num_actors``, ``num_ready`` are up and can play. ``busy_seconds`` are those that all actors together
+    have played since the fleet started.
     """
 
     num_actors: int
@@ -40,13 +42,15 @@ class FleetStatus:
     num_waiting: int
     num_running: int
     num_lost: int
+    busy_seconds: float
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class _Attempt:
     """A try at an order. An order that is tried again goes before all that came after it."""
 
-    position: int
+    position: tuple[bool, int]
+    """Whether it can wait for the urgent ones, and when it was submitted."""
     order: RolloutOrder = field(compare=False)
     number: int = field(default=1, compare=False)
 
@@ -79,7 +83,9 @@ class RolloutFleet:
         self._finished: asyncio.Queue[Trajectory] = asyncio.Queue(MAX_UNDELIVERED)
         self._delivery: asyncio.Task[None] | None = None
         self._slots: dict[int, asyncio.Task[None]] = {}
-        self._playing: set[int] = set()
+        self._playing: dict[int, float] = {}
+        """Since when each busy slot plays."""
+        self._busy_seconds = 0.0
         self._num_ready = 0
         self._num_lost = 0
 
@@ -96,9 +102,9 @@ class RolloutFleet:
                 self._slots[index] = asyncio.create_task(self._slot(index))
 
     async def submit(self, orders: Sequence[RolloutOrder]) -> None:
-        """Queue orders for the next free actors."""
+        """Queue orders for the next free actors, urgent ones before all others."""
         for order in orders:
-            self._attempts.put_nowait(_Attempt(self._num_submitted, order))
+            self._attempts.put_nowait(_Attempt((not order.urgent, self._num_submitted), order))
             self._num_submitted += 1
 
     async def status(self) -> FleetStatus:
@@ -108,14 +114,21 @@ class RolloutFleet:
             The error of a slot or of the delivery that has died: a fleet with a bug must not look idle. A
             slot whose actors do not start is only missing, as long as another one is alive.
         """
+        if self._delivery is not None and self._delivery.done():
+            self._delivery.result()  # raises: it has no end of its own
         alive = any(not slot.done() for slot in self._slots.values())
-        for task in (self._delivery, *self._slots.values()):
-            error = task.exception() if task is not None and task.done() and not task.cancelled() else None
+        for slot in self._slots.values():
+            error = slot.exception() if slot.done() and not slot.cancelled() else None
             if error is not None and not (alive and isinstance(error, RayActorError)):
                 raise error
-        num_actors = sum(not slot.done() for slot in self._slots.values())
+        now = time.monotonic()
         return FleetStatus(
-            num_actors, self._num_ready, self._attempts.qsize(), len(self._playing), self._num_lost
+            num_actors=sum(not slot.done() for slot in self._slots.values()),
+            num_ready=self._num_ready,
+            num_waiting=self._attempts.qsize(),
+            num_running=len(self._playing),
+            num_lost=self._num_lost,
+            busy_seconds=self._busy_seconds + sum(now - since for since in self._playing.values()),
         )
 
     async def _slot(self, index: int) -> None:
@@ -144,7 +157,7 @@ class RolloutFleet:
         """Play orders with ``actor`` until it is lost, or one too many."""
         while index < self._config.num_actors:
             attempt = await self._attempts.get()
-            self._playing.add(index)
+            self._playing[index] = time.monotonic()
             trajectory, usable = await self._play(attempt.order, actor)
             reason = trajectory.termination_reason
             assert reason is not None
@@ -155,7 +168,8 @@ class RolloutFleet:
                 if reason.is_failure and attempt.number > 1:
                     trajectory.error = f"{trajectory.error}\n(after {attempt.number} attempts)"
                 await self._finished.put(trajectory)
-            self._playing.discard(index)  # not before: a slot that shrinking finds idle is cancelled
+            # Not before: a slot that shrinking finds idle is cancelled.
+            self._busy_seconds += time.monotonic() - self._playing.pop(index)
             if not usable:
                 self._num_lost += 1
                 return

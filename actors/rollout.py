@@ -83,6 +83,8 @@ class RolloutOrder:
     """For an environment that wants a seed and whose task has none: the same for all of a group."""
     min_version: int = 0
     """The oldest policy version that may sample for it."""
+    urgent: bool = False
+    """Whether it goes before the orders that are not: an evaluation does not wait for training."""
 
 
 def run_rollout(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 import ray
@@ -23,60 +23,115 @@ WHY_NOT = (
 )
 ASKED_IN_ADVANCE = 4
 """Trajectories asked of the queue before they are there, so that nobody waits for its answers in turn."""
+BASELINE = "greedy"
+"""The member of a group that is rolled out greedily, for the algorithms that compare with it."""
 
 
 class TrajectoryStream:
-    """Trajectories as they finish, and groups as they are complete.
+    """Trajectories as they finish, and groups when they are complete.
 
-    The queue holds at most ``capacity`` trajectories: a fleet that is ahead of its consumer waits.
+    The queue holds at most ``capacity`` trajectories: a fleet that is ahead of its consumer waits. Connect
+    the fleet before anything is taken: it is asked what holds it up when nothing comes.
     """
 
     def __init__(self, capacity: int) -> None:
         self.queue = Queue(maxsize=capacity, actor_options={"num_cpus": 0})
+        self._fleet: ray.actor.ActorHandle | None = None
+        self._asked: deque[ray.ObjectRef] = deque()
+        self._patience = START_SECONDS / POLL_SECONDS
+        self._groups: dict[str, dict[str, Trajectory | None]] = {}
+        """Of each group that was ordered: its rollout ids, and what has come back of them."""
 
-    def trajectories(self, count: int, fleet: ray.actor.ActorHandle) -> Iterator[Trajectory]:
+    def connect(self, fleet: ray.actor.ActorHandle) -> None:
+        """Take trajectories from ``fleet`` from now on."""
+        self._fleet = fleet
+
+    def trajectories(self, count: int) -> Iterator[Trajectory]:
         """The next ``count`` trajectories in the order in which they finish.
-
-        Has to be read to its end: a few trajectories are always asked for in advance.
 
         Raises:
             RayActorError, or the fleet's own error: nobody is left who could deliver.
         """
-        asked: list[ray.ObjectRef] = []
-        patience = START_SECONDS / POLL_SECONDS
-        while count:
-            while len(asked) < min(count, ASKED_IN_ADVANCE):
-                asked.append(self.queue.actor.get.remote(POLL_SECONDS))
-            first = asked.pop(0)  # they are answered in the order in which they were asked
-            try:
-                yield ray.get(first)
-            except Empty:
-                status = ray.get(fleet.status.remote())  # raises where it would be waited for ever
-                patience -= not status.num_ready
-                if patience == 0:
-                    logger.warning("Of %d rollout actors none is up yet: %s", status.num_actors, WHY_NOT)
-            else:
-                count -= 1
+        for _ in range(count):
+            yield self._next()
 
-    def groups(
-        self, orders: Sequence[RolloutOrder], fleet: ray.actor.ActorHandle
-    ) -> Iterator[TrajectoryGroup]:
-        """The groups that ``orders`` belong to, each as soon as its last trajectory is there."""
-        sizes: dict[str, int] = defaultdict(int)
-        group_of: dict[str, str] = {}
+    def order(self, orders: Sequence[RolloutOrder]) -> None:
+        """Have ``orders`` rolled out. All orders of a group have to come in the same call."""
         for order in orders:
-            sizes[order.group_id] += 1
-            group_of[order.rollout_id] = order.group_id
-        members: dict[str, list[Trajectory]] = defaultdict(list)
-        for trajectory in self.trajectories(len(orders), fleet):
-            group_id = group_of[trajectory.rollout_id]
-            members[group_id].append(trajectory)
-            if len(members[group_id]) == sizes[group_id]:
-                trajectories = sorted(members.pop(group_id), key=lambda each: each.rollout_id)
-                yield TrajectoryGroup(
-                    group_id=group_id, task=trajectories[0].task, trajectories=tuple(trajectories)
-                )
+            self._groups.setdefault(order.group_id, {})[order.rollout_id] = None
+        self._send(orders)
+
+    def take(self, group_id: str) -> TrajectoryGroup:
+        """The group ``group_id``, as soon as its last trajectory is there. Raises as ``trajectories`` does."""
+        while None in (members := self._groups[group_id]).values():
+            self._keep(self._next())
+        del self._groups[group_id]
+        return _group(group_id, members)
+
+    def groups(self, orders: Sequence[RolloutOrder]) -> Iterator[TrajectoryGroup]:
+        """Have ``orders`` rolled out; their groups, each as soon as it is complete."""
+        self.order(orders)
+        waiting = {order.group_id for order in orders}
+        while waiting:
+            group_id = self._keep(self._next())
+            if group_id in waiting and None not in self._groups[group_id].values():
+                waiting.remove(group_id)
+                yield self.take(group_id)
+
+    # -- what a checkpoint holds ---------------------------------------------------------------------
+
+    def finished(self) -> list[Trajectory]:
+        """The trajectories that are there and were not taken yet."""
+        return [each for members in self._groups.values() for each in members.values() if each is not None]
+
+    def restore(self, orders: Sequence[RolloutOrder], finished: Sequence[Trajectory]) -> None:
+        """``order``, but for what is ``finished`` already: a resumed run plays nothing twice."""
+        there = {trajectory.rollout_id: trajectory for trajectory in finished}
+        for order in orders:
+            members = self._groups.setdefault(order.group_id, {})
+            members[order.rollout_id] = there.get(order.rollout_id)
+        self._send([order for order in orders if order.rollout_id not in there])
 
     def close(self) -> None:
         """End the queue's actor."""
         self.queue.shutdown(force=True)
+
+    # -- the queue -----------------------------------------------------------------------------------
+
+    def _send(self, orders: Sequence[RolloutOrder]) -> None:
+        assert self._fleet is not None, "connect() comes first"
+        ray.get(self._fleet.submit.remote(list(orders)))
+
+    def _keep(self, trajectory: Trajectory) -> str:
+        group_id, _, _ = trajectory.rollout_id.rpartition("/")
+        self._groups[group_id][trajectory.rollout_id] = trajectory
+        return group_id
+
+    def _next(self) -> Trajectory:
+        assert self._fleet is not None, "connect() comes first"
+        while True:
+            while len(self._asked) < ASKED_IN_ADVANCE:
+                self._asked.append(self.queue.actor.get.remote(POLL_SECONDS))
+            first = self._asked.popleft()  # they are answered in the order in which they were asked
+            try:
+                trajectory: Trajectory = ray.get(first)
+            except Empty:
+                self._ask_why()
+            else:
+                return trajectory
+
+    def _ask_why(self) -> None:
+        """Raise where it would be waited for ever, and say so where no rollout actor is up."""
+        assert self._fleet is not None
+        status = ray.get(self._fleet.status.remote())
+        self._patience -= not status.num_ready
+        if self._patience == 0:
+            logger.warning("Of %d rollout actors none is up yet: %s", status.num_actors, WHY_NOT)
+
+
+def _group(group_id: str, members: dict[str, Trajectory | None]) -> TrajectoryGroup:
+    baseline = members.pop(f"{group_id}/{BASELINE}", None)
+    trajectories = tuple(members[rollout_id] for rollout_id in sorted(members))
+    complete = tuple(each for each in trajectories if each is not None)
+    assert len(complete) == len(trajectories), "a group is taken when it is complete"
+    return TrajectoryGroup(group_id=group_id, task=complete[0].task, trajectories=complete, baseline=baseline)

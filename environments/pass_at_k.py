@@ -79,9 +79,13 @@ def compute_pass_at_k(results: Iterable[Trajectory], ks: Sequence[int] | None = 
     return table
 
 
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """The unbiased estimate for one problem, for k up to ``num_samples`` (Chen et al. 2021, equation 1)."""
+    return 1 - comb(num_samples - num_correct, k) / comb(num_samples, k)
+
+
 def _mean_estimate(problems: list[list[bool]], k: int) -> float:
-    estimates = [1 - comb(len(p) - sum(p), k) / comb(len(p), k) for p in problems]
-    return sum(estimates) / len(estimates)
+    return sum(pass_at_k(len(each), sum(each), k) for each in problems) / len(problems)
 
 
 def _default_ks(largest: int) -> list[int]:

@@ -81,12 +81,14 @@ def check_resources(config: TrainConfig) -> None:
     """
     there = ray.cluster_resources()
     on_gpu = config.learner.device == "cuda"
+    num_replicas = config.server.num_replicas + config.evaluation.num_replicas
+    num_actors = config.fleet.num_actors * (2 if config.evaluation.num_replicas else 1)
     cpus = (
         config.learner.num_workers
-        + config.server.num_replicas * config.server.num_cpus
-        + config.fleet.num_actors * config.fleet.num_cpus_per_actor
+        + num_replicas * config.server.num_cpus
+        + num_actors * config.fleet.num_cpus_per_actor
     )
-    gpus = config.server.num_replicas * config.server.engine.num_gpus + config.learner.num_workers * on_gpu
+    gpus = num_replicas * config.server.engine.num_gpus + config.learner.num_workers * on_gpu
     for name, needed, remedy in (
         ("CPU", cpus, "learner.num_workers, server.num_replicas, server.num_cpus or fleet.num_actors"),
         ("GPU", gpus, "learner.num_workers or server.num_replicas, or set learner.device=cpu"),

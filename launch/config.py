@@ -13,10 +13,17 @@ from typing import Any, get_type_hints
 
 from actors.settings import FleetConfig, ServerConfig
 from environments.errors import ConfigError
-from policies.learning.advantages import GROUP_ESTIMATORS
-from policies.learning.settings import AlgorithmConfig, LearnerConfig, OptimizerConfig
-
-LOSS_AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean")
+from environments.types import TerminationReason
+from policies.learning.algorithms import Algorithm, check_group_size, resolve
+from policies.learning.checks import one_of
+from policies.learning.kl import check_kl_horizon
+from policies.learning.settings import (
+    AlgorithmConfig,
+    CriticConfig,
+    LearnerConfig,
+    LoRAConfig,
+    OptimizerConfig,
+)
 
 
 @dataclass
@@ -32,7 +39,10 @@ class RunConfig:
     checkpoint_every: int = 50
     """Steps between checkpoints; one is always written at the end and on Ctrl-C."""
     checkpoints_kept: int = 2
-    """Older checkpoints are deleted."""
+    """Older checkpoints are deleted, but for the best one."""
+    best_metric: str | None = None
+    """Metric of the evaluations, such as eval/reward_mean: every evaluated policy is checkpointed, and the
+    best one kept, with a pointer called best."""
 
 
 @dataclass
@@ -66,6 +76,11 @@ class RolloutConfig:
     """Tasks per update."""
     group_size: int = 8
     """Rollouts of the same task, compared with each other."""
+    max_staleness: int = 0
+    """Updates by which the policy in training may be ahead of the oldest token that it learns from. 0 rolls
+    out and learns in turns; above 0 the fleet goes on while the learner learns."""
+    task_weights: str | None = None
+    """Key of a task's weight: how often it is played, compared with others. Null plays all equally."""
     temperature: float = 1.0
     """Sampling temperature, in training and evaluation."""
     max_steps: int = 5
@@ -78,6 +93,24 @@ class RolloutConfig:
     """Most tokens of one completion; null leaves it to max_response_tokens."""
     timeout_seconds: float = 600.0
     """A rollout that takes longer is ended together with its actor."""
+    overlong_filter: bool = False
+    """Do not train on what a limit has ended: steps, tokens or time."""
+
+
+@dataclass
+class SelectionConfig:
+    """Which groups are trained on. Another task takes the place of a dropped group; all are counted."""
+
+    min_members: int | None = None
+    """Members that infrastructure has not spoilt; a group with fewer is dropped. Null wants all of them."""
+    min_reward: float | None = None
+    """A group with a lower mean reward is dropped as too hard."""
+    max_reward: float | None = None
+    """A group with a higher mean reward is dropped as too easy."""
+    masked_reasons: list[str] = field(default_factory=list)
+    """Trajectories that ended so are compared with, but not trained on: [max_steps, agent_error], ..."""
+    max_dropped: int = 64
+    """Groups that are dropped for one update before it makes do with those that it has."""
 
 
 @dataclass
@@ -88,6 +121,9 @@ class EvaluationConfig:
     """Steps between evaluations; 0 evaluates before the first and after the last step only."""
     num_tasks: int = 200
     """The first tasks of the validation set."""
+    num_replicas: int = 0
+    """Engines of its own, on which an evaluation goes on while the next updates are made. 0 evaluates on
+    the policy server, between two updates."""
 
 
 @dataclass
@@ -103,6 +139,7 @@ class TrainConfig:
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
     fleet: FleetConfig = field(default_factory=FleetConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
@@ -113,27 +150,71 @@ def check(config: TrainConfig) -> None:
     """Refuse what cannot work, before anything is started.
 
     Raises:
-        ConfigError: names both values and the way out.
+        ConfigError: names the values and the way out.
     """
-    if config.rollout.group_size < 2:
-        raise ConfigError(
-            f"rollout.group_size={config.rollout.group_size} with algorithm.advantage="
-            f"{config.algorithm.advantage!r}: a group estimator compares the rollouts of a task with each "
-            "other and needs at least 2. Set rollout.group_size=8, for example."
-        )
-    _one_of("algorithm.advantage", config.algorithm.advantage, GROUP_ESTIMATORS)
-    _one_of("algorithm.loss_aggregation", config.algorithm.loss_aggregation, LOSS_AGGREGATIONS)
-    _one_of("learner.device", config.learner.device, ("cpu", "cuda"))
-    _one_of("learner.dtype", config.learner.dtype, ("float32", "bfloat16"))
+    algorithm = resolve(config.algorithm, config.rollout.max_response_tokens)
+    check_group_size(algorithm, config.rollout.group_size)
+    check_kl_horizon(algorithm, config.rollout.groups_per_step * config.rollout.group_size)
+    one_of("learner.device", config.learner.device, ("cpu", "cuda"))
+    one_of("learner.dtype", config.learner.dtype, ("float32", "bfloat16"))
     for name, optimizer in (
         ("learner.optimizer", config.learner.optimizer),
+        ("learner.critic.optimizer", config.learner.critic.optimizer),
         ("warm_start.optimizer", config.warm_start.optimizer),
     ):
-        _one_of(f"{name}.schedule", optimizer.schedule, ("constant", "cosine"))
-    for name, value in _counts(config).items():
-        if value < 1:
-            raise ConfigError(f"{name}={value} has to be at least 1.")
+        one_of(f"{name}.schedule", optimizer.schedule, ("constant", "cosine"))
+    for name, (value, smallest) in _counts(config).items():
+        if value < smallest:
+            raise ConfigError(f"{name}={value} has to be at least {smallest}.")
     _check_lengths(config)
+    _check_selection(config)
+    _check_idle_settings(config, algorithm)
+
+
+def _check_selection(config: TrainConfig) -> None:
+    selection, rollout = config.selection, config.rollout
+    for reason in selection.masked_reasons:
+        one_of("selection.masked_reasons", reason, [str(each) for each in TerminationReason])
+    low, high = selection.min_reward, selection.max_reward
+    if low is not None and high is not None and low > high:
+        raise ConfigError(
+            f"selection.min_reward={low} is above selection.max_reward={high}: no group can be between them."
+        )
+    if selection.min_members is not None and not 1 <= selection.min_members <= rollout.group_size:
+        raise ConfigError(
+            f"selection.min_members={selection.min_members} has to be between 1 and rollout.group_size="
+            f"{rollout.group_size}, or null, which is all of them."
+        )
+
+
+def _check_idle_settings(config: TrainConfig, algorithm: Algorithm) -> None:
+    """Refuse settings that would change nothing."""
+    learner, evaluation = config.learner, config.evaluation
+    if learner.critic != CriticConfig() and not algorithm.uses_critic:
+        raise ConfigError(
+            f"learner.critic was changed, and algorithm.name={algorithm.name!r} has no critic: leave it out, "
+            "or set algorithm.name=ppo."
+        )
+    if not learner.lora.rank and learner.lora != LoRAConfig():
+        raise ConfigError(
+            "learner.lora was changed, and learner.lora.rank=0 trains without adapters: set "
+            "learner.lora.rank=16, for example, or leave it out."
+        )
+    if config.rollout.overlong_filter and algorithm.overlong_penalty:
+        raise ConfigError(
+            f"rollout.overlong_filter=true leaves out the very trajectories that algorithm.overlong_penalty="
+            f"{algorithm.overlong_penalty} is there for: choose one of the two."
+        )
+    if config.run.best_metric is not None and not config.run.best_metric.startswith("eval/"):
+        raise ConfigError(
+            f"run.best_metric={config.run.best_metric!r} is not measured by evaluations: name one of theirs, "
+            "such as eval/reward_mean."
+        )
+    if evaluation.num_replicas and not evaluation.every:
+        raise ConfigError(
+            f"evaluation.num_replicas={evaluation.num_replicas} is for evaluations during training, and "
+            "evaluation.every=0 has none: set evaluation.every=10, for example, or evaluation.num_replicas=0."
+        )
 
 
 def _check_lengths(config: TrainConfig) -> None:
@@ -152,28 +233,26 @@ def _check_lengths(config: TrainConfig) -> None:
         )
 
 
-def _counts(config: TrainConfig) -> dict[str, int]:
+def _counts(config: TrainConfig) -> dict[str, tuple[int, int]]:
+    """Numbers of things, and the smallest that makes sense."""
     return {
-        "run.num_steps": config.run.num_steps,
-        "run.checkpoint_every": config.run.checkpoint_every,
-        "run.checkpoints_kept": config.run.checkpoints_kept,
-        "rollout.groups_per_step": config.rollout.groups_per_step,
-        "rollout.max_steps": config.rollout.max_steps,
-        "rollout.max_prompt_tokens": config.rollout.max_prompt_tokens,
-        "rollout.max_response_tokens": config.rollout.max_response_tokens,
-        "fleet.num_actors": config.fleet.num_actors,
-        "learner.num_workers": config.learner.num_workers,
-        "learner.mini_batch_size": config.learner.mini_batch_size,
-        "server.num_replicas": config.server.num_replicas,
-        "warm_start.batch_size": config.warm_start.batch_size,
+        "run.num_steps": (config.run.num_steps, 1),
+        "run.checkpoint_every": (config.run.checkpoint_every, 1),
+        "run.checkpoints_kept": (config.run.checkpoints_kept, 1),
+        "rollout.groups_per_step": (config.rollout.groups_per_step, 1),
+        "rollout.max_staleness": (config.rollout.max_staleness, 0),
+        "rollout.max_steps": (config.rollout.max_steps, 1),
+        "rollout.max_prompt_tokens": (config.rollout.max_prompt_tokens, 1),
+        "rollout.max_response_tokens": (config.rollout.max_response_tokens, 1),
+        "selection.max_dropped": (config.selection.max_dropped, 1),
+        "evaluation.num_replicas": (config.evaluation.num_replicas, 0),
+        "fleet.num_actors": (config.fleet.num_actors, 1),
+        "learner.num_workers": (config.learner.num_workers, 1),
+        "learner.mini_batch_size": (config.learner.mini_batch_size, 1),
+        "learner.lora.rank": (config.learner.lora.rank, 0),
+        "server.num_replicas": (config.server.num_replicas, 1),
+        "warm_start.batch_size": (config.warm_start.batch_size, 1),
     }
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        near = difflib.get_close_matches(value, allowed, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"{name}={value!r} is not one of {', '.join(allowed)}.{hint}")
 
 
 # -- reading it ----------------------------------------------------------------------------------------

@@ -1,20 +1,24 @@
-"""The training loop: take groups from the stream, learn from them, publish, and begin again."""
+"""The training loop: take groups from the feed, score them, learn, publish, and begin again."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from environments.errors import TroupeError
-from environments.types import TerminationReason, Trajectory, TrajectoryGroup
+from environments.types import Trajectory, TrajectoryGroup
+from launch import metrics
 from launch.config import TrainConfig
-from launch.orders import evaluation_orders, training_orders
+from launch.evaluator import Evaluation
 from launch.run import Run
-from policies.learning.advantages import samples_with_advantages
-from policies.learning.samples import LearnerUpdate, TrainBatch, TrainingSample
+from launch.selection import REASONS, ZERO_SIGNAL, mask, reason_to_drop
+from policies.learning.credit import assign_credit
+from policies.learning.samples import LearnerUpdate, TrainBatch, TrainingSample, has_signal, training_samples
 
 WARM_START_CHUNK = 5
 """Optimizer steps of the warm start between two chances to stop."""
@@ -22,35 +26,57 @@ WARM_START_CHUNK = 5
 
 def train(config: TrainConfig, run: Run) -> None:
     """Train the policy from where ``run.progress`` says to ``config.run.num_steps`` updates."""
-    progress = run.progress
     warm_start(config, run)
-    run.wait_until_serving()
-    if not progress.evaluated:
-        evaluate(config, run)
-        progress.evaluated = True
-    run.tracker.begin_steps()
-    while progress.step < config.run.num_steps:
+    run.begin_rollouts()
+    while True:
         clock = Clock()
-        with clock.measure("time/rollout"):
-            groups = roll_out(config, run)
-        with clock.measure("time/batch"):
-            batches, metrics = make_batches(config, groups, progress.step)
-        with run.interrupts.whole():  # the weights and what we say of them change together
-            with clock.measure("time/learn"):
-                metrics |= learn(run, batches)
-            progress.step += 1
-            progress.num_groups += len(groups)
-            with clock.measure("time/publish"):
-                run.publish()
-        run.tracker.step(progress.step, metrics | clock.seconds | {"time/step": clock.total})
-        if progress.step % config.run.checkpoint_every == 0:
-            run.save_checkpoint()
-        if config.evaluation.every and progress.step % config.evaluation.every == 0:
-            evaluate(config, run)
-    if not config.evaluation.every or progress.step % config.evaluation.every:
-        evaluate(config, run)
-    if progress.step % config.run.checkpoint_every:  # else the last step has written its own
-        run.save_checkpoint()
+        evaluate_and_save(config, run, clock)
+        if run.progress.step >= config.run.num_steps:
+            return
+        update(config, run, clock)
+
+
+def update(config: TrainConfig, run: Run, clock: Clock) -> None:
+    """One update of the policy, from groups to published weights."""
+    progress = run.progress
+    version = progress.version
+    with clock.measure("time/wait"):
+        selection = select_groups(config, run)
+    with clock.measure("time/score"):
+        batches = make_batches(config, selection.useful, progress.step)
+        batches = run.learner.score(batches) if batches else []
+    with clock.measure("time/credit"):
+        batches, learning = with_credit(config, run, selection.groups, batches)
+    with run.interrupts.whole():  # the weights and what we say of them change together
+        with clock.measure("time/learn"):
+            # Where every group agreed with itself there is nothing to learn.
+            learned = (
+                run.learner.update(batches) if batches else LearnerUpdate(metrics={}, num_optimizer_steps=0)
+            )
+        progress.step += 1
+        with clock.measure("time/publish"):
+            run.publish()
+        run.commit(selection.groups, selection.dropped)
+    if alarm := metrics.mismatch_alarm(learning, config.learner.mismatch_alarm):
+        run.tracker.alarm(alarm)
+    numbers = {
+        **metrics.rollout_metrics(selection.groups),
+        **metrics.staleness_metrics(selection.groups, version, config.rollout.max_staleness),
+        **metrics.token_metrics(selection.useful, selection.unused),
+        **learning,
+        **learned.metrics,
+        "learn/num_optimizer_steps": learned.num_optimizer_steps,
+        **metrics.time_metrics(clock.seconds, clock.total),
+        "time/fleet_idle": run.fleet_idle(),
+    }
+    histograms = {
+        "stream/staleness": metrics.staleness(selection.groups, version),
+        "rollout/reward": [each.reward for group in selection.groups for each in group.trajectories],
+    }
+    run.tracker.step(progress.step, numbers, histograms)
+
+
+# -- before the first update ---------------------------------------------------------------------------
 
 
 def warm_start(config: TrainConfig, run: Run) -> None:
@@ -68,12 +94,12 @@ def warm_start(config: TrainConfig, run: Run) -> None:
             for step in range(first, last)
         ]
         with run.interrupts.whole():
-            update = run.learner.fit(batches)
+            learned = run.learner.fit(batches)
             progress.warm_start_steps = last
             if last == settings.num_steps:
                 run.learner.begin_phase(config.learner.optimizer, config.run.num_steps)
                 run.publish()
-        run.tracker.warm_start(last, settings.num_steps, update.metrics)
+        run.tracker.warm_start(last, settings.num_steps, learned.metrics)
         run.check_serving()
 
 
@@ -85,86 +111,161 @@ def demonstration_batch(
     return TrainBatch(samples=tuple(rng.sample(demonstrations, min(batch_size, len(demonstrations)))))
 
 
-def roll_out(config: TrainConfig, run: Run) -> list[TrajectoryGroup]:
-    """One group per task, complete, in the order of the tasks."""
-    orders = training_orders(config, run.workload.train_dataset, run.progress)
-    groups = sorted(run.groups(orders), key=lambda group: group.group_id)
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+# -- what an update is made of -------------------------------------------------------------------------
+
+
+@dataclass
+class Selection:
+    """The groups of one update, and those that were dropped on the way, by reason."""
+
+    groups: list[TrajectoryGroup] = field(default_factory=list)
+    silent: list[TrajectoryGroup] = field(default_factory=list)
+    """Those of ``groups`` without a signal, where the algorithm leaves them out and refills nothing."""
+    dropped: dict[str, list[TrajectoryGroup]] = field(default_factory=lambda: {each: [] for each in REASONS})
+
+    @property
+    def useful(self) -> list[TrajectoryGroup]:
+        """What is trained on."""
+        silent = {group.group_id for group in self.silent}
+        return [group for group in self.groups if group.group_id not in silent]
+
+    @property
+    def unused(self) -> dict[str, list[TrajectoryGroup]]:
+        """What is not trained on, by reason."""
+        return self.dropped | {ZERO_SIGNAL: self.dropped[ZERO_SIGNAL] + self.silent}
+
+    @property
+    def all_dropped(self) -> list[TrajectoryGroup]:
+        return [group for groups in self.dropped.values() for group in groups]
+
+
+def select_groups(config: TrainConfig, run: Run) -> Selection:
+    """The next groups in the order of the tasks; another one is ordered for each that is dropped.
+
+    Raises:
+        TroupeError: one rollout after the other has failed, and not a single one succeeded.
+    """
+    selection = Selection()
+    wanted, max_dropped = config.rollout.groups_per_step, config.selection.max_dropped
+    while len(selection.groups) < wanted:
+        group = run.feed.take()
+        mask(group, config.selection.masked_reasons)
+        reason = reason_to_drop(group, run.progress.version, config, run.algorithm)
+        if reason is None:
+            selection.groups.append(group)
+            if run.algorithm.zero_signal_groups == "drop" and not has_signal(group, run.algorithm):
+                selection.silent.append(group)
+            continue
+        selection.dropped[reason].append(group)
+        refuse_hopeless(selection, wanted)
+        if len(selection.all_dropped) == max_dropped:
+            run.tracker.announce(
+                f"selection.max_dropped={max_dropped} groups were dropped for step {run.progress.step + 1}: "
+                f"it makes do with {len(selection.groups)} of {wanted} groups."
+            )
+            break
+        run.feed.drop()
+        run.order_rollouts(num_selected=len(selection.groups))
+    report_failures(run, [*selection.groups, *selection.all_dropped])
+    return selection
+
+
+def refuse_hopeless(selection: Selection, wanted: int) -> None:
+    """Raise ``TroupeError`` when a whole update's worth of groups was dropped and every rollout failed."""
+    dropped = selection.all_dropped
+    trajectories = [each for group in dropped for each in group.trajectories]
+    if selection.groups or len(dropped) < wanted or not all(map(_failed, trajectories)):
+        return
+    raise TroupeError(f"All of {len(trajectories)} rollouts failed. The first: {trajectories[0].error}")
+
+
+def report_failures(run: Run, groups: Sequence[TrajectoryGroup]) -> None:
+    """Say how many rollouts failed, and what the first of them said."""
+    trajectories = [each for group in groups for each in group.trajectories]
     errors = [each.error for each in trajectories if _failed(each)]
-    if len(errors) == len(trajectories):
-        raise TroupeError(f"All {len(errors)} rollouts of step {run.progress.step + 1} failed. {errors[0]}")
     if errors:
         run.tracker.announce(
             f"{len(errors)} of {len(trajectories)} rollouts failed, the first with: {errors[0]}"
         )
-    return groups
 
 
 def _failed(trajectory: Trajectory) -> bool:
     return trajectory.termination_reason is not None and trajectory.termination_reason.is_failure
 
 
-def make_batches(
-    config: TrainConfig, groups: Sequence[TrajectoryGroup], step: int
-) -> tuple[list[TrainBatch], dict[str, float]]:
-    """The mini-batches of one update and the metrics of its rollouts.
+def make_batches(config: TrainConfig, groups: Sequence[TrajectoryGroup], step: int) -> list[TrainBatch]:
+    """The mini-batches of one update.
 
     Trajectories are shuffled and split evenly into about ``learner.mini_batch_size`` each. All sequences
     of a trajectory stay in one mini-batch.
     """
-    algorithm, learner = config.algorithm, config.learner
-    rows = samples_with_advantages(groups, algorithm.advantage, algorithm.normalize_by_std)
-    kept = [each for each in rows if each and (not algorithm.drop_zero_advantage or _has_signal(each))]
-    random.Random(f"{config.seed}/batches/{step}").shuffle(kept)
-    count = max(1, round(len(kept) / learner.mini_batch_size))
-    parts = [kept[index::count] for index in range(count)]
-    batches = [
+    rows = [
+        samples
+        for group in groups
+        for trajectory in group.trajectories
+        if (samples := training_samples(trajectory))
+    ]
+    random.Random(f"{config.seed}/batches/{step}").shuffle(rows)
+    count = max(1, round(len(rows) / config.learner.mini_batch_size))
+    return [
         TrainBatch(
-            samples=tuple(sample for each in part for sample in each), temperature=config.rollout.temperature
+            samples=tuple(sample for samples in part for sample in samples),
+            temperature=config.rollout.temperature,
         )
-        for part in parts
+        for part in (rows[index::count] for index in range(count))
         if part
     ]
-    return batches, rollout_metrics(groups) | {"rollout/kept_fraction": len(kept) / max(1, len(rows))}
 
 
-def _has_signal(samples: Sequence[TrainingSample]) -> bool:
-    return any(advantage for sample in samples for advantage in sample.advantages)
+def with_credit(
+    config: TrainConfig, run: Run, groups: Sequence[TrajectoryGroup], batches: Sequence[TrainBatch]
+) -> tuple[list[TrainBatch], dict[str, float]]:
+    """The scored batches with advantages, over all of them at once, and what is worth knowing of them."""
+    if not batches:
+        return [], {}
+    samples: dict[str, list[TrainingSample]] = defaultdict(list)
+    for batch in batches:
+        for sample in batch.samples:
+            samples[sample.rollout_id].append(sample)
+    numbers = metrics.mismatch_metrics(chain.from_iterable(samples.values()), run.progress.version)
+    credited, credit = assign_credit(groups, samples, run.algorithm, run.kl.coef)
+    by_id = {sample.sample_id: sample for each in credited.values() for sample in each}
+    numbers |= credit | run.kl.update(credit, len(samples))
+    return [
+        replace(batch, samples=tuple(by_id[sample.sample_id] for sample in batch.samples))
+        for batch in batches
+    ], numbers
 
 
-def learn(run: Run, batches: list[TrainBatch]) -> dict[str, float]:
-    """Update the policy; where every group agreed with itself there is nothing to learn."""
-    update = run.learner.update(batches) if batches else LearnerUpdate(metrics={}, num_optimizer_steps=0)
-    return update.metrics | {"learn/num_optimizer_steps": update.num_optimizer_steps}
+# -- between two updates -------------------------------------------------------------------------------
 
 
-def evaluate(config: TrainConfig, run: Run) -> None:
-    """Sampled success on the held-out tasks, one rollout each, under the published policy."""
-    if run.workload.val_dataset is None:
-        return
-    clock = Clock()
+def evaluate_and_save(config: TrainConfig, run: Run, clock: Clock) -> None:
+    """What is due after as many updates as there were: an evaluation, a checkpoint."""
+    step, last = run.progress.step, run.progress.step >= config.run.num_steps
+    evaluation_due = run.evaluation_due()
+    checkpoint_due = run.checkpoint_due() or (evaluation_due and config.run.best_metric is not None)
+    evaluation = None
     with clock.measure("time/evaluate"):
-        groups = list(run.groups(evaluation_orders(config, run.workload.val_dataset, run.progress)))
-    metrics = {name.replace("rollout/", "eval/"): value for name, value in rollout_metrics(groups).items()}
-    run.tracker.evaluation(run.progress.step, metrics | clock.seconds | {"eval/num_tasks": len(groups)})
+        # A checkpoint has to know how the evaluations before it came out.
+        report(config, run, run.evaluator.collect(wait=evaluation_due or checkpoint_due))
+        if evaluation_due:
+            run.evaluator.begin(step, run.progress.version)
+            evaluation = run.evaluator.collect(wait=last)
+    with clock.measure("time/checkpoint"):
+        if checkpoint_due:
+            run.save_checkpoint()
+    report(config, run, evaluation)
 
 
-def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """Rewards, lengths and endings of the trajectories."""
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    count = max(1, len(trajectories))
-    completions = [
-        step.completion for each in trajectories for step in each.steps if step.completion is not None
-    ]
-    reasons = Counter(each.termination_reason for each in trajectories)
-    return {
-        "rollout/reward_mean": sum(each.reward for each in trajectories) / count,
-        "rollout/steps_mean": sum(len(each.steps) for each in trajectories) / count,
-        "rollout/sampled_tokens": sum(len(each.completion_ids) for each in completions),
-        "rollout/requests": len(completions),
-        "rollout/seconds_mean": sum(each.seconds for each in trajectories) / count,
-        **{f"rollout/ended_{reason}": reasons[reason] / count for reason in TerminationReason},
-    }
+def report(config: TrainConfig, run: Run, evaluation: Evaluation | None) -> None:
+    """Record an evaluation that is finished, and whether its policy is the best one so far."""
+    if evaluation is None:
+        return
+    numbers = metrics.evaluation_metrics(evaluation.groups) | {"time/evaluate": evaluation.seconds}
+    if config.run.best_metric is not None:  # first: a run that is killed here evaluates once more
+        run.mark_best(evaluation.step, config.run.best_metric, numbers)
+    run.tracker.evaluation(evaluation.step, numbers)
 
 
 class Clock:
@@ -182,4 +283,4 @@ class Clock:
     def measure(self, name: str) -> Iterator[None]:
         start = time.monotonic()
         yield
-        self.seconds[name] = time.monotonic() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start

@@ -1,4 +1,4 @@
-"""Which rollouts a step asks for: a function of configuration, tasks and progress, so that runs repeat."""
+"""Which rollouts are asked for: a function of configuration, tasks and numbers, so that runs repeat."""
 
 from __future__ import annotations
 
@@ -7,47 +7,60 @@ import random
 from functools import lru_cache
 
 from actors.rollout import RolloutOrder
+from actors.stream import BASELINE
 from environments.datasets import Dataset
-from launch.checkpoint import Progress
 from launch.config import TrainConfig
 from policies.sampler import SamplingParams
 
 
-def training_orders(config: TrainConfig, tasks: Dataset, progress: Progress) -> list[RolloutOrder]:
-    """``group_size`` rollouts of each of the next tasks; every epoch has its own order."""
-    params = SamplingParams(temperature=config.rollout.temperature)
-    orders = []
-    for number in range(progress.num_groups, progress.num_groups + config.rollout.groups_per_step):
-        epoch, position = divmod(number, len(tasks))
-        task = tasks[epoch_order(len(tasks), config.seed, epoch)[position]]
-        for member in range(config.rollout.group_size):
-            rollout_id = f"{number:08d}/{member:04d}"
-            orders.append(
-                RolloutOrder(
-                    rollout_id=rollout_id,
-                    group_id=f"{number:08d}",
-                    task=task,
-                    params=params,
-                    seed=derived_seed(config.seed, rollout_id),
-                    env_seed=environment_seed(config.seed, f"{number:08d}"),
-                    min_version=progress.version,
-                )
-            )
-    return orders
+def group_name(number: int) -> str:
+    """The id of the training group ``number``."""
+    return f"{number:08d}"
 
 
-def evaluation_orders(config: TrainConfig, tasks: Dataset, progress: Progress) -> list[RolloutOrder]:
+def group_orders(
+    config: TrainConfig, tasks: Dataset, greedy_baseline: bool, number: int, version: int
+) -> list[RolloutOrder]:
+    """``group_size`` rollouts of the task whose turn it is, and, for ReMax, a greedy one beside them.
+
+    Args:
+        greedy_baseline: whether there is one.
+        number: of the group; tasks come in an order that every epoch has anew.
+        version: the oldest policy version that may sample for it.
+    """
+    epoch, position = divmod(number, len(tasks))
+    name = group_name(number)
+    task = tasks[epoch_order(_weights(tasks, config.rollout.task_weights), config.seed, epoch)[position]]
+    members = {f"{member:04d}": config.rollout.temperature for member in range(config.rollout.group_size)}
+    if greedy_baseline:
+        members[BASELINE] = 0.0
+    return [
+        RolloutOrder(
+            rollout_id=f"{name}/{member}",
+            group_id=name,
+            task=task,
+            params=SamplingParams(temperature=temperature),
+            seed=derived_seed(config.seed, f"{name}/{member}"),
+            env_seed=environment_seed(config.seed, name),
+            min_version=version,
+        )
+        for member, temperature in members.items()
+    ]
+
+
+def evaluation_orders(config: TrainConfig, tasks: Dataset, step: int, version: int) -> list[RolloutOrder]:
     """One rollout of each of the first ``evaluation.num_tasks`` tasks, the same at every evaluation."""
     params = SamplingParams(temperature=config.rollout.temperature)
     return [
         RolloutOrder(
-            rollout_id=f"eval-{progress.step}-{index:06d}/0000",
-            group_id=f"eval-{progress.step}-{index:06d}",
+            rollout_id=f"eval-{step}-{index:06d}/0000",
+            group_id=f"eval-{step}-{index:06d}",
             task=tasks[index],
             params=params,
             seed=derived_seed(config.seed, f"eval/{index}"),
             env_seed=environment_seed(config.seed, f"eval/{index}"),
-            min_version=progress.version,
+            min_version=version,
+            urgent=True,
         )
         for index in range(min(config.evaluation.num_tasks, len(tasks)))
     ]
@@ -63,9 +76,20 @@ def environment_seed(seed: int, name: str) -> int:
     return derived_seed(seed, f"environment/{name}") & (1 << 30) - 1
 
 
+def _weights(tasks: Dataset, key: str | None) -> tuple[float, ...]:
+    return (1.0,) * len(tasks) if key is None else tuple(float(task[key]) for task in tasks)
+
+
 @lru_cache(maxsize=2)
-def epoch_order(num_tasks: int, seed: int, epoch: int) -> tuple[int, ...]:
-    """The order of the tasks in ``epoch``."""
-    order = list(range(num_tasks))
-    random.Random(f"{seed}/epoch/{epoch}").shuffle(order)
+def epoch_order(weights: tuple[float, ...], seed: int, epoch: int) -> tuple[int, ...]:
+    """The tasks of ``epoch``, as many as there are.
+
+    Equal weights play each task once, in an order of the epoch's own. Else each place is drawn on its own,
+    by the weights: what weighs 0 is never played.
+    """
+    rng = random.Random(f"{seed}/epoch/{epoch}")
+    if len(set(weights)) > 1:
+        return tuple(rng.choices(range(len(weights)), weights, k=len(weights)))
+    order = list(range(len(weights)))
+    rng.shuffle(order)
     return tuple(order)

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
-import uuid
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import ray
 
-from actors.fleet import RolloutFleet, actor_options, check_room
+from actors.fleet import actor_options, check_room
 from actors.learner_group import LearnerGroup
-from actors.policy_server import PolicyApp
-from actors.rollout import RolloutLimits, RolloutOrder
-from actors.sampling import SamplerActor, ServeSampler
-from actors.stream import TrajectoryStream
 from actors.weight_store import WeightStore
+from environments.errors import ConfigError
 from environments.types import TrajectoryGroup
 from launch import cluster
 from launch.checkpoint import CheckpointFolder, Progress
-from launch.config import RolloutConfig, TrainConfig
+from launch.config import TrainConfig
+from launch.crew import Crew
+from launch.evaluator import Evaluator, evaluation_config
+from launch.feed import GroupFeed
 from launch.interrupt import Interrupts
+from launch.journal import Journal
+from launch.metrics import idle_share
 from launch.model_folder import model_folder
+from launch.orders import group_orders
 from launch.tracking import Tracker
 from launch.workload import Workload
+from policies.learning.algorithms import resolve
+from policies.learning.kl import KLController
 from policies.learning.samples import TrainingSample
-
-STREAM_CAPACITY = 1024
 
 
 class Run:
@@ -42,19 +43,26 @@ class Run:
     def __init__(self, config: TrainConfig, workload: Workload) -> None:
         self.config = config
         self.workload = workload
+        self.algorithm = resolve(config.algorithm, config.rollout.max_response_tokens)
         self.directory = Path(config.run.directory).absolute()
         self.interrupts = Interrupts()
         self.checkpoints = CheckpointFolder(self.directory, config.run.checkpoints_kept)
-        checkpoint = self.checkpoints.latest() if config.run.resume else None
-        self._checkpoint = checkpoint
-        self.progress = CheckpointFolder.progress(checkpoint) if checkpoint else Progress()
+        self._checkpoint = self.checkpoints.latest()
+        if self._checkpoint is not None and not config.run.resume:
+            raise ConfigError(
+                f"run.directory={config.run.directory} holds a run already: set run.resume=true to go on "
+                "with it, or name another directory."
+            )
+        self.progress = CheckpointFolder.progress(self._checkpoint) if self._checkpoint else Progress()
+        self._saved_step = self.progress.step if self._checkpoint else -1
+        self.kl = KLController(self.algorithm, self.progress.kl_coef)
         self.tracker = Tracker(self.directory, config.run.num_steps, self.progress.step)
+        self.journal = Journal(self.directory, self.progress.step)
         self._started = False
         self._started_ray = False
-        self._app: PolicyApp | None = None
-        self._fleet: ray.actor.ActorHandle | None = None
+        self._crews: list[Crew] = []
         self._learner: LearnerGroup | None = None
-        self._serving: Future[None] | None = None
+        self._busy = (0.0, 0.0)
 
     # -- start and end -------------------------------------------------------------------------------
 
@@ -70,69 +78,59 @@ class Run:
             "Ray: " + ("started here." if self._started_ray else "joined a running cluster.")
         )
         self._store = WeightStore.remote()  # type: ignore[attr-defined]
-        self.stream = TrajectoryStream(STREAM_CAPACITY)
+        self._make_crews(model_path)
         in_warm_start = self.progress.warm_start_steps < config.warm_start.num_steps
         if not in_warm_start:
-            self._serve_in_background(model_path)
+            self._start_crews()
         self._learner = LearnerGroup(
-            model_path, config.learner, config.algorithm, config.run.num_steps, config.seed, self._store
+            model_path, config.learner, self.algorithm, config.run.num_steps, config.seed, self._store
         )
         if in_warm_start:
             # After the learner, not beside it: the warm start is what everybody waits for.
-            self._serve_in_background(model_path)
+            self._start_crews()
             self.learner.begin_phase(config.warm_start.optimizer, config.warm_start.num_steps)
         if self._checkpoint is not None:
-            self.learner.load(str(self._checkpoint))
-            if self.progress.version:
-                self.learner.publish(self.progress.version)
-            self.tracker.announce(f"Resumed from {self._checkpoint.name}.")
+            self._restore(self._checkpoint)
         self._started = True
         self.tracker.announce(f"Learner: {config.learner.num_workers} rank(s) on {config.learner.device}.")
 
-    def _serve_in_background(self, model_path: str) -> None:
-        """Start server and fleet in a thread; a daemon, so that an interrupted run need not wait for it."""
-        self._serving = started = Future[None]()
-
-        def work() -> None:
-            try:
-                self._serve(model_path)
-            except BaseException as error:  # noqa: BLE001  # a thread's end: whoever waits for it raises it
-                started.set_exception(error)
-            else:
-                started.set_result(None)
-
-        threading.Thread(target=work, name="serving", daemon=True).start()
-
-    def _serve(self, model_path: str) -> None:
-        config = self.config
-        self._app = PolicyApp(f"policy-{uuid.uuid4().hex[:8]}", model_path, config.server, self._store)
-        sampler = SamplerActor.remote(  # type: ignore[attr-defined]
-            partial(ServeSampler, self._app.name, model_path, config.model.chat_template_kwargs)
+    def _make_crews(self, model_path: str) -> None:
+        config, workload = self.config, self.workload
+        self.crew = Crew(config, workload, model_path, self._store)
+        self._crews.append(self.crew)
+        crew, pinned = self.crew, None
+        if config.evaluation.num_replicas:
+            pinned = WeightStore.remote()  # type: ignore[attr-defined]
+            crew = Crew(evaluation_config(config), workload, model_path, pinned)
+            self._crews.append(crew)
+        self.evaluator = Evaluator(config, workload, crew, self._store, pinned)
+        make_orders = partial(
+            group_orders, config, workload.train_dataset, self.algorithm.uses_greedy_baseline
         )
-        self._fleet = RolloutFleet.remote(  # type: ignore[attr-defined]
-            self.workload.pair, sampler, self.stream.queue, rollout_limits(config.rollout), config.fleet
-        )
-        ray.get(self._fleet.resize.remote(config.fleet.num_actors))  # they start while the engines load
-        self._app.start()
-        ray.get(sampler.open.remote())
-        replicas = f"{config.server.num_replicas} replica(s)"
-        self.tracker.announce(f"Policy server: {replicas}; {config.fleet.num_actors} rollout actors.")
+        num_slots = (config.rollout.max_staleness + 1) * config.rollout.groups_per_step
+        self.feed = GroupFeed(self.crew.stream, make_orders, num_slots, self.progress.num_groups)
+
+    def _start_crews(self) -> None:
+        for crew in self._crews:
+            crew.start_in_background()
+
+    def _restore(self, checkpoint: Path) -> None:
+        not_restored = self.learner.load(str(checkpoint))
+        if self.progress.version:
+            self.learner.publish(self.progress.version)
+        self.tracker.announce(f"Resumed from {checkpoint.name}.{f' {not_restored}' if not_restored else ''}")
 
     def close(self) -> None:
-        """End everything that this run has started, and nothing else; then draw the learning curve."""
+        """End everything that this run has started, and nothing else; then draw the pictures."""
         if self._started_ray:
             cluster.end()
         elif ray.is_initialized():
-            self._leave_cluster()
+            for crew in self._crews:
+                crew.stop()
+            if self._learner is not None:
+                self._learner.close()
+        self.journal.close()
         self.tracker.close()
-
-    def _leave_cluster(self) -> None:
-        if self._fleet is not None:
-            ray.kill(self._fleet)
-        if self._app is not None:
-            self._app.stop()
-        if self._learner is not None:
-            self._learner.close()
 
     # -- what the loop asks for ----------------------------------------------------------------------
 
@@ -143,32 +141,76 @@ class Run:
         return self._learner
 
     def check_serving(self) -> None:
-        """Raise what kept the server or the fleet from starting, if anything has."""
-        if self._serving is not None and self._serving.done():
-            self._serving.result()
+        """Raise what kept a server or a fleet from starting, if anything has."""
+        for crew in self._crews:
+            crew.check()
 
-    def wait_until_serving(self) -> None:
-        """Return when rollouts can be ordered."""
-        assert self._serving is not None
-        if not self._serving.done():
+    def begin_rollouts(self) -> None:
+        """Wait until rollouts can be ordered, and order the first ones, or those that were under way."""
+        if not self.crew.is_up:
             self.tracker.announce("Waiting for the policy server.")
-        self._serving.result()
+        self.crew.wait_until_up()
+        self.tracker.announce(
+            f"Policy server: {self.config.server.num_replicas} replica(s); "
+            f"{self.config.fleet.num_actors} rollout actors."
+        )
+        if self._checkpoint is not None:
+            self.feed.restore(self.checkpoints.stream(self._checkpoint), self.progress.version)
+        self.order_rollouts()
+        self.fleet_idle()  # from here on
+        self.tracker.begin_steps()
 
-    def groups(self, orders: Sequence[RolloutOrder]) -> Iterator[TrajectoryGroup]:
-        """Have ``orders`` rolled out; the groups as they are complete."""
-        assert self._fleet is not None
-        ray.get(self._fleet.submit.remote(list(orders)))
-        return self.stream.groups(orders, self._fleet)
+    def order_rollouts(self, num_selected: int = 0) -> None:
+        """Order groups for the free slots; ``num_selected`` are there for the update that is being made."""
+        left = (self.config.run.num_steps - self.progress.step) * self.config.rollout.groups_per_step
+        self.feed.fill(self.progress.version, left - num_selected)
 
     def publish(self) -> None:
         """Make the learner's weights the next version: rollouts ordered from now on wait for it."""
         self.learner.publish(self.progress.version + 1)
         self.progress.version += 1
 
+    def commit(
+        self, trained: Sequence[TrajectoryGroup], dropped: Mapping[str, Sequence[TrajectoryGroup]]
+    ) -> None:
+        """What was taken is used up: write it down, free its slots, and order what comes next."""
+        self.feed.commit()
+        self.progress.num_groups = self.feed.num_committed
+        self.progress.kl_coef = self.kl.coef
+        self.journal.record(
+            self.progress.step,
+            _rollout_ids(trained),
+            {reason: _rollout_ids(groups) for reason, groups in dropped.items()},
+        )
+        self.order_rollouts()
+
+    def fleet_idle(self) -> float:
+        """The share of the actors' time since the last call in which they had no rollout to play."""
+        now, status = time.monotonic(), self.crew.status()
+        since, busy = self._busy
+        self._busy = now, status.busy_seconds
+        return idle_share(busy, status.busy_seconds, now - since, status.num_actors)
+
+    # -- evaluations and checkpoints -----------------------------------------------------------------
+
+    def evaluation_due(self) -> bool:
+        """Whether the policy is to be evaluated after this many updates, and was not yet."""
+        step, every = self.progress.step, self.config.evaluation.every
+        if self.workload.val_dataset is None or step in self.tracker.evaluated:
+            return False
+        return step in (0, self.config.run.num_steps) or (every > 0 and step % every == 0)
+
+    def checkpoint_due(self) -> bool:
+        """Whether a checkpoint is to be written after this many updates, and was not yet."""
+        step = self.progress.step
+        due = step == self.config.run.num_steps or (step > 0 and step % self.config.run.checkpoint_every == 0)
+        return due and step != self._saved_step
+
     def save_checkpoint(self) -> None:
         """Write a checkpoint of the present state."""
         with self.interrupts.whole():
-            path = self.checkpoints.save(self.progress, self.learner.save)
+            path = self.checkpoints.save(self.progress, self.feed.state(), self.learner.save)
+            self._saved_step = self.progress.step
         self.tracker.announce(f"Checkpoint: {path}")
 
     def save_on_interrupt(self) -> None:
@@ -176,6 +218,13 @@ class Run:
         if self._started:
             self.save_checkpoint()
             self.tracker.announce(f"Go on with run.directory={self.config.run.directory} run.resume=true")
+
+    def mark_best(self, step: int, metric: str, numbers: Mapping[str, float]) -> None:
+        """Keep the checkpoint of ``step`` if no evaluation was better by ``metric`` so far."""
+        if self.checkpoints.mark_best(step, numbers[metric]):
+            self.tracker.announce(f"The best policy so far: step {step}, {metric}={numbers[metric]:.3f}.")
+
+    # -- data ----------------------------------------------------------------------------------------
 
     def demonstrations(self) -> list[TrainingSample]:
         """The workload's demonstrations as token sequences."""
@@ -200,12 +249,9 @@ class Run:
         return str(folder)
 
 
-def rollout_limits(rollout: RolloutConfig) -> RolloutLimits:
-    """The limits of one trajectory."""
-    return RolloutLimits(
-        max_steps=rollout.max_steps,
-        max_prompt_tokens=rollout.max_prompt_tokens,
-        max_response_tokens=rollout.max_response_tokens,
-        max_turn_tokens=rollout.max_turn_tokens,
-        timeout_seconds=rollout.timeout_seconds,
-    )
+def _rollout_ids(groups: Sequence[TrajectoryGroup]) -> list[str]:
+    return [
+        trajectory.rollout_id
+        for group in groups
+        for trajectory in (*group.trajectories, *filter(None, [group.baseline]))
+    ]

@@ -1,17 +1,21 @@
-"""What a run tells: a line per step, a JSON-lines file, TensorBoard, and a learning curve at the end."""
+"""What a run tells: a line per step, a JSON-lines file, TensorBoard, and two pictures at the end."""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.pictures import draw_curve, draw_timeline
+from launch.step_file import StepFile, read_records
+
 METRICS = "metrics.jsonl"
 CURVE = "learning_curve.png"
-BAR_WIDTH = 20
+TIMELINE = "timeline.png"
+BAR_WIDTH = 10
+LINE_WIDTH = 109
 
 
 class Tracker:
@@ -30,14 +34,25 @@ class Tracker:
         self._num_steps = num_steps
         self._start = time.monotonic()
         self._first_step = last_step
-        directory.mkdir(parents=True, exist_ok=True)
-        self._keep_up_to(last_step)
-        self._file = (directory / METRICS).open("a", encoding="utf-8")
+        self._file = StepFile(directory / METRICS, last_step)
+        self._evaluated = {record["step"] for record in self._file.kept if _is_evaluation(record)}
+        self._new_alarms = 0
+        self._num_alarms = sum(int(record.get("learn/alarms", 0)) for record in self._file.kept)
         self._board = SummaryWriter(str(directory / "tensorboard"), purge_step=last_step + 1)
+
+    @property
+    def evaluated(self) -> frozenset[int]:
+        """The steps whose evaluation is recorded, those from before a resume included."""
+        return frozenset(self._evaluated)
 
     def announce(self, text: str) -> None:
         """One line about what is going on, with the seconds since the start."""
         self._print(f"[{time.monotonic() - self._start:6.1f} s] {text}")
+
+    def alarm(self, text: str) -> None:
+        """Announce what a person should look into; the step that is recorded next counts it."""
+        self._new_alarms += 1
+        self.announce(f"ALARM: {text}")
 
     def warm_start(self, step: int, num_steps: int, metrics: dict[str, float]) -> None:
         """Progress of the supervised warm start."""
@@ -45,50 +60,79 @@ class Tracker:
             f"{self._bar(step, num_steps)} warm start {step:4d}/{num_steps}  loss {metrics['learn/loss']:.3f}"
         )
 
-    def step(self, step: int, metrics: dict[str, float]) -> None:
-        """The metrics of one policy update."""
-        self._record({"step": step, **metrics})
-        seconds = metrics["time/step"]
+    def step(
+        self,
+        step: int,
+        metrics: dict[str, float],
+        histograms: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        """The metrics of one policy update.
+
+        Args:
+            metrics: with ``time/step`` and ``rollout/reward_mean``.
+            histograms: values by name, such as each trajectory's staleness, which TensorBoard shows.
+        """
+        self._num_alarms += self._new_alarms
+        self._record({"step": step, **metrics, "learn/alarms": self._new_alarms})
+        self._new_alarms = 0
+        self._draw_histograms(step, histograms or {})
         left = (self._num_steps - step) * (time.monotonic() - self._steps_since) / (step - self._first_step)
-        self._print(
-            f"{self._bar(step, self._num_steps)} step {step:4d}/{self._num_steps}"
-            f"  reward {metrics['rollout/reward_mean']:.3f}  loss {metrics.get('learn/loss', 0.0):+.4f}"
-            f"  grad {metrics.get('learn/grad_norm', 0.0):.2f}  {seconds:.1f} s  {left:.0f} s left"
-        )
+        self._print(self._step_line(step, metrics, left))
 
     def begin_steps(self) -> None:
         """The updates begin: the time left is estimated from here."""
         self._steps_since = time.monotonic()
 
     def evaluation(self, step: int, metrics: dict[str, float]) -> None:
-        """Success on the held-out tasks after ``step`` updates."""
-        self._record({"step": step, **metrics})
+        """Success on the held-out tasks after ``step`` updates; later steps may have been recorded before.
+
+        Of each step one evaluation is recorded: the first, also if the run was resumed in between.
+        """
+        if step not in self._evaluated:
+            self._evaluated.add(step)
+            self._record({"step": step, **metrics})
         self._print(
             f"  held-out success after step {step}: {metrics['eval/reward_mean']:.3f} "
             f"({int(metrics['eval/num_tasks'])} tasks, {metrics['time/evaluate']:.1f} s)"
         )
 
     def close(self) -> None:
-        """Draw the learning curve and close the files."""
+        """Draw the learning curve and the timeline, and close the files."""
         self._file.close()
         self._board.close()
         records = read_metrics(self._directory)
         if any("rollout/reward_mean" in record for record in records):
             draw_curve({self._directory.name: records}, self._directory / CURVE)
+            draw_timeline(records, self._directory / TIMELINE)
 
     def _record(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        self._file.append(record)
         for name, value in record.items():
             self._board.add_scalar(name, value, record["step"])
 
-    def _keep_up_to(self, last_step: int) -> None:
-        path = self._directory / METRICS
-        if path.exists():
-            kept = [record for record in read_metrics(self._directory) if record["step"] <= last_step]
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-            os.replace(temporary, path)
+    def _draw_histograms(self, step: int, histograms: Mapping[str, Sequence[float]]) -> None:
+        import numpy as np
+
+        for name, values in histograms.items():
+            if values:
+                self._board.add_histogram(name, np.asarray(values), step)
+
+    def _step_line(self, step: int, metrics: Mapping[str, float], seconds_left: float) -> str:
+        """At most ``LINE_WIDTH`` characters: what matters less is left out where there is no room."""
+        line = (
+            f"{self._bar(step, self._num_steps)} step {step:4d}/{self._num_steps}"
+            f"  reward {metrics['rollout/reward_mean']:.3f}  loss {metrics.get('learn/loss', 0.0):+.4f}"
+        )
+        end = f"  {_duration(metrics['time/step'])}  {_duration(seconds_left)} left"
+        for part in (
+            f"  ALARMS {self._num_alarms}" if self._num_alarms else "",
+            f"  stale {metrics['stream/staleness_mean']:.1f}" if metrics.get("stream/staleness_max") else "",
+            f"  idle {metrics['time/learner_idle']:.0%}" if "time/learner_idle" in metrics else "",
+            f"  grad {metrics['learn/grad_norm']:.2f}" if "learn/grad_norm" in metrics else "",
+        ):
+            if len(line) + len(part) + len(end) <= LINE_WIDTH:
+                line += part
+        return line + end
 
     @staticmethod
     def _bar(done: int, total: int) -> str:
@@ -102,34 +146,15 @@ class Tracker:
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """The records of a run, oldest first; a line that was cut off by a crash is left out."""
-    path = directory / METRICS
-    records = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return records
+    """The records of a run as they came; a line that was cut off by a crash is left out."""
+    return read_records(directory / METRICS)
 
 
-def draw_curve(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Plot reward in training (line) and success on held-out tasks (dots) over the updates of ``runs``."""
-    from matplotlib.figure import Figure
+def _is_evaluation(record: Mapping[str, Any]) -> bool:
+    return "eval/reward_mean" in record
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for name, records in runs.items():
-        steps = [
-            (each["step"], each["rollout/reward_mean"]) for each in records if "rollout/reward_mean" in each
-        ]
-        (line,) = axes.plot(*zip(*steps, strict=True), label=name, alpha=0.7)
-        tests = [(each["step"], each["eval/reward_mean"]) for each in records if "eval/reward_mean" in each]
-        if tests:
-            axes.plot(*zip(*tests, strict=True), "o", color=line.get_color(), markersize=7)
-    axes.plot([], [], "-", color="gray", label="reward in training")
-    axes.plot([], [], "o", color="gray", label="success on held-out tasks")
-    axes.set(xlabel="policy updates", ylabel="reward", ylim=(0, 1.02))
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", fontsize="small")
-    figure.savefig(path, dpi=130)
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.0f} h"

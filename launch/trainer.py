@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import Any
 
 from actors.rollout import RolloutLimits, RolloutOrder, run_rollout
@@ -93,8 +94,24 @@ def check_workload(config: TrainConfig, workload: Workload) -> None:
             f"warm_start.num_steps={config.warm_start.num_steps} needs demonstrations and the workload has "
             "none: give it some, or set warm_start.num_steps=0."
         )
+    check_task_weights(config.rollout.task_weights, workload.train_dataset)
     check_model(config, workload)
     check_agent(workload)
+
+
+def check_task_weights(key: str | None, tasks: Dataset) -> None:
+    """Refuse weights by which no task can be drawn. Raises ``DatasetError``."""
+    if key is None:
+        return
+    weights = [task.get(key) for task in tasks]
+    for index, weight in enumerate(weights):
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+            raise DatasetError(
+                f"rollout.task_weights={key!r}, and task {index} has {key}={weight!r}: give every task a "
+                "number that is not negative."
+            )
+    if not any(weights):
+        raise DatasetError(f"rollout.task_weights={key!r}, and it is 0 for every task: none would be played.")
 
 
 def check_model(config: TrainConfig, workload: Workload) -> None:

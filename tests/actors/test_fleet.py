@@ -78,6 +78,7 @@ def fleet(stream: TrajectoryStream) -> Iterator[Any]:
         RolloutLimits(timeout_seconds=3.0),
         FleetConfig(num_actors=NUM_ACTORS, retries=RETRIES),
     )
+    stream.connect(fleet)
     ray.get(fleet.resize.remote(NUM_ACTORS))
     yield fleet
     ray.kill(fleet)
@@ -89,8 +90,7 @@ def play(fleet: Any, stream: TrajectoryStream, group_id: str, tasks: list[dict])
         RolloutOrder(rollout_id=f"{group_id}/{index}", group_id=group_id, task=task)
         for index, task in enumerate(tasks)
     ]
-    ray.get(fleet.submit.remote(orders))
-    (group,) = stream.groups(orders, fleet)
+    (group,) = stream.groups(orders)
     assert [each.rollout_id for each in group.trajectories] == [order.rollout_id for order in orders]
     assert [each.task for each in group.trajectories] == tasks
     return list(group.trajectories)
@@ -152,14 +152,14 @@ def test_a_fleet_that_shrinks_while_nobody_reads_loses_nothing(
 ) -> None:
     num_orders = 40  # more than stream, fleet and actors can hold together
     orders = [
-        RolloutOrder(rollout_id=f"full/{index}", group_id=f"{index}", task=task("fine", tmp_path))
+        RolloutOrder(rollout_id=f"full-{index}/0", group_id=f"full-{index}", task=task("fine", tmp_path))
         for index in range(num_orders)
     ]
     ray.get(fleet.submit.remote(orders))
     while stream.queue.qsize() < 2 or ray.get(fleet.status.remote()).num_running < NUM_ACTORS:
         time.sleep(0.1)
     ray.get(fleet.resize.remote(1))
-    delivered = [each.rollout_id for each in stream.trajectories(num_orders, fleet)]
+    delivered = [each.rollout_id for each in stream.trajectories(num_orders)]
     assert sorted(delivered) == sorted(order.rollout_id for order in orders)
     ray.get(fleet.resize.remote(NUM_ACTORS))
 
@@ -169,8 +169,9 @@ def test_a_fleet_that_is_gone_ends_the_wait(ray_cluster: None, tmp_path: Path) -
     pair = Pair(agent_class=GameAgent, env_class=UnrulyEnv)
     fleet = RolloutFleet.remote(pair, None, stream.queue, RolloutLimits(), FleetConfig())
     orders = [RolloutOrder(rollout_id="0/0", group_id="0", task=task("fine", tmp_path))]
-    ray.get(fleet.submit.remote(orders))
+    stream.connect(fleet)
+    stream.order(orders)
     ray.kill(fleet)
     with pytest.raises(ray.exceptions.RayActorError):
-        list(stream.groups(orders, fleet))
+        stream.take("0")
     stream.close()

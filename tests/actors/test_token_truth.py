@@ -48,8 +48,8 @@ def trajectories(ray_cluster: None, sampler: Any) -> Iterator[list[Trajectory]]:
         )
         for index in range(8)
     ]
-    ray.get(fleet.submit.remote(orders))
-    (group,) = stream.groups(orders, fleet)
+    stream.connect(fleet)
+    (group,) = stream.groups(orders)
     ray.kill(fleet)
     stream.close()
     yield [each for each in group.trajectories if len(each.steps) == NUM_GUESSES]

@@ -132,6 +132,7 @@ def measure_engine(num_pairs: int, step_seconds: float) -> tuple[float, float, l
         RolloutLimits(max_steps=NUM_TURNS),
         FleetConfig(num_cpus_per_actor=0),
     )
+    stream.connect(fleet)
     ray.get(fleet.resize.remote(num_pairs))
     wait_for(lambda: ray.get(fleet.status.remote()).num_ready == num_pairs)
     seconds = time.perf_counter() - start
@@ -150,7 +151,7 @@ def measure_engine(num_pairs: int, step_seconds: float) -> tuple[float, float, l
         for index in range(num_pairs * EPISODES_PER_PAIR)
     ]
     ray.get(fleet.submit.remote(orders))
-    trajectories = list(stream.trajectories(len(orders), fleet))
+    trajectories = list(stream.trajectories(len(orders)))
     ray.shutdown()
     return seconds, memory, trajectories
 

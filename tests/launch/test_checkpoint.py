@@ -1,16 +1,27 @@
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from environments.errors import ConfigError
-from launch.checkpoint import CheckpointFolder, Progress
+from environments.types import Completion, Step, TerminationReason, Trajectory
+from launch.checkpoint import CheckpointFolder, Progress, StreamState
+
+NOTHING = StreamState()
 
 
 def write_weights(text: str = "weights"):
     def save(folder: str) -> None:
-        (Path(folder) / "weights").write_text(text)
+        (Path(folder) / "huggingface").mkdir()
+        (Path(folder) / "huggingface" / "weights").write_text(text)
 
     return save
 
@@ -20,62 +31,314 @@ def fail(folder: str) -> None:
     raise OSError("The disk is full.")
 
 
-def test_a_folder_without_checkpoints_has_no_latest(tmp_path: Path) -> None:
+def save_steps(folder: CheckpointFolder, *steps: int) -> None:
+    for step in steps:
+        folder.save(Progress(step=step), NOTHING, write_weights())
+
+
+def kept_in(directory: Path) -> set[str]:
+    """All that lies in the folder, hidden or not."""
+    return {path.name for path in (directory / "checkpoints").iterdir()}
+
+
+def step_of(checkpoint: Path | None) -> int:
+    assert checkpoint is not None
+    return CheckpointFolder.progress(checkpoint).step
+
+
+# -- what is saved is found again ----------------------------------------------------------------------
+
+
+def test_a_folder_without_checkpoints_has_no_latest_and_no_best(tmp_path: Path) -> None:
     assert CheckpointFolder(tmp_path, kept=2).latest() is None
+    assert CheckpointFolder(tmp_path, kept=2).best() is None
 
 
 def test_what_was_saved_is_found_again(tmp_path: Path) -> None:
-    progress = Progress(warm_start_steps=5, step=3, version=4, num_groups=24, evaluated=True)
-    saved = CheckpointFolder(tmp_path, kept=2).save(progress, write_weights())
+    progress = Progress(
+        warm_start_steps=5, step=3, version=4, num_groups=24, evaluated=True, kl_coef=0.1 + 0.2
+    )
+    saved = CheckpointFolder(tmp_path, kept=2).save(progress, NOTHING, write_weights())
     latest = CheckpointFolder(tmp_path, kept=2).latest()
     assert latest == saved
-    assert (latest / "weights").read_text() == "weights"
+    assert (latest / "huggingface" / "weights").read_text() == "weights"
     assert CheckpointFolder.progress(latest) == progress
+    assert CheckpointFolder.stream(latest) == NOTHING
+
+
+def test_what_was_between_fleet_and_loop_is_found_again(tmp_path: Path) -> None:
+    completion = Completion(
+        prompt_ids=(1, 2),
+        completion_ids=(3,),
+        logprobs=(-0.1,),
+        text="x",
+        finish_reason="stop",
+        token_versions=(7,),
+    )
+    ready = tuple(
+        Trajectory(
+            task={"question": "?"},
+            steps=[Step(completion=completion, reward=0.5, info={"judge": lambda answer: answer + 1})],
+            reward=0.5,
+            rollout_id=f"00000002/000{member}",
+            termination_reason=TerminationReason.ENV_DONE,
+        )
+        for member in (1, 0)
+    )
+    stream = StreamState(ready=ready, in_flight=("00000002/0002", "00000003/0000"))
+    saved = CheckpointFolder(tmp_path, kept=1).save(Progress(step=1), stream, write_weights())
+
+    found = CheckpointFolder.stream(saved)
+    assert found.in_flight == stream.in_flight
+    assert [each.rollout_id for each in found.ready] == ["00000002/0001", "00000002/0000"]
+    assert found.ready[0].steps[0].completion == completion
+    assert found.ready[0].termination_reason is TerminationReason.ENV_DONE
+    assert found.ready[0].steps[0].info["judge"](1) == 2, "what Ray can carry, a checkpoint can hold"
+    manifest = json.loads((saved / "state.json").read_text())
+    assert (manifest["num_ready"], manifest["in_flight"]) == (2, list(stream.in_flight))
+
+
+# -- what interrupts a save ----------------------------------------------------------------------------
 
 
 def test_a_save_that_fails_leaves_the_checkpoint_before_it(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, kept=2)
-    first = folder.save(Progress(step=1), write_weights())
+    first = folder.save(Progress(step=1), NOTHING, write_weights())
     with pytest.raises(OSError, match="full"):
-        folder.save(Progress(step=2), fail)
+        folder.save(Progress(step=2), NOTHING, fail)
     assert folder.latest() == first
     assert [path.name for path in first.parent.glob("step_*")] == ["step_000001"]
-    assert folder.latest() == first
-
-
-def test_a_failed_save_does_not_disturb_the_next(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path, kept=2)
-    with pytest.raises(OSError, match="full"):
-        folder.save(Progress(step=1), fail)
-    saved = folder.save(Progress(step=1), write_weights("whole"))
-    assert (saved / "weights").read_text() == "whole"
 
 
 def test_a_step_saved_again_replaces_what_was_there_even_when_that_fails_midway(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, kept=2)
-    folder.save(Progress(step=1, version=1), write_weights("old"))
+    folder.save(Progress(step=1, version=1), NOTHING, write_weights("old"))
     with pytest.raises(OSError, match="full"):
-        folder.save(Progress(step=1, version=2), fail)
+        folder.save(Progress(step=1, version=2), NOTHING, fail)
     latest = folder.latest()
     assert latest is not None
-    assert (latest / "weights").read_text() == "old"
-    folder.save(Progress(step=1, version=2), write_weights("new"))
-    assert (latest / "weights").read_text() == "new"
+    assert (latest / "huggingface" / "weights").read_text() == "old"
+    folder.save(Progress(step=1, version=2), NOTHING, write_weights("new"))
+    assert (latest / "huggingface" / "weights").read_text() == "new"
     assert CheckpointFolder.progress(latest).version == 2
+    assert kept_in(tmp_path) == {"step_000001", "latest"}
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing catches it, nothing is cleaned up."""
+
+
+def kill_before(monkeypatch: pytest.MonkeyPatch, operation: int) -> None:
+    """Die before the given rename, replacement or deletion of a folder; deletions are half done by then."""
+    count = 0
+
+    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count > operation:
+                if real is rmtree and (Path(arguments[0]) / "state.json").exists():
+                    (Path(arguments[0]) / "state.json").unlink()
+                raise Killed
+            return real(*arguments, **options)
+
+        return call
+
+    rmtree = shutil.rmtree
+    monkeypatch.setattr(Path, "rename", dying(Path.rename))
+    monkeypatch.setattr(os, "replace", dying(os.replace))
+    monkeypatch.setattr(shutil, "rmtree", dying(rmtree))
+
+
+@pytest.mark.parametrize("step", [3, 2], ids=["another step", "the same step again"])
+def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(
+    tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = []
+    for operation in range(100):
+        directory = tmp_path / str(operation)
+        folder = CheckpointFolder(directory, kept=2)
+        save_steps(folder, 1, 2)
+        killed = False
+        with monkeypatch.context() as patch:
+            kill_before(patch, operation)
+            try:
+                folder.save(Progress(step=step, version=9), NOTHING, write_weights("new"))
+            except Killed:
+                killed = True
+
+        latest = CheckpointFolder(directory, kept=2).latest()
+        assert latest is not None
+        progress = CheckpointFolder.progress(latest)
+        assert progress in (Progress(step=2), Progress(step=step, version=9)), operation
+        versions.append(progress.version)
+
+        save_steps(CheckpointFolder(directory, kept=2), 4)  # the resumed run goes on
+        whole = kept_in(directory) - {"latest"}
+        assert whole in ({f"step_{progress.step:06d}", "step_000004"}, {"step_000003", "step_000004"})
+        assert all(step_of(directory / "checkpoints" / name) for name in whole), operation
+        if not killed:
+            break
+    assert operation > 3, "no operation of the save was reached"
+    assert versions == sorted(versions), "it is the old one first, then the new one"
+    assert versions[0] == 0
+    assert versions[-1] == 9
+
+
+def test_what_a_kill_has_left_behind_is_swept_away_by_the_next_save(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, kept=2)
+    save_steps(folder, 1)
+    for leftover in (".step_000001.old", ".step_000007.tmp", "step_000007", ".step_000007.old"):
+        (tmp_path / "checkpoints" / leftover / "huggingface").mkdir(parents=True)
+    (tmp_path / "checkpoints" / ".latest.tmp").write_text("step_0000")
+    assert step_of(folder.latest()) == 1
+    save_steps(folder, 2)
+    assert kept_in(tmp_path) == {"step_000001", "step_000002", "latest"}
+
+
+# -- what is kept --------------------------------------------------------------------------------------
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    save_steps(CheckpointFolder(tmp_path, kept=2), 1, 2, 10, 11)
+    assert kept_in(tmp_path) == {"step_000010", "step_000011", "latest"}
+
+
+def test_the_number_kept_holds_across_restarts(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 999_999, 1_000_000):
+        save_steps(CheckpointFolder(tmp_path, kept=2), step)
+    assert kept_in(tmp_path) == {"step_999999", "step_1000000", "latest"}
+    save_steps(CheckpointFolder(tmp_path, kept=1), 1_000_001)
+    assert kept_in(tmp_path) == {"step_1000001", "latest"}
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    save_steps(CheckpointFolder(tmp_path, kept=1), 1)
+    shutil.copytree(tmp_path / "checkpoints" / "step_000001", tmp_path / "checkpoints" / "step_000001_copy")
+    save_steps(CheckpointFolder(tmp_path, kept=1), 2)
+    assert kept_in(tmp_path) == {"step_000001_copy", "step_000002", "latest"}
+
+
+def test_a_run_that_went_back_drops_the_checkpoints_of_the_future_it_left(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, kept=3)
+    save_steps(folder, 2, 4, 6)
+    assert folder.mark_best(6, 0.9)
+    (tmp_path / "checkpoints" / "latest").write_text("step_000002\n")
+    resumed = CheckpointFolder(tmp_path, kept=3)
+    save_steps(resumed, 3)
+    assert kept_in(tmp_path) == {"step_000002", "step_000003", "latest"}
+    assert resumed.mark_best(3, 0.1), "the best of the future that was left counts no longer"
+
+
+def test_the_best_checkpoint_is_kept_as_long_as_it_is_the_best(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, kept=1)
+    save_steps(folder, 1)
+    assert folder.mark_best(1, 0.5)
+    save_steps(folder, 2)
+    assert not folder.mark_best(2, 0.5)
+    save_steps(folder, 3)
+    assert kept_in(tmp_path) == {"step_000001", "step_000003", "latest", "best"}
+    assert step_of(folder.best()) == 1
+    assert folder.mark_best(3, 0.6)
+    assert kept_in(tmp_path) == {"step_000003", "latest", "best"}
+
+
+def test_the_best_value_is_known_after_a_restart(tmp_path: Path) -> None:
+    save_steps(CheckpointFolder(tmp_path, kept=1), 1)
+    CheckpointFolder(tmp_path, kept=1).mark_best(1, 0.1 + 0.2)
+    resumed = CheckpointFolder(tmp_path, kept=1)
+    save_steps(resumed, 2)
+    assert not resumed.mark_best(2, 0.1 + 0.2)
+    assert resumed.mark_best(2, 0.31)
+    assert step_of(resumed.best()) == 2
+
+
+@pytest.mark.parametrize(("step", "value"), [(1, float("nan")), (7, 0.9)], ids=["no number", "not kept"])
+def test_what_cannot_be_the_best_is_not(tmp_path: Path, step: int, value: float) -> None:
+    folder = CheckpointFolder(tmp_path, kept=1)
+    save_steps(folder, 1)
+    assert not folder.mark_best(step, value)
+    assert folder.best() is None
+    assert folder.mark_best(1, -2.0)
+
+
+def test_what_an_interrupted_run_has_left_cannot_be_the_best(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, kept=2)
-    for step in (1, 2, 10, 11):
-        folder.save(Progress(step=step), write_weights())
-    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
-    assert names == {"step_000010", "step_000011", "latest"}
+    save_steps(folder, 1)
+    (tmp_path / "checkpoints" / "latest").unlink()  # killed before there was a pointer
+    assert not folder.mark_best(1, 0.9)
+    assert folder.best() is None
 
 
-@pytest.mark.parametrize("state", ["{", '{"unknown": 1}', None])
-def test_a_damaged_checkpoint_is_refused_with_a_remedy(tmp_path: Path, state: str | None) -> None:
-    checkpoint = CheckpointFolder(tmp_path, kept=2).save(Progress(step=1), write_weights())
+def test_a_best_step_that_is_evaluated_again_has_the_new_value(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, kept=2)
+    save_steps(folder, 1, 2)
+    folder.mark_best(1, 0.9)
+    assert folder.mark_best(1, 0.4)
+    assert folder.mark_best(2, 0.5)
+
+
+def test_a_best_pointer_that_says_nothing_is_refused(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, kept=2)
+    save_steps(folder, 1)
+    (tmp_path / "checkpoints" / "best").write_text("step_000001\n")
+    with pytest.raises(ConfigError, match=r"best holds 'step_000001\\n'.* repair or delete it"):
+        folder.best()
+
+
+# -- what is damaged -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["{", '{"unknown": 1}', "[1]", None])
+def test_a_checkpoint_without_its_manifest_is_refused_with_a_remedy(
+    tmp_path: Path, state: str | None
+) -> None:
+    folder = CheckpointFolder(tmp_path, kept=2)
+    save_steps(folder, 1, 2)
+    checkpoint = tmp_path / "checkpoints" / "step_000002"
     path = checkpoint / "state.json"
     path.unlink() if state is None else path.write_text(state)
-    with pytest.raises(ConfigError, match=r"step_000001 cannot be read .*latest, or start with a new run"):
+    for read in (CheckpointFolder.progress, CheckpointFolder.stream):
+        with pytest.raises(
+            ConfigError, match=r"step_000002 cannot be read .*\(step_000001\) into .*latest, or start with a"
+        ):
+            read(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"weight", "has 6 bytes instead of 7"),
+        (b"weighty", "is not what was written"),
+        (None, "is missing"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes | None, fault: str) -> None:
+    checkpoint = CheckpointFolder(tmp_path, kept=2).save(Progress(step=1), NOTHING, write_weights())
+    path = checkpoint / "huggingface" / "weights"
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"huggingface/weights {fault}.*start with a new run.directory"):
         CheckpointFolder.progress(checkpoint)
+
+
+def test_damaged_trajectories_are_not_unpickled(tmp_path: Path) -> None:
+    checkpoint = CheckpointFolder(tmp_path, kept=2).save(Progress(step=1), NOTHING, write_weights())
+    ready = checkpoint / "ready.pkl"
+    ready.write_bytes(ready.read_bytes()[:-1] + b"!")
+    with pytest.raises(ConfigError, match=r"ready.pkl is not what was written"):
+        CheckpointFolder.stream(checkpoint)
+
+
+def test_a_trajectory_whose_class_is_gone_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("a_world_of_yesterday")
+    exec("class Move:\n    pass", module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    ready = (Trajectory(steps=[Step(action=module.Move())]),)
+    checkpoint = CheckpointFolder(tmp_path, kept=2).save(
+        Progress(step=1), StreamState(ready=ready), write_weights()
+    )
+    monkeypatch.delitem(sys.modules, module.__name__)
+    with pytest.raises(ConfigError, match=r"ready.pkl: ModuleNotFoundError: .*a_world_of_yesterday"):
+        CheckpointFolder.stream(checkpoint)

@@ -18,8 +18,16 @@ def test_the_defaults_and_all_recipes_pass_the_check() -> None:
     ("override", "message"),
     [
         ("rollout.group_size=1", r"group_size=1 .*'grpo'.*at least 2.*group_size=8"),
-        ("algorithm.advantage=gae", r"algorithm\.advantage='gae' is not one of grpo, rloo"),
-        ("algorithm.advantage=grppo", r"Did you mean 'grpo'"),
+        ("algorithm.name=grppo", r"algorithm\.name='grppo' is not one of .*Did you mean 'grpo'"),
+        ("algorithm.advantage=gae", r"algorithm\.advantage='gae' has no effect in algorithm\.name='grpo'"),
+        ("rollout.max_staleness=-1", r"rollout\.max_staleness=-1 has to be at least 0"),
+        ("selection.masked_reasons=[max_step]", r"masked_reasons='max_step' .*Did you mean 'max_steps'"),
+        ("selection.min_members=9", r"selection\.min_members=9 .*between 1 and rollout\.group_size=8"),
+        ("selection.max_dropped=0", r"selection\.max_dropped=0 has to be at least 1"),
+        ("run.best_metric=rollout/reward_mean", r"run\.best_metric='rollout/reward_mean' .*eval/reward_mean"),
+        ("evaluation.num_replicas=1", r"evaluation\.num_replicas=1 .*evaluation\.every=0 .*every=10"),
+        ("learner.critic.clip_range=0.1", r"learner\.critic .*'grpo' has no critic.*algorithm\.name=ppo"),
+        ("learner.lora.alpha=32", r"learner\.lora was changed.*rank=0.*learner\.lora\.rank=16"),
         ("algorithm.loss_aggregation=mean", r"loss_aggregation='mean' is not one of token-mean"),
         ("learner.device=gpu", r"learner\.device='gpu' is not one of cpu, cuda"),
         ("learner.dtype=float16", r"learner\.dtype='float16' is not one of .*Did you mean '\w*float\w*'"),
@@ -33,6 +41,29 @@ def test_the_defaults_and_all_recipes_pass_the_check() -> None:
 )
 def test_what_cannot_work_is_refused_with_value_and_remedy(override: str, message: str) -> None:
     config = compose([override])
+    with pytest.raises(ConfigError, match=message):
+        check(config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["selection.min_reward=0.9", "selection.max_reward=0.1"],
+            r"min_reward=0\.9 is above .*max_reward=0\.1",
+        ),
+        (
+            ["rollout.overlong_filter=true", "algorithm.name=dapo"],
+            r"overlong_filter=true .*overlong_penalty=1\.0.*one of the two",
+        ),
+        (
+            ["algorithm.kl.place=reward", "algorithm.kl.target=0.1", "algorithm.kl.horizon=5"],
+            r"kl\.horizon=5 with 64 trajectories",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(overrides: list[str], message: str) -> None:
+    config = compose(overrides)
     with pytest.raises(ConfigError, match=message):
         check(config)
 

@@ -5,20 +5,27 @@ from dataclasses import replace
 import pytest
 
 from environments import Dataset
-from launch.checkpoint import Progress
 from launch.config import RolloutConfig, TrainConfig
-from launch.orders import derived_seed, epoch_order, evaluation_orders, training_orders
+from launch.orders import derived_seed, epoch_order, evaluation_orders, group_orders
 
 TASKS = Dataset([{"question": str(index)} for index in range(10)], name="tasks", split="train")
 CONFIG = TrainConfig(seed=7, rollout=RolloutConfig(groups_per_step=4, group_size=3, temperature=0.7))
 
 
-def orders_of_step(step: int, config: TrainConfig = CONFIG):
-    groups = step * config.rollout.groups_per_step
-    return training_orders(config, TASKS, Progress(step=step, version=step, num_groups=groups))
+EQUAL = (1.0,) * 10
 
 
-def test_a_step_orders_every_member_of_its_groups() -> None:
+def orders_of_step(step: int, config: TrainConfig = CONFIG, tasks: Dataset = TASKS):
+    """The orders of the groups of an update, when each update has the weights of the one before."""
+    per_step = config.rollout.groups_per_step
+    return [
+        order
+        for number in range(step * per_step, (step + 1) * per_step)
+        for order in group_orders(config, tasks, False, number, step)
+    ]
+
+
+def test_every_member_of_a_group_is_ordered() -> None:
     orders = orders_of_step(0)
     assert len({order.rollout_id for order in orders}) == len(orders) == 12
     for group in {order.group_id for order in orders}:
@@ -40,7 +47,7 @@ def test_steps_and_seeds_differ() -> None:
     assert len(set(seeds)) == len(seeds)
     other = replace(CONFIG, seed=8)
     assert [order.seed for order in orders_of_step(0)] != [order.seed for order in orders_of_step(0, other)]
-    assert epoch_order(10, 7, 0) != epoch_order(10, 8, 0)
+    assert epoch_order(EQUAL, 7, 0) != epoch_order(EQUAL, 8, 0)
 
 
 def test_rollouts_have_to_be_sampled_by_the_published_version() -> None:
@@ -56,18 +63,41 @@ def test_every_epoch_plays_each_task_once_in_an_order_of_its_own() -> None:
 
 
 def test_evaluations_play_the_same_tasks_with_the_same_seeds_at_every_step() -> None:
-    first = evaluation_orders(CONFIG, TASKS, Progress(step=0, version=1))
-    later = evaluation_orders(CONFIG, TASKS, Progress(step=9, version=10))
+    first = evaluation_orders(CONFIG, TASKS, 0, 1)
+    later = evaluation_orders(CONFIG, TASKS, 9, 10)
     assert [(each.task, each.seed) for each in first] == [(each.task, each.seed) for each in later]
     assert not {each.rollout_id for each in first} & {each.rollout_id for each in later}
     assert {each.min_version for each in later} == {10}
+
+
+def test_evaluations_go_first() -> None:
+    assert all(order.urgent for order in evaluation_orders(CONFIG, TASKS, 0, 1))
+    assert not any(order.urgent for order in orders_of_step(0))
+
+
+def test_a_greedy_rollout_goes_with_a_group_that_is_compared_with_one() -> None:
+    orders = group_orders(CONFIG, TASKS, True, 5, 2)
+    assert [order.params.temperature for order in orders] == [0.7, 0.7, 0.7, 0.0]
+    assert orders[-1].rollout_id == "00000005/greedy"
+    assert orders[:-1] == group_orders(CONFIG, TASKS, False, 5, 2)
+
+
+def test_weights_say_how_often_a_task_is_played() -> None:
+    tasks = Dataset([{"question": str(index), "weight": index % 3} for index in range(10)])
+    config = replace(CONFIG, rollout=replace(CONFIG.rollout, task_weights="weight", group_size=2))
+    played = [order.task for step in range(200) for order in orders_of_step(step, config, tasks)[::2]]
+    shares = [sum(task["weight"] == weight for task in played) / len(played) for weight in range(3)]
+    # Four tasks weigh 0, three weigh 1, three weigh 2; 800 draws have a standard deviation of 0.017.
+    assert shares[0] == 0
+    assert shares[1] == pytest.approx(3 / 9, abs=0.07)
+    assert orders_of_step(7, config, tasks) == orders_of_step(7, config, tasks)
 
 
 @pytest.mark.parametrize(("wanted", "played"), [(4, 4), (200, 10)])
 def test_an_evaluation_plays_what_is_asked_for_or_all_there_is(wanted: int, played: int) -> None:
     config = TrainConfig()
     config.evaluation.num_tasks = wanted
-    assert len(evaluation_orders(config, TASKS, Progress())) == played
+    assert len(evaluation_orders(config, TASKS, 0, 0)) == played
 
 
 def test_derived_seeds_fit_where_a_turn_is_added_to_them() -> None:

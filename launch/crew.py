@@ -1,0 +1,106 @@
+"""A policy server with a fleet that samples it: what rolls out, for training or for an evaluation."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from concurrent.futures import Future
+from functools import partial
+
+import ray
+
+from actors.fleet import FleetStatus, RolloutFleet
+from actors.policy_server import PolicyApp
+from actors.rollout import RolloutLimits
+from actors.sampling import SamplerActor, ServeSampler
+from actors.stream import TrajectoryStream
+from launch.config import RolloutConfig, TrainConfig
+from launch.workload import Workload
+
+STREAM_CAPACITY = 1024
+
+
+class Crew:
+    """Engines, fleet and stream, wired together.
+
+    Args:
+        store: the ``WeightStore`` that the engines follow.
+    """
+
+    def __init__(
+        self, config: TrainConfig, workload: Workload, model_path: str, store: ray.actor.ActorHandle
+    ) -> None:
+        self._config, self._workload = config, workload
+        self._model_path, self._store = model_path, store
+        self.stream = TrajectoryStream(STREAM_CAPACITY)
+        self._app: PolicyApp | None = None
+        self._fleet: ray.actor.ActorHandle | None = None
+        self._serving = Future[None]()
+
+    def start_in_background(self) -> None:
+        """Start in a thread; a daemon, so that an interrupted run need not wait for it."""
+
+        def work() -> None:
+            try:
+                self._start()
+            except BaseException as error:  # noqa: BLE001  # a thread's end: whoever waits for it raises it
+                self._serving.set_exception(error)
+            else:
+                self._serving.set_result(None)
+
+        threading.Thread(target=work, name="serving", daemon=True).start()
+
+    def _start(self) -> None:
+        config = self._config
+        name = f"policy-{uuid.uuid4().hex[:8]}"
+        self._app = PolicyApp(name, self._model_path, config.server, self._store)
+        sampler = SamplerActor.remote(  # type: ignore[attr-defined]
+            partial(ServeSampler, name, self._model_path, config.model.chat_template_kwargs)
+        )
+        self._fleet = RolloutFleet.remote(  # type: ignore[attr-defined]
+            self._workload.pair, sampler, self.stream.queue, rollout_limits(config.rollout), config.fleet
+        )
+        self.stream.connect(self._fleet)
+        ray.get(self._fleet.resize.remote(config.fleet.num_actors))  # they start while the engines load
+        self._app.start()
+        ray.get(sampler.open.remote())
+
+    @property
+    def is_up(self) -> bool:
+        """Whether rollouts can be ordered."""
+        return self._serving.done() and self._serving.exception() is None
+
+    def check(self) -> None:
+        """Raise what kept server or fleet from starting, if anything has."""
+        if self._serving.done():
+            self._serving.result()
+
+    def wait_until_up(self) -> None:
+        """Return when rollouts can be ordered. Raises what kept server or fleet from starting."""
+        self._serving.result()
+
+    def status(self) -> FleetStatus:
+        """What the fleet is doing."""
+        assert self._fleet is not None, "wait_until_up() comes first"
+        status: FleetStatus = ray.get(self._fleet.status.remote())
+        return status
+
+    def stop(self) -> None:
+        """End what was started here."""
+        if self._fleet is not None:
+            ray.kill(self._fleet)
+        if self._app is not None:
+            self._app.stop()
+        self.stream.close()
+
+
+def rollout_limits(rollout: RolloutConfig) -> RolloutLimits:
+    """The limits of one trajectory."""
+    return RolloutLimits(
+        max_steps=rollout.max_steps,
+        max_prompt_tokens=rollout.max_prompt_tokens,
+        max_response_tokens=rollout.max_response_tokens,
+        max_turn_tokens=rollout.max_turn_tokens,
+        overlong_filter=rollout.overlong_filter,
+        timeout_seconds=rollout.timeout_seconds,
+    )

@@ -1,0 +1,253 @@
+"""What the numbers of a run mean: pure functions from what was rolled out and learnt to named metrics."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from environments.pass_at_k import pass_at_k
+from environments.types import Completion, TerminationReason, Trajectory, TrajectoryGroup
+from policies.learning.samples import TrainingSample
+
+FRESH_MISMATCH = "learn/fresh_logprob_diff_mean"
+UNTRAINED = ("failed", "timeout", "masked")
+"""Why nothing is learnt from a member of a group that is trained on."""
+
+
+# -- rollouts ------------------------------------------------------------------------------------------
+
+
+def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """``rollout/``: rewards, pass@k, lengths and endings of the trajectories.
+
+    ``prompt_tokens`` is the length of a trajectory's first prompt, ``response_tokens`` the most tokens that
+    it held after it, as in ``rollout.max_prompt_tokens`` and ``rollout.max_response_tokens``.
+    """
+    trajectories = _members(groups)
+    completions = {id(each): _completions(each) for each in trajectories}
+    sampled = [completion for each in completions.values() for completion in each]
+    played = [each for each in completions.values() if each]
+    reasons = Counter(each.termination_reason for each in trajectories)
+    return {
+        **_spread("rollout/reward", [each.reward for each in trajectories]),
+        **_pass_at_k(groups),
+        **_spread("rollout/steps", [len(each.steps) for each in trajectories]),
+        **_spread("rollout/prompt_tokens", [each[0].num_prompt_tokens for each in played]),
+        **_spread("rollout/response_tokens", [_response_tokens(each) for each in played]),
+        **_spread("rollout/seconds", [each.seconds for each in trajectories]),
+        "rollout/sampled_tokens": sum(each.num_completion_tokens for each in sampled),
+        "rollout/requests": len(sampled),
+        **{
+            f"rollout/ended_{reason}": reasons[reason] / max(1, len(trajectories))
+            for reason in TerminationReason
+        },
+    }
+
+
+def evaluation_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """``eval/``: the same of held-out tasks, and how many there were."""
+    metrics = {name.replace("rollout/", "eval/"): value for name, value in rollout_metrics(groups).items()}
+    return metrics | {"eval/num_tasks": len(groups)}
+
+
+def _pass_at_k(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """pass@k for k = 1, 2, 4, ... and for the smallest group's size: each over all groups, to be comparable.
+
+    As in ``compute_pass_at_k``, success is a reward above 0, and a failed rollout is an attempt without it.
+    """
+    smallest = min((len(group.trajectories) for group in groups), default=0)
+    ks = sorted({*(1 << exponent for exponent in range(smallest.bit_length())), smallest} - {0})
+    counts = [
+        (len(group.trajectories), sum(each.reward > 0 for each in group.trajectories)) for group in groups
+    ]
+    return {f"rollout/pass_at_{k}": _mean([pass_at_k(n, correct, k) for n, correct in counts]) for k in ks}
+
+
+def _response_tokens(completions: Sequence[Completion]) -> int:
+    longest = max(each.num_prompt_tokens + each.num_completion_tokens for each in completions)
+    return longest - completions[0].num_prompt_tokens
+
+
+# -- the stream ----------------------------------------------------------------------------------------
+
+
+def staleness(groups: Sequence[TrajectoryGroup], version: int) -> list[int]:
+    """Of each trajectory: how many versions the oldest of its tokens is behind ``version``.
+
+    Trajectories without a sampled token have none and are left out.
+    """
+    return [version - min(versions) for versions in _versions(groups)]
+
+
+def staleness_metrics(
+    groups: Sequence[TrajectoryGroup], version: int, max_staleness: int
+) -> dict[str, float]:
+    """``stream/``: how old ``groups`` are when they are consumed by a learner that has ``version``.
+
+    ``staleness_<n>`` is the share of the trajectories that are n versions old; the shares add up to 1. A
+    ``version_span`` is the newest minus the oldest version of a trajectory's tokens.
+
+    Args:
+        max_staleness: shares are reported up to this one at least, so that their curves have no gaps.
+    """
+    values = staleness(groups, version)
+    shares = Counter(values)
+    levels = range(max([max_staleness, *values]) + 1)
+    return {
+        **_spread("stream/staleness", values),
+        **{f"stream/staleness_{level}": shares[level] / max(1, len(values)) for level in levels},
+        **_spread("stream/version_span", [max(each) - min(each) for each in _versions(groups)]),
+    }
+
+
+def token_metrics(
+    trained: Sequence[TrajectoryGroup], dropped: Mapping[str, Sequence[TrajectoryGroup]]
+) -> dict[str, float]:
+    """``stream/``: what became of the groups and of their sampled tokens.
+
+    Tokens are wasted that no gradient comes from: those of dropped groups, of members of trained groups that
+    have failed, timed out or are masked, and of greedy baselines.
+
+    Args:
+        trained: the groups that are trained on.
+        dropped: the others, by the reason. One without groups is reported as 0, so its curve has no gaps.
+    """
+    tokens: Counter[str] = Counter()
+    for trajectory in _members(trained):
+        tokens[_use(trajectory)] += _num_tokens([trajectory])
+    for reason, groups in dropped.items():
+        tokens[reason] += _num_tokens(_members(groups))
+    tokens["baseline"] = _num_tokens(
+        group.baseline for groups in (trained, *dropped.values()) for group in groups if group.baseline
+    )
+    wasted = tokens.total() - tokens["trained"]
+    alike = [group for group in trained if len({each.reward for each in group.trajectories}) <= 1]
+    return {
+        "stream/groups_trained": len(trained),
+        **{f"stream/groups_{reason}": len(groups) for reason, groups in dropped.items()},
+        "stream/zero_signal_fraction": len(alike) / max(1, len(trained)),
+        "stream/tokens_trained": tokens["trained"],
+        **{f"stream/tokens_{cause}": tokens[cause] for cause in (*UNTRAINED, "baseline", *dropped)},
+        "stream/wasted_fraction": wasted / max(1, tokens.total()),
+    }
+
+
+def _use(trajectory: Trajectory) -> str:
+    """``trained``, or which of ``UNTRAINED`` keeps ``training_samples`` from making anything of it."""
+    reason = trajectory.termination_reason
+    if reason is not None and reason.is_failure:
+        return "failed"
+    if reason is TerminationReason.TIMEOUT:
+        return "timeout"
+    return "masked" if trajectory.masked else "trained"
+
+
+def _versions(groups: Sequence[TrajectoryGroup]) -> list[set[int]]:
+    """The policy versions that sampled each trajectory, where there are sampled tokens."""
+    versions = [
+        {
+            version
+            for each in _completions(trajectory)
+            if each.completion_ids
+            for version in each.token_versions or (each.policy_version,)
+        }
+        for trajectory in _members(groups)
+    ]
+    return [each for each in versions if each]
+
+
+# -- time ----------------------------------------------------------------------------------------------
+
+
+def time_metrics(stages: Mapping[str, float], step_seconds: float) -> dict[str, float]:
+    """``time/``: the seconds of each stage and of the whole step, and the share that the learner waited.
+
+    Args:
+        stages: seconds by name, such as ``time/learn``; ``time/wait`` is spent waiting for rollouts.
+        step_seconds: wall time of the step, above 0.
+    """
+    waited = stages.get("time/wait", 0.0)
+    return {**stages, "time/step": step_seconds, "time/learner_idle": waited / step_seconds}
+
+
+def idle_share(busy_before: float, busy_after: float, wall_seconds: float, num_workers: int = 1) -> float:
+    """The share of ``num_workers`` workers' time that was not busy.
+
+    Args:
+        busy_before: their busy seconds, added up, when ``wall_seconds`` began.
+        busy_after: the same when they ended. A worker that was replaced in between has begun at 0 again: the
+            share is kept within 0 and 1.
+    """
+    available = wall_seconds * num_workers
+    return min(1.0, max(0.0, 1 - (busy_after - busy_before) / available)) if available > 0 else 0.0
+
+
+# -- engine and learner --------------------------------------------------------------------------------
+
+
+def mismatch_metrics(samples: Iterable[TrainingSample], version: int) -> dict[str, float]:
+    """``learn/fresh_logprob_diff_*``: how far engine and learner are apart on the same weights.
+
+    What older weights have sampled is left out: there the difference is what was learnt since, and no fault.
+    Nothing is reported where nothing is left.
+
+    Args:
+        samples: with the learner's own ``old_logprobs``, taken under ``version``; others are left out.
+    """
+    differences = [
+        abs(ours - theirs)
+        for sample in samples
+        if sample.policy_version == version and sample.old_logprobs
+        for bit, ours, theirs in zip(
+            sample.loss_mask, sample.old_logprobs, sample.rollout_logprobs, strict=True
+        )
+        if bit
+    ]
+    if not differences:
+        return {}
+    worst = math.nan if any(map(math.isnan, differences)) else max(differences)
+    return {FRESH_MISMATCH: _mean(differences), "learn/fresh_logprob_diff_max": worst}
+
+
+def mismatch_alarm(metrics: Mapping[str, float], threshold: float) -> str | None:
+    """What to say if engine and learner disagree by more than ``threshold`` on what the engine has sampled.
+
+    Args:
+        metrics: with those of ``mismatch_metrics``; without them there is nothing to say.
+        threshold: mean difference of log-probabilities, in nats per token.
+    """
+    difference = metrics.get(FRESH_MISMATCH, 0.0)
+    if difference <= threshold:
+        return None
+    return (
+        f"Engine and learner disagree: the log-probabilities of the sampled tokens differ by "
+        f"{difference:.2g} on average, more than learner.mismatch_alarm={threshold:g}. Does the engine have "
+        "other weights than were published, or another dtype than the learner, or does something (top_p, "
+        "top_k, a logits processor) change what it samples from? If it is the dtype, raise "
+        "learner.mismatch_alarm and correct for the difference with algorithm.correction."
+    )
+
+
+# -- arithmetic ----------------------------------------------------------------------------------------
+
+
+def _members(groups: Iterable[TrajectoryGroup]) -> list[Trajectory]:
+    return [trajectory for group in groups for trajectory in group.trajectories]
+
+
+def _completions(trajectory: Trajectory) -> list[Completion]:
+    return [step.completion for step in trajectory.steps if step.completion is not None]
+
+
+def _num_tokens(trajectories: Iterable[Trajectory]) -> int:
+    return sum(each.num_completion_tokens for item in trajectories for each in _completions(item))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Mean and maximum; 0 of nothing."""
+    return {f"{name}_mean": _mean(values), f"{name}_max": max(values, default=0.0)}

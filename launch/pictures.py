@@ -1,0 +1,100 @@
+"""The pictures of a run: what it learnt, and where its time went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+Records = Sequence[dict[str, Any]]
+
+STAGES = {
+    "time/wait": "#c7c7c7",
+    "time/score": "#98b6d8",
+    "time/learn": "#2a6fb0",
+    "time/publish": "#e8a33d",
+    "time/checkpoint": "#8c6bb1",
+    "time/evaluate": "#5aa469",
+}
+"""What the seconds of a step are spent on, from the bottom of the picture, and the colours."""
+OTHER = "#ececec"
+STALE = "#c44e52"
+MAX_COLUMNS = 150
+
+
+def draw_curve(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """Plot reward in training (line) and success on held-out tasks (dots) over the updates of ``runs``."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for name, records in runs.items():
+        (line,) = axes.plot(*_series(records, "rollout/reward_mean"), label=name, alpha=0.7)
+        tests = _series(records, "eval/reward_mean")
+        axes.plot(*tests, "o", color=line.get_color(), markersize=7)
+    axes.plot([], [], "-", color="gray", label="reward in training")
+    axes.plot([], [], "o", color="gray", label="success on held-out tasks")
+    axes.set(xlabel="policy updates", ylabel="reward", ylim=(0, 1.02))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", fontsize="small")
+    figure.savefig(path, dpi=130)
+
+
+def draw_timeline(records: Records, path: Path) -> None:
+    """Plot what each update's seconds were spent on, one stage upon the other, and below it staleness.
+
+    Of a run with many updates, a column stands for several of them.
+
+    Args:
+        records: of one run; those with ``time/step`` count, and there has to be one.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    steps = sorted((each for each in records if "time/step" in each), key=lambda each: each["step"])
+    columns = _columns(steps)
+    edges = [column[0]["step"] - 0.5 for column in columns] + [columns[-1][-1]["step"] + 0.5]
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    _stack_stages(upper, columns, edges)
+    oldest = [max(each.get("stream/staleness_max", 0) for each in column) for column in columns]
+    lower.stairs(oldest, edges, color=STALE, alpha=0.3, fill=True, label="oldest")
+    lower.stairs(_means(columns, "stream/staleness_mean"), edges, color=STALE, label="mean", baseline=None)
+    lower.set(xlabel="policy updates", ylabel="staleness", ylim=(0, max([1, *oldest]) * 1.1))
+    for axis in (lower.xaxis, lower.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+    for axes in (upper, lower):
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", reverse=True)
+    figure.savefig(path, dpi=130)
+
+
+def _stack_stages(axes: Any, columns: Sequence[Records], edges: Sequence[float]) -> None:
+    below = [0.0] * len(columns)
+    for name, color in STAGES.items():
+        seconds = _means(columns, name)
+        if any(seconds):
+            above = [low + more for low, more in zip(below, seconds, strict=True)]
+            label = name.removeprefix("time/")
+            axes.stairs(above, edges, baseline=below, fill=True, color=color, label=label)
+            below = above
+    whole = [max(pair) for pair in zip(below, _means(columns, "time/step"), strict=True)]
+    axes.stairs(whole, edges, baseline=below, fill=True, color=OTHER, label="other")
+    axes.set(ylabel="seconds per update", xlim=(edges[0], edges[-1]), ylim=(0, None))
+
+
+def _columns(steps: Records) -> list[Records]:
+    """At most ``MAX_COLUMNS`` runs of as many consecutive steps each."""
+    width = math.ceil(len(steps) / MAX_COLUMNS)
+    return [steps[start : start + width] for start in range(0, len(steps), width)]
+
+
+def _means(columns: Sequence[Records], name: str) -> list[float]:
+    """The mean of a metric over each column; 0 where it was not recorded."""
+    return [sum(each.get(name, 0.0) for each in column) / len(column) for column in columns]
+
+
+def _series(records: Records, name: str) -> tuple[list[int], list[float]]:
+    """Steps and values of a metric where it was recorded, by step."""
+    points = sorted((each["step"], each[name]) for each in records if name in each)
+    return [step for step, _ in points], [value for _, value in points]

@@ -1,0 +1,175 @@
+"""``launch.chaos`` finds the processes of a run, strikes no others, and what it strikes can be resumed."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from signal import SIGKILL
+
+import pytest
+
+from environments.errors import ConfigError
+from launch.chaos import Member, choose, main, members, role_of, strike
+from launch.config import compose
+from launch.journal import read_journal
+from launch.trainer import run_training
+from launch.workload import load_workload
+
+
+@pytest.mark.parametrize(
+    ("command_line", "role"),
+    [
+        ("/opt/bin/python3.11 -u -m launch.train recipe=guess", "driver"),
+        ("ray::LearnerWorker.update", "learner"),
+        ("ray::ServeReplica:policy-1:PolicyServer", "replica"),
+        ("ray::RolloutActor", "actor"),
+        ("/opt/ray/core/src/ray/raylet/raylet --node_id=1", "raylet"),
+        ("ray::IDLE", None),
+        ("ray::RolloutActorOfOthers", None),
+        ("ray::ServeReplica:policy-1:Other", None),
+        ("sh -c python -m launch.train", None),
+        ("vim launch/train.py", None),
+    ],
+)
+def test_a_process_has_a_role_by_its_command_line(command_line: str, role: str | None) -> None:
+    assert role_of(command_line) == role
+
+
+def test_a_role_that_nobody_has_is_refused_with_those_that_are_there() -> None:
+    present = [Member("fleet", 7), Member("queue", 8)]
+    with pytest.raises(ConfigError, match=r"no replica .* fleet, queue"):
+        choose(present, "replica", random.Random(0))
+
+
+def test_each_of_many_may_be_struck_and_a_seed_repeats_the_choice() -> None:
+    present = [Member("actor", pid) for pid in range(8)]
+    chosen = [choose(present, "actor", random.Random(seed)).pid for seed in range(40)]
+    assert len(set(chosen)) > 4
+    assert chosen == [choose(present, "actor", random.Random(seed)).pid for seed in range(40)]
+
+
+Impostor = Callable[[str], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def impostor() -> Iterator[Impostor]:
+    """``impostor(title)``: a process with a child that calls itself ``title``."""
+    started = []
+
+    def start(title: str) -> subprocess.Popen[bytes]:
+        code = f"import subprocess; subprocess.run([{title!r}, '60'], executable='sleep')"
+        started.append(subprocess.Popen([sys.executable, "-c", code]))
+        while not members(below=started[-1].pid):
+            time.sleep(0.01)
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_only_a_process_below_the_one_that_was_named_is_struck(impostor: Impostor) -> None:
+    mine, other = impostor("ray::_QueueActor"), impostor("ray::_QueueActor")
+    (target,) = members(below=mine.pid)
+    assert strike("queue", SIGKILL, mine.pid, random.Random(0)) == target
+    assert mine.wait(timeout=5) == 0  # its child is gone
+    assert other.poll() is None
+    assert len(members(below=other.pid)) == 1
+
+
+def test_a_process_is_stopped_shown_as_stopped_and_goes_on(
+    impostor: Impostor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    below = ["--below", str(impostor("ray::RolloutFleet").pid)]
+    assert main(["stop", "fleet", *below]) == 0
+    assert main(["list", *below]) == 0
+    assert "(stopped)" in capsys.readouterr().out
+    assert main(["go-on", "fleet", *below]) == 0
+    assert main(["list", *below]) == 0
+    listed = capsys.readouterr().out
+    assert "fleet" in listed and "(stopped)" not in listed
+
+
+def test_what_is_not_there_is_refused_with_a_sentence(
+    impostor: Impostor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["kill", "learner", "--below", str(impostor("ray::_QueueActor").pid)]) == 2
+    assert main(["list", "--below", str(2**22 + 1)]) == 2
+    errors = capsys.readouterr().err
+    assert "There is no learner" in errors
+    assert "there is no such process" in errors
+
+
+@pytest.mark.parametrize("arguments", [["kill", "queue"], ["kill", "--below", "1"], ["list", "queue"]])
+def test_nothing_is_struck_by_half_a_command(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as refusal:
+        main(arguments)
+    assert refusal.value.code == 2
+
+
+# -- a real run ----------------------------------------------------------------------------------------
+
+NUM_STEPS, NUM_GROUPS, GROUP_SIZE = 6, 2, 2
+
+
+def train(directory: Path, model: Path) -> None:
+    """One run, asynchronous, on the session's Ray: a call with the same folder goes on where it stopped."""
+    config = compose(
+        [
+            "recipe=calculator",
+            f"run.directory={directory}",
+            "run.resume=true",
+            f"run.num_steps={NUM_STEPS}",
+            "run.checkpoint_every=2",
+            f"model.path={model}",
+            "warm_start.num_steps=0",
+            "evaluation.num_tasks=1",
+            f"rollout.groups_per_step={NUM_GROUPS}",
+            f"rollout.group_size={GROUP_SIZE}",
+            "rollout.max_staleness=2",
+            "fleet.num_actors=4",
+            "algorithm.zero_signal_groups=keep",
+            "algorithm.entropy_coef=0.01",
+        ]
+    )
+    run_training(config, load_workload(config.workload, config.seed))
+
+
+def kill_at_step(step: int, directory: Path, spared: set[int], struck: list[float]) -> None:
+    """Wait until ``step`` is in the journal, then end the learner's process that is not ``spared``."""
+    while len(read_journal(directory)) < step:
+        time.sleep(0.05)
+    (learner,) = learners() - spared
+    struck.append(time.monotonic())
+    os.kill(learner, SIGKILL)
+
+
+def learners() -> set[int]:
+    return {member.pid for member in members(below=os.getpid()) if member.role == "learner"}
+
+
+@pytest.mark.engine
+def test_a_learner_that_is_killed_ends_the_run_and_the_same_command_loses_nothing(
+    ray_cluster: None, tmp_path: Path, tiny_model: Path
+) -> None:
+    from ray.exceptions import RayActorError
+
+    struck: list[float] = []
+    killer = threading.Thread(target=kill_at_step, args=(3, tmp_path, learners(), struck), daemon=True)
+    killer.start()
+    with pytest.raises(RayActorError, match="LearnerWorker"):
+        train(tmp_path, tiny_model)
+    assert time.monotonic() - struck[0] < 10
+    train(tmp_path, tiny_model)
+
+    trained = [rollout_id for record in read_journal(tmp_path) for rollout_id in record["trained"]]
+    assert sorted(trained) == [
+        f"{group:08d}/{member:04d}" for group in range(NUM_STEPS * NUM_GROUPS) for member in range(GROUP_SIZE)
+    ]

@@ -1,0 +1,93 @@
+"""An evaluation measures one version, whatever is published meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import ray
+
+from actors.rollout import RolloutOrder
+from environments import BaseEnv, Dataset
+from environments.types import Trajectory, TrajectoryGroup
+from launch.config import TrainConfig
+from launch.evaluator import Evaluator, evaluation_config
+from launch.workload import Workload
+from policies.agents.base import BaseAgent
+
+TASKS = Dataset([{"question": str(index)} for index in range(3)])
+WORKLOAD = Workload(agent_class=BaseAgent, env_class=BaseEnv, train_dataset=TASKS, val_dataset=TASKS)
+
+
+class FakeCrew:
+    """Plays what is ordered once ``free`` is set; it is its own stream."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.stream = self
+        self.free = threading.Event()
+        self.orders: list[RolloutOrder] = []
+        self._error = error
+
+    def wait_until_up(self) -> None:
+        if self._error:
+            raise self._error
+
+    def groups(self, orders: Sequence[RolloutOrder]) -> Iterator[TrajectoryGroup]:
+        self.orders += orders
+        assert self.free.wait(10)
+        for order in reversed(orders):
+            trajectory = Trajectory(task=order.task, rollout_id=order.rollout_id)
+            yield TrajectoryGroup(group_id=order.group_id, task=order.task, trajectories=(trajectory,))
+
+
+@pytest.fixture
+def stores(ray_cluster: None) -> tuple[Any, Any]:
+    from actors.weight_store import WeightStore
+
+    return WeightStore.remote(), WeightStore.remote()
+
+
+def test_between_updates_an_evaluation_is_finished_when_it_has_begun() -> None:
+    crew = FakeCrew()
+    crew.free.set()
+    evaluator = Evaluator(TrainConfig(), WORKLOAD, crew, None, None)
+    evaluator.begin(step=4, version=5)
+    evaluation = evaluator.collect(wait=False)
+    assert evaluation is not None and evaluation.step == 4
+    assert [group.task for group in evaluation.groups] == list(TASKS)
+    assert {order.min_version for order in crew.orders} == {5}
+    assert evaluator.collect(wait=True) is None, "an evaluation is reported once"
+
+
+@pytest.mark.engine
+def test_during_updates_the_version_that_is_measured_stays(stores: tuple[Any, Any]) -> None:
+    newest, pinned = stores
+    crew = FakeCrew()
+    evaluator = Evaluator(TrainConfig(), WORKLOAD, crew, newest, pinned)
+    ray.get(newest.publish.remote(5, "weights of version 5"))
+    evaluator.begin(step=4, version=5)
+    ray.get(newest.publish.remote(6, "weights of version 6"))
+    assert evaluator.collect(wait=False) is None, "training goes on"
+    measured = ray.get(pinned.newest.remote())
+    assert (measured.version, ray.get(measured.buckets)) == (5, ["weights of version 5"])
+    crew.free.set()
+    evaluation = evaluator.collect(wait=True)
+    assert evaluation is not None and (evaluation.step, len(evaluation.groups)) == (4, 3)
+
+
+@pytest.mark.engine
+def test_what_ends_an_evaluation_reaches_the_loop(stores: tuple[Any, Any]) -> None:
+    evaluator = Evaluator(TrainConfig(), WORKLOAD, FakeCrew(RuntimeError("no engine")), *stores)
+    evaluator.begin(step=0, version=0)
+    with pytest.raises(RuntimeError, match="no engine"):
+        evaluator.collect(wait=True)
+
+
+def test_engines_that_only_evaluate_take_no_address_of_their_own() -> None:
+    config = TrainConfig()
+    config.server.http_port, config.evaluation.num_replicas = 8000, 2
+    changed = evaluation_config(config)
+    assert (changed.server.num_replicas, changed.server.http_port) == (2, None)
+    assert config.server.http_port == 8000

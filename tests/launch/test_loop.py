@@ -1,0 +1,135 @@
+"""What an update is made of: the groups that are taken, those that are not, and their mini-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pytest
+
+from environments.errors import TroupeError
+from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
+from launch.checkpoint import Progress
+from launch.config import SelectionConfig, TrainConfig
+from launch.loop import make_batches, select_groups
+from launch.orders import group_name
+from policies.learning.algorithms import resolve
+from policies.learning.settings import AlgorithmConfig
+
+GRPO = resolve(AlgorithmConfig(), 64)
+REFILL = resolve(AlgorithmConfig(zero_signal_groups="refill"), 64)
+
+
+def group(number: int, rewards: Iterable[float], reason: str = "env_done") -> TrajectoryGroup:
+    name = group_name(number)
+    completion = Completion(
+        prompt_ids=(1, 2), completion_ids=(3,), logprobs=(-0.5,), text="", finish_reason="stop"
+    )
+    return TrajectoryGroup(
+        group_id=name,
+        task={},
+        trajectories=tuple(
+            Trajectory(
+                rollout_id=f"{name}/{index:04d}",
+                reward=reward,
+                steps=[Step(completion=completion, reward=reward)],
+                termination_reason=TerminationReason(reason),
+                error="the disk is full" if reason == "crashed" else None,
+            )
+            for index, reward in enumerate(rewards)
+        ),
+    )
+
+
+class FakeFeed:
+    def __init__(self, groups: list[TrajectoryGroup]) -> None:
+        self._groups = list(groups)
+        self.num_dropped = 0
+
+    def take(self) -> TrajectoryGroup:
+        return self._groups.pop(0)
+
+    def drop(self) -> None:
+        self.num_dropped += 1
+
+
+class FakeTracker:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def announce(self, text: str) -> None:
+        self.said.append(text)
+
+
+@dataclass
+class FakeRun:
+    feed: FakeFeed
+    algorithm: object = REFILL
+    progress: Progress = field(default_factory=Progress)
+    tracker: FakeTracker = field(default_factory=FakeTracker)
+    ordered: list[int] = field(default_factory=list)
+
+    def order_rollouts(self, num_selected: int = 0) -> None:
+        self.ordered.append(num_selected)
+
+
+def config(**selection: object) -> TrainConfig:
+    config = TrainConfig(selection=SelectionConfig(**selection))
+    config.rollout.groups_per_step, config.rollout.group_size = 2, 2
+    return config
+
+
+def test_another_group_takes_the_place_of_one_that_is_dropped() -> None:
+    run = FakeRun(FakeFeed([group(0, [1, 1]), group(1, [0, 1]), group(2, [0, 0]), group(3, [1, 0])]))
+    selection = select_groups(config(), run)
+    assert [each.group_id for each in selection.groups] == [group_name(1), group_name(3)]
+    assert [each.group_id for each in selection.dropped["zero_signal"]] == [group_name(0), group_name(2)]
+    assert run.feed.num_dropped == 2
+    assert run.ordered == [0, 1], "as soon as a slot is free, knowing what is there already"
+
+
+def test_an_update_makes_do_with_what_it_has_rather_than_wait_for_ever() -> None:
+    run = FakeRun(FakeFeed([group(0, [0, 1]), *(group(number, [1, 1]) for number in range(1, 9))]))
+    selection = select_groups(config(max_dropped=3), run)
+    assert [each.group_id for each in selection.groups] == [group_name(0)]
+    assert len(selection.all_dropped) == 3
+    assert "makes do with 1 of 2 groups" in run.tracker.said[0]
+
+
+def test_a_run_in_which_everything_fails_ends_with_the_error() -> None:
+    run = FakeRun(FakeFeed([group(number, [0, 0], "crashed") for number in range(9)]))
+    with pytest.raises(TroupeError, match=r"All of 4 rollouts failed.*the disk is full"):
+        select_groups(config(), run)
+
+
+def test_single_failures_are_announced_and_cost_their_group_only() -> None:
+    run = FakeRun(FakeFeed([group(0, [0, 1]), group(1, [0, 0], "crashed"), group(2, [1, 0])]))
+    selection = select_groups(config(), run)
+    assert len(selection.groups) == 2 and len(selection.dropped["too_few_members"]) == 1
+    assert run.tracker.said == ["2 of 6 rollouts failed, the first with: the disk is full"]
+
+
+def test_groups_without_a_signal_are_left_out_and_counted_or_kept() -> None:
+    groups = [group(0, [0, 1]), group(1, [1, 1])]
+    left_out = select_groups(config(), FakeRun(FakeFeed(groups), GRPO))
+    assert [each.group_id for each in left_out.groups] == [group_name(0), group_name(1)]
+    assert [each.group_id for each in left_out.useful] == [group_name(0)]
+    assert [each.group_id for each in left_out.unused["zero_signal"]] == [group_name(1)]
+    keep = resolve(AlgorithmConfig(zero_signal_groups="keep"), 64)
+    assert len(select_groups(config(), FakeRun(FakeFeed(groups), keep)).useful) == 2
+
+
+def test_mini_batches_hold_every_trajectory_once() -> None:
+    groups = [group(0, [0, 1, 0]), group(2, [1, 0, 0])]
+    settings = TrainConfig()
+    settings.learner.mini_batch_size = 3
+    batches = make_batches(settings, groups, step=4)
+    assert [len(batch.samples) for batch in batches] == [3, 3]
+    ids = [sample.sample_id for batch in batches for sample in batch.samples]
+    assert sorted(ids) == [f"{group_name(number)}/{index:04d}#0" for number in (0, 2) for index in range(3)]
+    assert ids != sorted(ids), "they are shuffled"
+    assert batches == make_batches(settings, groups, step=4)
+
+
+def test_without_groups_there_is_no_mini_batch() -> None:
+    assert make_batches(TrainConfig(), [], step=0) == []
