@@ -28,6 +28,8 @@ class LearnerGroup:
     An update is three calls with what the driver does in between: ``score`` the mini-batches, assign credit,
     ``update`` with the same mini-batches. Policy and critic work at the same time.
 
+    The models load in the background; what goes wrong with that, the first call raises.
+
     Args:
         model_path: folder in Hugging Face format to start from.
         num_schedule_steps: updates over which a cosine schedule runs.
@@ -127,6 +129,12 @@ class LearnerGroup:
             self._critic.call("load", os.path.join(folder, CRITIC))
         return left_out
 
+    def check(self) -> None:
+        """Raise if a rank has died: for when nothing else is asked of them."""
+        for group in (self._policy, self._critic):
+            if group is not None:
+                group.check()
+
     def close(self) -> None:
         """End the workers and give back their resources."""
         for group in (self._policy, self._critic):
@@ -154,13 +162,18 @@ class _WorkerGroup:
             else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "VERL_PLATFORM": "cpu"},
             use_gpu=on_gpu,
         )
+        self._opened = self._group.execute_all_async("open")
 
     def begin(self, method: str, *args: Any) -> list[ray.ObjectRef]:
-        """Call all ranks; ``_answer`` waits for them."""
+        """Call all ranks; ``_answer`` waits for them. Raises what has kept a model from being loaded."""
+        _answer(self._opened)
         return self._group.execute_all_async(method, *args)
 
     def call(self, method: str, *args: Any) -> Any:
         return _answer(self.begin(method, *args))
+
+    def check(self) -> None:
+        ray.get([worker.__ray_ready__.remote() for worker in self._group.workers])
 
     def close(self) -> None:
         for worker in self._group.workers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import ray
 from ray.util.queue import Empty, Queue
@@ -37,6 +37,7 @@ class TrajectoryStream:
     def __init__(self, capacity: int) -> None:
         self.queue = Queue(maxsize=capacity, actor_options={"num_cpus": 0})
         self._fleet: ray.actor.ActorHandle | None = None
+        self._check: Callable[[], None] = _nothing
         self._asked: deque[ray.ObjectRef] = deque()
         self._patience = START_SECONDS / POLL_SECONDS
         self._groups: dict[str, dict[str, Trajectory | None]] = {}
@@ -45,6 +46,10 @@ class TrajectoryStream:
     def connect(self, fleet: ray.actor.ActorHandle) -> None:
         """Take trajectories from ``fleet`` from now on."""
         self._fleet = fleet
+
+    def watch(self, check: Callable[[], None]) -> None:
+        """Call ``check`` about once a second while nothing comes: what it raises ends the wait."""
+        self._check = check
 
     def trajectories(self, count: int) -> Iterator[Trajectory]:
         """The next ``count`` trajectories in the order in which they finish.
@@ -62,7 +67,7 @@ class TrajectoryStream:
         self._send(orders)
 
     def take(self, group_id: str) -> TrajectoryGroup:
-        """The group ``group_id``, as soon as its last trajectory is there. Raises as ``trajectories`` does."""
+        """The group ``group_id``, once its last trajectory is there. Raises as ``trajectories`` does."""
         while None in (members := self._groups[group_id]).values():
             self._keep(self._next())
         del self._groups[group_id]
@@ -123,10 +128,15 @@ class TrajectoryStream:
     def _ask_why(self) -> None:
         """Raise where it would be waited for ever, and say so where no rollout actor is up."""
         assert self._fleet is not None
+        self._check()
         status = ray.get(self._fleet.status.remote())
         self._patience -= not status.num_ready
         if self._patience == 0:
             logger.warning("Of %d rollout actors none is up yet: %s", status.num_actors, WHY_NOT)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _group(group_id: str, members: dict[str, Trajectory | None]) -> TrajectoryGroup:

@@ -69,7 +69,7 @@ def update(config: TrainConfig, run: Run, clock: Clock) -> None:
         **metrics.time_metrics(clock.seconds, clock.total),
         "time/fleet_idle": run.fleet_idle(),
     }
-    histograms = {
+    histograms: dict[str, Sequence[float]] = {
         "stream/staleness": metrics.staleness(selection.groups, version),
         "rollout/reward": [each.reward for group in selection.groups for each in group.trajectories],
     }

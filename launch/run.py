@@ -150,6 +150,7 @@ class Run:
         if not self.crew.is_up:
             self.tracker.announce("Waiting for the policy server.")
         self.crew.wait_until_up()
+        self.crew.stream.watch(self.learner.check)
         self.tracker.announce(
             f"Policy server: {self.config.server.num_replicas} replica(s); "
             f"{self.config.fleet.num_actors} rollout actors."

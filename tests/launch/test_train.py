@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from launch.checkpoint import CheckpointFolder
 from launch.config import TrainConfig, compose
+from launch.journal import read_journal
 from launch.tracking import read_metrics
 from launch.trainer import run_training
 from launch.workload import load_workload
@@ -71,6 +73,28 @@ def test_a_resumed_run_equals_one_that_never_stopped(ray_cluster: None, tmp_path
     assert expected.keys() == resumed.keys()
     assert all(torch.equal(expected[name], resumed[name]) for name in expected)
     assert not all(torch.equal(expected[name], before[name]) for name in expected), "nothing was learned"
+
+
+@pytest.mark.engine
+def test_rollouts_and_evaluations_go_on_while_the_learner_learns(ray_cluster: None, tmp_path: Path) -> None:
+    small_run(
+        tmp_path,
+        "run.num_steps=4",
+        "rollout.max_staleness=2",
+        "evaluation.every=2",
+        "evaluation.num_replicas=1",
+        "run.best_metric=eval/reward_mean",
+    )
+
+    records = read_metrics(tmp_path)
+    steps = [each for each in records if "learn/loss" in each]
+    assert [each["step"] for each in steps] == [1, 2, 3, 4]
+    assert 0 < max(each["stream/staleness_max"] for each in steps) <= 2
+    evaluated = [each for each in records if "eval/reward_mean" in each]
+    assert sorted(each["step"] for each in evaluated) == [0, 2, 4]
+    assert CheckpointFolder(tmp_path, 1).best() is not None
+    consumed = [rollout for each in read_journal(tmp_path) for rollout in each["trained"]]
+    assert consumed == [f"{group:08d}/{member:04d}" for group in range(12) for member in range(4)]
 
 
 @pytest.mark.engine
