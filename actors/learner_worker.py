@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ray
 
 from policies.learning.verl_critic import VerlCritic
@@ -11,7 +13,17 @@ from policies.weights import pack
 
 
 class LearnerWorker(VerlLearner):
-    """``VerlLearner`` with a way out for its weights."""
+    """``VerlLearner`` that loads its model in a call, and has a way out for its weights.
+
+    Ray hands back an exception as it was raised from a call, but not from a constructor.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        self._arguments = arguments
+
+    def open(self) -> None:
+        """Load the model. Comes before everything else."""
+        super().__init__(**self._arguments)
 
     @on_all_ranks
     def export_weights(self) -> list[ray.ObjectRef]:
@@ -24,4 +36,11 @@ class LearnerWorker(VerlLearner):
 
 
 class CriticWorker(VerlCritic):
-    """``VerlCritic`` under the name by which a run's processes are told apart."""
+    """``VerlCritic`` that loads its model in a call, too."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self._arguments = arguments
+
+    def open(self) -> None:
+        """Load the model. Comes before everything else."""
+        super().__init__(**self._arguments)

@@ -12,6 +12,7 @@ import ray
 from actors.settings import RAYLET_ENVIRONMENT
 from environments.errors import ConfigError
 from launch.config import TrainConfig
+from policies.learning.algorithms import resolve
 
 LOCAL_CPUS = 64
 """Ray's CPUs only count: on one machine they must not keep small actors from starting."""
@@ -88,7 +89,9 @@ def check_resources(config: TrainConfig) -> None:
         + num_replicas * config.server.num_cpus
         + num_actors * config.fleet.num_cpus_per_actor
     )
-    gpus = num_replicas * config.server.engine.num_gpus + config.learner.num_workers * on_gpu
+    algorithm = resolve(config.algorithm, config.rollout.max_response_tokens)
+    num_groups = 2 if algorithm.uses_critic else 1  # on CPUs policy and critic share theirs
+    gpus = num_replicas * config.server.engine.num_gpus + config.learner.num_workers * num_groups * on_gpu
     for name, needed, remedy in (
         ("CPU", cpus, "learner.num_workers, server.num_replicas, server.num_cpus or fleet.num_actors"),
         ("GPU", gpus, "learner.num_workers or server.num_replicas, or set learner.device=cpu"),

@@ -227,7 +227,9 @@ def with_credit(
     for batch in batches:
         for sample in batch.samples:
             samples[sample.rollout_id].append(sample)
-    numbers = metrics.mismatch_metrics(chain.from_iterable(samples.values()), run.progress.version)
+    numbers = {}
+    if not run.algorithm.bypass:  # there the old log-probabilities are the engine's own
+        numbers = metrics.mismatch_metrics(chain.from_iterable(samples.values()), run.progress.version)
     credited, credit = assign_credit(groups, samples, run.algorithm, run.kl.coef)
     by_id = {sample.sample_id: sample for each in credited.values() for sample in each}
     numbers |= credit | run.kl.update(credit, len(samples))

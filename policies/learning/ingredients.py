@@ -69,15 +69,16 @@ LOSSES = {
     "cispo": Loss(clip=(1.0, 0.2)),  # MiniMax 2025, section 3.1: no lower bound; the upper is unpublished
     "gpg": Loss(clips=False),
     "sapo": Loss(clips=False, aggregation="seq-mean-token-mean", aggregates=False),
-    "clip_cov": Loss(),
-    "kl_cov": Loss(clips=False),
+    "geo_mean": Loss(aggregates=False),  # Zhao et al. 2025
     "dppo_tv": Loss(clip=None),
     "dppo_kl": Loss(clip=None),
 }
 OWN_LOSS = Loss()
 
 UNFIT_LOSSES = {
-    "geo_mean": "verl takes its mean over each micro-batch, so the gradient would depend on "
+    "clip_cov": "it chooses tokens within each micro-batch, so the gradient would depend on "
+    "learner.micro_batch_tokens",
+    "kl_cov": "it chooses tokens within each micro-batch, so the gradient would depend on "
     "learner.micro_batch_tokens",
     "dro": "its penalty has no setting here",
     "bypass_mode": "it is a mode of the correction: set algorithm.correction.mode=bypass and a loss",

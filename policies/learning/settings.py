@@ -49,7 +49,7 @@ class AlgorithmConfig:
     advantage: str | None = None
     """Advantage estimator by verl's name, for name=custom: grpo, rloo_vectorized, grpo_passk, ..."""
     loss: str | None = None
-    """Policy loss by verl's name, for name=custom: vanilla (clipped PPO), gspo, cispo, sapo, clip_cov, ..."""
+    """Policy loss by verl's name, for name=custom: vanilla (clipped PPO), gspo, cispo, sapo, geo_mean, ..."""
     module: str | None = None
     """Module that registers your own advantage or loss, for name=custom; every learner rank imports it."""
     loss_aggregation: str | None = None
@@ -136,8 +136,10 @@ class LearnerConfig:
     """Most tokens that one rank puts through the model at once."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     verl: dict[str, Any] = field(default_factory=dict)
-    """Passed to verl unread: keys engine, model, actor, optimizer hold fields of its config classes."""
+    """Passed to verl unread: keys engine, model, actor, optimizer hold fields of its config classes. All but
+    actor are the critic's, too."""
     mismatch_alarm: float = 1e-3
-    """Most that the log-probabilities of engine and learner may differ by, on average, without an alarm."""
+    """Most that the log-probabilities of engine and learner may differ by, on average, without an alarm: in
+    nats, over tokens of the newest version. Not watched with algorithm.correction.mode=bypass."""
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)

@@ -43,26 +43,25 @@ def _ratio_metrics(config: ActorConfig, log_probs: torch.Tensor, data: TensorDic
     def largest(values: torch.Tensor) -> Metric:
         return Metric(AggregationType.MAX, torch.where(mask, values, 0.0).max())
 
-    loss = config.policy_loss.loss_mode
-    if loss in CLIP_RANGES:
-        low, high = CLIP_RANGES[loss](config)
-        clipped = ratio
-        if loss == "gspo":  # one ratio per sequence: Zheng et al. 2025, equation 7
-            clipped = (log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).exp()
-        both_signs = loss == "cispo"
-        below = (clipped < low) & (both_signs | (advantages < 0))
-        above = (clipped > high) & (both_signs | (advantages > 0))
-        shares = {"clip_fraction_low": mean(below), "clip_fraction_high": mean(above)}
-        shares["clip_fraction"] = mean(below | above)
-    else:
-        shares = {}
-    return shares | {
+    metrics = {
         "kl": mean(-log_ratio),
         "ratio_mean": mean(ratio),
         "ratio_max": largest(ratio),
         "logprob_diff_mean": mean(log_ratio.abs()),
         "logprob_diff_max": largest(log_ratio.abs()),
     }
+    loss = config.policy_loss.loss_mode
+    if loss in CLIP_RANGES:
+        low, high = CLIP_RANGES[loss](config)
+        if loss == "gspo":  # one ratio per sequence: Zheng et al. 2025, equation 7
+            ratio = (log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).exp()
+        whatever_the_sign = loss == "cispo"
+        below = (ratio < low) & ((advantages < 0) | whatever_the_sign)
+        above = (ratio > high) & ((advantages > 0) | whatever_the_sign)
+        metrics["clip_fraction_low"] = mean(below)
+        metrics["clip_fraction_high"] = mean(above)
+        metrics["clip_fraction"] = mean(below | above)
+    return metrics
 
 
 def _around_one(config: ActorConfig) -> tuple[float, float]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from learner_samples import batches, ragged_samples
 from transformers_reference import load, token_logprobs, weights_of
 
+from environments.errors import ConfigError
+from policies.learning.algorithms import resolve
 from policies.learning.samples import TrainBatch, padding_sample
 from policies.learning.settings import (
     AlgorithmConfig,
@@ -75,6 +77,18 @@ def test_logprobs_come_back_in_order_without_padding_from_two_ranks(
         with torch.no_grad():
             expected = token_logprobs(model, sample.prompt_ids, sample.response_ids, 1.0)
         torch.testing.assert_close(torch.tensor(row), expected, rtol=0, atol=1e-4)
+
+
+def test_what_keeps_a_model_from_being_loaded_is_said_in_a_sentence(
+    weight_store: Any, tiny_model: Path
+) -> None:
+    from actors.learner_group import LearnerGroup
+
+    learner = LearnerConfig(lora=LoRAConfig(rank=4, target_modules="no_such_layer"))
+    group = LearnerGroup(str(tiny_model), learner, resolve(AlgorithmConfig()), 100, 0, weight_store)
+    with pytest.raises(ConfigError, match=r"learner.lora.target_modules='no_such_layer': .*not found"):
+        group.begin_phase(FROZEN, 100)
+    group.close()
 
 
 PPO = AlgorithmConfig(name="ppo", kl=KLConfig(place="reward", coef=0.1, estimator="k1"))

@@ -22,6 +22,7 @@ from actors.policy_server import PolicyApp
 from actors.settings import ServerConfig
 from actors.weight_store import WeightStore
 from policies.engine import EngineConfig
+from policies.learning.algorithms import resolve
 from policies.learning.settings import AlgorithmConfig, LearnerConfig
 
 MODELS = {"tiny": models.tiny, "medium": models.medium}
@@ -54,7 +55,7 @@ def main() -> None:
 def _publications(model: str, num_rounds: int) -> Iterator[tuple[int, list[tuple[float, float, float]]]]:
     """For each number of replicas: seconds of ``publish``, from then until served, and both."""
     store = WeightStore.remote()  # type: ignore[attr-defined]
-    learner = LearnerGroup(model, LearnerConfig(), AlgorithmConfig(), 1, 0, store)
+    learner = LearnerGroup(model, LearnerConfig(), resolve(AlgorithmConfig()), 1, 0, store)
     version = 0
     for num_replicas in REPLICAS:
         config = ServerConfig(num_replicas=num_replicas, engine=EngineConfig(max_model_tokens=128))

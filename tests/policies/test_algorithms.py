@@ -144,7 +144,7 @@ def test_a_loss_with_its_own_aggregation_takes_no_other() -> None:
         ),
         ({"name": "custom", "advantage": "grpo", "loss": "vanila"}, "Did you mean 'vanilla'"),
         ({"name": "custom", "advantage": "gdpo", "loss": "vanilla"}, "gdpo' cannot be used"),
-        ({"name": "custom", "advantage": "grpo", "loss": "geo_mean"}, r"learner\.micro_batch_tokens"),
+        ({"name": "custom", "advantage": "grpo", "loss": "kl_cov"}, r"learner\.micro_batch_tokens"),
         ({"name": "custom", "advantage": "grpo", "loss": "bypass_mode"}, r"correction\.mode=bypass"),
         ({"name": "custom", "advantage": "grpo", "loss": "dppo_kl"}, "no usual value. Set both"),
         (
