@@ -66,7 +66,7 @@ class AgentExecutionEngine:
         agent_class, agent_args: the agent and its keyword arguments.
         env_class, env_args: the environment; ``from_dict`` is given the task with ``env_args`` over it.
         engine_name: "openai" samples an OpenAI-compatible server over HTTP; "serve" (also "verl") samples
-            a policy server of this Ray cluster by its handle.
+            a policy server of this Ray cluster, whose replicas fetch the requests.
         rollout_engine_args: for "openai" ``base_url`` and optionally ``api_key`` and ``timeout_seconds``;
             for "serve" ``app_name`` and ``model_path``, the folder of the tokenizer. For both
             ``chat_template_kwargs``, such as ``{"enable_thinking": False}``.

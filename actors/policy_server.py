@@ -1,11 +1,14 @@
-"""The current policy as a Ray Serve application: by handle for rollouts, as an OpenAI server for everyone."""
+"""The current policy as a Ray Serve application: it fetches what rollouts ask, and is an OpenAI server."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import os
+import socket
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -14,8 +17,10 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from ray import serve
+from ray.exceptions import ActorUnavailableError, RayError
 from starlette.types import Receive, Scope, Send
 
+from actors.replica_link import ReplicaLink
 from actors.settings import ServerConfig
 from actors.weight_store import PublishedWeights
 from environments.errors import SamplerError, TroupeError
@@ -23,8 +28,11 @@ from policies.chat import ChatRenderer, load_tokenizer
 from policies.engine import VLLMEngine, environment
 from policies.openai_frontend import OpenAIFrontend
 from policies.openai_protocol import ChatRequest, CompletionRequest, OpenAIError, error_body
-from policies.sampler import TokenOutput, TokenRequest
 
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+"""Between two attempts to reach a sampling actor that Ray is starting anew."""
 # The engine's thread needs the interpreter's lock all the time, and each further thread of a replica takes it
 # away, as a line of log per request does.
 REPLICA_ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
@@ -85,7 +93,7 @@ def _event(part: dict[str, Any]) -> str:
 @serve.deployment(max_ongoing_requests=100_000)
 @serve.ingress(http)
 class PolicyServer:
-    """One replica: a vLLM engine that follows the weight store.
+    """One replica: a vLLM engine that follows the weight store, and samples for all actors registered there.
 
     A replica that starts late loads the newest version before it takes a request.
     """
@@ -101,14 +109,17 @@ class PolicyServer:
         self._engine = await asyncio.to_thread(VLLMEngine, model_path, config.engine)
         self._openai = OpenAIFrontend(model_name, ChatRenderer(load_tokenizer(model_path)), self._engine)
         self._changed = asyncio.Condition()
-        newest: PublishedWeights | None = await store.newest.remote()
-        if newest is not None:
-            await self._load(newest)
-        self._follower = asyncio.create_task(self._follow())
+        self._loading = asyncio.Lock()
+        self._links: dict[ray.actor.ActorHandle, ReplicaLink] = {}
+        await self._catch_up()
+        self._followers = [
+            asyncio.create_task(self._follow_weights()),
+            asyncio.create_task(self._follow_samplers()),
+        ]
 
     # -- versions ------------------------------------------------------------------------------------
 
-    async def _follow(self) -> None:
+    async def _follow_weights(self) -> None:
         """consumes published versions · waits for the store · produces an engine that serves the newest"""
         try:
             while True:
@@ -116,9 +127,19 @@ class PolicyServer:
         finally:
             await self._wake()  # nobody waits for a version that will not come
 
+    async def _catch_up(self) -> None:
+        newest: PublishedWeights | None = await self._store.newest.remote()
+        if newest is not None:
+            await self._load(newest)
+
     async def _load(self, weights: PublishedWeights) -> None:
-        buckets = await asyncio.gather(*weights.buckets)
-        await self._engine.load_weights(weights.version, buckets)
+        async with self._loading:
+            if weights.version <= self._engine.version:
+                return
+            buckets = await asyncio.gather(*weights.buckets)
+            await self._engine.load_weights(weights.version, buckets)
+        for link in self._links.values():
+            link.wake()
         await self._wake()
 
     async def _wake(self) -> None:
@@ -127,34 +148,56 @@ class PolicyServer:
 
     async def serve_version(self, version: int) -> int:
         """Wait until ``version`` or a newer one is served, and return which."""
+        weights_follower = self._followers[0]
         async with self._changed:
-            await self._changed.wait_for(lambda: self._engine.version >= version or self._follower.done())
+            await self._changed.wait_for(lambda: self._engine.version >= version or weights_follower.done())
         self.check_health()
         return self._engine.version
 
     def check_health(self) -> None:
         """Serve replaces the replica if this raises: a dead engine, or one that no longer follows."""
         self._engine.check()
-        if self._follower.done():
-            raise SamplerError(
-                f"The replica has stopped following the weights: {self._follower.exception()!r}"
-            )
+        for follower in self._followers:
+            if follower.done():
+                raise SamplerError(f"The replica has stopped following its store: {follower.exception()!r}")
 
-    # -- rollouts, by handle -------------------------------------------------------------------------
+    # -- rollouts, whose requests are fetched --------------------------------------------------------
 
-    async def sample(self, requests: Sequence[TokenRequest]) -> AsyncIterator[list[tuple[int, Any]]]:
-        """Sample all ``requests``; yield ``(index, TokenOutput or error)`` in lots, as they finish."""
-        running = {
-            asyncio.create_task(self._sample_one(request)): index for index, request in enumerate(requests)
-        }
-        while running:
-            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            yield [(running.pop(task), task.exception() or task.result()) for task in done]
+    async def weight_store(self) -> ray.actor.ActorHandle:
+        """The store that the replicas follow: sampling actors register there."""
+        return self._store
 
-    async def _sample_one(self, request: TokenRequest) -> TokenOutput:
-        if request.min_version > self._engine.version:
-            await self.serve_version(request.min_version)
-        return await self._engine.generate(request.prompt_ids, request.params)
+    async def _follow_samplers(self) -> None:
+        """consumes sampling actors · waits for the store · produces a link to each"""
+        newest = 0
+        tasks = set()
+        while True:
+            for number, sampler in (await self._store.samplers_after.remote(newest)).items():
+                newest = max(newest, number)
+                if sampler not in self._links:
+                    task = asyncio.create_task(self._sample_for(number, sampler))
+                    tasks.add(task)  # asyncio itself keeps no reference to a running task
+                    task.add_done_callback(tasks.discard)
+
+    async def _sample_for(self, number: int, sampler: ray.actor.ActorHandle) -> None:
+        """consumes a sampling actor's requests · waits for the actor · produces answers, until it is dead"""
+        replica_id = serve.get_replica_context().replica_id.unique_id
+        name = f"{replica_id} (pid {os.getpid()} on {socket.gethostname()})"
+        try:
+            while True:
+                link = ReplicaLink(name, self._engine, sampler.exchange.remote, self._catch_up)
+                self._links[sampler] = link
+                try:
+                    await link.run()
+                except ActorUnavailableError:
+                    await asyncio.sleep(RETRY_SECONDS)
+        except RayError as error:  # where it lives on, it registers again: it hears of no replica any more
+            logger.info("A sampling actor is gone: %s", error)
+            await self._store.forget.remote(number)
+        except SamplerError as error:  # check_health says so too, and Serve replaces this replica
+            logger.error("The engine has failed: %s", error)
+        finally:
+            self._links.pop(sampler, None)
 
     # -- everyone else, over HTTP --------------------------------------------------------------------
 
@@ -201,6 +244,7 @@ class PolicyApp:
             graceful_shutdown_timeout_s=2,
             graceful_shutdown_wait_loop_s=0.2,
             health_check_period_s=5,
+            health_check_timeout_s=10,  # three in a row and Serve replaces it: a stopped process too
         ).bind(model_path, model_name, config, store)
         self._config = config
 

@@ -116,10 +116,12 @@ class RolloutActor:
         return True
 
     def _sample(self, request: SampleRequest) -> Completion:
+        asked = self._sampler.sample.remote(request)
         try:
             left = max(0.0, self._deadline - time.monotonic())
-            return ray.get(self._sampler.sample.remote(request), timeout=left)
-        except GetTimeoutError:
+            return ray.get(asked, timeout=left)
+        except (GetTimeoutError, KeyboardInterrupt):
+            ray.cancel(asked)  # else the engine would go on for nobody
             raise TimeLimitReached from None
         except RayTaskError as error:  # Ray's wrapper around what the sampler raised
             if isinstance(error.cause, TroupeError):

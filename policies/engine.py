@@ -1,8 +1,8 @@
 """The vLLM adapter: token ids in, token ids out, with exact log-probabilities and policy version.
 
 vLLM's engine runs in a thread of this process. Between two of its steps nothing is in motion, so that is
-where requests are added and weights are exchanged: an update is atomic without pausing anything.
-This is the only module that imports vLLM.
+where requests are added and weights are exchanged: an update is atomic without pausing anything, and every
+token has exactly one version. This is the only module that imports vLLM.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import itertools
 import os
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
-from policies.sampler import SamplingParams, TokenOutput
+from policies.sampler import EngineStats, SamplingParams, TokenOutput
+from policies.versions import VersionSpans
 from policies.weights import WeightBucket
 
 if TYPE_CHECKING:
@@ -36,6 +38,9 @@ CPU_ENVIRONMENT = ENVIRONMENT | {
 }
 
 
+CACHE_CHOICES = ("recompute", "keep")
+
+
 @dataclass
 class EngineConfig:
     """How vLLM is started. ``vllm`` is passed to its EngineArgs unread, and checked there."""
@@ -46,8 +51,23 @@ class EngineConfig:
     """Longest prompt plus completion."""
     dtype: str = "float32"
     """float32 agrees with the learner to rounding; bfloat16 is what GPUs are fast at."""
+    cache_after_publish: str = "recompute"
+    """Keys and values of requests in flight when new weights arrive: recompute (by the new weights; exact)
+    or keep (the old ones' stay beside the new ones': saves a prefill, and is off-policy by a little more)."""
     vllm: dict[str, Any] = field(default_factory=dict)
     """Further vLLM engine arguments."""
+
+    def __post_init__(self) -> None:
+        if self.cache_after_publish not in CACHE_CHOICES:
+            raise ConfigError(
+                f"server.engine.cache_after_publish={self.cache_after_publish!r} is unknown: use one of "
+                f"{', '.join(CACHE_CHOICES)}."
+            )
+        if self.vllm.get("async_scheduling"):
+            raise ConfigError(
+                "server.engine.vllm.async_scheduling=true would have a step in flight whenever weights are "
+                "exchanged, so that nobody knew which of them sampled its tokens: leave it out."
+            )
 
 
 def environment(config: EngineConfig) -> dict[str, str]:
@@ -74,7 +94,12 @@ class VLLMEngine:
         self._ids = itertools.count()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._outputs: dict[str, asyncio.Queue[TokenOutput | BaseException]] = {}
-        self._versions: dict[str, int] = {}
+        self._running: dict[str, _Running] = {}
+        self._keeps_cache = config.cache_after_publish == "keep"
+        self._start = time.monotonic()
+        self._busy_seconds = 0.0
+        self._num_tokens = 0
+        self._num_aborted_tokens = 0
         self._failure: BaseException | None = None
         self._stopped = False
         self._engine = _start_vllm(model_path, config)
@@ -102,14 +127,14 @@ class VLLMEngine:
     async def load_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
         """Exchange the weights between two engine steps; requests in flight go on under the new ones.
 
-        A load that fails leaves the engine with a mixture of weights: the engine counts as lost then.
+        ``cache_after_publish`` says what becomes of their keys and values. A load that fails leaves the
+        engine with a mixture of weights: it counts as lost then.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 
         def load() -> None:
-            _load_weights(self._engine, buckets)
-            self.version = version
+            self._exchange_weights(version, buckets)
             loop.call_soon_threadsafe(_resolve, done)
 
         self._loop = loop
@@ -120,6 +145,16 @@ class VLLMEngine:
             task.cancel()
         if done not in finished:
             self.check()
+
+    def stats(self) -> EngineStats:
+        """What this engine has done so far."""
+        return EngineStats(
+            seconds=time.monotonic() - self._start,
+            busy_seconds=self._busy_seconds,
+            num_tokens=self._num_tokens,
+            num_aborted_tokens=self._num_aborted_tokens,
+            num_running=len(self._running),
+        )
 
     def check(self) -> None:
         """Raise what ended the engine, if anything did."""
@@ -148,22 +183,15 @@ class VLLMEngine:
         request_id = str(next(self._ids))
         outputs: asyncio.Queue[TokenOutput | BaseException] = asyncio.Queue()
         self._outputs[request_id] = outputs
-        vllm_params = _vllm_params(params, room, stream)
-        prompt = {"prompt_token_ids": list(prompt_ids)}
+        running = _Running(list(prompt_ids), _vllm_params(params, room, stream))
         finished = False
 
         def add() -> None:
             try:
-                self._engine.add_request(request_id, prompt, vllm_params)
+                self._add(request_id, running)
             except Exception as error:  # noqa: BLE001  # this request is at fault, not the engine
                 refusal = ConfigError(f"vLLM refuses the request: {error}")
                 loop.call_soon_threadsafe(outputs.put_nowait, refusal)
-            else:
-                self._versions[request_id] = self.version
-
-        def abort() -> None:
-            self._engine.abort_request([request_id])
-            self._versions.pop(request_id, None)
 
         try:
             self._submit(add)
@@ -178,7 +206,7 @@ class VLLMEngine:
         finally:
             self._outputs.pop(request_id, None)
             if not finished:  # the caller went away: stop sampling for nobody
-                self._inbox.put(abort)
+                self._inbox.put(lambda: self._abort(request_id))
 
     def _submit(self, work: Callable[[], None]) -> None:
         self.check()
@@ -191,7 +219,10 @@ class VLLMEngine:
             while not self._stopped:
                 self._drain_inbox()
                 if self._engine.has_unfinished_requests():
-                    self._deliver(self._engine.step())
+                    start = time.monotonic()
+                    outputs = self._engine.step()
+                    self._busy_seconds += time.monotonic() - start
+                    self._deliver(outputs)
         except BaseException as error:  # noqa: BLE001  # a thread's end: hand the failure to all who wait
             self._failure = error
             if self._loop is not None:
@@ -204,15 +235,45 @@ class VLLMEngine:
         while not self._inbox.empty():
             self._inbox.get()()
 
+    def _add(self, request_id: str, running: _Running) -> None:
+        prompt: dict[str, Any] = {"prompt_token_ids": running.prompt_ids}
+        if self._keeps_cache:  # what older weights have cached is never taken for a prefix of this request
+            prompt["cache_salt"] = f"version {self.version}"
+        running.vllm_id = self._engine.add_request(request_id, prompt, running.vllm_params)
+        running.versions = VersionSpans(self.version)
+        self._running[request_id] = running
+
+    def _abort(self, request_id: str) -> None:
+        running = self._running.pop(request_id, None)
+        if running is not None:  # else it ended in the meantime, or was refused
+            num_sampled = _num_sampled(self._engine, running)
+            self._num_tokens += num_sampled - running.versions.num_taken
+            self._num_aborted_tokens += num_sampled
+            self._engine.abort_request([running.vllm_id], internal=True)
+
+    def _exchange_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
+        self._engine.collective_rpc(_load_into_worker, args=(buckets,))
+        self.version = version
+        for request_id, running in list(self._running.items()):
+            num_sampled = _num_sampled(self._engine, running)
+            if num_sampled == 0 and self._keeps_cache:  # it has nothing to keep, but its salt is the old one
+                self._engine.abort_request([running.vllm_id], internal=True)
+                self._add(request_id, running)
+            else:
+                running.versions.exchanged(num_sampled, version)
+        if not self._keeps_cache:
+            self._engine.reset_prefix_cache(reset_running_requests=True)
+
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         ready = []
         for output in outputs:
             request_id = output.request_id
             sampled = output.outputs[0]
-            version = self._versions[request_id]
+            running = self._running[request_id]
             if output.finished:
-                del self._versions[request_id]
-            ready.append((request_id, _token_output(sampled, version)))
+                del self._running[request_id]
+            self._num_tokens += len(sampled.token_ids)
+            ready.append((request_id, _token_output(sampled, running)))
         if ready and self._loop is not None:
             self._loop.call_soon_threadsafe(self._hand_over, ready)
 
@@ -227,6 +288,16 @@ class VLLMEngine:
 
     def _set_stopped(self) -> None:
         self._stopped = True
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request in the engine's thread. ``vllm_id`` is vLLM's own name for it."""
+
+    prompt_ids: list[int]
+    vllm_params: Any
+    vllm_id: str = ""
+    versions: VersionSpans = field(default_factory=lambda: VersionSpans(0))
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
@@ -244,6 +315,8 @@ def _start_vllm(model_path: str, config: EngineConfig) -> LLMEngine:
         "max_num_seqs": 256,
         "enable_prefix_caching": True,
         "disable_log_stats": True,
+        # Else a step is always in flight when weights are exchanged: see _num_sampled.
+        "async_scheduling": False,
         # The distribution that was sampled from, after temperature: what a policy gradient needs.
         "logprobs_mode": "processed_logprobs",
     }
@@ -282,19 +355,25 @@ def _vllm_params(params: SamplingParams, room: int, stream: bool) -> Any:
     )
 
 
-def _token_output(sampled: Any, version: int) -> TokenOutput:
+def _token_output(sampled: Any, running: _Running) -> TokenOutput:
+    versions = running.versions.take(len(sampled.token_ids))
     return TokenOutput(
         token_ids=tuple(sampled.token_ids),
         logprobs=tuple(sampled.logprobs.logprobs if sampled.logprobs else ()),
         finish_reason=sampled.finish_reason,
-        policy_version=version,
+        policy_version=min(versions, default=running.versions.newest),
+        token_versions=versions,
     )
 
 
-def _load_weights(engine: LLMEngine, buckets: Sequence[WeightBucket]) -> None:
-    engine.collective_rpc(_load_into_worker, args=(buckets,))
-    # Cached keys and values are the old weights'; those of running requests are computed anew.
-    engine.reset_prefix_cache(reset_running_requests=True)
+def _num_sampled(engine: LLMEngine, running: _Running) -> int:
+    """How many tokens were sampled so far, also of a request that tells nothing before its end.
+
+    Without asynchronous scheduling every token that was computed is counted here before the step returns.
+    """
+    detokenizer = engine.output_processor.request_states[running.vllm_id].detokenizer
+    assert detokenizer is not None
+    return detokenizer.num_output_tokens()
 
 
 def _load_into_worker(worker: Any, buckets: Sequence[WeightBucket]) -> None:

@@ -1,7 +1,7 @@
 """OpenAI's answers: sampled tokens in the words of one endpoint, whole or in chunks.
 
-``token_ids`` and ``prompt_token_ids`` are vLLM's extensions, ``policy_version`` is Troupe's: no token of
-the answer was sampled by an older version.
+``token_ids`` and ``prompt_token_ids`` are vLLM's extensions. Troupe's are ``policy_version``, than which no
+token of the answer was sampled by an older one, and beside the token ids ``token_versions``.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ class Reply:
             choice["logprobs"] = self._logprobs(tokens, output.logprobs)
         if self._returns_token_ids:
             choice["token_ids"] = list(output.token_ids)
+            choice["token_versions"] = list(output.token_versions)
         return choice
 
 

@@ -157,6 +157,7 @@ class OpenAISampler:
                 text=message.get("content") or "",
                 finish_reason=choice.get("finish_reason") or "stop",
                 policy_version=int(response.get("policy_version") or 0),
+                token_versions=tuple(choice.get("token_versions") or ()),
                 tool_calls=tuple(dict(call) for call in message.get("tool_calls") or ()),
             )
             tokens, usage = _engine_tokens(response, choice), _usage(response)

@@ -109,25 +109,45 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenRequest:
-    """One completion to sample: prompt ids [P], and the oldest policy version that may do it."""
+    """One completion to sample: prompt ids [P], and the oldest policy version that may do it.
+
+    ``session_id`` is the conversation's: requests of the same one go to the replica that holds the prefix.
+    """
 
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     min_version: int = 0
+    session_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenOutput:
     """Tokens sampled for a request. ``finish_reason`` is set on the last output of a request.
 
-    ``policy_version`` is the version that was served when the engine took the request: no token of it
-    was sampled by an older one.
+    ``token_versions`` [C] are the policy versions that sampled each token, ``policy_version`` is the oldest
+    of them; without a token, it is the version that was served.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: str | None
     policy_version: int
+    token_versions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineStats:
+    """What an engine has done since it was started. Shares of a period are differences of two of these."""
+
+    seconds: float = 0.0
+    busy_seconds: float = 0.0
+    """Of those, how long it was sampling."""
+    num_tokens: int = 0
+    """Sampled; those of a request count when they leave the engine."""
+    num_aborted_tokens: int = 0
+    """Of those, the tokens of requests that nobody wanted any more."""
+    num_running: int = 0
+    """Requests that have not ended yet."""
 
 
 class Sampler(Protocol):

@@ -76,27 +76,6 @@ def test_each_of_five_publishes_is_spoken_with_an_output_layer_of_its_own(late_p
     assert_five_publishes_are_spoken(late_policy)
 
 
-def test_a_replica_that_died_comes_back_with_the_newest_weights_and_nothing_is_lost(
-    late_policy: ServedPolicy,
-) -> None:
-    weights = perturbed(weights_of(late_policy.model_path), seed=7)
-    version = late_policy.publish(weights)
-    sampler = late_policy.sampler()
-    model = load(late_policy.model_path, weights)
-    assert_spoken_by(model, speak(sampler))
-
-    params = SamplingParams(temperature=1, max_tokens=500)
-    messages = [{"role": "user", "content": PROMPTS[0]}]
-    in_flight = [
-        sampler.sample.remote(SampleRequest(messages=messages, params=params.replace(seed=seed)))
-        for seed in range(8)
-    ]
-    ray.kill(replica_of(late_policy))
-    assert_spoken_by(model, speak(sampler, version))
-    answers = ray.get(in_flight)
-    assert {answer.policy_version for answer in answers} == {version}
-
-
 def test_what_the_learner_publishes_is_what_the_engine_speaks(
     policy_app: ServedPolicy, sampler: Any, make_learner: MakeLearner, tmp_path: Path
 ) -> None:
@@ -123,13 +102,3 @@ def _sample(completion: Completion) -> TrainingSample:
         loss_mask=(1,) * len(ids),
         rollout_logprobs=(0.0,) * len(ids),
     )
-
-
-def replica_of(policy: ServedPolicy) -> Any:
-    """The actor of the only replica, by the name that Serve gives it."""
-    (name,) = [
-        each["name"]
-        for each in ray.util.list_named_actors(all_namespaces=True)
-        if each["namespace"] == "serve" and each["name"].startswith(f"SERVE_REPLICA::{policy.name}#")
-    ]
-    return ray.get_actor(name, namespace="serve")

@@ -1,4 +1,4 @@
-"""Requests per second of the bare engine, of the policy server by handle, and of it over HTTP.
+"""Requests per second of the bare engine, of the policy server that fetches them, and of it over HTTP.
 
     python tests/benchmarks/sampling.py [--requests 1024] [--rounds 3]
 
@@ -30,6 +30,7 @@ import repository  # noqa: F401
 from report import Report
 
 from actors.policy_server import PolicyApp
+from actors.request_board import Orders, ReplicaReport
 from actors.sampling import ServeSampler
 from actors.settings import RAYLET_ENVIRONMENT, ServerConfig
 from actors.weight_store import WeightStore
@@ -107,11 +108,14 @@ def _measure_bare_engine(prompts: Prompts, in_flight: int) -> Rate:
 
 
 @ray.remote(num_cpus=0)
-class HandleArm:
+class FetchedArm:
     """What a node's ``SamplerActor`` does with token ids, asked by a loop in the actor."""
 
     def __init__(self, app_name: str, model: str) -> None:
         self._sampler = ServeSampler(app_name, model)
+
+    async def exchange(self, report: ReplicaReport) -> Orders:
+        return await self._sampler.board.exchange(report)
 
     async def measure(self, prompts: Prompts, in_flight: int) -> Rate:
         await self._sampler.open()
@@ -201,7 +205,7 @@ def main() -> None:
         rates = _rounds(model, arguments.requests, arguments.rounds)
     for in_flight in IN_FLIGHT:
         bare = median(rates["bare engine", in_flight]).requests_per_second
-        for arm in ("bare engine", "by handle", "over HTTP"):
+        for arm in ("bare engine", "fetched", "over HTTP"):
             each = rates[arm, in_flight]
             middle = median(each)
             listed = " ".join(f"{rate.requests_per_second:.0f}" for rate in each)
@@ -224,10 +228,10 @@ def _rounds(model: str, num_requests: int, num_rounds: int) -> dict[tuple[str, i
     store = WeightStore.remote()  # type: ignore[attr-defined]
     app = PolicyApp("benchmark", model, ServerConfig(http_port=HTTP_PORT, engine=ENGINE), store)
     app.start()
-    handle = HandleArm.remote("benchmark", model)  # type: ignore[attr-defined]
+    arm_actor = FetchedArm.remote("benchmark", model)  # type: ignore[attr-defined]
     arms: dict[str, Callable[[Prompts, int], Rate]] = {
         "bare engine": bare,
-        "by handle": lambda prompts, in_flight: ray.get(handle.measure.remote(prompts, in_flight)),
+        "fetched": lambda prompts, in_flight: ray.get(arm_actor.measure.remote(prompts, in_flight)),
         "over HTTP": measure_http,
     }
     rates: dict[tuple[str, int], list[Rate]] = {}

@@ -1,0 +1,87 @@
+"""A replica that stops or dies: sampling goes on without it, nothing is lost, and it comes back current."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import ray
+from conftest import publish, wait_until
+from transformers_reference import perturbed, weights_of
+
+from actors.request_board import LEASE_SECONDS, ReplicaStatus
+from policies.sampler import SampleRequest, SamplingParams
+
+if TYPE_CHECKING:
+    from conftest import ServedPolicy
+
+pytestmark = pytest.mark.engine
+
+
+def ask(sampler: Any, count: int, max_tokens: int = 5, version: int = 0) -> list[Any]:
+    messages = [{"role": "user", "content": "What is 12+34?"}]
+    params = SamplingParams(max_tokens=max_tokens)
+    return [
+        sampler.sample.remote(SampleRequest(messages=messages, params=params, min_version=version))
+        for _ in range(count)
+    ]
+
+
+def replicas(sampler: Any) -> dict[str, ReplicaStatus]:
+    found: dict[str, ReplicaStatus] = ray.get(sampler.status.remote()).replicas
+    return found
+
+
+def pid_of(replica: str) -> int:
+    return int(re.findall(r"pid (\d+)", replica)[0])
+
+
+def test_a_replica_that_was_stopped_is_current_again_before_it_serves(late_policy: ServedPolicy) -> None:
+    sampler = late_policy.sampler()
+    wait_until(lambda: len(replicas(sampler)) == 2)
+    in_flight = ask(sampler, 16, max_tokens=300)
+    wait_until(lambda: all(each.num_running == 8 for each in replicas(sampler).values()))
+    name = next(iter(replicas(sampler)))
+    pid = pid_of(name)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert len(ray.get(in_flight)) == 16  # what it had is answered by the other one
+        answered = replicas(sampler)[name].num_answered
+        version = publish(late_policy.store, perturbed(weights_of(late_policy.model_path), seed=3))
+        for _ in range(3):
+            start = time.monotonic()
+            found = {each.policy_version for each in ray.get(ask(sampler, 8, version=version))}
+            assert found == {version}
+            assert time.monotonic() - start < LEASE_SECONDS  # nothing was given to it
+        assert replicas(sampler)[name].num_answered == answered
+        assert not replicas(sampler)[name].is_live
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: replicas(sampler)[name].is_live)
+    while (
+        replicas(sampler)[name].num_answered == answered
+    ):  # whoever answers, nobody does so with old weights
+        assert {each.policy_version for each in ray.get(ask(sampler, 8))} == {version}
+    assert replicas(sampler)[name].version == version
+    assert ray.get(sampler.status.remote()).num_waiting == 0
+
+
+def test_a_replica_that_died_comes_back_with_the_newest_weights_and_nothing_is_lost(
+    late_policy: ServedPolicy,
+) -> None:
+    version = late_policy.publish(perturbed(weights_of(late_policy.model_path), seed=7))
+    sampler = late_policy.sampler()
+    wait_until(lambda: len(replicas(sampler)) == 2)
+    before = set(replicas(sampler))
+    in_flight = ask(sampler, 16, max_tokens=300)
+    wait_until(lambda: all(each.num_running == 8 for each in replicas(sampler).values()))
+    os.kill(pid_of(next(iter(before))), signal.SIGKILL)
+    assert {each.policy_version for each in ray.get(in_flight)} == {version}
+    wait_until(lambda: len(replicas(sampler)) == 3)
+    (anew,) = replicas(sampler).keys() - before
+    while not replicas(sampler)[anew].num_answered:
+        assert {each.policy_version for each in ray.get(ask(sampler, 8))} == {version}
