@@ -11,6 +11,7 @@ import ray
 
 from actors.fleet import FleetStatus, RolloutFleet
 from actors.policy_server import PolicyApp
+from actors.request_board import BoardStatus
 from actors.rollout import RolloutLimits
 from actors.sampling import SamplerActor, ServeSampler
 from actors.stream import TrajectoryStream
@@ -35,6 +36,7 @@ class Crew:
         self.stream = TrajectoryStream(STREAM_CAPACITY)
         self._app: PolicyApp | None = None
         self._fleet: ray.actor.ActorHandle | None = None
+        self._sampler: ray.actor.ActorHandle | None = None
         self._serving = Future[None]()
 
     def start_in_background(self) -> None:
@@ -54,7 +56,7 @@ class Crew:
         config = self._config
         name = f"policy-{uuid.uuid4().hex[:8]}"
         self._app = PolicyApp(name, self._model_path, config.server, self._store)
-        sampler = SamplerActor.remote(  # type: ignore[attr-defined]
+        self._sampler = sampler = SamplerActor.remote(  # type: ignore[attr-defined]
             partial(ServeSampler, name, self._model_path, config.model.chat_template_kwargs)
         )
         self._fleet = RolloutFleet.remote(  # type: ignore[attr-defined]
@@ -79,11 +81,11 @@ class Crew:
         """Return when rollouts can be ordered. Raises what kept server or fleet from starting."""
         self._serving.result()
 
-    def status(self) -> FleetStatus:
-        """What the fleet is doing."""
-        assert self._fleet is not None, "wait_until_up() comes first"
-        status: FleetStatus = ray.get(self._fleet.status.remote())
-        return status
+    def status(self) -> tuple[FleetStatus, BoardStatus]:
+        """What the fleet is doing, and what the engines are."""
+        assert self._fleet is not None and self._sampler is not None, "wait_until_up() comes first"
+        fleet, board = ray.get([self._fleet.status.remote(), self._sampler.status.remote()])
+        return fleet, board
 
     def stop(self) -> None:
         """End what was started here."""

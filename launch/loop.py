@@ -67,7 +67,7 @@ def update(config: TrainConfig, run: Run, clock: Clock) -> None:
         **learned.metrics,
         "learn/num_optimizer_steps": learned.num_optimizer_steps,
         **metrics.time_metrics(clock.seconds, clock.total),
-        "time/fleet_idle": run.fleet_idle(),
+        **run.utilized(),
     }
     histograms: dict[str, Sequence[float]] = {
         "stream/staleness": metrics.staleness(selection.groups, version),

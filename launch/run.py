@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,10 +23,10 @@ from launch.evaluator import Evaluator, evaluation_config
 from launch.feed import GroupFeed
 from launch.interrupt import Interrupts
 from launch.journal import Journal
-from launch.metrics import idle_share
 from launch.model_folder import model_folder
 from launch.orders import group_orders
 from launch.tracking import Tracker
+from launch.utilization import Utilization
 from launch.workload import Workload
 from policies.learning.algorithms import resolve
 from policies.learning.kl import KLController
@@ -62,7 +61,7 @@ class Run:
         self._started_ray = False
         self._crews: list[Crew] = []
         self._learner: LearnerGroup | None = None
-        self._busy = (0.0, 0.0)
+        self._utilization = Utilization()
 
     # -- start and end -------------------------------------------------------------------------------
 
@@ -158,7 +157,7 @@ class Run:
         if self._checkpoint is not None:
             self.feed.restore(self.checkpoints.stream(self._checkpoint), self.progress.version)
         self.order_rollouts()
-        self.fleet_idle()  # from here on
+        self.utilized()  # from here on
         self.tracker.begin_steps()
 
     def order_rollouts(self, num_selected: int = 0) -> None:
@@ -185,12 +184,9 @@ class Run:
         )
         self.order_rollouts()
 
-    def fleet_idle(self) -> float:
-        """The share of the actors' time since the last call in which they had no rollout to play."""
-        now, status = time.monotonic(), self.crew.status()
-        since, busy = self._busy
-        self._busy = now, status.busy_seconds
-        return idle_share(busy, status.busy_seconds, now - since, status.num_actors)
+    def utilized(self) -> dict[str, float]:
+        """How idle fleet and engines were since the last call."""
+        return self._utilization.look(*self.crew.status())
 
     # -- evaluations and checkpoints -----------------------------------------------------------------
 

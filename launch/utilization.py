@@ -1,0 +1,44 @@
+"""How busy fleet and engines are, as shares of the time between two looks."""
+
+from __future__ import annotations
+
+import time
+
+from actors.fleet import FleetStatus
+from actors.request_board import BoardStatus
+from launch.metrics import idle_share
+
+
+class Utilization:
+    """What changed since the last look: the first one has nothing to compare with."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, FleetStatus, BoardStatus] | None = None
+
+    def look(self, fleet: FleetStatus, board: BoardStatus) -> dict[str, float]:
+        """Idle shares of the rollout actors and the engines, and tokens that were sampled for nobody.
+
+        An engine that was not there at the last look, or is gone, counts for nothing: its counters begin at
+        0, and when it stopped working nobody knows.
+        """
+        now, last = time.monotonic(), self._last
+        self._last = now, fleet, board
+        if last is None:
+            return {}
+        then, fleet_before, board_before = last
+        engines = [
+            (replica.engine, board_before.replicas[name].engine)
+            for name, replica in board.replicas.items()
+            if replica.is_live and name in board_before.replicas
+        ]
+        busy = sum(after.busy_seconds - before.busy_seconds for after, before in engines)
+        there = sum(after.seconds - before.seconds for after, before in engines)
+        return {
+            "time/fleet_idle": idle_share(
+                fleet_before.busy_seconds, fleet.busy_seconds, now - then, fleet.num_actors
+            ),
+            "time/engine_idle": idle_share(0.0, busy, there),
+            "stream/wasted_tokens_unwanted": board.num_late_tokens
+            - board_before.num_late_tokens
+            + sum(after.num_aborted_tokens - before.num_aborted_tokens for after, before in engines),
+        }

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from actors.fleet import FleetStatus
+from actors.request_board import BoardStatus, ReplicaStatus
+from launch import utilization
+from launch.utilization import Utilization
+from policies.sampler import EngineStats
+
+
+def fleet(busy_seconds: float) -> FleetStatus:
+    return FleetStatus(
+        num_actors=4, num_ready=4, num_waiting=0, num_running=0, num_lost=0, busy_seconds=busy_seconds
+    )
+
+
+def board(num_late_tokens: int, is_live: bool = True, **engines: tuple[float, float, int]) -> BoardStatus:
+    return BoardStatus(
+        num_waiting=0,
+        num_late_tokens=num_late_tokens,
+        replicas={
+            name: ReplicaStatus(
+                version=1,
+                is_live=is_live,
+                num_running=0,
+                num_answered=0,
+                engine=EngineStats(seconds=seconds, busy_seconds=busy, num_aborted_tokens=aborted),
+            )
+            for name, (seconds, busy, aborted) in engines.items()
+        },
+    )
+
+
+def test_shares_are_of_the_time_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([100.0, 110.0, 130.0])
+    monkeypatch.setattr(utilization, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    utilized = Utilization()
+    assert utilized.look(fleet(8.0), board(5, a=(50.0, 40.0, 0))) == {}
+    second = utilized.look(fleet(18.0), board(7, a=(60.0, 42.0, 3)))
+    assert second["time/fleet_idle"] == pytest.approx(1 - 10 / 40)
+    assert second["time/engine_idle"] == pytest.approx(0.8)
+    assert second["stream/wasted_tokens_unwanted"] == 5
+    # The engine was replaced: the new one counts from 0, and is looked at from the next time on.
+    third = utilized.look(fleet(18.0), board(7, b=(1.0, 1.0, 9)))
+    assert third["time/fleet_idle"] == 1.0
+    assert third["time/engine_idle"] == 0.0
+    assert third["stream/wasted_tokens_unwanted"] == 0
