@@ -1,0 +1,249 @@
+"""Processes of a training run die at random moments: what the run says, and what a resume makes of it.
+
+    python tests/benchmarks/chaos.py [--moments 10] [--staleness 0,2] [--seed 0]
+
+A run of the calculator recipe is made twice, with the same seed: once undisturbed, once with a SIGKILL at
+each of the moments, to the driver, the learner, the queue, a replica or a rollout actor. Where that ends the
+run it is resumed by the same command. In the end both have to have consumed the same rollouts, each exactly
+once, and with max_staleness=0 to have the same weights to the last bit. Takes about 15 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+import psutil
+import repository  # noqa: F401
+from programs import Program, run, warm_started_model
+from report import Report
+
+from environments.errors import ConfigError
+from launch.chaos import strike
+from launch.checkpoint import CheckpointFolder
+from launch.journal import read_journal
+
+ROLES = ("driver", "learner", "queue", "replica", "actor")
+REPLACED = ("replica", "actor")
+"""Roles whose processes are replaced, so that the run goes on."""
+NUM_STEPS = 30
+RUN = [
+    "recipe=calculator",
+    "run.resume=true",
+    f"run.num_steps={NUM_STEPS}",
+    "run.checkpoint_every=2",
+    "warm_start.num_steps=0",
+    "evaluation.num_tasks=8",
+    "rollout.groups_per_step=3",
+    "rollout.group_size=4",
+    "fleet.num_actors=4",
+    "learner.mini_batch_size=6",
+    "algorithm.zero_signal_groups=keep",  # where there is staleness, which groups have none is chance
+    "algorithm.entropy_coef=0.01",  # so that there is a gradient in every group
+]
+START_SECONDS = 120.0
+"""What a run gets to report its first update, or the next one after it has lost a process."""
+MOST_SECONDS = 10.0
+"""What a run gets to end by its own error."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When to strike: this long after the given update of the present program, 0 being its start."""
+
+    role: str
+    step: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a program after a strike."""
+
+    moment: Moment
+    at_step: int
+    status: int | None
+    """Its exit status; None if it went on."""
+    seconds: float
+    """Until it ended, or until the next update."""
+    num_left: int
+    """Processes that had to be killed afterwards."""
+    said: str
+
+    @property
+    def is_fine(self) -> bool:
+        if self.moment.role in REPLACED:
+            return self.status is None
+        return self.status is not None and self.seconds <= MOST_SECONDS and not self.num_left
+
+
+def moments(count: int, rng: random.Random) -> list[Moment]:
+    """Each role as often as any other; one in five strikes comes while the run starts."""
+    roles = [ROLES[index % len(ROLES)] for index in range(count)]
+    rng.shuffle(roles)
+    return [
+        Moment(role, 0, rng.uniform(0.0, 20.0))
+        if rng.random() < 0.2
+        else Moment(role, rng.randint(1, 4), rng.uniform(0.0, 1.5))
+        for role in roles
+    ]
+
+
+def harry(overrides: Sequence[str], plan: Sequence[Moment]) -> list[Outcome]:
+    """Run to the end, with a strike at each moment, resumed after each that has ended the run."""
+    outcomes: list[Outcome] = []
+    waiting = list(plan)
+    while True:
+        program = Program(overrides)
+        try:
+            if _strike_until_it_ends(program, waiting, outcomes):
+                continue
+            _wait_for_step(program, sys.maxsize)
+            if program.wait(START_SECONDS):
+                sys.exit("\n".join([*program.lines, "The run failed, and nobody had touched it."]))
+            return outcomes
+        finally:
+            program.end()
+
+
+def _strike_until_it_ends(program: Program, waiting: list[Moment], outcomes: list[Outcome]) -> bool:
+    """Return whether a strike has ended ``program``, rather than that there was none left for it."""
+    reported = 0
+    while waiting and _wait_for_step(program, reported + waiting[0].step):
+        outcomes.append(_strike(program, waiting.pop(0)))
+        print(outcomes[-1], flush=True)
+        if outcomes[-1].status is not None:
+            return True
+        reported = program.num_steps()
+    return False
+
+
+def _wait_for_step(program: Program, step: int) -> bool:
+    """Wait until ``program`` has reported ``step`` updates; False if it ends first."""
+    deadline = time.monotonic() + START_SECONDS
+    reported = program.num_steps()
+    while program.is_alive and program.num_steps() < step:
+        program.family()
+        time.sleep(0.05)
+        if program.num_steps() > reported:
+            reported, deadline = program.num_steps(), time.monotonic() + START_SECONDS
+        if time.monotonic() > deadline:
+            sys.exit("\n".join([*program.lines, f"No update was made for {START_SECONDS:g} s."]))
+    return program.is_alive
+
+
+def _strike(program: Program, moment: Moment) -> Outcome:
+    time.sleep(moment.seconds)
+    while program.is_alive:
+        program.family()
+        try:
+            strike(moment.role, SIGKILL, program.process.pid, random.Random(0))
+            break
+        except ConfigError:  # it has not started yet
+            time.sleep(0.05)
+    start, at_step = time.monotonic(), program.num_steps()
+    if moment.role in REPLACED:
+        goes_on = _wait_for_step(program, at_step + 2)  # the first one may have been under way
+        status = None if goes_on else program.process.wait()
+        seconds, num_left = time.monotonic() - start, 0
+    else:
+        status = program.wait(START_SECONDS)
+        # The others are to be gone too: a resumed run would have to share the machine with them.
+        psutil.wait_procs(program.family(), timeout=2 * MOST_SECONDS)
+        seconds, num_left = time.monotonic() - start, program.end()
+    said = "" if status is None else next((line for line in reversed(program.lines) if "Error" in line), "")
+    return Outcome(moment, at_step, status, seconds, num_left, said[:100])
+
+
+# -- what both runs have come to -------------------------------------------------------------------------
+
+
+def compare(undisturbed: Path, harried: Path, bits: bool) -> list[str]:
+    """What differs, as sentences."""
+    expected, found = _consumed(undisturbed), _consumed(harried)
+    faults = []
+    if lost := expected - found:
+        faults.append(f"lost: {sorted(lost)[:5]} and {lost.total()} in all")
+    if extra := found - expected:
+        faults.append(f"too many: {sorted(extra)[:5]} and {extra.total()} in all")
+    if bits and (names := _different_weights(undisturbed, harried)):
+        faults.append(f"{len(names)} tensors differ, such as {names[0]}")
+    return faults
+
+
+def _consumed(directory: Path) -> Counter[str]:
+    """How often each rollout was consumed; the way of consumption is part of the name."""
+    counts: Counter[str] = Counter()
+    for record in read_journal(directory):
+        counts.update(f"step {record['step']} trained {each}" for each in record["trained"])
+        for reason, dropped in record["dropped"].items():
+            counts.update(f"step {record['step']} dropped ({reason}) {each}" for each in dropped)
+    return counts
+
+
+def _different_weights(one: Path, other: Path) -> list[str]:
+    import torch
+
+    mine, its = _weights(one), _weights(other)
+    return [name for name in mine if not torch.equal(mine[name], its[name])]
+
+
+def _weights(directory: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    checkpoint = CheckpointFolder(directory, kept=1).latest()
+    assert checkpoint is not None
+    assert CheckpointFolder.progress(checkpoint).step == NUM_STEPS
+    return load_file(checkpoint / "huggingface" / "model.safetensors")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--moments", type=int, default=10, help="strikes for each staleness")
+    parser.add_argument("--staleness", default="0,2", help="values of rollout.max_staleness")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--folder", type=Path, help="keep the runs here; default: a temporary folder")
+    parser.add_argument("overrides", nargs="*", help="for both runs, such as learner.num_workers=2")
+    arguments = parser.parse_args()
+    report = Report(
+        f"chaos: {arguments.moments} strikes by SIGKILL for each staleness, seed {arguments.seed}",
+        ("struck", "staleness", "after update", "the run", "seconds", "as it should", "it said"),
+    )
+    faults = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder or Path(temporary)
+        model = warm_started_model("calculator", folder, num_steps=100)
+        for staleness in arguments.staleness.split(","):
+            overrides = [*RUN, f"model.path={model}", f"rollout.max_staleness={staleness}"]
+            overrides += arguments.overrides
+            undisturbed, harried = (
+                folder / f"undisturbed-{staleness}",
+                folder / f"harried-{staleness}-{arguments.seed}",
+            )
+            run([*overrides, f"run.directory={undisturbed}"])
+            plan = moments(arguments.moments, random.Random(arguments.seed))
+            for each in harry([*overrides, f"run.directory={harried}"], plan):
+                ended = "goes on" if each.status is None else f"ended ({each.status})"
+                fine = "yes" if each.is_fine else f"NO ({each.num_left} left)"
+                figures = str(each.at_step), ended, f"{each.seconds:.1f}", fine, each.said
+                report.add(each.moment.role, staleness, *figures)
+            faults += [
+                f"max_staleness={staleness}: {fault}"
+                for fault in compare(undisturbed, harried, bits=staleness == "0")
+            ]
+    report.print()
+    print("\n".join(faults) if faults else "Consumed rollouts and, with max_staleness=0, weights are equal.")
+    sys.exit(bool(faults))
+
+
+if __name__ == "__main__":
+    main()
