@@ -26,6 +26,9 @@ from policies.sampler import SampleRequest
 
 UNUSABLE_AFTER = {TerminationReason.TIMEOUT, TerminationReason.OUT_OF_MEMORY, TerminationReason.CRASHED}
 """Endings that leave the process in a state that nobody knows."""
+RESTART_SECONDS = 60.0
+"""How long a sampling actor that has died is waited for."""
+RETRY_SECONDS = 0.5
 CLOSE_SECONDS = 10.0
 """What an environment gets for its ``close``, beyond the rollout's own limit."""
 
@@ -116,6 +119,19 @@ class RolloutActor:
         return True
 
     def _sample(self, request: SampleRequest) -> Completion:
+        """One completion. Ray starts a sampling actor that has died anew; meanwhile this waits for it."""
+        lost_at: float | None = None
+        while True:
+            try:
+                return self._ask(request)
+            except RayActorError as error:
+                now = time.monotonic()
+                lost_at = lost_at or now
+                if now - lost_at > RESTART_SECONDS:  # not ours, so a new rollout actor would not help
+                    raise SamplerError(f"The sampler's process has ended: {error}") from error
+                time.sleep(RETRY_SECONDS)
+
+    def _ask(self, request: SampleRequest) -> Completion:
         asked = self._sampler.sample.remote(request)
         try:
             left = max(0.0, self._deadline - time.monotonic())
@@ -127,8 +143,6 @@ class RolloutActor:
             if isinstance(error.cause, TroupeError):
                 raise error.cause from None
             raise SamplerError(f"The sampler failed: {error}") from error
-        except RayActorError as error:  # not ours, so a new rollout actor would not help
-            raise SamplerError(f"The sampler's process has ended: {error}") from error
 
 
 def limit_memory(num_bytes: int) -> None:

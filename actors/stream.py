@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 import ray
-from ray.util.queue import Empty, Queue
+from ray.util.queue import Queue
 
+from actors.answers import answers
 from actors.rollout import RolloutOrder
 from environments.types import Trajectory, TrajectoryGroup
 
@@ -105,7 +106,7 @@ class TrajectoryStream:
 
     def _send(self, orders: Sequence[RolloutOrder]) -> None:
         assert self._fleet is not None, "connect() comes first"
-        ray.get(self._fleet.submit.remote(list(orders)))
+        answers([self._fleet.submit.remote(list(orders))], "The fleet")
 
     def _keep(self, trajectory: Trajectory) -> str:
         group_id, _, _ = trajectory.rollout_id.rpartition("/")
@@ -116,20 +117,19 @@ class TrajectoryStream:
         assert self._fleet is not None, "connect() comes first"
         while True:
             while len(self._asked) < ASKED_IN_ADVANCE:
-                self._asked.append(self.queue.actor.get.remote(POLL_SECONDS))
-            first = self._asked.popleft()  # they are answered in the order in which they were asked
-            try:
-                trajectory: Trajectory = ray.get(first)
-            except Empty:
-                self._ask_why()
-            else:
+                self._asked.append(self.queue.actor.get.remote())
+            # They are answered in the order in which they were asked. Only we have a time limit: one of the
+            # queue's own would end in an error, and a line in the log, for each that nobody waited for.
+            if ray.wait([self._asked[0]], timeout=POLL_SECONDS)[0]:
+                trajectory: Trajectory = ray.get(self._asked.popleft())
                 return trajectory
+            self._ask_why()
 
     def _ask_why(self) -> None:
         """Raise where it would be waited for ever, and say so where no rollout actor is up."""
         assert self._fleet is not None
         self._check()
-        status = ray.get(self._fleet.status.remote())
+        status, _ = answers([self._fleet.status.remote(), self.queue.actor.qsize.remote()], "Fleet or queue")
         self._patience -= not status.num_ready
         if self._patience == 0:
             logger.warning("Of %d rollout actors none is up yet: %s", status.num_actors, WHY_NOT)

@@ -9,6 +9,7 @@ from functools import partial
 
 import ray
 
+from actors.answers import answers
 from actors.fleet import FleetStatus, RolloutFleet
 from actors.policy_server import PolicyApp
 from actors.request_board import BoardStatus
@@ -84,7 +85,9 @@ class Crew:
     def status(self) -> tuple[FleetStatus, BoardStatus]:
         """What the fleet is doing, and what the engines are."""
         assert self._fleet is not None and self._sampler is not None, "wait_until_up() comes first"
-        fleet, board = ray.get([self._fleet.status.remote(), self._sampler.status.remote()])
+        fleet, board = answers(
+            [self._fleet.status.remote(), self._sampler.status.remote()], "Fleet or sampling actor"
+        )
         return fleet, board
 
     def stop(self) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 from typing import Any
 
 from actors.rollout import RolloutLimits, RolloutOrder, run_rollout
 from environments.base import BaseEnv
 from environments.datasets import Dataset
-from environments.errors import AgentError, ConfigError, DatasetError, EnvironmentFailure
+from environments.errors import AgentError, ConfigError, DatasetError, EnvironmentFailure, TroupeError
 from launch.config import TrainConfig, as_train_config, check, register
 from launch.model_folder import model_folder
 from launch.workload import Workload
@@ -65,6 +66,8 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
     """Check everything that can be checked, then start a run, train, and end what was started."""
     check(config)
     check_workload(config, workload)
+    from ray.exceptions import RayActorError
+
     from launch.loop import train
     from launch.run import Run
 
@@ -73,6 +76,12 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
         run.start()
         with run.interrupts.installed():  # after Ray, which puts its own handler in the place of SIGTERM's
             train(config, run)
+    except RayActorError as error:
+        died = dict(re.findall(r"(class_name|pid): (\S+)", str(error)))
+        raise TroupeError(
+            f"{died.get('class_name', 'An actor')} (process {died.get('pid', 'unknown')}) has died. Go on "
+            f"from the last checkpoint with run.directory={config.run.directory} run.resume=true"
+        ) from error
     except KeyboardInterrupt:
         run.tracker.announce("Interrupted.")
         run.save_on_interrupt()

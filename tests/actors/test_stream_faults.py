@@ -1,0 +1,157 @@
+"""A process of the pipeline dies: its true error reaches whoever waits within seconds, or nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import RayActorError
+
+from actors.fleet import RolloutFleet
+from actors.rollout import Pair, RolloutLimits, RolloutOrder
+from actors.sampling import SamplerActor
+from actors.settings import FleetConfig
+from actors.stream import TrajectoryStream
+from environments.base import BaseEnv
+from environments.errors import TroupeError
+from environments.types import TerminationReason, TrajectoryGroup
+from policies import GameAgent
+from policies.sampler import ScriptedSampler
+
+pytestmark = pytest.mark.engine
+
+NUM_ACTORS = 2
+MOST_SECONDS = 10.0
+"""From a death until whoever waits is told."""
+
+
+class SlowEnv(BaseEnv):
+    """Takes ``seconds`` for each of its two steps."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.num_steps = seconds, 0
+
+    def reset(self) -> tuple[dict, dict]:
+        return {"question": "?"}, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict]:
+        time.sleep(self.seconds)
+        self.num_steps += 1
+        return "", 1.0, self.num_steps == 2, {}
+
+    @staticmethod
+    def from_dict(info: dict) -> SlowEnv:
+        return SlowEnv(info["seconds"])
+
+
+def slow_to_start() -> ScriptedSampler:
+    """As the real one, which loads a tokenizer and connects to Serve."""
+    time.sleep(2)
+    return ScriptedSampler(["one", "two"])
+
+
+@dataclass
+class Pipeline:
+    """A fleet of ``NUM_ACTORS`` that samples a script, and the stream that it fills."""
+
+    sampler: Any
+    fleet: Any
+    stream: TrajectoryStream
+
+    def play(self, num_groups: int, seconds: float) -> list[str]:
+        """Order groups of one; return their ids when all actors are busy with the first of them."""
+        names = [str(index) for index in range(num_groups)]
+        self.stream.order(
+            [RolloutOrder(rollout_id=f"{name}/0", group_id=name, task={"seconds": seconds}) for name in names]
+        )
+        while ray.get(self.fleet.status.remote()).num_running < NUM_ACTORS:
+            time.sleep(0.05)
+        return names
+
+    def take(self, names: Sequence[str]) -> list[TrajectoryGroup]:
+        return [self.stream.take(name) for name in names]
+
+
+@pytest.fixture
+def pipeline(ray_cluster: None) -> Iterator[Pipeline]:
+    sampler = SamplerActor.remote(slow_to_start)
+    stream = TrajectoryStream(capacity=4)
+    pair = Pair(agent_class=GameAgent, env_class=SlowEnv)
+    config = FleetConfig(num_actors=NUM_ACTORS, retries=0)
+    fleet = RolloutFleet.remote(pair, sampler, stream.queue, RolloutLimits(), config)
+    ray.get(fleet.resize.remote(NUM_ACTORS))
+    stream.connect(fleet)
+    yield Pipeline(sampler, fleet, stream)
+    for actor in (fleet, sampler, stream.queue.actor):
+        ray.kill(actor)
+
+
+def pid_of(actor: Any) -> int:
+    return int(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())))
+
+
+@contextmanager
+def killed_soon(actor: Any) -> Iterator[None]:
+    """End ``actor``'s process, half a second into the block, as nobody expects it."""
+    pid = pid_of(actor)
+    timer = threading.Timer(0.5, partial(os.kill, pid, signal.SIGKILL))
+    timer.start()
+    start = time.monotonic()
+    yield
+    assert timer.finished.is_set(), "the block was over before the process was"
+    assert time.monotonic() - start < MOST_SECONDS
+
+
+def test_a_queue_that_dies_ends_the_wait_of_its_consumer(pipeline: Pipeline) -> None:
+    names = pipeline.play(2, seconds=60)
+    with killed_soon(pipeline.stream.queue.actor), pytest.raises(RayActorError, match="_QueueActor"):
+        pipeline.take(names)
+
+
+def test_a_fleet_whose_queue_has_died_does_not_look_healthy(pipeline: Pipeline) -> None:
+    with killed_soon(pipeline.stream.queue.actor):
+        pipeline.play(NUM_ACTORS, seconds=0.5)
+        with pytest.raises(RayActorError, match="_QueueActor"):
+            while True:
+                ray.get(pipeline.fleet.status.remote())
+                time.sleep(0.1)
+
+
+def test_a_fleet_that_dies_ends_the_wait_of_its_consumer(pipeline: Pipeline) -> None:
+    names = pipeline.play(2, seconds=60)
+    with killed_soon(pipeline.fleet), pytest.raises(RayActorError, match="RolloutFleet"):
+        pipeline.take(names)
+
+
+def test_a_sampler_that_dies_comes_back_and_no_rollout_fails(pipeline: Pipeline) -> None:
+    with killed_soon(pipeline.sampler):
+        groups = pipeline.take(pipeline.play(3, seconds=0.4))
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    assert [each.rollout_id for each in trajectories] == ["0/0", "1/0", "2/0"]
+    assert [(each.termination_reason, each.error) for each in trajectories] == [
+        (TerminationReason.ENV_DONE, None)
+    ] * 3
+
+
+def test_a_queue_or_a_fleet_that_hangs_ends_the_wait_too(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.answers.ANSWER_SECONDS", 2.0)
+    names = pipeline.play(2, seconds=60)
+    for actor in (pipeline.stream.queue.actor, pipeline.fleet):
+        pid = pid_of(actor)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(TroupeError, match="did not answer for 2 s"):
+                pipeline.take(names)
+        finally:
+            os.kill(pid, signal.SIGCONT)
