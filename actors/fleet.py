@@ -83,8 +83,9 @@ class RolloutFleet:
         self._finished: asyncio.Queue[Trajectory] = asyncio.Queue(MAX_UNDELIVERED)
         self._delivery: asyncio.Task[None] | None = None
         self._slots: dict[int, asyncio.Task[None]] = {}
-        self._playing: dict[int, float] = {}
-        """Since when each busy slot plays."""
+        self._playing: set[int] = set()
+        self._since: dict[int, float] = {}
+        """When the rollout that a slot's actor is at began."""
         self._busy_seconds = 0.0
         self._num_ready = 0
         self._num_lost = 0
@@ -128,7 +129,7 @@ class RolloutFleet:
             num_waiting=self._attempts.qsize(),
             num_running=len(self._playing),
             num_lost=self._num_lost,
-            busy_seconds=self._busy_seconds + sum(now - since for since in self._playing.values()),
+            busy_seconds=self._busy_seconds + sum(now - since for since in self._since.values()),
         )
 
     async def _slot(self, index: int) -> None:
@@ -157,8 +158,10 @@ class RolloutFleet:
         """Play orders with ``actor`` until it is lost, or one too many."""
         while index < self._config.num_actors:
             attempt = await self._attempts.get()
-            self._playing[index] = time.monotonic()
+            self._playing.add(index)
+            self._since[index] = time.monotonic()
             trajectory, usable = await self._play(attempt.order, actor)
+            self._busy_seconds += time.monotonic() - self._since.pop(index)
             reason = trajectory.termination_reason
             assert reason is not None
             if reason.is_failure and attempt.number <= self._config.retries:
@@ -168,8 +171,7 @@ class RolloutFleet:
                 if reason.is_failure and attempt.number > 1:
                     trajectory.error = f"{trajectory.error}\n(after {attempt.number} attempts)"
                 await self._finished.put(trajectory)
-            # Not before: a slot that shrinking finds idle is cancelled.
-            self._busy_seconds += time.monotonic() - self._playing.pop(index)
+            self._playing.discard(index)  # not before: a slot that shrinking finds idle is cancelled
             if not usable:
                 self._num_lost += 1
                 return

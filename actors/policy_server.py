@@ -214,6 +214,18 @@ class PolicyServer:
         return await _respond(self._openai.complete(body), body.stream)
 
 
+def start_serve(config: ServerConfig) -> None:
+    """Start Serve, with the address that outsiders are to have, unless it runs already.
+
+    Not by two threads at once: the second one would fail.
+    """
+    if config.http_port is None:
+        serve.start(proxy_location="Disabled")
+    else:
+        http_options = {"host": config.http_host, "port": config.http_port}
+        serve.start(http_options=http_options, logging_config=LOGGING)
+
+
 class PolicyApp:
     """The policy server as one Serve application.
 
@@ -255,11 +267,7 @@ class PolicyApp:
             SamplerError: a replica did not come up; Serve's message says why.
         """
         config = self._config
-        if config.http_port is None:
-            serve.start(proxy_location="Disabled")
-        else:
-            http_options = {"host": config.http_host, "port": config.http_port}
-            serve.start(http_options=http_options, logging_config=LOGGING)
+        start_serve(config)
         route = None if config.http_port is None else "/"
         try:
             serve.run(self._bound, name=self.name, route_prefix=route)

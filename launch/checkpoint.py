@@ -36,8 +36,8 @@ class Progress:
     """Version of the policy that is published."""
     num_groups: int = 0
     """Groups consumed so far, trained on or dropped: the data cursor."""
-    evaluated: bool = False
-    """Whether the policy was evaluated before the first update."""
+    tasks_digest: str = ""
+    """Of what decides which task a group plays: what was under way belongs to these tasks."""
     kl_coef: float | None = None
     """What the adaptive KL controller has come to; null without one."""
 

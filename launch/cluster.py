@@ -93,8 +93,16 @@ def check_resources(config: TrainConfig) -> None:
     num_groups = 2 if algorithm.uses_critic else 1  # on CPUs policy and critic share theirs
     gpus = num_replicas * config.server.engine.num_gpus + config.learner.num_workers * num_groups * on_gpu
     for name, needed, remedy in (
-        ("CPU", cpus, "learner.num_workers, server.num_replicas, server.num_cpus or fleet.num_actors"),
-        ("GPU", gpus, "learner.num_workers or server.num_replicas, or set learner.device=cpu"),
+        (
+            "CPU",
+            cpus,
+            "learner.num_workers, server.num_replicas, evaluation.num_replicas or fleet.num_actors",
+        ),
+        (
+            "GPU",
+            gpus,
+            "learner.num_workers, server.num_replicas or evaluation.num_replicas, or set learner.device=cpu",
+        ),
     ):
         if needed > there.get(name, 0):
             raise ConfigError(

@@ -7,6 +7,7 @@ puts them together and checks what crosses from one to the other.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, get_type_hints
@@ -14,8 +15,9 @@ from typing import Any, get_type_hints
 from actors.settings import FleetConfig, ServerConfig
 from environments.errors import ConfigError
 from environments.types import TerminationReason
+from launch.metrics import evaluation_metrics
 from policies.learning.algorithms import Algorithm, check_group_size, resolve
-from policies.learning.checks import one_of
+from policies.learning.checks import one_of, within
 from policies.learning.kl import check_kl_horizon
 from policies.learning.settings import (
     AlgorithmConfig,
@@ -24,6 +26,11 @@ from policies.learning.settings import (
     LoRAConfig,
     OptimizerConfig,
 )
+
+MASKABLE = [
+    str(each) for each in TerminationReason if not each.is_failure and each is not TerminationReason.TIMEOUT
+]
+"""Endings whose trajectories are trained on unless ``selection.masked_reasons`` names them."""
 
 
 @dataclass
@@ -108,9 +115,10 @@ class SelectionConfig:
     max_reward: float | None = None
     """A group with a higher mean reward is dropped as too easy."""
     masked_reasons: list[str] = field(default_factory=list)
-    """Trajectories that ended so are compared with, but not trained on: [max_steps, agent_error], ..."""
+    """Trajectories that ended so are compared with, but not trained on: [max_steps, prompt_too_long]. What
+    has failed or run out of time never is."""
     max_dropped: int = 64
-    """Groups that are dropped for one update before it makes do with those that it has."""
+    """Groups that are replaced for one update; if more are dropped, it makes do with fewer."""
 
 
 @dataclass
@@ -163,9 +171,13 @@ def check(config: TrainConfig) -> None:
         ("warm_start.optimizer", config.warm_start.optimizer),
     ):
         one_of(f"{name}.schedule", optimizer.schedule, ("constant", "cosine"))
+        within(f"{name}.lr", optimizer.lr, 0, math.inf)
     for name, (value, smallest) in _counts(config).items():
         if value < smallest:
             raise ConfigError(f"{name}={value} has to be at least {smallest}.")
+    within("rollout.temperature", config.rollout.temperature, 0, math.inf, open_below=True)
+    within("learner.mismatch_alarm", config.learner.mismatch_alarm, 0, math.inf)
+    within("learner.critic.clip_range", config.learner.critic.clip_range, 0, math.inf, open_below=True)
     _check_lengths(config)
     _check_selection(config)
     _check_idle_settings(config, algorithm)
@@ -174,7 +186,7 @@ def check(config: TrainConfig) -> None:
 def _check_selection(config: TrainConfig) -> None:
     selection, rollout = config.selection, config.rollout
     for reason in selection.masked_reasons:
-        one_of("selection.masked_reasons", reason, [str(each) for each in TerminationReason])
+        one_of("selection.masked_reasons", reason, MASKABLE)
     low, high = selection.min_reward, selection.max_reward
     if low is not None and high is not None and low > high:
         raise ConfigError(
@@ -205,11 +217,7 @@ def _check_idle_settings(config: TrainConfig, algorithm: Algorithm) -> None:
             f"rollout.overlong_filter=true leaves out the very trajectories that algorithm.overlong_penalty="
             f"{algorithm.overlong_penalty} is there for: choose one of the two."
         )
-    if config.run.best_metric is not None and not config.run.best_metric.startswith("eval/"):
-        raise ConfigError(
-            f"run.best_metric={config.run.best_metric!r} is not measured by evaluations: name one of theirs, "
-            "such as eval/reward_mean."
-        )
+    one_of("run.best_metric", config.run.best_metric, evaluation_metrics(()).keys() | {"eval/pass_at_1"})
     if evaluation.num_replicas and not evaluation.every:
         raise ConfigError(
             f"evaluation.num_replicas={evaluation.num_replicas} is for evaluations during training, and "
@@ -233,6 +241,10 @@ def _check_lengths(config: TrainConfig) -> None:
         )
 
 
+def _or(value: int | None, otherwise: int) -> int:
+    return otherwise if value is None else value
+
+
 def _counts(config: TrainConfig) -> dict[str, tuple[int, int]]:
     """Numbers of things, and the smallest that makes sense."""
     return {
@@ -240,17 +252,22 @@ def _counts(config: TrainConfig) -> dict[str, tuple[int, int]]:
         "run.checkpoint_every": (config.run.checkpoint_every, 1),
         "run.checkpoints_kept": (config.run.checkpoints_kept, 1),
         "rollout.groups_per_step": (config.rollout.groups_per_step, 1),
+        "rollout.group_size": (config.rollout.group_size, 1),
         "rollout.max_staleness": (config.rollout.max_staleness, 0),
         "rollout.max_steps": (config.rollout.max_steps, 1),
         "rollout.max_prompt_tokens": (config.rollout.max_prompt_tokens, 1),
         "rollout.max_response_tokens": (config.rollout.max_response_tokens, 1),
         "selection.max_dropped": (config.selection.max_dropped, 1),
+        "rollout.max_turn_tokens": (_or(config.rollout.max_turn_tokens, 1), 1),
+        "evaluation.every": (config.evaluation.every, 0),
+        "evaluation.num_tasks": (config.evaluation.num_tasks, 1),
         "evaluation.num_replicas": (config.evaluation.num_replicas, 0),
         "fleet.num_actors": (config.fleet.num_actors, 1),
         "learner.num_workers": (config.learner.num_workers, 1),
         "learner.mini_batch_size": (config.learner.mini_batch_size, 1),
         "learner.lora.rank": (config.learner.lora.rank, 0),
         "server.num_replicas": (config.server.num_replicas, 1),
+        "warm_start.num_steps": (config.warm_start.num_steps, 0),
         "warm_start.batch_size": (config.warm_start.batch_size, 1),
     }
 

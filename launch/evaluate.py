@@ -51,8 +51,9 @@ def check_evaluation(config: TrainConfig) -> None:
         raise ConfigError(f"rollout.group_size={config.rollout.group_size} has to be at least 1.")
     if config.evaluation.num_tasks < 1:
         raise ConfigError(f"evaluation.num_tasks={config.evaluation.num_tasks} has to be at least 1.")
-    # That a group has something to compare is asked of training only.
-    check(replace(config, rollout=replace(config.rollout, group_size=max(2, config.rollout.group_size))))
+    # That a group has something to compare, and chance a part in it, is asked of training only.
+    group_size, temperature = max(2, config.rollout.group_size), config.rollout.temperature or 1.0
+    check(replace(config, rollout=replace(config.rollout, group_size=group_size, temperature=temperature)))
 
 
 def held_out_tasks(config: TrainConfig, workload: Workload) -> Dataset:

@@ -51,9 +51,10 @@ class Evaluator:
     def begin(self, step: int, version: int) -> None:
         """Begin to evaluate ``version``, the newest one, after ``step`` updates."""
         assert self._running is None, "one evaluation at a time: collect() comes before begin()"
-        self._running = running = Future[Evaluation]()
+        running = Future[Evaluation]()
         if self._pinned is None:
             running.set_result(self._evaluate(step, version))
+            self._running = running
             return
         if version:  # taken here and now: by the time that the thread runs there may be a newer one
             newest = ray.get(self._store.newest.remote())
@@ -66,6 +67,12 @@ class Evaluator:
                 running.set_exception(error)
 
         Thread(target=work, name="evaluation", daemon=True).start()
+        self._running = running
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an evaluation has been begun and not collected."""
+        return self._running is not None
 
     def collect(self, wait: bool) -> Evaluation | None:
         """The evaluation that has been begun, once it is finished, and once only.
@@ -76,8 +83,9 @@ class Evaluator:
         running = self._running
         if running is None or not (wait or running.done()):
             return None
+        evaluation = running.result()
         self._running = None
-        return running.result()
+        return evaluation
 
     def _evaluate(self, step: int, version: int) -> Evaluation:
         tasks = self._workload.val_dataset

@@ -88,6 +88,7 @@ class GroupFeed:
 
     def state(self) -> StreamState:
         """What has been rolled out and not trained on yet, and what is under way."""
+        self._stream.drain()
         taken = [each for group in self._taken for each in _members(group)]
         finished = [*taken, *(each for each in self._stream.finished() if self._is_ours(each))]
         there = {trajectory.rollout_id for trajectory in finished}

@@ -18,6 +18,8 @@ class Interrupts:
     def __init__(self) -> None:
         self._depth = 0
         self._pending = False
+        self.torn = False
+        """Whether a second signal has cut off what was to be whole: what it left is no state to save."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -48,4 +50,5 @@ class Interrupts:
         if self._depth and not self._pending:
             self._pending = True
             return
+        self._pending, self.torn = False, self._depth > 0
         raise KeyboardInterrupt

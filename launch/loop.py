@@ -14,12 +14,12 @@ from environments.errors import TroupeError
 from environments.types import Trajectory, TrajectoryGroup
 from launch import metrics
 from launch.config import TrainConfig
-from launch.evaluator import Evaluation
 from launch.run import Run
 from launch.selection import REASONS, ZERO_SIGNAL, mask, reason_to_drop
 from policies.learning.credit import assign_credit
 from policies.learning.samples import LearnerUpdate, TrainBatch, TrainingSample, has_signal, training_samples
 
+NOTHING_LEARNED = LearnerUpdate(metrics={}, num_optimizer_steps=0)
 WARM_START_CHUNK = 5
 """Optimizer steps of the warm start between two chances to stop."""
 
@@ -57,23 +57,35 @@ def update(config: TrainConfig, run: Run, clock: Clock) -> None:
         with clock.measure("time/publish"):
             run.publish()
         run.commit(selection.groups, selection.dropped)
+        learning |= learned.metrics | {"learn/num_optimizer_steps": learned.num_optimizer_steps}
+        report_update(config, run, selection, learning, clock, version)
+
+
+def report_update(
+    config: TrainConfig,
+    run: Run,
+    selection: Selection,
+    learning: dict[str, float],
+    clock: Clock,
+    version: int,
+) -> None:
+    """Record an update that was made of ``selection``, by a learner that had ``version`` before."""
     if alarm := metrics.mismatch_alarm(learning, config.learner.mismatch_alarm):
         run.tracker.alarm(alarm)
+    played = [*selection.groups, *selection.all_dropped]
     numbers = {
-        **metrics.rollout_metrics(selection.groups),
+        **metrics.rollout_metrics(played),
         **metrics.staleness_metrics(selection.groups, version, config.rollout.max_staleness),
         **metrics.token_metrics(selection.useful, selection.unused),
         **learning,
-        **learned.metrics,
-        "learn/num_optimizer_steps": learned.num_optimizer_steps,
         **metrics.time_metrics(clock.seconds, clock.total),
         **run.utilized(),
     }
     histograms: dict[str, Sequence[float]] = {
         "stream/staleness": metrics.staleness(selection.groups, version),
-        "rollout/reward": [each.reward for group in selection.groups for each in group.trajectories],
+        "rollout/reward": [each.reward for group in played for each in group.trajectories],
     }
-    run.tracker.step(progress.step, numbers, histograms)
+    run.tracker.step(run.progress.step, numbers, histograms)
 
 
 # -- before the first update ---------------------------------------------------------------------------
@@ -147,8 +159,10 @@ def select_groups(config: TrainConfig, run: Run) -> Selection:
     """
     selection = Selection()
     wanted, max_dropped = config.rollout.groups_per_step, config.selection.max_dropped
-    while len(selection.groups) < wanted:
+    num_taken = 0
+    while len(selection.groups) < wanted and num_taken < wanted + max_dropped:
         group = run.feed.take()
+        num_taken += 1
         mask(group, config.selection.masked_reasons)
         reason = reason_to_drop(group, run.progress.version, config, run.algorithm)
         if reason is None:
@@ -158,14 +172,14 @@ def select_groups(config: TrainConfig, run: Run) -> Selection:
             continue
         selection.dropped[reason].append(group)
         refuse_hopeless(selection, wanted)
-        if len(selection.all_dropped) == max_dropped:
-            run.tracker.announce(
-                f"selection.max_dropped={max_dropped} groups were dropped for step {run.progress.step + 1}: "
-                f"it makes do with {len(selection.groups)} of {wanted} groups."
-            )
-            break
-        run.feed.drop()
-        run.order_rollouts(num_selected=len(selection.groups))
+        if len(selection.all_dropped) <= max_dropped:  # later ones keep their slots: nothing behind them ages
+            run.feed.drop()
+            run.order_rollouts(num_selected=len(selection.groups))
+    if len(selection.groups) < wanted:
+        run.tracker.announce(
+            f"selection.max_dropped={max_dropped} groups were replaced for step {run.progress.step + 1}, and "
+            f"more were dropped: it makes do with {len(selection.groups)} of {wanted} groups."
+        )
     report_failures(run, [*selection.groups, *selection.all_dropped])
     return selection
 
@@ -250,24 +264,14 @@ def evaluate_and_save(config: TrainConfig, run: Run, clock: Clock) -> None:
     evaluation = None
     with clock.measure("time/evaluate"):
         # A checkpoint has to know how the evaluations before it came out.
-        report(config, run, run.evaluator.collect(wait=evaluation_due or checkpoint_due))
+        run.record_evaluation(run.evaluator.collect(wait=evaluation_due or checkpoint_due))
         if evaluation_due:
             run.evaluator.begin(step, run.progress.version)
             evaluation = run.evaluator.collect(wait=last)
     with clock.measure("time/checkpoint"):
         if checkpoint_due:
             run.save_checkpoint()
-    report(config, run, evaluation)
-
-
-def report(config: TrainConfig, run: Run, evaluation: Evaluation | None) -> None:
-    """Record an evaluation that is finished, and whether its policy is the best one so far."""
-    if evaluation is None:
-        return
-    numbers = metrics.evaluation_metrics(evaluation.groups) | {"time/evaluate": evaluation.seconds}
-    if config.run.best_metric is not None:  # first: a run that is killed here evaluates once more
-        run.mark_best(evaluation.step, config.run.best_metric, numbers)
-    run.tracker.evaluation(evaluation.step, numbers)
+    run.record_evaluation(evaluation)
 
 
 class Clock:

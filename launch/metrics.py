@@ -122,11 +122,12 @@ def token_metrics(
         group.baseline for groups in (trained, *dropped.values()) for group in groups if group.baseline
     )
     wasted = tokens.total() - tokens["trained"]
+    num_silent = len(dropped.get("zero_signal", ()))
     alike = [group for group in trained if len({each.reward for each in group.trajectories}) <= 1]
     return {
         "stream/groups_trained": len(trained),
         **{f"stream/groups_{reason}": len(groups) for reason, groups in dropped.items()},
-        "stream/zero_signal_fraction": len(alike) / max(1, len(trained)),
+        "stream/zero_signal_fraction": (len(alike) + num_silent) / max(1, len(trained) + num_silent),
         "stream/tokens_trained": tokens["trained"],
         **{f"stream/tokens_{cause}": tokens[cause] for cause in (*UNTRAINED, "baseline", *dropped)},
         "stream/wasted_fraction": wasted / max(1, tokens.total()),
@@ -164,10 +165,11 @@ def time_metrics(stages: Mapping[str, float], step_seconds: float) -> dict[str, 
     """``time/``: the seconds of each stage and of the whole step, and the share that the learner waited.
 
     Args:
-        stages: seconds by name, such as ``time/learn``; ``time/wait`` is spent waiting for rollouts.
+        stages: seconds by name, such as ``time/learn``; the learner waits in ``time/wait``, for rollouts, and
+            in ``time/evaluate``.
         step_seconds: wall time of the step, above 0.
     """
-    waited = stages.get("time/wait", 0.0)
+    waited = stages.get("time/wait", 0.0) + stages.get("time/evaluate", 0.0)
     return {**stages, "time/step": step_seconds, "time/learner_idle": waited / step_seconds}
 
 

@@ -66,6 +66,14 @@ def evaluation_orders(config: TrainConfig, tasks: Dataset, step: int, version: i
     ]
 
 
+def tasks_digest(config: TrainConfig, tasks: Dataset) -> str:
+    """Equal for runs in which every group has the same task and the same seeds."""
+    digest = hashlib.sha256(f"{config.seed} {config.rollout.task_weights}".encode())
+    for task in tasks:
+        digest.update(repr(task).encode())
+    return digest.hexdigest()
+
+
 def derived_seed(seed: int, name: str) -> int:
     """A 62-bit seed for ``name``: neighbouring names have unrelated seeds."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "big") >> 2

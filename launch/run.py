@@ -12,19 +12,21 @@ import ray
 
 from actors.fleet import actor_options, check_room
 from actors.learner_group import LearnerGroup
+from actors.policy_server import start_serve
 from actors.weight_store import WeightStore
 from environments.errors import ConfigError
 from environments.types import TrajectoryGroup
 from launch import cluster
-from launch.checkpoint import CheckpointFolder, Progress
+from launch.checkpoint import CheckpointFolder, Progress, StreamState
 from launch.config import TrainConfig
 from launch.crew import Crew
-from launch.evaluator import Evaluator, evaluation_config
+from launch.evaluator import Evaluation, Evaluator, evaluation_config
 from launch.feed import GroupFeed
 from launch.interrupt import Interrupts
 from launch.journal import Journal
+from launch.metrics import evaluation_metrics
 from launch.model_folder import model_folder
-from launch.orders import group_orders
+from launch.orders import group_orders, tasks_digest
 from launch.tracking import Tracker
 from launch.utilization import Utilization
 from launch.workload import Workload
@@ -58,6 +60,7 @@ class Run:
         self.tracker = Tracker(self.directory, config.run.num_steps, self.progress.step)
         self.journal = Journal(self.directory, self.progress.step)
         self._started = False
+        self._is_rolling = False
         self._started_ray = False
         self._crews: list[Crew] = []
         self._learner: LearnerGroup | None = None
@@ -110,6 +113,8 @@ class Run:
         self.feed = GroupFeed(self.crew.stream, make_orders, num_slots, self.progress.num_groups)
 
     def _start_crews(self) -> None:
+        if len(self._crews) > 1:  # their threads would both start Serve, and one of them fail
+            start_serve(self.config.server)
         for crew in self._crews:
             crew.start_in_background()
 
@@ -154,11 +159,29 @@ class Run:
             f"Policy server: {self.config.server.num_replicas} replica(s); "
             f"{self.config.fleet.num_actors} rollout actors."
         )
-        if self._checkpoint is not None:
-            self.feed.restore(self.checkpoints.stream(self._checkpoint), self.progress.version)
+        self._restore_stream()
         self.order_rollouts()
         self.utilized()  # from here on
         self.tracker.begin_steps()
+
+    def _restore_stream(self) -> None:
+        digest = tasks_digest(self.config, self.workload.train_dataset)
+        waiting = self._stream_state()
+        if digest == self.progress.tasks_digest:
+            self.feed.restore(waiting, self.progress.version)
+        elif waiting.ready:
+            self.tracker.announce(
+                f"The tasks or their order have changed: {len(waiting.ready)} finished rollouts of the old "
+                "ones are not used."
+            )
+        self.progress.tasks_digest = digest
+        self._is_rolling = True
+
+    def _stream_state(self) -> StreamState:
+        """What a checkpoint has to hold of the stream: until rollouts begin, what the last one held."""
+        if self._is_rolling:
+            return self.feed.state()
+        return self.checkpoints.stream(self._checkpoint) if self._checkpoint else StreamState()
 
     def order_rollouts(self, num_selected: int = 0) -> None:
         """Order groups for the free slots; ``num_selected`` are there for the update that is being made."""
@@ -206,20 +229,31 @@ class Run:
     def save_checkpoint(self) -> None:
         """Write a checkpoint of the present state."""
         with self.interrupts.whole():
-            path = self.checkpoints.save(self.progress, self.feed.state(), self.learner.save)
+            path = self.checkpoints.save(self.progress, self._stream_state(), self.learner.save)
             self._saved_step = self.progress.step
         self.tracker.announce(f"Checkpoint: {path}")
 
     def save_on_interrupt(self) -> None:
-        """Leave a checkpoint behind, unless the learner has not got its state yet."""
-        if self._started:
+        """Leave a checkpoint behind, unless the learner has not got its state yet, or is in between two."""
+        if self._started and not self.interrupts.torn:
             self.save_checkpoint()
+        if self._started and self.evaluator.is_running:
+            self.tracker.announce("Waiting for the evaluation that is under way; Ctrl-C leaves it out.")
+            self.record_evaluation(self.evaluator.collect(wait=True))
+        if self.checkpoints.latest() is not None:
             self.tracker.announce(f"Go on with run.directory={self.config.run.directory} run.resume=true")
 
-    def mark_best(self, step: int, metric: str, numbers: Mapping[str, float]) -> None:
-        """Keep the checkpoint of ``step`` if no evaluation was better by ``metric`` so far."""
-        if self.checkpoints.mark_best(step, numbers[metric]):
-            self.tracker.announce(f"The best policy so far: step {step}, {metric}={numbers[metric]:.3f}.")
+    def record_evaluation(self, evaluation: Evaluation | None) -> None:
+        """Write an evaluation down that is finished, and whether its policy is the best one so far."""
+        if evaluation is None:
+            return
+        numbers = evaluation_metrics(evaluation.groups) | {"time/evaluate": evaluation.seconds}
+        metric = self.config.run.best_metric
+        # First: a run that is killed here evaluates once more.
+        if metric is not None and self.checkpoints.mark_best(evaluation.step, numbers[metric]):
+            value = f"{metric}={numbers[metric]:.3f}"
+            self.tracker.announce(f"The best policy so far: step {evaluation.step}, {value}.")
+        self.tracker.evaluation(evaluation.step, numbers)
 
     # -- data ----------------------------------------------------------------------------------------
 

@@ -103,6 +103,15 @@ def check_workload(config: TrainConfig, workload: Workload) -> None:
             f"warm_start.num_steps={config.warm_start.num_steps} needs demonstrations and the workload has "
             "none: give it some, or set warm_start.num_steps=0."
         )
+    evaluation = config.evaluation
+    if workload.val_dataset is None and (
+        evaluation.every or evaluation.num_replicas or config.run.best_metric
+    ):
+        raise ConfigError(
+            f"evaluation.every={evaluation.every}, evaluation.num_replicas={evaluation.num_replicas} and "
+            f"run.best_metric={config.run.best_metric} are about evaluations, and the workload has no "
+            "val_dataset: give it one, or leave them out."
+        )
     check_task_weights(config.rollout.task_weights, workload.train_dataset)
     check_model(config, workload)
     check_agent(workload)

@@ -33,7 +33,7 @@ class KLController:
 
     def __init__(self, algorithm: Algorithm, coef: float | None = None) -> None:
         self._algorithm = algorithm
-        self.coef = algorithm.kl_coef if coef is None else coef
+        self.coef = algorithm.kl_coef if coef is None or algorithm.kl_target is None else coef
         """The present weight: the controller's whole state."""
 
     def update(self, metrics: Mapping[str, float], num_trajectories: int) -> dict[str, float]:

@@ -62,6 +62,9 @@ class FakeStream:
         members = tuple(self._finished.pop(order.rollout_id) for order in orders)
         return TrajectoryGroup(group_id=group_id, task=members[0].task, trajectories=members)
 
+    def drain(self) -> None:
+        """Nothing lies anywhere but here."""
+
     def finished(self) -> list[Trajectory]:
         return list(self._finished.values())
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
+from test_feed import FakeStream, make_orders
 
 from environments.errors import TroupeError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.checkpoint import Progress
 from launch.config import SelectionConfig, TrainConfig
+from launch.feed import GroupFeed
 from launch.loop import make_batches, select_groups
 from launch.orders import group_name
 from policies.learning.algorithms import resolve
@@ -92,7 +95,7 @@ def test_an_update_makes_do_with_what_it_has_rather_than_wait_for_ever() -> None
     run = FakeRun(FakeFeed([group(0, [0, 1]), *(group(number, [1, 1]) for number in range(1, 9))]))
     selection = select_groups(config(max_dropped=3), run)
     assert [each.group_id for each in selection.groups] == [group_name(0)]
-    assert len(selection.all_dropped) == 3
+    assert len(selection.all_dropped) == 4
     assert "makes do with 1 of 2 groups" in run.tracker.said[0]
 
 
@@ -133,3 +136,42 @@ def test_mini_batches_hold_every_trajectory_once() -> None:
 
 def test_without_groups_there_is_no_mini_batch() -> None:
     assert make_batches(TrainConfig(), [], step=0) == []
+
+
+@pytest.mark.parametrize(
+    ("groups_per_step", "max_staleness", "silent_share"), [(128, 0, 0.5), (128, 1, 0.5), (64, 0, 0.6)]
+)
+def test_updates_that_make_do_leave_nothing_behind_that_grows_stale(
+    groups_per_step: int, max_staleness: int, silent_share: float
+) -> None:
+    rng = random.Random(0)
+
+    class Stream(FakeStream):
+        def take(self, group_id: str) -> TrajectoryGroup:
+            taken = super().take(group_id)
+            silent = rng.random() < silent_share
+            for index, each in enumerate(taken.trajectories):
+                each.reward = each.steps[0].reward = 1.0 if silent else float(index == 0)
+                each.termination_reason = TerminationReason.ENV_DONE
+            return taken
+
+    settings = config()
+    settings.rollout.groups_per_step, settings.rollout.max_staleness = groups_per_step, max_staleness
+    num_steps = 8
+    feed = GroupFeed(Stream(), make_orders, (max_staleness + 1) * groups_per_step, first=0)
+    run = FakeRun(feed)
+
+    def order_rollouts(num_selected: int = 0) -> None:
+        left = (num_steps - run.progress.step) * groups_per_step
+        feed.fill(run.progress.version, left - num_selected)
+
+    run.order_rollouts = order_rollouts
+    run.order_rollouts()
+    for _ in range(num_steps):
+        selection = select_groups(settings, run)
+        assert not selection.dropped["stale"]
+        assert len(selection.groups) > groups_per_step / 2
+        run.progress.step += 1
+        run.progress.version += 1
+        feed.commit()
+        run.order_rollouts()

@@ -6,7 +6,7 @@ import pytest
 
 from environments import Dataset
 from launch.config import RolloutConfig, TrainConfig
-from launch.orders import derived_seed, epoch_order, evaluation_orders, group_orders
+from launch.orders import derived_seed, epoch_order, evaluation_orders, group_orders, tasks_digest
 
 TASKS = Dataset([{"question": str(index)} for index in range(10)], name="tasks", split="train")
 CONFIG = TrainConfig(seed=7, rollout=RolloutConfig(groups_per_step=4, group_size=3, temperature=0.7))
@@ -104,3 +104,10 @@ def test_derived_seeds_fit_where_a_turn_is_added_to_them() -> None:
     seeds = [derived_seed(0, str(index)) for index in range(1000)]
     assert len(set(seeds)) == 1000
     assert all(0 <= seed < 2**62 for seed in seeds)
+
+
+def test_the_digest_of_the_tasks_tells_runs_apart_that_play_others() -> None:
+    digest = tasks_digest(CONFIG, TASKS)
+    assert digest == tasks_digest(replace(CONFIG, run=replace(CONFIG.run, num_steps=3)), TASKS)
+    assert digest != tasks_digest(replace(CONFIG, seed=8), TASKS)
+    assert digest != tasks_digest(CONFIG, TASKS[:9])
