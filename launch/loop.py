@@ -50,9 +50,7 @@ def update(config: TrainConfig, run: Run, clock: Clock) -> None:
     with run.interrupts.whole():  # the weights and what we say of them change together
         with clock.measure("time/learn"):
             # Where every group agreed with itself there is nothing to learn.
-            learned = (
-                run.learner.update(batches) if batches else LearnerUpdate(metrics={}, num_optimizer_steps=0)
-            )
+            learned = run.learner.update(batches) if batches else NOTHING_LEARNED
         progress.step += 1
         with clock.measure("time/publish"):
             run.publish()

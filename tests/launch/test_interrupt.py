@@ -40,6 +40,7 @@ def test_nested_whole_work_is_finished_to_its_outer_end() -> None:
             done.append("inner")
         done.append("outer")
     assert done == ["inner", "outer"]
+    assert not interrupts.torn
 
 
 def test_a_second_signal_is_not_put_off() -> None:
@@ -50,6 +51,7 @@ def test_a_second_signal_is_not_put_off() -> None:
         interrupt()
         done.append("second")
     assert done == ["first"]
+    assert interrupts.torn, "what was cut off is no state to save"
 
 
 def test_an_interrupt_is_raised_once() -> None:
