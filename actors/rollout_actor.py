@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
 from actors.rollout import Pair, RolloutLimits, RolloutOrder, failed, owned_by, run_rollout
 from environments.base import DEFAULT_MEMORY_BYTES, BaseEnv
@@ -124,12 +124,14 @@ class RolloutActor:
         while True:
             try:
                 return self._ask(request)
-            except RayActorError as error:
+            except ActorUnavailableError as error:
                 now = time.monotonic()
                 lost_at = lost_at or now
-                if now - lost_at > RESTART_SECONDS:  # not ours, so a new rollout actor would not help
-                    raise SamplerError(f"The sampler's process has ended: {error}") from error
+                if now - lost_at > RESTART_SECONDS:
+                    raise SamplerError(f"The sampler's process has not come back: {error}") from error
                 time.sleep(RETRY_SECONDS)
+            except RayActorError as error:  # for good; not ours, so a new rollout actor would not help
+                raise SamplerError(f"The sampler's process has ended: {error}") from error
 
     def _ask(self, request: SampleRequest) -> Completion:
         asked = self._sampler.sample.remote(request)

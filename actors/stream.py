@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 import ray
+from ray.exceptions import RayActorError
 from ray.util.queue import Queue
 
 from actors.answers import answers
@@ -16,6 +18,8 @@ from environments.types import Trajectory, TrajectoryGroup
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
+DRAIN_SECONDS = 1.0
+"""The most that emptying the queue may take; if nothing comes for a tenth of it, it is empty."""
 START_SECONDS = 60.0
 """After this long without any rollout actor, something is said."""
 WHY_NOT = (
@@ -39,8 +43,9 @@ class TrajectoryStream:
         self.queue = Queue(maxsize=capacity, actor_options={"num_cpus": 0})
         self._fleet: ray.actor.ActorHandle | None = None
         self._check: Callable[[], None] = _nothing
-        self._asked: deque[ray.ObjectRef] = deque()
-        self._patience = START_SECONDS / POLL_SECONDS
+        self._asked: list[ray.ObjectRef] = []
+        self._idle_since: float | None = None
+        """When this wait first saw that no rollout actor was up, if none has been since."""
         self._groups: dict[str, dict[str, Trajectory | None]] = {}
         """Of each group that was ordered: its rollout ids, and what has come back of them."""
 
@@ -53,7 +58,7 @@ class TrajectoryStream:
         self._check = check
 
     def trajectories(self, count: int) -> Iterator[Trajectory]:
-        """The next ``count`` trajectories in the order in which they finish.
+        """The next ``count`` trajectories, about in the order in which they finish.
 
         Raises:
             RayActorError, or the fleet's own error: nobody is left who could deliver.
@@ -86,6 +91,16 @@ class TrajectoryStream:
 
     # -- what a checkpoint holds ---------------------------------------------------------------------
 
+    def drain(self) -> None:
+        """Take over what lies in the queue, and wait for nothing that is still being played.
+
+        Quiet about a queue that has died: what it held is played again, and the next ``take`` raises.
+        """
+        deadline = time.monotonic() + DRAIN_SECONDS
+        with suppress(RayActorError):
+            while time.monotonic() < deadline and (trajectory := self._arrived(DRAIN_SECONDS / 10)):
+                self._keep(trajectory)
+
     def finished(self) -> list[Trajectory]:
         """The trajectories that are there and were not taken yet."""
         return [each for members in self._groups.values() for each in members.values() if each is not None]
@@ -114,25 +129,34 @@ class TrajectoryStream:
         return group_id
 
     def _next(self) -> Trajectory:
-        assert self._fleet is not None, "connect() comes first"
-        while True:
-            while len(self._asked) < ASKED_IN_ADVANCE:
-                self._asked.append(self.queue.actor.get.remote())
-            # They are answered in the order in which they were asked. Only we have a time limit: one of the
-            # queue's own would end in an error, and a line in the log, for each that nobody waited for.
-            if ray.wait([self._asked[0]], timeout=POLL_SECONDS)[0]:
-                trajectory: Trajectory = ray.get(self._asked.popleft())
-                return trajectory
+        while (trajectory := self._arrived(POLL_SECONDS)) is None:
             self._ask_why()
+        self._idle_since = None
+        return trajectory
+
+    def _arrived(self, seconds: float) -> Trajectory | None:
+        """A trajectory that is there, or comes within ``seconds``."""
+        while len(self._asked) < ASKED_IN_ADVANCE:
+            self._asked.append(self.queue.actor.get.remote())
+        # Any of them: the queue's actor does not begin calls in the order in which they were made. And only
+        # we have a time limit: one of the queue's own would end in an error, and a line in the log, for each
+        # that nobody waited for.
+        arrived, self._asked = ray.wait(self._asked, timeout=seconds)
+        return ray.get(arrived[0]) if arrived else None
 
     def _ask_why(self) -> None:
         """Raise where it would be waited for ever, and say so where no rollout actor is up."""
-        assert self._fleet is not None
+        assert self._fleet is not None, "connect() comes first"
         self._check()
         status, _ = answers([self._fleet.status.remote(), self.queue.actor.qsize.remote()], "Fleet or queue")
-        self._patience -= not status.num_ready
-        if self._patience == 0:
-            logger.warning("Of %d rollout actors none is up yet: %s", status.num_actors, WHY_NOT)
+        now = time.monotonic()
+        if status.num_ready:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since > START_SECONDS:
+            self._idle_since = now
+            logger.warning("Of %d rollout actors none is up: %s", status.num_actors, WHY_NOT)
 
 
 def _nothing() -> None:

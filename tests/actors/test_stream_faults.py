@@ -67,12 +67,16 @@ class Pipeline:
     fleet: Any
     stream: TrajectoryStream
 
-    def play(self, num_groups: int, seconds: float) -> list[str]:
-        """Order groups of one; return their ids when all actors are busy with the first of them."""
-        names = [str(index) for index in range(num_groups)]
+    def order(self, names: Sequence[str], seconds: float) -> None:
+        """Order groups of one."""
         self.stream.order(
             [RolloutOrder(rollout_id=f"{name}/0", group_id=name, task={"seconds": seconds}) for name in names]
         )
+
+    def play(self, num_groups: int, seconds: float) -> list[str]:
+        """Order groups of one; return their ids when all actors are busy with the first of them."""
+        names = [str(index) for index in range(num_groups)]
+        self.order(names, seconds)
         while ray.get(self.fleet.status.remote()).num_running < NUM_ACTORS:
             time.sleep(0.05)
         return names
@@ -115,6 +119,7 @@ def test_a_queue_that_dies_ends_the_wait_of_its_consumer(pipeline: Pipeline) -> 
     names = pipeline.play(2, seconds=60)
     with killed_soon(pipeline.stream.queue.actor), pytest.raises(RayActorError, match="_QueueActor"):
         pipeline.take(names)
+    pipeline.stream.drain()  # a checkpoint is written all the same
 
 
 def test_a_fleet_whose_queue_has_died_does_not_look_healthy(pipeline: Pipeline) -> None:
@@ -142,11 +147,34 @@ def test_a_sampler_that_dies_comes_back_and_no_rollout_fails(pipeline: Pipeline)
     ] * 3
 
 
+def test_a_sampler_that_is_gone_for_good_fails_its_rollouts_at_once(pipeline: Pipeline) -> None:
+    pipeline.order(["0", "1"], seconds=1.0)
+    ray.kill(pipeline.sampler)
+    start = time.monotonic()
+    for group in pipeline.take(["0", "1"]):
+        (trajectory,) = group.trajectories
+        assert trajectory.termination_reason is TerminationReason.SAMPLER_ERROR
+        assert "The sampler's process has ended" in (trajectory.error or "")
+    assert time.monotonic() - start < MOST_SECONDS
+
+
+def test_a_checkpoint_holds_what_nobody_has_taken_yet(pipeline: Pipeline) -> None:
+    names = [f"{index:02d}" for index in range(12)]  # more than queue and stream hold: the fleet has the rest
+    pipeline.order(names, seconds=0.0)
+    pipeline.order(["slow"], seconds=60.0)
+    while (status := ray.get(pipeline.fleet.status.remote())).num_waiting or status.num_running > 1:
+        time.sleep(0.05)
+    assert pipeline.stream.finished() == []
+    pipeline.stream.drain()
+    assert [each.rollout_id for each in pipeline.stream.finished()] == [f"{name}/0" for name in names]
+    assert [group.group_id for group in pipeline.take(names)] == names
+
+
 def test_a_queue_or_a_fleet_that_hangs_ends_the_wait_too(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.answers.ANSWER_SECONDS", 2.0)
     names = pipeline.play(2, seconds=60)
+    monkeypatch.setattr("actors.answers.ANSWER_SECONDS", 2.0)
     for actor in (pipeline.stream.queue.actor, pipeline.fleet):
         pid = pid_of(actor)
         os.kill(pid, signal.SIGSTOP)
