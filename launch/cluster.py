@@ -29,8 +29,8 @@ def connect() -> bool:
 
     A cluster is found as Ray does it: by ``RAY_ADDRESS``, inside a job, or by ``ray start`` on this
     machine; one that another program started for itself is left alone. If this process is killed, the
-    cluster that it started ends with it within seconds, but for two of Ray's own agents: for a minute they try
-    to report that to the head that has died too, and then end.
+    cluster that it started ends within seconds, but for two of Ray's own agents: for a minute they try to
+    report that to the head that has died too, and then end.
 
     Raises:
         ConfigError: the cluster does not answer.
