@@ -187,7 +187,8 @@ def sampler(policy_app: ServedPolicy) -> Any:
 def late_policy(policy_app: ServedPolicy, untied_model: Path) -> Iterator[ServedPolicy]:
     """``untied_model`` on two replicas that keep their cache, started when version 2 is there (seed 99).
 
-    Replicas are stopped and killed, and the weights stay changed: expect nothing but what this says.
+    The weights stay changed. ``test_unresponsive_replicas`` stops and kills the replicas, so it comes after
+    all others that ask for them, by its name.
     """
     from transformers_reference import perturbed, weights_of
 

@@ -142,6 +142,7 @@ def test_evaluate_prints_a_table_and_writes_each_trajectory(
 ) -> None:
     """``policy_app`` is only asked for to be there first: it starts Serve's proxy."""
     make_run(tmp_path / "run", tiny_model)
+    before = running_applications()
     arguments = [
         "recipe=calculator",
         f"model.path={tmp_path / 'run'}",
@@ -160,8 +161,8 @@ def test_evaluate_prints_a_table_and_writes_each_trajectory(
     assert questions[0::2] == questions[1::2] and len(set(questions)) == 3
     completions = [each.steps[0].completion for each in trajectories]
     assert [each.policy_version for each in completions if each is not None] == [0] * 6
-    assert policy_app.name in running_applications()  # only what evaluate started has ended
-    assert len(running_applications()) == 1
+    assert policy_app.name in before
+    assert running_applications() == before, "only what evaluate started has ended"
 
 
 def running_applications() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -164,8 +163,7 @@ def test_ctrl_c_ends_all_processes_and_leaves_a_checkpoint(
     if leaves_checkpoint:
         checkpoints = tmp_path / "checkpoints"
         newest = checkpoints / (checkpoints / "latest").read_text().strip()
-        state = json.loads((newest / "state.json").read_text())
-        assert state["warm_start_steps"] >= 10
+        assert CheckpointFolder.progress(newest).warm_start_steps >= 10
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         AutoModelForCausalLM.from_pretrained(newest / "huggingface")
