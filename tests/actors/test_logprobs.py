@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import ray
 import torch
-from transformers_reference import load, token_logprobs
+from transformers_reference import load, token_logprobs, weights_of
 
 from environments.types import Completion, Step, Trajectory
+from launch.metrics import FRESH_MISMATCH, mismatch_alarm, mismatch_metrics
 from policies.learning.samples import TrainBatch, training_samples
+from policies.learning.settings import LearnerConfig
 from policies.sampler import SampleRequest, SamplingParams
 
 if TYPE_CHECKING:
@@ -22,20 +24,30 @@ TOLERANCE = 1e-4
 PROMPTS = ["What is 12+34?", "Hi", "What is 56*78? Count to a hundred first. " * 10]
 
 
-@pytest.fixture(scope="module", params=[1.0, 0.7], ids=lambda temperature: f"temperature {temperature}")
-def sampled(request: pytest.FixtureRequest, sampler: Any) -> tuple[float, list[Completion]]:
-    """A temperature, and what the engine sampled with it."""
+def sample(sampler: Any, temperature: float, min_version: int = 0) -> list[Completion]:
     calls = [
         sampler.sample.remote(
             SampleRequest(
                 messages=[{"role": "user", "content": prompt}],
-                params=SamplingParams(temperature=request.param, max_tokens=24, seed=seed),
+                params=SamplingParams(temperature=temperature, max_tokens=24, seed=seed),
+                min_version=min_version,
             )
         )
         for prompt in PROMPTS
         for seed in range(3)
     ]
-    completions = ray.get(calls)
+    return ray.get(calls)
+
+
+def batch_of(completions: list[Completion], temperature: float) -> TrainBatch:
+    samples = [training_samples(Trajectory(steps=[Step(completion=each)]))[0] for each in completions]
+    return TrainBatch(samples=tuple(samples), temperature=temperature)
+
+
+@pytest.fixture(scope="module", params=[1.0, 0.7], ids=lambda temperature: f"temperature {temperature}")
+def sampled(request: pytest.FixtureRequest, sampler: Any) -> tuple[float, list[Completion]]:
+    """A temperature, and what the engine sampled with it."""
+    completions = sample(sampler, request.param)
     assert max(len(each.prompt_ids) for each in completions) > 128  # more than one block of the cache
     return request.param, completions
 
@@ -64,7 +76,19 @@ def test_the_learner_agrees_with_transformers(
     make_learner: MakeLearner,
 ) -> None:
     temperature, completions = sampled
-    samples = [training_samples(Trajectory(steps=[Step(completion=each)]))[0] for each in completions]
-    rows = make_learner().logprobs(TrainBatch(samples=tuple(samples), temperature=temperature))
+    rows = make_learner().logprobs(batch_of(completions, temperature))
     for row, (_, expected) in zip(rows, reference, strict=True):
         torch.testing.assert_close(torch.tensor(row), expected, rtol=0, atol=TOLERANCE)
+
+
+def test_one_wrong_weight_in_the_engine_raises_the_alarm(
+    policy_app: ServedPolicy, sampler: Any, make_learner: MakeLearner
+) -> None:
+    learner, right = make_learner(), weights_of(policy_app.model_path)
+    name = "model.layers.0.mlp.down_proj.weight"
+    for weights, is_alarmed in ((right, False), (right | {name: right[name] * 2}, True), (right, False)):
+        version = policy_app.publish(weights)
+        (scored,) = learner.score([batch_of(sample(sampler, 1.0, version), 1.0)])
+        numbers = mismatch_metrics(scored.samples, version)
+        assert (numbers[FRESH_MISMATCH] >= 1e-3) == is_alarmed
+        assert (mismatch_alarm(numbers, LearnerConfig().mismatch_alarm) is not None) == is_alarmed
