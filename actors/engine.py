@@ -30,6 +30,7 @@ from environments.errors import ConfigError, SamplerError
 from environments.trajectory_file import TrajectoryFile
 from environments.types import Trajectory
 from policies.agents.base import BaseAgent
+from policies.learning.samples import returns_to_go
 from policies.sampler import SamplingParams
 
 POLICY_NAMES = ("model", "model_path", "chat_template_kwargs")
@@ -336,10 +337,9 @@ class AgentExecutionEngine:
 
 def fill_returns(trajectory: Trajectory, gamma: float) -> None:
     """Set every step's ``mc_return``: its reward and, discounted by ``gamma`` per step, the later ones."""
-    following = 0.0
-    for step in reversed(trajectory.steps):
-        following = step.reward + gamma * following
-        step.mc_return = following
+    returns = returns_to_go([step.reward for step in trajectory.steps], gamma)
+    for step, value in zip(trajectory.steps, returns, strict=True):
+        step.mc_return = value
 
 
 def _named(value: Any) -> Any:

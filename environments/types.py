@@ -165,3 +165,8 @@ class TrajectoryGroup:
     trajectories: tuple[Trajectory, ...]
     baseline: Trajectory | None = None
     """A greedy rollout of the same task, for ReMax; never trained on."""
+
+    @property
+    def rollouts(self) -> tuple[Trajectory, ...]:
+        """Everything that was rolled out for the group, the baseline included."""
+        return self.trajectories if self.baseline is None else (*self.trajectories, self.baseline)

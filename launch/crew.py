@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from concurrent.futures import Future
 from functools import partial
@@ -16,6 +15,7 @@ from actors.request_board import BoardStatus
 from actors.rollout import RolloutLimits
 from actors.sampling import SamplerActor, ServeSampler
 from actors.stream import TrajectoryStream
+from launch.background import in_background
 from launch.config import RolloutConfig, TrainConfig
 from launch.workload import Workload
 
@@ -41,17 +41,8 @@ class Crew:
         self._serving = Future[None]()
 
     def start_in_background(self) -> None:
-        """Start in a thread; a daemon, so that an interrupted run need not wait for it."""
-
-        def work() -> None:
-            try:
-                self._start()
-            except BaseException as error:  # noqa: BLE001  # a thread's end: whoever waits for it raises it
-                self._serving.set_exception(error)
-            else:
-                self._serving.set_result(None)
-
-        threading.Thread(target=work, name="serving", daemon=True).start()
+        """Start, and let nobody wait for it; ``wait_until_up`` does."""
+        self._serving = in_background(self._start, "serving")
 
     def _start(self) -> None:
         config = self._config

@@ -6,11 +6,12 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from threading import Thread
+from functools import partial
 
 import ray
 
 from environments.types import TrajectoryGroup
+from launch.background import in_background
 from launch.config import TrainConfig
 from launch.crew import Crew
 from launch.orders import evaluation_orders
@@ -51,23 +52,15 @@ class Evaluator:
     def begin(self, step: int, version: int) -> None:
         """Begin to evaluate ``version``, the newest one, after ``step`` updates."""
         assert self._running is None, "one evaluation at a time: collect() comes before begin()"
-        running = Future[Evaluation]()
         if self._pinned is None:
-            running.set_result(self._evaluate(step, version))
-            self._running = running
+            evaluated = Future[Evaluation]()
+            evaluated.set_result(self._evaluate(step, version))
+            self._running = evaluated  # not before: what is interrupted leaves nothing to wait for
             return
         if version:  # taken here and now: by the time that the thread runs there may be a newer one
             newest = ray.get(self._store.newest.remote())
             ray.get(self._pinned.publish.remote(version, *newest.buckets))
-
-        def work() -> None:
-            try:
-                running.set_result(self._evaluate(step, version))
-            except BaseException as error:  # noqa: BLE001  # a thread's end: collect() raises it
-                running.set_exception(error)
-
-        Thread(target=work, name="evaluation", daemon=True).start()
-        self._running = running
+        self._running = in_background(partial(self._evaluate, step, version), "evaluation")
 
     @property
     def is_running(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from actors.rollout import RolloutOrder
 from actors.stream import TrajectoryStream
@@ -89,7 +89,7 @@ class GroupFeed:
     def state(self) -> StreamState:
         """What has been rolled out and not trained on yet, and what is under way."""
         self._stream.drain()
-        taken = [each for group in self._taken for each in _members(group)]
+        taken = [each for group in self._taken for each in group.rollouts]
         finished = [*taken, *(each for each in self._stream.finished() if self._is_ours(each))]
         there = {trajectory.rollout_id for trajectory in finished}
         ordered = [
@@ -116,7 +116,3 @@ class GroupFeed:
     @property
     def _num_held(self) -> int:
         return self._next_ordered - self._committed - self._num_dropped
-
-
-def _members(group: TrajectoryGroup) -> Sequence[Trajectory]:
-    return group.trajectories if group.baseline is None else (*group.trajectories, group.baseline)

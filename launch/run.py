@@ -281,8 +281,4 @@ class Run:
 
 
 def _rollout_ids(groups: Sequence[TrajectoryGroup]) -> list[str]:
-    return [
-        trajectory.rollout_id
-        for group in groups
-        for trajectory in (*group.trajectories, *filter(None, [group.baseline]))
-    ]
+    return [trajectory.rollout_id for group in groups for trajectory in group.rollouts]

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from environments.types import Trajectory, TrajectoryGroup
 from launch.config import TrainConfig
 from policies.learning.algorithms import Algorithm
-from policies.learning.samples import has_signal
+from policies.learning.samples import has_signal, is_judged
 
 TOO_FEW_MEMBERS = "too_few_members"
 STALE = "stale"
@@ -26,10 +26,10 @@ def reason_to_drop(
     smaller group: it is dropped whole unless ``selection.min_members`` allows for it.
     """
     selection = config.selection
-    judged = [each for each in group.trajectories if not is_spoilt(each)]
+    judged = [each for each in group.trajectories if is_judged(each)]
     if len(judged) < (selection.min_members or len(group.trajectories)):
         return TOO_FEW_MEMBERS
-    if group.baseline is not None and is_spoilt(group.baseline):
+    if group.baseline is not None and not is_judged(group.baseline):
         return TOO_FEW_MEMBERS
     # The feed's slots keep groups from becoming stale. This is the check that they do.
     if version - min(map(oldest_version, judged), default=version) > config.rollout.max_staleness:
@@ -48,12 +48,6 @@ def mask(group: TrajectoryGroup, reasons: Collection[str]) -> None:
     """Mark the trajectories that ended for one of ``reasons``: nothing is learnt from their tokens."""
     for trajectory in group.trajectories:
         trajectory.masked = trajectory.masked or trajectory.termination_reason in reasons
-
-
-def is_spoilt(trajectory: Trajectory) -> bool:
-    """Whether something other than the agent failed."""
-    reason = trajectory.termination_reason
-    return reason is not None and reason.is_infrastructure
 
 
 def oldest_version(trajectory: Trajectory) -> float:
