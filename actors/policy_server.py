@@ -21,13 +21,14 @@ from ray.exceptions import ActorUnavailableError, RayError
 from starlette.types import Receive, Scope, Send
 
 from actors.replica_link import ReplicaLink
-from actors.settings import ServerConfig
+from actors.settings import MODEL_NAME, ServerConfig
 from actors.weight_store import PublishedWeights
 from environments.errors import SamplerError, TroupeError
 from policies.chat import ChatRenderer, load_tokenizer
-from policies.engine import VLLMEngine, environment
+from policies.engine import VLLMEngine
 from policies.openai_frontend import OpenAIFrontend
 from policies.openai_protocol import ChatRequest, CompletionRequest, OpenAIError, error_body
+from policies.settings import environment
 
 logger = logging.getLogger(__name__)
 
@@ -106,8 +107,9 @@ class PolicyServer:
         sys.setswitchinterval(SWITCH_SECONDS)
         self._store = store
         # In a thread: a model that takes minutes to load must not keep Serve from hearing of this replica.
-        self._engine = await asyncio.to_thread(VLLMEngine, model_path, config.engine)
-        self._openai = OpenAIFrontend(model_name, ChatRenderer(load_tokenizer(model_path)), self._engine)
+        self._engine = await asyncio.to_thread(VLLMEngine, model_path, config.engine, config.adapters)
+        renderer = ChatRenderer(load_tokenizer(model_path))
+        self._openai = OpenAIFrontend(model_name, renderer, self._engine, config.adapters)
         self._changed = asyncio.Condition()
         self._loading = asyncio.Lock()
         self._links: dict[ray.actor.ActorHandle, ReplicaLink] = {}
@@ -242,7 +244,7 @@ class PolicyApp:
         model_path: str,
         config: ServerConfig,
         store: ray.actor.ActorHandle,
-        model_name: str = "policy",
+        model_name: str = MODEL_NAME,
     ) -> None:
         self.name = name
         self._bound = PolicyServer.options(  # type: ignore[attr-defined]

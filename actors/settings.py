@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from policies.engine import EngineConfig
+from policies.settings import EngineConfig
 
 RAYLET_ENVIRONMENT = {
     "RAY_process_group_cleanup_enabled": "1",  # child processes of an actor that has died end with it
@@ -16,6 +16,10 @@ RAYLET_ENVIRONMENT = {
     "RAY_worker_maximum_startup_concurrency": str(max(16, os.cpu_count() or 1)),
 }
 """For the environment of a process that is about to start Ray."""
+
+
+MODEL_NAME = "policy"
+"""How OpenAI clients call the policy, if nothing else is said."""
 
 
 @dataclass
@@ -43,4 +47,7 @@ class ServerConfig:
     """Port of the OpenAI-compatible endpoint; null serves rollouts only."""
     http_host: str = "127.0.0.1"
     """Address that the endpoint listens on; 0.0.0.0 for every interface."""
+    adapters: dict[str, str] = field(default_factory=dict)
+    """LoRA adapters that ``launch.serve`` serves beside the model, {name: folder}: a run's, a checkpoint's or
+    one in peft's format. Clients ask for them by ``model``, rollouts by ``SamplingParams.adapter``."""
     engine: EngineConfig = field(default_factory=EngineConfig)

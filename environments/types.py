@@ -151,6 +151,11 @@ class Trajectory:
     """Wall time of the rollout."""
 
     @property
+    def failed(self) -> bool:
+        """Whether the agent, the environment or what they run on failed: ``error`` says how."""
+        return self.termination_reason is not None and self.termination_reason.is_failure
+
+    @property
     def retokenized(self) -> bool:
         """Whether the ids of any completion are not the engine's: it cannot be trained on then."""
         return any(step.completion is not None and step.completion.retokenized for step in self.steps)

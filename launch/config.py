@@ -212,6 +212,11 @@ def _check_idle_settings(config: TrainConfig, algorithm: Algorithm) -> None:
             "learner.lora was changed, and learner.lora.rank=0 trains without adapters: set "
             "learner.lora.rank=16, for example, or leave it out."
         )
+    if config.server.adapters:
+        raise ConfigError(
+            f"server.adapters={config.server.adapters} is for launch.serve: what is trained or evaluated is "
+            "the model of model.path, and a run with adapters is one (model.path=runs/my-run)."
+        )
     if config.rollout.overlong_filter and algorithm.overlong_penalty:
         raise ConfigError(
             f"rollout.overlong_filter=true leaves out the very trajectories that algorithm.overlong_penalty="
@@ -278,8 +283,14 @@ def _counts(config: TrainConfig) -> dict[str, tuple[int, int]]:
 def register() -> None:
     """Make the tree known to Hydra as ``train_config``, for ``compose`` and for users' ``@hydra.main``."""
     from hydra.core.config_store import ConfigStore
+    from omegaconf import DictConfig, OmegaConf
 
-    ConfigStore.instance().store(name="train_config", node=TrainConfig)
+    tree = OmegaConf.structured(TrainConfig)
+    for name in field_names():
+        node = OmegaConf.select(tree, name, throw_on_resolution_failure=False)
+        if isinstance(node, DictConfig):
+            OmegaConf.set_struct(node, False)  # its keys are the user's: nobody has to know Hydra's plus sign
+    ConfigStore.instance().store(name="train_config", node=tree)
 
 
 def compose(overrides: list[str]) -> TrainConfig:

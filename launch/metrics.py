@@ -136,10 +136,9 @@ def token_metrics(
 
 def _use(trajectory: Trajectory) -> str:
     """``trained``, or which of ``UNTRAINED`` keeps ``training_samples`` from making anything of it."""
-    reason = trajectory.termination_reason
-    if reason is not None and reason.is_failure:
+    if trajectory.failed:
         return "failed"
-    if reason is TerminationReason.TIMEOUT:
+    if trajectory.termination_reason is TerminationReason.TIMEOUT:
         return "timeout"
     return "masked" if trajectory.masked else "trained"
 

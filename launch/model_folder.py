@@ -1,4 +1,4 @@
-"""Which model a ``model.path`` means: a folder, a checkpoint, a run, or a name on the hub."""
+"""Which model a path means, or which adapter: a folder, a checkpoint, a run, or a name on the hub."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from pathlib import Path
 
 from environments.errors import ConfigError
 from launch.checkpoint import LATEST, CheckpointFolder
+from policies.settings import ADAPTER_CONFIG
 
 HUGGINGFACE = "huggingface"
 """The subfolder of a checkpoint that any Hugging Face program can load."""
+ADAPTER = "adapter"
+"""The subfolder of a checkpoint with the adapters that were trained, in peft's format."""
 
 
 def model_folder(path: str) -> str:
@@ -38,6 +41,29 @@ def model_folder(path: str) -> str:
         f"model.path={path!r} holds no model (looked for config.json in "
         f"{', '.join(str(folder) for folder in candidates)}): name a folder that model.save_pretrained "
         "wrote, a checkpoint, or a run with checkpoints."
+    )
+
+
+def adapter_folder(name: str, path: str) -> str:
+    """The folder in peft's format that ``server.adapters`` means by ``path``.
+
+    Args:
+        name: of the adapter, for the error.
+        path: an adapter's folder, a checkpoint's or a run's (its newest checkpoint is meant).
+
+    Raises:
+        ConfigError: there is no adapter.
+    """
+    given = Path(path)
+    latest = CheckpointFolder(given, kept=1).latest()
+    candidates = [given, given / ADAPTER, *([latest / ADAPTER] if latest else [])]
+    for folder in candidates:
+        if (folder / ADAPTER_CONFIG).is_file():
+            return str(folder.absolute())
+    raise ConfigError(
+        f"server.adapters={{{name}: {path}}} names no adapter (looked for {ADAPTER_CONFIG} in "
+        f"{', '.join(str(folder) for folder in candidates)}): name a folder in peft's format, or a run or "
+        "checkpoint that was trained with learner.lora.rank."
     )
 
 

@@ -8,14 +8,16 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from actors.settings import MODEL_NAME
 from environments.errors import ConfigError, SamplerError
 from launch.command import run_command
 from launch.config import ServerConfig, TrainConfig
-from launch.model_folder import model_folder, newest_checkpoint
+from launch.model_folder import ADAPTER, adapter_folder, model_folder, newest_checkpoint
 
 DEFAULT_PORT = 8000
 RUNS = Path("runs")
@@ -35,6 +37,7 @@ def serve(config: TrainConfig) -> None:
         raise ConfigError(f"server.num_replicas={server.num_replicas} has to be at least 1.")
     check_port(server.http_host, port)
     model_path = chosen_model(config.model.path)
+    server = replace(server, adapters=served_adapters(server.adapters, model_path))
     from launch.policy_app import policy_app
 
     sys.stdout.write(f"Loading {model_path} ({server.num_replicas} replica(s)).\n")
@@ -42,7 +45,7 @@ def serve(config: TrainConfig) -> None:
     with policy_app(replace(config, server=server, fleet=fleet), model_path) as app:
         app.start()
         url = f"http://{reachable(server.http_host)}:{port}/v1"
-        sys.stdout.write(greeting(url, served_model(url), server))
+        sys.stdout.write(greeting(url, served_models(url), server))
         sys.stdout.flush()
         with suppress(KeyboardInterrupt):  # the way in which serving is meant to end
             threading.Event().wait()
@@ -61,6 +64,23 @@ def chosen_model(path: str | None) -> str:
         )
     sys.stdout.write(f"model.path is not set: serving the newest checkpoint, {checkpoint}.\n")
     return model_folder(str(checkpoint))
+
+
+def served_adapters(adapters: Mapping[str, str], model_path: str) -> dict[str, str]:
+    """The folders of ``server.adapters`` by name. Raises ``ConfigError`` for what cannot be served."""
+    if MODEL_NAME in adapters:
+        raise ConfigError(
+            f"server.adapters calls an adapter {MODEL_NAME!r}, which is the name of the model itself: choose "
+            "another one."
+        )
+    folders = {name: adapter_folder(name, path) for name, path in adapters.items()}
+    for name, folder in folders.items():
+        if Path(folder) == Path(model_path).absolute().parent / ADAPTER:
+            raise ConfigError(
+                f"server.adapters={{{name}: {adapters[name]}}} would be added twice: the model {model_path} "
+                "is what it was merged into. Name the model that it was trained on by model.path."
+            )
+    return folders
 
 
 def check_port(host: str, port: int) -> None:
@@ -82,11 +102,11 @@ def reachable(host: str) -> str:
     return "127.0.0.1" if host == "0.0.0.0" else host
 
 
-def served_model(url: str) -> str:
-    """The name of the model that answers at ``url``. Raises ``SamplerError`` if none does."""
+def served_models(url: str) -> list[str]:
+    """The names of the models that answer at ``url``. Raises ``SamplerError`` if none does."""
     try:
         with urllib.request.urlopen(f"{url}/models", timeout=10) as response:
-            return str(json.load(response)["data"][0]["id"])
+            return [str(model["id"]) for model in json.load(response)["data"]]
     except (urllib.error.URLError, OSError, ValueError, LookupError) as error:
         raise SamplerError(
             f"The policy server is up, but nothing answers at {url} ({error}). A Ray cluster has one HTTP "
@@ -94,11 +114,11 @@ def served_model(url: str) -> str:
         ) from error
 
 
-def greeting(url: str, model: str, server: ServerConfig) -> str:
+def greeting(url: str, models: Sequence[str], server: ServerConfig) -> str:
     """What to do with the server now."""
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "What is 12+34?"}]})
+    body = json.dumps({"model": models[0], "messages": [{"role": "user", "content": "What is 12+34?"}]})
     return f"""\
-Serving at {url}. Try it:
+Serving {", ".join(models)} at {url}. Try it:
 
   curl {url}/chat/completions -H 'Content-Type: application/json' -d '{body}'
 

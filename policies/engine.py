@@ -9,70 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
 from policies.sampler import EngineStats, SamplingParams, TokenOutput
+from policies.settings import ADAPTER_CONFIG, EngineConfig, environment
 from policies.versions import VersionSpans
 from policies.weights import WeightBucket
 
 if TYPE_CHECKING:
     from vllm import LLMEngine, RequestOutput
-
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process: see the module's head
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-CPU_ENVIRONMENT = ENVIRONMENT | {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every replica of a node binds to the same cores
-    "OMP_NUM_THREADS": "1",  # measured: more threads than free cores spin and cost a factor of ten
-    "TORCHDYNAMO_DISABLE": "1",  # else the first request waits for a C++ compiler
-}
-
-
-CACHE_CHOICES = ("recompute", "keep")
-
-
-@dataclass
-class EngineConfig:
-    """How vLLM is started. ``vllm`` is passed to its EngineArgs unread, and checked there."""
-
-    num_gpus: float = 0.0
-    """GPUs of an engine; 0 runs vLLM's CPU build."""
-    max_model_tokens: int = 1024
-    """Longest prompt plus completion."""
-    dtype: str = "float32"
-    """float32 agrees with the learner to rounding; bfloat16 is what GPUs are fast at."""
-    cache_after_publish: str = "recompute"
-    """Keys and values of requests in flight when new weights arrive: recompute (by the new weights; exact)
-    or keep (the old ones' stay beside the new ones': saves a prefill, and is off-policy by a little more)."""
-    vllm: dict[str, Any] = field(default_factory=dict)
-    """Further vLLM engine arguments."""
-
-    def __post_init__(self) -> None:
-        if self.cache_after_publish not in CACHE_CHOICES:
-            raise ConfigError(
-                f"server.engine.cache_after_publish={self.cache_after_publish!r} is unknown: use one of "
-                f"{', '.join(CACHE_CHOICES)}."
-            )
-        if self.vllm.get("async_scheduling"):
-            raise ConfigError(
-                "server.engine.vllm.async_scheduling=true would have a step in flight whenever weights are "
-                "exchanged, so that nobody knew which of them sampled its tokens: leave it out."
-            )
-
-
-def environment(config: EngineConfig) -> dict[str, str]:
-    """What has to be in a process's environment before it imports vLLM; a value already set wins."""
-    return ENVIRONMENT if config.num_gpus else CPU_ENVIRONMENT
+    from vllm.lora.request import LoRARequest
 
 
 class VLLMEngine:
@@ -81,12 +36,15 @@ class VLLMEngine:
     Args:
         model_path: folder (or hub name) in Hugging Face format.
         config: engine settings.
+        adapters: folders in peft's format by name, served beside the model itself.
 
     Raises:
-        ConfigError: vLLM refuses a setting or the model.
+        ConfigError: vLLM refuses a setting, the model or an adapter.
     """
 
-    def __init__(self, model_path: str, config: EngineConfig) -> None:
+    def __init__(
+        self, model_path: str, config: EngineConfig, adapters: Mapping[str, str] | None = None
+    ) -> None:
         for name, value in environment(config).items():
             os.environ.setdefault(name, value)
         self.version = 0
@@ -102,7 +60,8 @@ class VLLMEngine:
         self._num_aborted_tokens = 0
         self._failure: BaseException | None = None
         self._stopped = False
-        self._engine = _start_vllm(model_path, config)
+        self._engine = _start_vllm(model_path, config, _adapter_args(adapters or {}))
+        self._adapters = _load_adapters(self._engine, adapters or {})
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
@@ -114,6 +73,7 @@ class VLLMEngine:
 
         Raises:
             PromptTooLongError: the prompt leaves no room for a token.
+            ConfigError: vLLM refuses the request, or it asks for an adapter that is not there.
             SamplerError: the engine has failed.
         """
         async for output in self._request(prompt_ids, params, stream=False):
@@ -179,11 +139,16 @@ class VLLMEngine:
                 f"The prompt has {len(prompt_ids)} tokens and the server's context holds "
                 f"{self.max_model_tokens}: shorten the prompt or raise server.engine.max_model_tokens."
             )
+        if params.adapter not in self._adapters:
+            names = ", ".join(str(name) for name in self._adapters)
+            raise ConfigError(f"adapter={params.adapter!r} is not served: use one of {names}.")
         self._loop = loop = asyncio.get_running_loop()
         request_id = str(next(self._ids))
         outputs: asyncio.Queue[TokenOutput | BaseException] = asyncio.Queue()
         self._outputs[request_id] = outputs
-        running = _Running(list(prompt_ids), _vllm_params(params, room, stream))
+        running = _Running(
+            list(prompt_ids), _vllm_params(params, room, stream), self._adapters[params.adapter]
+        )
         finished = False
 
         def add() -> None:
@@ -239,7 +204,9 @@ class VLLMEngine:
         prompt: dict[str, Any] = {"prompt_token_ids": running.prompt_ids}
         if self._keeps_cache:  # what older weights have cached is never taken for a prefix of this request
             prompt["cache_salt"] = f"version {self.version}"
-        running.vllm_id = self._engine.add_request(request_id, prompt, running.vllm_params)
+        running.vllm_id = self._engine.add_request(
+            request_id, prompt, running.vllm_params, lora_request=running.adapter
+        )
         running.versions = VersionSpans(self.version)
         self._running[request_id] = running
 
@@ -296,6 +263,7 @@ class _Running:
 
     prompt_ids: list[int]
     vllm_params: Any
+    adapter: LoRARequest | None
     vllm_id: str = ""
     versions: VersionSpans = field(default_factory=lambda: VersionSpans(0))
 
@@ -305,7 +273,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _start_vllm(model_path: str, config: EngineConfig) -> LLMEngine:
+def _start_vllm(model_path: str, config: EngineConfig, adapter_args: dict[str, Any]) -> LLMEngine:
     from vllm import EngineArgs, LLMEngine
 
     ours: dict[str, Any] = {
@@ -329,11 +297,40 @@ def _start_vllm(model_path: str, config: EngineConfig) -> LLMEngine:
             "max_num_batched_tokens": max(8192, config.max_model_tokens),
         }
     try:
-        return LLMEngine.from_engine_args(EngineArgs(**(ours | config.vllm)))
+        return LLMEngine.from_engine_args(EngineArgs(**(ours | adapter_args | config.vllm)))
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"vLLM refuses the model {model_path!r} or a setting in server.engine: {error}"
         ) from error
+
+
+def _adapter_args(adapters: Mapping[str, str]) -> dict[str, Any]:
+    if not adapters:
+        return {}
+    from vllm.config.lora import MaxLoRARanks
+
+    largest = max(json.loads((Path(each) / ADAPTER_CONFIG).read_text())["r"] for each in adapters.values())
+    return {
+        "enable_lora": True,
+        "max_lora_rank": next((rank for rank in get_args(MaxLoRARanks) if rank >= largest), largest),
+        # On a CPU vLLM 0.29 gives requests without an adapter the last slot's, where others of their batch
+        # have one: so the last slot stays empty.
+        "max_loras": len(adapters) + 1,
+    }
+
+
+def _load_adapters(engine: LLMEngine, adapters: Mapping[str, str]) -> dict[str | None, LoRARequest | None]:
+    """What vLLM has to be told with a request, by the adapter that is to answer; ``None`` is the model."""
+    from vllm.lora.request import LoRARequest
+
+    requests: dict[str | None, LoRARequest | None] = {None: None}
+    for number, (name, folder) in enumerate(adapters.items(), start=1):
+        requests[name] = request = LoRARequest(name, number, folder)
+        try:
+            engine.add_lora(request)
+        except (ValueError, RuntimeError) as error:
+            raise ConfigError(f"vLLM refuses the adapter {name!r} in {folder!r}: {error}") from error
+    return requests
 
 
 def _vllm_params(params: SamplingParams, room: int, stream: bool) -> Any:

@@ -1,10 +1,10 @@
-"""Serves OpenAI requests with a token engine: the endpoints of one model, without HTTP."""
+"""Serves OpenAI requests with a token engine: the endpoints of a model and its adapters, without HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,16 +34,19 @@ class Engine(Protocol):
 
 
 class OpenAIFrontend:
-    """OpenAI's endpoints for one model.
+    """OpenAI's endpoints for a model and its adapters.
 
     Args:
-        model_name: the name that requests have to give.
+        model_name: the name under which requests ask for the model.
+        adapters: names under which they ask for one of its adapters.
         renderer: the model's chat template and tokenizer.
         engine: samples tokens.
     """
 
-    def __init__(self, model_name: str, renderer: ChatRenderer, engine: Engine) -> None:
-        self._model_name = model_name
+    def __init__(
+        self, model_name: str, renderer: ChatRenderer, engine: Engine, adapters: Iterable[str] = ()
+    ) -> None:
+        self._adapters: dict[str, str | None] = {model_name: None} | {name: name for name in adapters}
         self._renderer = renderer
         self._engine = engine
         # A reply's log-probabilities name each token; a vocabulary is small, decoding one token is not free.
@@ -51,15 +54,18 @@ class OpenAIFrontend:
 
     def models(self) -> Json:
         """The body of ``GET /v1/models``."""
-        model = {
-            "id": self._model_name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "troupe",
-            "max_model_len": self._engine.max_model_tokens,
-            "policy_version": self._engine.version,
-        }
-        return {"object": "list", "data": [model]}
+        models = [
+            {
+                "id": name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "troupe",
+                "max_model_len": self._engine.max_model_tokens,
+                "policy_version": self._engine.version,
+            }
+            for name in self._adapters
+        ]
+        return {"object": "list", "data": models}
 
     def chat(self, body: ChatRequest) -> AsyncGenerator[Json, None]:
         """One ``chat.completion``, or with ``stream`` its chunks. Close it to stop sampling.
@@ -73,7 +79,7 @@ class OpenAIFrontend:
         self._check_model(body)
         calls_tools = bool(body.tools) and body.tool_choice != "none"
         requests = self._requests(body, [self._render(body, body.tools if calls_tools else None)])
-        reply = ChatReply(self._model_name, body, self._token_text, calls_tools)
+        reply = ChatReply(body, self._token_text, calls_tools)
         # A tool call is only known when it is complete, so such an answer is sent in one piece.
         pieces = self._sample(requests, in_pieces=bool(body.stream) and not calls_tools)
         return _answer(body, requests, reply, pieces)
@@ -82,14 +88,15 @@ class OpenAIFrontend:
         """One ``text_completion``, or with ``stream`` several. Closes and raises as ``chat`` does."""
         self._check_model(body)
         requests = self._requests(body, [self._encode(prompt) for prompt in body.prompts()])
-        reply = TextReply(self._model_name, body, self._token_text)
+        reply = TextReply(body, self._token_text)
         return _answer(body, requests, reply, self._sample(requests, in_pieces=bool(body.stream)))
 
     def _check_model(self, body: SamplingRequest) -> None:
-        if body.model != self._model_name:
+        if body.model not in self._adapters:
+            served = ", ".join(map(repr, self._adapters))
             raise OpenAIError(
                 404,
-                f"The model {body.model!r} does not exist: this server serves {self._model_name!r}.",
+                f"The model {body.model!r} does not exist: this server serves {served}.",
                 param="model",
                 code="model_not_found",
             )
@@ -119,7 +126,7 @@ class OpenAIFrontend:
                     f"The prompt has {len(prompt_ids)} tokens and the model's context holds "
                     f"{self._engine.max_model_tokens}, the answer included: shorten the prompt."
                 )
-        params = body.sampling_params()
+        params = body.sampling_params().replace(adapter=self._adapters[body.model])
         seeds = [None if params.seed is None else params.seed + index for index in range(body.num_choices)]
         return [
             TokenRequest(tuple(prompt_ids), params.replace(seed=seed))

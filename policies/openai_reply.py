@@ -40,11 +40,11 @@ class Reply:
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
 
-    def __init__(self, model_name: str, body: SamplingRequest, token_text: Callable[[int], str]) -> None:
+    def __init__(self, body: SamplingRequest, token_text: Callable[[int], str]) -> None:
         self._head = {
             "id": self.id_prefix + uuid.uuid4().hex,
             "created": int(time.time()),
-            "model": model_name,
+            "model": body.model,
         }
         self._returns_token_ids = bool(body.return_token_ids)
         self._returns_logprobs = body.returns_logprobs
@@ -126,10 +126,8 @@ class ChatReply(Reply):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(
-        self, model_name: str, body: ChatRequest, token_text: Callable[[int], str], calls_tools: bool
-    ) -> None:
-        super().__init__(model_name, body, token_text)
+    def __init__(self, body: ChatRequest, token_text: Callable[[int], str], calls_tools: bool) -> None:
+        super().__init__(body, token_text)
         self._calls_tools = calls_tools
 
     def whole(self, pieces: list[Piece], num_prompt_tokens: int) -> Json:

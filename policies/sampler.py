@@ -18,7 +18,8 @@ class SamplingParams:
     """How to draw tokens. The defaults sample from the model's own distribution.
 
     ``top_k=-1`` means no limit. ``max_tokens=None`` leaves the limit to the caller's token budget or to
-    the server. ``seed=None`` draws a fresh seed for each request.
+    the server. ``seed=None`` draws a fresh seed for each request. ``adapter`` is one of ``server.adapters``;
+    ``None`` is the model itself.
     """
 
     temperature: float = 1.0
@@ -27,6 +28,7 @@ class SamplingParams:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:

@@ -194,7 +194,7 @@ def late_policy(policy_app: ServedPolicy, untied_model: Path) -> Iterator[Served
 
     from actors.settings import ServerConfig
     from actors.weight_store import WeightStore
-    from policies.engine import EngineConfig
+    from policies.settings import EngineConfig
 
     store, weights = WeightStore.remote(), weights_of(untied_model)
     for seed in (98, 99):

@@ -121,8 +121,8 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
     Raises:
         LearnerError: the server kept the tokens of a completion to itself, or a reward is not finite.
     """
-    reason = trajectory.termination_reason
-    if trajectory.masked or reason is TerminationReason.TIMEOUT or (reason is not None and reason.is_failure):
+    timed_out = trajectory.termination_reason is TerminationReason.TIMEOUT
+    if trajectory.masked or trajectory.failed or timed_out:
         return []
     runs: list[list[tuple[int, Completion]]] = []
     for turn, step in enumerate(trajectory.steps):

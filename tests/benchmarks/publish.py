@@ -21,9 +21,9 @@ from actors.learner_group import LearnerGroup
 from actors.policy_server import PolicyApp
 from actors.settings import ServerConfig
 from actors.weight_store import WeightStore
-from policies.engine import EngineConfig
 from policies.learning.algorithms import resolve
 from policies.learning.settings import AlgorithmConfig, LearnerConfig
+from policies.settings import EngineConfig
 
 MODELS = {"tiny": models.tiny, "medium": models.medium}
 REPLICAS = (1, 2)

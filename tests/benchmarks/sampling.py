@@ -34,9 +34,10 @@ from actors.request_board import Orders, ReplicaReport
 from actors.sampling import ServeSampler
 from actors.settings import RAYLET_ENVIRONMENT, ServerConfig
 from actors.weight_store import WeightStore
-from policies.engine import EngineConfig, VLLMEngine
-from policies.engine import environment as engine_environment
+from policies.engine import VLLMEngine
 from policies.sampler import SamplingParams, TokenRequest
+from policies.settings import EngineConfig
+from policies.settings import environment as engine_environment
 
 PROMPT_TOKENS = 64
 NEW_TOKENS = 64

@@ -99,6 +99,13 @@ def test_overrides_win_over_the_recipe() -> None:
     assert config.workload == "launch.recipes.calculator"
 
 
+@pytest.mark.parametrize(
+    "override", ["server.engine.vllm={seed: 7}", "server.engine.vllm.seed=7", "+server.engine.vllm.seed=7"]
+)
+def test_keys_of_the_users_own_need_no_plus_sign(override: str) -> None:
+    assert compose([override]).server.engine.vllm == {"seed": 7}
+
+
 def test_a_tree_of_hydras_becomes_the_dataclasses() -> None:
     tree = OmegaConf.create({"seed": 3, "rollout": {"group_size": 4}})
     config = as_train_config(tree)

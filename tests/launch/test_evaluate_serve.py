@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -13,17 +14,23 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from openai import AsyncOpenAI
+from transformers_reference import load, token_logprobs
 
 from environments import read_trajectories
 from environments.errors import ConfigError
 from launch import evaluate, serve
-from launch.config import compose
-from launch.model_folder import model_folder, newest_checkpoint
+from launch.config import check, compose
+from launch.model_folder import adapter_folder, model_folder, newest_checkpoint
 
+PROMPT = tuple(range(5, 40))
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -80,6 +87,20 @@ def test_the_newest_checkpoint_is_the_one_that_was_written_last(tmp_path: Path) 
     assert newest_checkpoint(tmp_path) == tmp_path / "a-run" / "checkpoints" / "step_000007"
 
 
+def test_an_adapter_is_found_in_a_run_a_checkpoint_and_its_own_folder(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "run" / "checkpoints" / "step_000030"
+    folder = checkpoint / "adapter"
+    folder.mkdir(parents=True)
+    (checkpoint.parent / "latest").write_text("step_000030\n")
+    with pytest.raises(
+        ConfigError, match=r"server.adapters={mine: .*run} names no adapter.*learner.lora.rank"
+    ):
+        adapter_folder("mine", str(tmp_path / "run"))
+    (folder / "adapter_config.json").write_text("{}")
+    for path in (tmp_path / "run", checkpoint, folder):
+        assert adapter_folder("mine", str(path)) == str(folder)
+
+
 # -- what is refused -----------------------------------------------------------------------------------
 
 
@@ -124,6 +145,27 @@ def test_serve_refuses_a_port_that_is_taken_before_it_looks_at_the_model(
         assert serve.main([f"server.http_port={port}", "model.path=/nowhere"]) == 2
     error = capsys.readouterr().err
     assert f"Port {port} of 127.0.0.1" in error and "server.http_port=" in error
+
+
+def test_an_adapter_that_cannot_be_told_from_the_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'policy'.*choose another"):
+        serve.served_adapters({"policy": "runs/mine"}, "model")
+
+
+def test_an_adapter_is_not_added_to_the_model_that_it_was_merged_into(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    checkpoint = make_run(tmp_path / "run", tiny_model)
+    (checkpoint / "adapter").mkdir()
+    (checkpoint / "adapter" / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"added twice.*model\.path"):
+        serve.served_adapters({"mine": str(tmp_path / "run")}, str(checkpoint / "huggingface"))
+
+
+def test_adapters_are_refused_where_the_model_is_trained_or_evaluated() -> None:
+    config = compose(["recipe=calculator", "server.adapters={mine: runs/mine}"])
+    with pytest.raises(ConfigError, match=r"launch\.serve"):
+        check(config)
 
 
 @pytest.mark.parametrize("command", [evaluate, serve])
@@ -173,10 +215,22 @@ def running_applications() -> list[str]:
 
 @pytest.mark.engine
 def test_serve_answers_over_http_until_it_is_told_to_end(tmp_path: Path, tiny_model: Path) -> None:
+    """With two adapters beside the model, all three in the same batches."""
+    merged = {"policy": load(tiny_model)} | {
+        name: merged_with_adapter(tiny_model, tmp_path / name, rank)
+        for name, rank in (("some", 4), ("other", 9))
+    }
     checkpoint = make_run(tmp_path / "runs" / "mine", tiny_model)
     port = free_port()
     command = subprocess.Popen(
-        [sys.executable, "-m", "launch.serve", f"server.http_port={port}"],
+        [
+            sys.executable,
+            "-m",
+            "launch.serve",
+            f"server.http_port={port}",
+            "server.adapters.some=some",
+            "server.adapters.other=other",
+        ],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -195,6 +249,13 @@ def test_serve_answers_over_http_until_it_is_told_to_end(tmp_path: Path, tiny_mo
         text = "".join(greeting)
         assert str(checkpoint.relative_to(tmp_path)) in text, text
         assert curl_example(text)["choices"][0]["message"]["role"] == "assistant"
+        answers = asyncio.run(answers_of_all(merged, f"http://127.0.0.1:{port}/v1"))
+        assert [answer.model for answer in answers] == list(merged)
+        for answer, model in zip(answers, merged.values(), strict=True):
+            for choice in answer.choices:
+                expected = token_logprobs(model, PROMPT, choice.model_extra["token_ids"], temperature=1.0)
+                found = torch.tensor(choice.logprobs.token_logprobs)
+                torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
         command.send_signal(signal.SIGTERM)  # as `docker stop` does; Ctrl-C is the easier of the two
         rest, _ = command.communicate(timeout=120)
         assert (command.returncode, "Traceback" in rest) == (0, False), rest
@@ -204,6 +265,33 @@ def test_serve_answers_over_http_until_it_is_told_to_end(tmp_path: Path, tiny_mo
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", port))  # nobody listens any more
+
+
+def merged_with_adapter(base: Path, folder: Path, rank: int) -> Any:
+    """Write an adapter that changes all that is said, and return what it makes of ``base``."""
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(load(base), LoraConfig(r=rank, lora_alpha=8, target_modules="all-linear"))
+    generator = torch.Generator().manual_seed(rank)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
+    model.save_pretrained(folder)
+    return model.merge_and_unload()
+
+
+async def answers_of_all(names: Iterable[str], url: str) -> list[Any]:
+    """Several answers of each model to one question, all asked for at once."""
+    async with AsyncOpenAI(base_url=url, api_key="EMPTY", max_retries=0) as client:
+        create = partial(
+            client.completions.create,
+            prompt=list(PROMPT),
+            max_tokens=100,
+            n=3,
+            logprobs=0,
+            extra_body={"return_token_ids": True},
+        )
+        return await asyncio.gather(*(create(model=name) for name in names))
 
 
 def curl_example(greeting: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from environments.errors import ConfigError
-from policies.engine import EngineConfig
+from policies.settings import EngineConfig
 
 
 def test_an_unknown_cache_choice_is_refused() -> None:

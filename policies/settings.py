@@ -1,0 +1,60 @@
+"""Settings of the engine: a plain dataclass, importable without vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from environments.errors import ConfigError
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process: see the module's head
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+CPU_ENVIRONMENT = ENVIRONMENT | {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every replica of a node binds to the same cores
+    "OMP_NUM_THREADS": "1",  # measured: more threads than free cores spin and cost a factor of ten
+    "TORCHDYNAMO_DISABLE": "1",  # else the first request waits for a C++ compiler
+}
+
+
+ADAPTER_CONFIG = "adapter_config.json"
+"""The file by which a folder is an adapter in peft's format."""
+
+CACHE_CHOICES = ("recompute", "keep")
+
+
+@dataclass
+class EngineConfig:
+    """How vLLM is started. ``vllm`` is passed to its EngineArgs unread, and checked there."""
+
+    num_gpus: float = 0.0
+    """GPUs of an engine; 0 runs vLLM's CPU build."""
+    max_model_tokens: int = 1024
+    """Longest prompt plus completion."""
+    dtype: str = "float32"
+    """float32 agrees with the learner to rounding; bfloat16 is what GPUs are fast at."""
+    cache_after_publish: str = "recompute"
+    """Keys and values of requests in flight when new weights arrive: recompute (by the new weights; exact)
+    or keep (the old ones' stay beside the new ones': saves a prefill, and is off-policy by a little more)."""
+    vllm: dict[str, Any] = field(default_factory=dict)
+    """Further vLLM engine arguments."""
+
+    def __post_init__(self) -> None:
+        if self.cache_after_publish not in CACHE_CHOICES:
+            raise ConfigError(
+                f"server.engine.cache_after_publish={self.cache_after_publish!r} is unknown: use one of "
+                f"{', '.join(CACHE_CHOICES)}."
+            )
+        if self.vllm.get("async_scheduling"):
+            raise ConfigError(
+                "server.engine.vllm.async_scheduling=true would have a step in flight whenever weights are "
+                "exchanged, so that nobody knew which of them sampled its tokens: leave it out."
+            )
+
+
+def environment(config: EngineConfig) -> dict[str, str]:
+    """What has to be in a process's environment before it imports vLLM; a value already set wins."""
+    return ENVIRONMENT if config.num_gpus else CPU_ENVIRONMENT
