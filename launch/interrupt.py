@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class Interrupts:
     """Turns SIGINT and SIGTERM into ``KeyboardInterrupt``, put off while work is ``whole``.
@@ -18,6 +20,7 @@ class Interrupts:
     def __init__(self) -> None:
         self._depth = 0
         self._pending = False
+        self._raised = False
         self.torn = False
         """Whether a second signal has cut off what was to be whole: what it left is no state to save."""
 
@@ -27,12 +30,27 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {each: signal.signal(each, self._handle) for each in (signal.SIGINT, signal.SIGTERM)}
+        before = {each: signal.getsignal(each) for each in SIGNALS}
+        self.install()
         try:
             yield
         finally:
             for each, handler in before.items():
                 signal.signal(each, handler)
+
+    def install(self) -> None:
+        """Handle the signals, also where a library has put its own handler in the place of ours."""
+        if threading.current_thread() is threading.main_thread():
+            for each in SIGNALS:
+                signal.signal(each, self._handle)
+
+    def check(self) -> None:
+        """Raise an interrupt that was raised before and has come to nothing.
+
+        Libraries that catch whatever an import raises swallow it, and so does Python in a ``__del__``.
+        """
+        if self._raised:
+            raise KeyboardInterrupt
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -43,12 +61,12 @@ class Interrupts:
         finally:
             self._depth -= 1
         if self._pending and self._depth == 0:
-            self._pending = False
+            self._pending, self._raised = False, True
             raise KeyboardInterrupt
 
     def _handle(self, _signal: int, _frame: FrameType | None) -> None:
         if self._depth and not self._pending:
             self._pending = True
             return
-        self._pending, self.torn = False, self._depth > 0
+        self._pending, self._raised, self.torn = False, True, self._depth > 0
         raise KeyboardInterrupt

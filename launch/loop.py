@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from environments.errors import TroupeError
-from environments.types import Trajectory, TrajectoryGroup
+from environments.types import TrajectoryGroup
 from launch import metrics
 from launch.config import TrainConfig
 from launch.run import Run
@@ -26,9 +26,11 @@ WARM_START_CHUNK = 5
 
 def train(config: TrainConfig, run: Run) -> None:
     """Train the policy from where ``run.progress`` says to ``config.run.num_steps`` updates."""
+    run.interrupts.check()
     warm_start(config, run)
     run.begin_rollouts()
     while True:
+        run.interrupts.check()
         clock = Clock()
         evaluate_and_save(config, run, clock)
         if run.progress.step >= config.run.num_steps:
@@ -186,7 +188,7 @@ def refuse_hopeless(selection: Selection, wanted: int) -> None:
     """Raise ``TroupeError`` when a whole update's worth of groups was dropped and every rollout failed."""
     dropped = selection.all_dropped
     trajectories = [each for group in dropped for each in group.trajectories]
-    if selection.groups or len(dropped) < wanted or not all(map(_failed, trajectories)):
+    if selection.groups or len(dropped) < wanted or not all(each.failed for each in trajectories):
         return
     raise TroupeError(f"All of {len(trajectories)} rollouts failed. The first: {trajectories[0].error}")
 
@@ -194,15 +196,11 @@ def refuse_hopeless(selection: Selection, wanted: int) -> None:
 def report_failures(run: Run, groups: Sequence[TrajectoryGroup]) -> None:
     """Say how many rollouts failed, and what the first of them said."""
     trajectories = [each for group in groups for each in group.trajectories]
-    errors = [each.error for each in trajectories if _failed(each)]
+    errors = [each.error for each in trajectories if each.failed]
     if errors:
         run.tracker.announce(
             f"{len(errors)} of {len(trajectories)} rollouts failed, the first with: {errors[0]}"
         )
-
-
-def _failed(trajectory: Trajectory) -> bool:
-    return trajectory.termination_reason is not None and trajectory.termination_reason.is_failure
 
 
 def make_batches(config: TrainConfig, groups: Sequence[TrajectoryGroup], step: int) -> list[TrainBatch]:

@@ -74,6 +74,7 @@ class Run:
         self.tracker.announce(f"Run folder: {self.directory}")
         model_path = self._model_path()
         self._started_ray = cluster.connect()
+        self.interrupts.install()  # Ray has put a handler of its own in the place of SIGTERM's
         cluster.check_resources(config)
         check_room(actor_options(self.workload.pair, config.fleet))
         self.tracker.announce(

@@ -73,8 +73,8 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
 
     run = Run(config, workload)
     try:
-        run.start()
-        with run.interrupts.installed():  # after Ray, which puts its own handler in the place of SIGTERM's
+        with run.interrupts.installed():
+            run.start()
             train(config, run)
     except RayActorError as error:
         died = dict(re.findall(r"(class_name|pid): (\S+)", str(error)))

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -61,6 +62,25 @@ def test_an_interrupt_is_raised_once() -> None:
             interrupt()
         with interrupts.whole():  # such as the checkpoint that is written because of it
             pass
+
+
+def test_an_interrupt_that_somebody_swallowed_is_raised_at_the_next_check() -> None:
+    interrupts = Interrupts()
+    with interrupts.installed():
+        interrupts.check()
+        with suppress(BaseException):  # as libraries do around their imports
+            interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+
+
+def test_a_handler_that_a_library_has_replaced_is_put_back() -> None:
+    interrupts = Interrupts()
+    with interrupts.installed():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        interrupts.install()
+        with pytest.raises(KeyboardInterrupt):
+            interrupt(signal.SIGTERM)
 
 
 def test_an_error_in_whole_work_is_not_replaced_by_the_interrupt() -> None:

@@ -144,7 +144,7 @@ def test_ctrl_c_ends_all_processes_and_leaves_a_checkpoint(
     tmp_path: Path, moment: str, leaves_checkpoint: bool
 ) -> None:
     mark = f"{os.getpid()}-{moment}"
-    with start(tmp_path, mark, "run.num_steps=500") as program:
+    with start(tmp_path, mark, "run.num_steps=100") as program:
         assert program.stdout is not None
         lines = []
         for line in program.stdout:
