@@ -1,6 +1,6 @@
 """Two-turn episodes on real Ray, Serve and vLLM, against the bare engine on the same prompts.
 
-    python tests/benchmarks/throughput.py [--episodes 256] [--pairs 64] [--rounds 3]
+    python tests/benchmarks/throughput.py [--episodes 256] [--pairs 64] [--rounds 3] [--replicas 1]
 
 First ``AgentExecutionEngine`` plays the episodes; then a bare in-process engine is given exactly the prompts
 that it has sent, with the same limits: all at once, as offline, and as many at a time as there are pairs.
@@ -34,7 +34,7 @@ from actors.settings import RAYLET_ENVIRONMENT, ServerConfig
 from actors.weight_store import WeightStore
 from environments.types import Completion, Trajectory
 from policies import GameAgent
-from policies.engine import EngineConfig
+from policies.settings import EngineConfig
 
 NUM_TURNS = 2
 TURN_TOKENS = 64
@@ -47,11 +47,12 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=256, help="of each round")
     parser.add_argument("--pairs", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3, help="the median counts")
+    parser.add_argument("--replicas", type=int, default=1, help="engines of the policy server")
     arguments = parser.parse_args()
     os.environ["TQDM_DISABLE"] = "1"
     report = Report(
         f"throughput: {arguments.episodes} episodes of {NUM_TURNS} turns of at most {TURN_TOKENS} tokens, "
-        f"{arguments.pairs} pairs, median of {arguments.rounds}",
+        f"{arguments.pairs} pairs, {arguments.replicas} replica(s), median of {arguments.rounds}",
         ("arm", "requests/s", "tokens/s", "of bare", "all rounds"),
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +77,7 @@ def _rounds(
     os.environ.update(RAYLET_ENVIRONMENT)
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
     store = WeightStore.remote()  # type: ignore[attr-defined]
-    app = PolicyApp("benchmark", model, ServerConfig(engine=ENGINE), store)
+    app = PolicyApp("benchmark", model, ServerConfig(num_replicas=arguments.replicas, engine=ENGINE), store)
     app.start()
     pairs_at_once = f"bare engine, {arguments.pairs} at a time"
     rates: dict[str, list[tuple[float, float]]] = {
