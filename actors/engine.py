@@ -138,6 +138,11 @@ class AgentExecutionEngine:
         tokenizer_path = None if tokenizer is None else tokenizer.name_or_path
         if engine_name == "openai":
             policy["model"] = sampling.pop("model", None)
+            if "adapter" in sampling:
+                raise ConfigError(
+                    f"sampling_params={{'adapter': {sampling['adapter']!r}}} is for engine_name='serve': an "
+                    "OpenAI-compatible server is asked for an adapter by its name as 'model'."
+                )
         self._make_sampler = sampler_factory(engine_name, policy, tokenizer_path, api_retries)
         for name in sampling:
             one_of("sampling_params", name, [field.name for field in fields(SamplingParams)])

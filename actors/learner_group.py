@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from actors.answers import answers
 from environments.errors import TroupeError
 from policies.learning.algorithms import Algorithm
 from policies.learning.samples import LearnerUpdate, TrainBatch
@@ -130,7 +131,7 @@ class LearnerGroup:
         return left_out
 
     def check(self) -> None:
-        """Raise if a rank has died: for when nothing else is asked of them."""
+        """Raise if a rank has died or hangs: for when nothing else is asked of them."""
         for group in (self._policy, self._critic):
             if group is not None:
                 group.check()
@@ -173,7 +174,7 @@ class _WorkerGroup:
         return _answer(self.begin(method, *args))
 
     def check(self) -> None:
-        ray.get([worker.__ray_ready__.remote() for worker in self._group.workers])
+        answers([worker.__ray_ready__.remote() for worker in self._group.workers], "A learner rank")
 
     def close(self) -> None:
         for worker in self._group.workers:

@@ -87,6 +87,8 @@ class Crew:
             ray.kill(self._fleet)
         if self._app is not None:
             self._app.stop()
+        if self._sampler is not None:
+            ray.kill(self._sampler)
         self.stream.close()
 
 

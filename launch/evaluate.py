@@ -14,8 +14,9 @@ from environments.errors import ConfigError, DatasetError, TroupeError
 from environments.pass_at_k import compute_pass_at_k
 from environments.types import Trajectory
 from launch.command import run_command
-from launch.config import TrainConfig, check
+from launch.config import TrainConfig
 from launch.model_folder import model_folder
+from launch.refusals import check
 from launch.workload import Workload, load_workload
 
 TRAJECTORIES = "evaluation.jsonl"
@@ -78,7 +79,7 @@ def roll_out(
         "max_tokens": rollout.max_turn_tokens,
         "seed": config.seed,
     }
-    with policy_app(config, model_path) as app:
+    with policy_app(config, model_path) as (app, interrupts):
         engine = AgentExecutionEngine(
             agent_class=workload.agent_class,
             env_class=workload.env_class,
@@ -101,6 +102,7 @@ def roll_out(
         with engine:
             engine.start()  # its actors start while the server loads the model
             app.start()
+            interrupts.check()
             return asyncio.run(engine.execute_tasks(tasks, results_file))
 
 

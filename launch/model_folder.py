@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from environments.errors import ConfigError
@@ -59,6 +60,10 @@ def adapter_folder(name: str, path: str) -> str:
     candidates = [given, given / ADAPTER, *([latest / ADAPTER] if latest else [])]
     for folder in candidates:
         if (folder / ADAPTER_CONFIG).is_file():
+            if "r" not in json.loads((folder / ADAPTER_CONFIG).read_text()):
+                raise ConfigError(
+                    f"server.adapters={{{name}: {path}}} is no LoRA adapter, and no other is served."
+                )
             return str(folder.absolute())
     raise ConfigError(
         f"server.adapters={{{name}: {path}}} names no adapter (looked for {ADAPTER_CONFIG} in "

@@ -67,8 +67,9 @@ def evaluation_orders(config: TrainConfig, tasks: Dataset, step: int, version: i
 
 
 def tasks_digest(config: TrainConfig, tasks: Dataset) -> str:
-    """Equal for runs in which every group has the same task and the same seeds."""
-    digest = hashlib.sha256(f"{config.seed} {config.rollout.task_weights}".encode())
+    """Equal for runs in which every group has the same task, the same seeds and the same temperature."""
+    rollout = config.rollout
+    digest = hashlib.sha256(f"{config.seed} {rollout.task_weights} {rollout.temperature}".encode())
     for task in tasks:
         digest.update(repr(task).encode())
     return digest.hexdigest()

@@ -15,10 +15,11 @@ from launch.interrupt import Interrupts
 
 
 @contextmanager
-def policy_app(config: TrainConfig, model_path: str) -> Iterator[PolicyApp]:
+def policy_app(config: TrainConfig, model_path: str) -> Iterator[tuple[PolicyApp, Interrupts]]:
     """The application that serves ``model_path`` as version 0, to be started in the block; it ends with it.
 
-    SIGINT and SIGTERM raise ``KeyboardInterrupt`` in the block.
+    SIGINT and SIGTERM raise ``KeyboardInterrupt`` in the block; ``Interrupts.check`` raises it again where a
+    library has swallowed it.
 
     Raises:
         ConfigError: the cluster cannot hold the replicas.
@@ -26,11 +27,12 @@ def policy_app(config: TrainConfig, model_path: str) -> Iterator[PolicyApp]:
     started_ray = cluster.connect()
     app: PolicyApp | None = None
     try:
-        with Interrupts().installed():  # after Ray, which puts a handler of its own in the place of SIGTERM's
+        interrupts = Interrupts()
+        with interrupts.installed():  # after Ray, which puts a handler of its own in the place of SIGTERM's
             cluster.check_resources(replace(config, learner=replace(config.learner, num_workers=0)))
             store = WeightStore.remote()  # type: ignore[attr-defined]
             app = PolicyApp(f"policy-{uuid.uuid4().hex[:8]}", model_path, config.server, store)
-            yield app
+            yield app, interrupts
     finally:
         if started_ray:
             cluster.end()

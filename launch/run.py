@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import ray
+from ray.exceptions import ActorUnavailableError
 
 from actors.fleet import actor_options, check_room
 from actors.learner_group import LearnerGroup
@@ -172,8 +173,8 @@ class Run:
             self.feed.restore(waiting, self.progress.version)
         elif waiting.ready:
             self.tracker.announce(
-                f"The tasks or their order have changed: {len(waiting.ready)} finished rollouts of the old "
-                "ones are not used."
+                f"The tasks, their order or the temperature have changed: {len(waiting.ready)} finished "
+                "rollouts of the old ones are not used."
             )
         self.progress.tasks_digest = digest
         self._is_rolling = True
@@ -209,8 +210,12 @@ class Run:
         self.order_rollouts()
 
     def utilized(self) -> dict[str, float]:
-        """How idle fleet and engines were since the last call."""
-        return self._utilization.look(*self.crew.status())
+        """How idle fleet and engines were since the last call; nothing while Ray starts an actor anew."""
+        try:
+            return self._utilization.look(*self.crew.status())
+        except ActorUnavailableError:
+            self._utilization = Utilization()
+            return {}
 
     # -- evaluations and checkpoints -----------------------------------------------------------------
 

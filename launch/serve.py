@@ -36,14 +36,20 @@ def serve(config: TrainConfig) -> None:
     if server.num_replicas < 1:
         raise ConfigError(f"server.num_replicas={server.num_replicas} has to be at least 1.")
     check_port(server.http_host, port)
+    if server.adapters and config.model.path is None:
+        raise ConfigError(
+            f"server.adapters={server.adapters} needs to know what they are added to: name the model that "
+            "they were trained on by model.path."
+        )
     model_path = chosen_model(config.model.path)
     server = replace(server, adapters=served_adapters(server.adapters, model_path))
     from launch.policy_app import policy_app
 
     sys.stdout.write(f"Loading {model_path} ({server.num_replicas} replica(s)).\n")
     fleet = replace(config.fleet, num_actors=0)
-    with policy_app(replace(config, server=server, fleet=fleet), model_path) as app:
+    with policy_app(replace(config, server=server, fleet=fleet), model_path) as (app, interrupts):
         app.start()
+        interrupts.check()
         url = f"http://{reachable(server.http_host)}:{port}/v1"
         sys.stdout.write(greeting(url, served_models(url), server))
         sys.stdout.flush()
@@ -74,11 +80,13 @@ def served_adapters(adapters: Mapping[str, str], model_path: str) -> dict[str, s
             "another one."
         )
     folders = {name: adapter_folder(name, path) for name, path in adapters.items()}
+    checkpoint = Path(model_path).resolve().parent
     for name, folder in folders.items():
-        if Path(folder) == Path(model_path).absolute().parent / ADAPTER:
+        # Any checkpoint of one run: each holds the same adapter, merged.
+        if (checkpoint / ADAPTER).exists() and Path(folder).resolve().parent.parent == checkpoint.parent:
             raise ConfigError(
-                f"server.adapters={{{name}: {adapters[name]}}} would be added twice: the model {model_path} "
-                "is what it was merged into. Name the model that it was trained on by model.path."
+                f"server.adapters={{{name}: {adapters[name]}}} would be added twice: into the model "
+                f"{model_path} it is merged already. Name the model that it was trained on by model.path."
             )
     return folders
 

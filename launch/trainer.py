@@ -12,8 +12,9 @@ from actors.rollout import RolloutLimits, RolloutOrder, run_rollout
 from environments.base import BaseEnv
 from environments.datasets import Dataset
 from environments.errors import AgentError, ConfigError, DatasetError, EnvironmentFailure, TroupeError
-from launch.config import TrainConfig, as_train_config, check, register
+from launch.config import TrainConfig, as_train_config, register
 from launch.model_folder import model_folder
+from launch.refusals import check
 from launch.workload import Workload
 from policies.agents.base import BaseAgent
 from policies.sampler import SampleRequest, ScriptedSampler
@@ -74,18 +75,19 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
     run = Run(config, workload)
     try:
         with run.interrupts.installed():
-            run.start()
-            train(config, run)
+            try:
+                run.start()
+                train(config, run)
+            except KeyboardInterrupt:
+                run.tracker.announce("Interrupted.")
+                run.save_on_interrupt()
+                raise
     except RayActorError as error:
         died = dict(re.findall(r"(class_name|pid): (\S+)", str(error)))
         raise TroupeError(
             f"{died.get('class_name', 'An actor')} (process {died.get('pid', 'unknown')}) has died. Go on "
             f"from the last checkpoint with run.directory={config.run.directory} run.resume=true"
         ) from error
-    except KeyboardInterrupt:
-        run.tracker.announce("Interrupted.")
-        run.save_on_interrupt()
-        raise
     finally:
         run.close()
 

@@ -38,7 +38,7 @@ class Utilization:
                 fleet_before.busy_seconds, fleet.busy_seconds, now - then, fleet.num_actors
             ),
             "time/engine_idle": idle_share(0.0, busy, there),
-            "stream/wasted_tokens_unwanted": board.num_late_tokens
-            - board_before.num_late_tokens
+            # A sampling actor that was started anew counts from 0.
+            "stream/wasted_tokens_unwanted": max(0, board.num_late_tokens - board_before.num_late_tokens)
             + sum(after.num_aborted_tokens - before.num_aborted_tokens for after, before in engines),
         }

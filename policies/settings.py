@@ -23,6 +23,14 @@ CPU_ENVIRONMENT = ENVIRONMENT | {
 ADAPTER_CONFIG = "adapter_config.json"
 """The file by which a folder is an adapter in peft's format."""
 
+OWN_ARGUMENTS = {
+    "enable_lora": "server.adapters decides",
+    "max_loras": "server.adapters decides",
+    "max_lora_rank": "server.adapters decides",
+    "logprobs_mode": "the learner needs the log-probabilities of what was sampled from",
+}
+"""Arguments of vLLM that are decided here, and why."""
+
 CACHE_CHOICES = ("recompute", "keep")
 
 
@@ -48,6 +56,9 @@ class EngineConfig:
                 f"server.engine.cache_after_publish={self.cache_after_publish!r} is unknown: use one of "
                 f"{', '.join(CACHE_CHOICES)}."
             )
+        for name, reason in OWN_ARGUMENTS.items():
+            if name in self.vllm:
+                raise ConfigError(f"server.engine.vllm.{name} is not yours to set: {reason}.")
         if self.vllm.get("async_scheduling"):
             raise ConfigError(
                 "server.engine.vllm.async_scheduling=true would have a step in flight whenever weights are "

@@ -4,7 +4,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from environments.errors import ConfigError
-from launch.config import TrainConfig, as_train_config, check, compose, field_names, help_text, recipe_names
+from launch.config import TrainConfig, as_train_config, compose, field_names, help_text, recipe_names
+from launch.refusals import check
 
 
 def test_the_defaults_and_all_recipes_pass_the_check() -> None:
@@ -44,6 +45,11 @@ def test_the_defaults_and_all_recipes_pass_the_check() -> None:
         ("learner.optimizer.schedule=linear", r"learner\.optimizer\.schedule='linear' .*constant, cosine"),
         ("warm_start.optimizer.schedule=no", r"warm_start\.optimizer\.schedule='no' .*constant, cosine"),
         ("learner.num_workers=0", r"learner\.num_workers=0 has to be at least 1"),
+        ("learner.optimizer.min_lr_ratio=0.1", r"min_lr_ratio=0\.1 .*cosine.*min_lr_ratio=0"),
+        ("learner.optimizer.max_grad_norm=0", r"max_grad_norm=0\.0 has to be a number above 0"),
+        ("rollout.timeout_seconds=0", r"timeout_seconds=0\.0 has to be a number above 0"),
+        ("fleet.retries=-1", r"fleet\.retries=-1 has to be at least 0"),
+        ("server.http_host=0.0.0.0", r"http_host=0\.0\.0\.0 .*server\.http_port=8000"),
         ("run.num_steps=0", r"run\.num_steps=0 has to be at least 1"),
         ("rollout.max_prompt_tokens=600", r"=600 and .*=512 need .*1112 .*=1024\. Raise it, or lower"),
         ("learner.micro_batch_tokens=1000", r"=1000 cannot hold .*= 1024 tokens\. Raise it"),
@@ -66,6 +72,11 @@ def test_what_cannot_work_is_refused_with_value_and_remedy(override: str, messag
             ["rollout.overlong_filter=true", "algorithm.name=dapo"],
             r"overlong_filter=true .*overlong_penalty=1\.0.*one of the two",
         ),
+        (
+            ["algorithm.credit=per_step", "rollout.max_steps=1"],
+            r"credit=per_step compares turns.*max_steps=1",
+        ),
+        (["algorithm.name=gpg", "algorithm.correction.mode=bypass"], r"mode=bypass has no effect.*'gpg'"),
         (
             ["algorithm.kl.place=reward", "algorithm.kl.target=0.1", "algorithm.kl.horizon=5"],
             r"kl\.horizon=5 with 64 trajectories",

@@ -27,8 +27,9 @@ from transformers_reference import load, token_logprobs
 from environments import read_trajectories
 from environments.errors import ConfigError
 from launch import evaluate, serve
-from launch.config import check, compose
+from launch.config import compose
 from launch.model_folder import adapter_folder, model_folder, newest_checkpoint
+from launch.refusals import check
 
 PROMPT = tuple(range(5, 40))
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,7 +97,10 @@ def test_an_adapter_is_found_in_a_run_a_checkpoint_and_its_own_folder(tmp_path: 
         ConfigError, match=r"server.adapters={mine: .*run} names no adapter.*learner.lora.rank"
     ):
         adapter_folder("mine", str(tmp_path / "run"))
-    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_config.json").write_text('{"peft_type": "IA3"}')
+    with pytest.raises(ConfigError, match=r"no LoRA adapter"):
+        adapter_folder("mine", str(folder))
+    (folder / "adapter_config.json").write_text('{"r": 4}')
     for path in (tmp_path / "run", checkpoint, folder):
         assert adapter_folder("mine", str(path)) == str(folder)
 
@@ -155,11 +159,19 @@ def test_an_adapter_that_cannot_be_told_from_the_model_is_refused() -> None:
 def test_an_adapter_is_not_added_to_the_model_that_it_was_merged_into(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    checkpoint = make_run(tmp_path / "run", tiny_model)
-    (checkpoint / "adapter").mkdir()
-    (checkpoint / "adapter" / "adapter_config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"added twice.*model\.path"):
-        serve.served_adapters({"mine": str(tmp_path / "run")}, str(checkpoint / "huggingface"))
+    for step in (20, 30):
+        checkpoint = make_run(tmp_path / "run", tiny_model, step)
+        (checkpoint / "adapter").mkdir()
+        (checkpoint / "adapter" / "adapter_config.json").write_text('{"r": 4}')
+    older = tmp_path / "run" / "checkpoints" / "step_000020"
+    for path in (tmp_path / "run", older):
+        with pytest.raises(ConfigError, match=r"added twice.*model\.path"):
+            serve.served_adapters({"mine": str(path)}, str(checkpoint / "huggingface"))
+
+
+def test_adapters_need_to_know_their_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.main([f"server.http_port={free_port()}", "server.adapters.mine=runs/mine"]) == 2
+    assert "model.path" in capsys.readouterr().err
 
 
 def test_adapters_are_refused_where_the_model_is_trained_or_evaluated() -> None:
@@ -228,6 +240,7 @@ def test_serve_answers_over_http_until_it_is_told_to_end(tmp_path: Path, tiny_mo
             "-m",
             "launch.serve",
             f"server.http_port={port}",
+            "model.path=runs/mine",
             "server.adapters.some=some",
             "server.adapters.other=other",
         ],
