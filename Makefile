@@ -1,5 +1,5 @@
 # Troupe's commands. Each installs what it needs into .venv first, once.
-# ARGS goes to the command behind: make train ARGS="seed=1 learner.lr=1e-4", make test ARGS="-k parsers".
+# ARGS goes to the command behind: make train ARGS="seed=1 learner.optimizer.lr=1e-4", make test ARGS="-k parsers".
 # PYTHON chooses the interpreter, if the one that is found is not the one you want: make test PYTHON=python3.12.
 
 RECIPE ?= calculator

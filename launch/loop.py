@@ -55,7 +55,8 @@ def update(config: TrainConfig, run: Run, clock: Clock) -> None:
             learned = run.learner.update(batches) if batches else NOTHING_LEARNED
         progress.step += 1
         with clock.measure("time/publish"):
-            run.publish()
+            if learned.num_optimizer_steps:  # else the weights are those that are served
+                run.publish()
         run.commit(selection.groups, selection.dropped)
         learning |= learned.metrics | {"learn/num_optimizer_steps": learned.num_optimizer_steps}
         report_update(config, run, selection, learning, clock, version)

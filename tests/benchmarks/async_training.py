@@ -3,11 +3,11 @@
     python tests/benchmarks/async_training.py [--seeds 0,1,2] [--staleness 2]
     python tests/benchmarks/async_training.py --simulate       what can be gained at all, without an engine
 
-The guess recipe, whose environment here takes a log-normal time to answer (median 0.2 s, 95th percentile
-2 s, cut at the 10 s after which a tool would be given up). Both arms have the same tasks, seeds, fleet,
-number of rollouts and latencies: a member of a group has its own, drawn by the seed of the group and the
-number under which it came. Wall time counts from the moment when the fleet is up until the last update.
-Takes about 30 minutes for three seeds.
+The calculator recipe, whose environment here takes a log-normal time to answer (median 0.2 s, 95th
+percentile 2 s, cut at the 10 s after which a tool would be given up). Both arms have the same recipe, with
+importance weights by token, the same tasks, seeds, fleet, number of rollouts and latencies: a member of a
+group has its own, drawn by the seed of the group and the number under which it came. Wall time counts from
+the moment when the fleet is up until the last update. Takes about 30 minutes for three seeds.
 
 What to expect: an update waits for the slowest of its rollouts. With a staleness of K those that were ordered
 together have the time of K + 1 updates, so nothing can gain more than K + 1. It gains less as some batches
@@ -35,8 +35,8 @@ import repository  # noqa: F401
 from programs import run, warm_started_model
 from report import Report
 
-from environments.text_games import GuessEnvironment
-from launch.recipes import guess
+from environments import Dataset, ToolEnvironment
+from launch.recipes import calculator
 from launch.tracking import read_metrics
 from launch.workload import Workload
 
@@ -45,9 +45,9 @@ LONGEST_SECONDS = 10.0
 FOLDER = "TROUPE_BENCHMARK_FOLDER"
 """Environment variable: where the members of each group draw their numbers."""
 
-NUM_STEPS, GROUPS_PER_STEP, GROUP_SIZE, NUM_ACTORS = 36, 8, 8, 64
+NUM_STEPS, GROUPS_PER_STEP, GROUP_SIZE, NUM_ACTORS = 30, 12, 8, 96
 RUN = [
-    "recipe=guess",
+    "recipe=calculator",
     "workload=async_training",
     f"run.num_steps={NUM_STEPS}",
     "run.checkpoint_every=1000",
@@ -56,27 +56,33 @@ RUN = [
     f"rollout.groups_per_step={GROUPS_PER_STEP}",
     f"rollout.group_size={GROUP_SIZE}",
     f"fleet.num_actors={NUM_ACTORS}",
+    "learner.mini_batch_size=48",
+    "algorithm.correction.level=token",
+    "algorithm.correction.truncate_above=2",
 ]
 
 
 # -- the workload ----------------------------------------------------------------------------------------
 
 
-class SlowGuessEnvironment(GuessEnvironment):
-    """The game, with a pause before each answer. Held-out games, whose secret is given, have none."""
+class SlowToolEnvironment(ToolEnvironment):
+    """The tool, with a pause before each answer. Held-out tasks have none."""
 
+    wants_seed = True
     _latencies: random.Random | None = None
 
-    def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
         if self._latencies is not None:
             time.sleep(latency(self._latencies))
         return super().step(action)
 
     @classmethod
-    def from_dict(cls, info: dict[str, Any]) -> SlowGuessEnvironment:
-        env = super().from_dict(info)
-        if "secret" not in info:
-            env._latencies = random.Random(f"{info['seed']}/{_draw_number(info['folder'], info['seed'])}")
+    def from_dict(cls, info: dict[str, Any]) -> SlowToolEnvironment:
+        given = dict(info)
+        folder, seed, is_slow = given.pop("folder"), given.pop("seed"), given.pop("is_slow", False)
+        env = super().from_dict(given)
+        if is_slow:
+            env._latencies = random.Random(f"{seed}/{_draw_number(folder, seed)}")
         return env
 
 
@@ -98,10 +104,11 @@ def latency(rng: random.Random) -> float:
 
 
 def workload(seed: int) -> Workload:
-    """The guess recipe's, in the slow environment."""
-    given = guess.workload(seed)
+    """The calculator recipe's, in the slow environment."""
+    given = calculator.workload(seed)
+    tasks = Dataset([{**task, "is_slow": True} for task in given.train_dataset])
     env_args = {**given.env_args, "folder": os.environ[FOLDER]}
-    return replace(given, env_class=SlowGuessEnvironment, env_args=env_args)
+    return replace(given, env_class=SlowToolEnvironment, env_args=env_args, train_dataset=tasks)
 
 
 # -- what can be gained ----------------------------------------------------------------------------------
@@ -114,7 +121,7 @@ class Sizes:
     num_actors: int = NUM_ACTORS
     batch: int = GROUPS_PER_STEP * GROUP_SIZE
     """Rollouts of an update."""
-    turns: int = 3
+    turns: int = 2
     sampling_seconds: float = 0.1
     """Of a turn, besides its latency."""
     update_seconds: float = 1.0
@@ -145,7 +152,7 @@ def print_simulation() -> None:
         f"simulation: {NUM_STEPS} updates, synchronous time over asynchronous, mean (least) of 10 seeds",
         ("actors per rollout of an update", "rollouts", "turns", "staleness 1", "2", "4"),
     )
-    for turns, batch, share in itertools.product((1, 3, 6), (32, 64, 128), (1.0, 1.5, 2.0, 3.0)):
+    for turns, batch, share in itertools.product((1, 2, 4), (32, 64, 96, 128), (1.0, 2.0)):
         sizes = Sizes(num_actors=int(share * batch), batch=batch, turns=turns)
         synchronous = [simulate(sizes, 0, seed) for seed in range(10)]
         gains = []
@@ -213,7 +220,7 @@ def print_measurement(seeds: Sequence[int], staleness: int, folder: Path) -> Non
         ("staleness", "seed", "seconds", "success", "idle: learner", "engine", "fleet", "stale", "most"),
     )
     arms: dict[int, list[Arm]] = {0: [], staleness: []}
-    model = warm_started_model("guess", folder, num_steps=200)
+    model = warm_started_model("calculator", folder, num_steps=350)
     for seed, each in itertools.product(seeds, arms):
         arm = measure(model, folder, each, seed)
         arms[each].append(arm)
