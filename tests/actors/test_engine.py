@@ -485,6 +485,7 @@ def test_a_task_that_is_no_dict_is_refused() -> None:
     [
         ({"sampling_params": {"temprature": 1.0}}, "temprature.*Did you mean 'temperature'"),
         ({"sampling_params": {"temperature": -1.0}}, "temperature=-1.0"),
+        ({"sampling_params": {"adapter": "mine"}}, "'adapter': 'mine'.*'serve'.*'model'"),
         ({"engine_name": "opnai"}, "opnai.*Did you mean 'openai'"),
         ({"rollout_engine_args": {}}, "base_url"),
         ({"rollout_engine_args": {"base_url": "localhost:8000"}}, "localhost:8000"),

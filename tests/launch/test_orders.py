@@ -111,3 +111,5 @@ def test_the_digest_of_the_tasks_tells_runs_apart_that_play_others() -> None:
     assert digest == tasks_digest(replace(CONFIG, run=replace(CONFIG.run, num_steps=3)), TASKS)
     assert digest != tasks_digest(replace(CONFIG, seed=8), TASKS)
     assert digest != tasks_digest(CONFIG, TASKS[:9])
+    warmer = replace(CONFIG.rollout, temperature=2.0)
+    assert digest != tasks_digest(replace(CONFIG, rollout=warmer), TASKS)

@@ -48,3 +48,9 @@ def test_shares_are_of_the_time_since_the_last_look(monkeypatch: pytest.MonkeyPa
     assert third["time/fleet_idle"] == 1.0
     assert third["time/engine_idle"] == 0.0
     assert third["stream/wasted_tokens_unwanted"] == 0
+
+
+def test_a_sampling_actor_that_was_started_anew_has_wasted_nothing() -> None:
+    utilized = Utilization()
+    utilized.look(fleet(0.0), board(7))
+    assert utilized.look(fleet(0.0), board(2))["stream/wasted_tokens_unwanted"] == 0
