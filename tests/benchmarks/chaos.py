@@ -35,11 +35,11 @@ from launch.journal import read_journal
 ROLES = ("driver", "learner", "queue", "replica", "actor")
 REPLACED = ("replica", "actor")
 """Roles whose processes are replaced, so that the run goes on."""
-NUM_STEPS = 30
+STEPS_PER_MOMENT = 7
+"""Updates of a run for each strike: four before it at most, and two or three until it is seen to go on."""
 RUN = [
     "recipe=calculator",
     "run.resume=true",
-    f"run.num_steps={NUM_STEPS}",
     "run.checkpoint_every=2",
     "warm_start.num_steps=0",
     "evaluation.num_tasks=8",
@@ -110,6 +110,8 @@ def harry(overrides: Sequence[str], plan: Sequence[Moment]) -> list[Outcome]:
             _wait_for_step(program, sys.maxsize)
             if program.wait(START_SECONDS):
                 sys.exit("\n".join([*program.lines, "The run failed, and nobody had touched it."]))
+            if waiting:
+                sys.exit(f"The run ended before {len(waiting)} of the strikes.")
             return outcomes
         finally:
             program.end()
@@ -119,7 +121,11 @@ def _strike_until_it_ends(program: Program, waiting: list[Moment], outcomes: lis
     """Return whether a strike has ended ``program``, rather than that there was none left for it."""
     reported = 0
     while waiting and _wait_for_step(program, reported + waiting[0].step):
-        outcomes.append(_strike(program, waiting.pop(0)))
+        outcome = _strike(program, waiting[0])
+        if outcome.status == 0:  # it had ended by itself
+            return False
+        waiting.pop(0)
+        outcomes.append(outcome)
         print(outcomes[-1], flush=True)
         if outcomes[-1].status is not None:
             return True
@@ -202,7 +208,6 @@ def _weights(directory: Path) -> dict[str, Any]:
 
     checkpoint = CheckpointFolder(directory, kept=1).latest()
     assert checkpoint is not None
-    assert CheckpointFolder.progress(checkpoint).step == NUM_STEPS
     return load_file(checkpoint / "huggingface" / "model.safetensors")
 
 
@@ -224,6 +229,7 @@ def main() -> None:
         model = warm_started_model("calculator", folder, num_steps=100)
         for staleness in arguments.staleness.split(","):
             overrides = [*RUN, f"model.path={model}", f"rollout.max_staleness={staleness}"]
+            overrides.append(f"run.num_steps={STEPS_PER_MOMENT * arguments.moments}")
             overrides += arguments.overrides
             undisturbed, harried = (
                 folder / f"undisturbed-{staleness}",
