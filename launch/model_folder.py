@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from environments.errors import ConfigError
 from launch.checkpoint import LATEST, CheckpointFolder
@@ -60,7 +61,7 @@ def adapter_folder(name: str, path: str) -> str:
     candidates = [given, given / ADAPTER, *([latest / ADAPTER] if latest else [])]
     for folder in candidates:
         if (folder / ADAPTER_CONFIG).is_file():
-            if "r" not in json.loads((folder / ADAPTER_CONFIG).read_text()):
+            if "r" not in adapter_config(folder):
                 raise ConfigError(
                     f"server.adapters={{{name}: {path}}} is no LoRA adapter, and no other is served."
                 )
@@ -70,6 +71,12 @@ def adapter_folder(name: str, path: str) -> str:
         f"{', '.join(str(folder) for folder in candidates)}): name a folder in peft's format, or a run or "
         "checkpoint that was trained with learner.lora.rank."
     )
+
+
+def adapter_config(folder: Path) -> dict[str, Any]:
+    """What peft says of the adapter in ``folder``."""
+    config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    return config
 
 
 def newest_checkpoint(runs: Path) -> Path | None:

@@ -169,6 +169,16 @@ def test_an_adapter_is_not_added_to_the_model_that_it_was_merged_into(
             serve.served_adapters({"mine": str(path)}, str(checkpoint / "huggingface"))
 
 
+def test_an_adapter_of_another_model_is_pointed_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"r": 4, "base_model_name_or_path": "mine"}')
+    serve.served_adapters({"one": str(tmp_path)}, "mine")
+    assert capsys.readouterr().out == ""
+    serve.served_adapters({"one": str(tmp_path)}, "yours")
+    assert capsys.readouterr().out == "The adapter 'one' was trained on mine, and is served on yours.\n"
+
+
 def test_adapters_need_to_know_their_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert serve.main([f"server.http_port={free_port()}", "server.adapters.mine=runs/mine"]) == 2
     assert "model.path" in capsys.readouterr().err
