@@ -34,7 +34,7 @@ class FleetStatus:
     """What the fleet is doing: orders that wait, rollouts in play, actors lost since it started.
 
     Of ``num_actors``, ``num_ready`` are up and can play. ``busy_seconds`` are those that all actors together
-    have played since the fleet started.
+    have played in the ``seconds`` since the fleet started.
     """
 
     num_actors: int
@@ -43,6 +43,7 @@ class FleetStatus:
     num_running: int
     num_lost: int
     busy_seconds: float
+    seconds: float
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -86,6 +87,7 @@ class RolloutFleet:
         self._playing: set[int] = set()
         self._since: dict[int, float] = {}
         """When the rollout that a slot's actor is at began."""
+        self._start = time.monotonic()
         self._busy_seconds = 0.0
         self._num_ready = 0
         self._num_lost = 0
@@ -130,6 +132,7 @@ class RolloutFleet:
             num_running=len(self._playing),
             num_lost=self._num_lost,
             busy_seconds=self._busy_seconds + sum(now - since for since in self._since.values()),
+            seconds=now - self._start,
         )
 
     async def _slot(self, index: int) -> None:

@@ -73,12 +73,15 @@ class Crew:
         """Return when rollouts can be ordered. Raises what kept server or fleet from starting."""
         self._serving.result()
 
-    def status(self) -> tuple[FleetStatus, BoardStatus]:
-        """What the fleet is doing, and what the engines are."""
+    def ask_status(self) -> list[ray.ObjectRef]:
+        """Ask fleet and engines what they are doing: ``status`` waits for the answers."""
         assert self._fleet is not None and self._sampler is not None, "wait_until_up() comes first"
-        fleet, board = answers(
-            [self._fleet.status.remote(), self._sampler.status.remote()], "Fleet or sampling actor"
-        )
+        return [self._fleet.status.remote(), self._sampler.status.remote()]
+
+    @staticmethod
+    def status(asked: list[ray.ObjectRef]) -> tuple[FleetStatus, BoardStatus]:
+        """What the fleet was doing when it was asked, and what the engines were."""
+        fleet, board = answers(asked, "Fleet or sampling actor")
         return fleet, board
 
     def stop(self) -> None:

@@ -44,6 +44,7 @@ def update(config: TrainConfig, run: Run, clock: Clock) -> None:
     version = progress.version
     with clock.measure("time/wait"):
         selection = select_groups(config, run)
+    run.ask_utilization()
     with clock.measure("time/score"):
         batches = make_batches(config, selection.useful, progress.step)
         batches = run.learner.score(batches) if batches else []

@@ -66,6 +66,7 @@ class Run:
         self._crews: list[Crew] = []
         self._learner: LearnerGroup | None = None
         self._utilization = Utilization()
+        self._asked: list[ray.ObjectRef] = []
 
     # -- start and end -------------------------------------------------------------------------------
 
@@ -162,8 +163,9 @@ class Run:
             f"{self.config.fleet.num_actors} rollout actors."
         )
         self._restore_stream()
+        self.ask_utilization()  # from here on
+        self.utilized()
         self.order_rollouts()
-        self.utilized()  # from here on
         self.tracker.begin_steps()
 
     def _restore_stream(self) -> None:
@@ -209,10 +211,14 @@ class Run:
         )
         self.order_rollouts()
 
+    def ask_utilization(self) -> None:
+        """Ask how busy fleet and engines are; not when they have just been given work, which comes first."""
+        self._asked = self.crew.ask_status()
+
     def utilized(self) -> dict[str, float]:
-        """How idle fleet and engines were since the last call; nothing while Ray starts an actor anew."""
+        """How idle they were between the last two questions; nothing while Ray starts an actor anew."""
         try:
-            return self._utilization.look(*self.crew.status())
+            return self._utilization.look(*self.crew.status(self._asked))
         except ActorUnavailableError:
             self._utilization = Utilization()
             return {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from actors.fleet import FleetStatus
 from actors.request_board import BoardStatus
 from launch.metrics import idle_share
@@ -13,7 +11,7 @@ class Utilization:
     """What changed since the last look: the first one has nothing to compare with."""
 
     def __init__(self) -> None:
-        self._last: tuple[float, FleetStatus, BoardStatus] | None = None
+        self._last: tuple[FleetStatus, BoardStatus] | None = None
 
     def look(self, fleet: FleetStatus, board: BoardStatus) -> dict[str, float]:
         """Idle shares of the rollout actors and the engines, and tokens that were sampled for nobody.
@@ -21,11 +19,10 @@ class Utilization:
         An engine that was not there at the last look, or is gone, counts for nothing: its counters begin at
         0, and when it stopped working nobody knows.
         """
-        now, last = time.monotonic(), self._last
-        self._last = now, fleet, board
+        last, self._last = self._last, (fleet, board)
         if last is None:
             return {}
-        then, fleet_before, board_before = last
+        fleet_before, board_before = last
         engines = [
             (replica.engine, board_before.replicas[name].engine)
             for name, replica in board.replicas.items()
@@ -35,7 +32,10 @@ class Utilization:
         there = sum(after.seconds - before.seconds for after, before in engines)
         return {
             "time/fleet_idle": idle_share(
-                fleet_before.busy_seconds, fleet.busy_seconds, now - then, fleet.num_actors
+                fleet_before.busy_seconds,
+                fleet.busy_seconds,
+                fleet.seconds - fleet_before.seconds,
+                fleet.num_actors,
             ),
             "time/engine_idle": idle_share(0.0, busy, there),
             # A sampling actor that was started anew counts from 0.

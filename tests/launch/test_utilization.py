@@ -1,19 +1,22 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from actors.fleet import FleetStatus
 from actors.request_board import BoardStatus, ReplicaStatus
-from launch import utilization
 from launch.utilization import Utilization
 from policies.sampler import EngineStats
 
 
-def fleet(busy_seconds: float) -> FleetStatus:
+def fleet(busy_seconds: float, seconds: float = 0.0) -> FleetStatus:
     return FleetStatus(
-        num_actors=4, num_ready=4, num_waiting=0, num_running=0, num_lost=0, busy_seconds=busy_seconds
+        num_actors=4,
+        num_ready=4,
+        num_waiting=0,
+        num_running=0,
+        num_lost=0,
+        busy_seconds=busy_seconds,
+        seconds=seconds,
     )
 
 
@@ -34,17 +37,15 @@ def board(num_late_tokens: int, is_live: bool = True, **engines: tuple[float, fl
     )
 
 
-def test_shares_are_of_the_time_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([100.0, 110.0, 130.0])
-    monkeypatch.setattr(utilization, "time", SimpleNamespace(monotonic=lambda: next(now)))
+def test_shares_are_of_the_time_since_the_last_look() -> None:
     utilized = Utilization()
-    assert utilized.look(fleet(8.0), board(5, a=(50.0, 40.0, 0))) == {}
-    second = utilized.look(fleet(18.0), board(7, a=(60.0, 42.0, 3)))
+    assert utilized.look(fleet(8.0, 100.0), board(5, a=(50.0, 40.0, 0))) == {}
+    second = utilized.look(fleet(18.0, 110.0), board(7, a=(60.0, 42.0, 3)))
     assert second["time/fleet_idle"] == pytest.approx(1 - 10 / 40)
     assert second["time/engine_idle"] == pytest.approx(0.8)
     assert second["stream/wasted_tokens_unwanted"] == 5
     # The engine was replaced: the new one counts from 0, and is looked at from the next time on.
-    third = utilized.look(fleet(18.0), board(7, b=(1.0, 1.0, 9)))
+    third = utilized.look(fleet(18.0, 130.0), board(7, b=(1.0, 1.0, 9)))
     assert third["time/fleet_idle"] == 1.0
     assert third["time/engine_idle"] == 0.0
     assert third["stream/wasted_tokens_unwanted"] == 0
