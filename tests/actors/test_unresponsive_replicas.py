@@ -31,6 +31,13 @@ def ask(sampler: Any, count: int, max_tokens: int = 5, version: int = 0) -> list
     ]
 
 
+def ask_both(sampler: Any) -> list[Any]:
+    """Long requests, once each of the replicas is at some of them."""
+    asked = ask(sampler, 16, max_tokens=900)
+    wait_until(lambda: all(each.num_running for each in replicas(sampler).values()))
+    return asked
+
+
 def replicas(sampler: Any) -> dict[str, ReplicaStatus]:
     found: dict[str, ReplicaStatus] = ray.get(sampler.status.remote()).replicas
     return found
@@ -43,8 +50,7 @@ def pid_of(replica: str) -> int:
 def test_a_replica_that_was_stopped_is_current_again_before_it_serves(late_policy: ServedPolicy) -> None:
     sampler = late_policy.sampler()
     wait_until(lambda: len(replicas(sampler)) == 2)
-    in_flight = ask(sampler, 16, max_tokens=300)
-    wait_until(lambda: all(each.num_running == 8 for each in replicas(sampler).values()))
+    in_flight = ask_both(sampler)
     name = next(iter(replicas(sampler)))
     pid = pid_of(name)
     os.kill(pid, signal.SIGSTOP)
@@ -77,8 +83,7 @@ def test_a_replica_that_died_comes_back_with_the_newest_weights_and_nothing_is_l
     sampler = late_policy.sampler()
     wait_until(lambda: len(replicas(sampler)) == 2)
     before = set(replicas(sampler))
-    in_flight = ask(sampler, 16, max_tokens=300)
-    wait_until(lambda: all(each.num_running == 8 for each in replicas(sampler).values()))
+    in_flight = ask_both(sampler)
     os.kill(pid_of(next(iter(before))), signal.SIGKILL)
     assert {each.policy_version for each in ray.get(in_flight)} == {version}
     wait_until(lambda: len(replicas(sampler)) == 3)
