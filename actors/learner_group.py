@@ -174,6 +174,7 @@ class _WorkerGroup:
         return _answer(self.begin(method, *args))
 
     def check(self) -> None:
+        _answer(self._opened)  # which may take minutes, and is no sign that a rank hangs
         answers([worker.__ray_ready__.remote() for worker in self._group.workers], "A learner rank")
 
     def close(self) -> None:
