@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from environments.errors import ConfigError
 from launch.checkpoint import LATEST, CheckpointFolder
-from policies.settings import ADAPTER_CONFIG
+from policies.settings import ADAPTER, ADAPTER_CONFIG, adapter_config
 
 HUGGINGFACE = "huggingface"
 """The subfolder of a checkpoint that any Hugging Face program can load."""
-ADAPTER = "adapter"
-"""The subfolder of a checkpoint with the adapters that were trained, in peft's format."""
 
 
 def model_folder(path: str) -> str:
@@ -71,12 +67,6 @@ def adapter_folder(name: str, path: str) -> str:
         f"{', '.join(str(folder) for folder in candidates)}): name a folder in peft's format, or a run or "
         "checkpoint that was trained with learner.lora.rank."
     )
-
-
-def adapter_config(folder: Path) -> dict[str, Any]:
-    """What peft says of the adapter in ``folder``."""
-    config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    return config
 
 
 def newest_checkpoint(runs: Path) -> Path | None:

@@ -109,9 +109,9 @@ def _check_idle_settings(config: TrainConfig, algorithm: Algorithm) -> None:
             f"server.http_host={server.http_host} has no effect without server.http_port: set that too, for "
             "example server.http_port=8000, or leave it out."
         )
-    if config.server.adapters:
+    if server.adapters:
         raise ConfigError(
-            f"server.adapters={config.server.adapters} is for launch.serve: what is trained or evaluated is "
+            f"server.adapters={server.adapters} is for launch.serve: what is trained or evaluated is "
             "the model of model.path, and a run with adapters is one (model.path=runs/my-run)."
         )
     if config.rollout.overlong_filter and algorithm.overlong_penalty:

@@ -17,7 +17,8 @@ from actors.settings import MODEL_NAME
 from environments.errors import ConfigError, SamplerError
 from launch.command import run_command
 from launch.config import ServerConfig, TrainConfig
-from launch.model_folder import ADAPTER, adapter_config, adapter_folder, model_folder, newest_checkpoint
+from launch.model_folder import adapter_folder, model_folder, newest_checkpoint
+from policies.settings import ADAPTER, adapter_config
 
 DEFAULT_PORT = 8000
 RUNS = Path("runs")
@@ -88,7 +89,7 @@ def served_adapters(adapters: Mapping[str, str], model_path: str) -> dict[str, s
                 f"server.adapters={{{name}: {adapters[name]}}} would be added twice: into the model "
                 f"{model_path} it is merged already. Name the model that it was trained on by model.path."
             )
-        base = adapter_config(Path(folder)).get("base_model_name_or_path")
+        base = adapter_config(folder).get("base_model_name_or_path")
         if base and Path(base).resolve() != Path(model_path).resolve():
             sys.stdout.write(f"The adapter {name!r} was trained on {base}, and is served on {model_path}.\n")
     return folders

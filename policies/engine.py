@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import os
 import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
 from policies.sampler import EngineStats, SamplingParams, TokenOutput
-from policies.settings import ADAPTER_CONFIG, EngineConfig, environment
+from policies.settings import EngineConfig, adapter_config, environment
 from policies.versions import VersionSpans
 from policies.weights import WeightBucket
 
@@ -309,7 +307,7 @@ def _adapter_args(adapters: Mapping[str, str]) -> dict[str, Any]:
         return {}
     from vllm.config.lora import MaxLoRARanks
 
-    largest = max(json.loads((Path(each) / ADAPTER_CONFIG).read_text())["r"] for each in adapters.values())
+    largest = max(adapter_config(folder)["r"] for folder in adapters.values())
     return {
         "enable_lora": True,
         "max_lora_rank": next((rank for rank in get_args(MaxLoRARanks) if rank >= largest), largest),

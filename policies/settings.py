@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from environments.errors import ConfigError
 
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process: see the module's head
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process: see the head of engine.py
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -20,6 +22,8 @@ CPU_ENVIRONMENT = ENVIRONMENT | {
 }
 
 
+ADAPTER = "adapter"
+"""The subfolder of a checkpoint with the adapters that were trained, in peft's format."""
 ADAPTER_CONFIG = "adapter_config.json"
 """The file by which a folder is an adapter in peft's format."""
 
@@ -64,6 +68,12 @@ class EngineConfig:
                 "server.engine.vllm.async_scheduling=true would have a step in flight whenever weights are "
                 "exchanged, so that nobody knew which of them sampled its tokens: leave it out."
             )
+
+
+def adapter_config(folder: str | Path) -> dict[str, Any]:
+    """What peft says of the adapter in ``folder``."""
+    config: dict[str, Any] = json.loads((Path(folder) / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    return config
 
 
 def environment(config: EngineConfig) -> dict[str, str]:

@@ -23,12 +23,13 @@ from policies.learning.verl_data import POLICY_COLUMNS, as_column, sampled
 from policies.learning.verl_losses import policy_loss
 from policies.learning.verl_weights import Reference
 from policies.learning.verl_worker import VerlWorker, mean_metrics, on_all_ranks
+from policies.settings import ADAPTER
 
 # isort: split
 from verl.workers.utils.losses import sft_loss
 
 REFERENCE = "reference.safetensors"
-ADAPTERS = os.path.join("adapter", "adapter_model.safetensors")
+ADAPTERS = os.path.join(ADAPTER, "adapter_model.safetensors")
 LORA_RECORD = "lora_train_meta.json"
 """Where verl writes rank and alpha of a checkpoint's adapters."""
 
