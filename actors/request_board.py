@@ -27,7 +27,8 @@ MAX_ATTEMPTS = 4
 MAX_SESSIONS = 10_000
 """Conversations whose replica is remembered."""
 SLACK = 4
-"""A conversation leaves its replica if that one has this many requests more than twice another's."""
+"""Requests that a replica may have more than another one that is just not calling. A conversation leaves its
+replica if that has so many more than twice another's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +100,18 @@ class _Replica:
     call: asyncio.Future[Sequence[tuple[str, TokenRequest]]] | None = None
     """Its call, while that waits for requests."""
 
+    @property
+    def is_calling(self) -> bool:
+        return self.call is not None and not self.call.done()
+
 
 class RequestBoard:
     """Gives each request to one replica at a time, and its first answer to whoever asked.
 
     A request goes to a replica that is calling, serves ``min_version`` and no older version than any other
-    replica does, and has the fewest requests; within a conversation to the same one, as long as that is not
-    overloaded. It is leased: from a replica that falls silent it is taken, and what that one still answers
-    is ignored.
+    replica does, and has the fewest requests, or hardly more than one that is just not calling; within a
+    conversation to the same one, as long as that is not overloaded. It is leased: from a replica that falls
+    silent it is taken, and what that one still answers is ignored.
 
     Args:
         name: of the policy server, for messages.
@@ -221,19 +226,19 @@ class RequestBoard:
 
     def _hand_out(self) -> None:
         """Give what waits to the replicas that are calling."""
-        calling = [
+        current = [
             replica
             for replica in self._replicas.values()
-            if replica.call is not None
-            and not replica.call.done()
-            and replica.version >= self._newest_version
+            if replica.is_live and replica.version >= self._newest_version
         ]
-        if not calling or not self._waiting:
+        lots: dict[_Replica, list[tuple[str, TokenRequest]]] = {
+            replica: [] for replica in current if replica.is_calling
+        }
+        if not lots or not self._waiting:
             return
-        lots: dict[_Replica, list[tuple[str, TokenRequest]]] = {replica: [] for replica in calling}
         waiting, self._waiting = self._waiting, deque()
         for order in waiting:
-            replica = self._choose(order.request, calling)
+            replica = self._choose(order.request, current)
             if replica is None:
                 self._waiting.append(order)
                 continue
@@ -245,23 +250,21 @@ class RequestBoard:
                 replica.call.set_result(lot)
                 replica.call = None
 
-    def _choose(self, request: TokenRequest, calling: Sequence[_Replica]) -> _Replica | None:
-        """Who of those that are calling gets ``request``; ``None`` if it had better wait."""
-        able = [replica for replica in calling if replica.version >= request.min_version]
-        if not able:
+    def _choose(self, request: TokenRequest, current: Sequence[_Replica]) -> _Replica | None:
+        """Which of those that are calling gets ``request``; ``None`` if it had better wait."""
+        able = [replica for replica in current if replica.version >= request.min_version]
+        calling = [replica for replica in able if replica.is_calling]
+        if not calling:
             return None
-        chosen = min(able, key=lambda replica: len(replica.held))
-        if not request.session_id:
-            return chosen
+        chosen = min(calling, key=_load)
         home = self._homes.get(request.session_id)
-        if (
-            home is not None
-            and home.is_live
-            and home.version >= max(request.min_version, self._newest_version)
-            and len(home.held) <= 2 * len(chosen.held) + SLACK
-        ):
-            return home if home in able else None  # it calls again in a moment
-        self._homes[request.session_id] = chosen
+        if home in able and _load(home) < 2 * _load(chosen) + SLACK:
+            return home if home.is_calling else None  # it calls again in a moment
+        since = time.monotonic() - 2 * self._hold_seconds
+        if any(_load(each) + SLACK <= _load(chosen) for each in able if each.heard > since):
+            return None  # so does one that has less to do
+        if request.session_id:
+            self._homes[request.session_id] = chosen
         if len(self._homes) > MAX_SESSIONS:
             self._homes.popitem(last=False)
         return chosen
@@ -332,6 +335,11 @@ class RequestBoard:
                 for each in self._replicas.values()
             },
         )
+
+
+def _load(replica: _Replica) -> int:
+    """Requests that it works on."""
+    return len(replica.held)
 
 
 def _end(call: asyncio.Future[Sequence[tuple[str, TokenRequest]]]) -> None:

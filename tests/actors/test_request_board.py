@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.request_board import MAX_ATTEMPTS, Orders, ReplicaReport, RequestBoard
+from actors.request_board import MAX_ATTEMPTS, SLACK, Orders, ReplicaReport, RequestBoard
 from environments.errors import ConfigError, SamplerError
 from policies.sampler import EngineStats, SamplingParams, TokenOutput, TokenRequest
 
@@ -140,6 +140,22 @@ def test_work_is_spread_and_a_conversation_stays_where_it_is() -> None:
         assert [len(each) for each in first.values()] == [2, 2]
         waiting += ask(there, *(request(index, session=str(index)) for index in range(4)))
         assert {name: ids(await fetch(there, 2, name)) for name in "ab"} == first
+        for each in waiting:
+            each.cancel()
+
+    run(test())
+
+
+def test_work_is_spread_though_only_one_of_the_replicas_is_calling_when_it_comes() -> None:
+    async def test() -> None:
+        there = RequestBoard("policy")
+        await asyncio.gather(call(there, "a"), call(there, "b"))
+        waiting = ask(there, *map(request, range(20)))
+        at_once = len(ids(await fetch(there, 1, "a")))
+        assert at_once == SLACK
+        calls = [asyncio.create_task(call(there, name)) for name in "ab"]
+        at_last = [len(ids(each)) for each in await asyncio.gather(*calls)]
+        assert [at_once + at_last[0], at_last[1]] == [10, 10]
         for each in waiting:
             each.cancel()
 

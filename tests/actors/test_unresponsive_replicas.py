@@ -32,9 +32,15 @@ def ask(sampler: Any, count: int, max_tokens: int = 5, version: int = 0) -> list
 
 
 def ask_both(sampler: Any) -> list[Any]:
-    """Long requests, once each of the replicas is at some of them."""
+    """Long requests, once all are handed out and each of the replicas is at some of them."""
     asked = ask(sampler, 16, max_tokens=900)
-    wait_until(lambda: all(each.num_running for each in replicas(sampler).values()))
+
+    def handed_out() -> bool:
+        there = replicas(sampler).values()
+        at_all = sum(each.num_running + each.num_answered for each in there)
+        return at_all == 16 and all(each.num_running for each in there)
+
+    wait_until(handed_out)
     return asked
 
 
