@@ -34,7 +34,8 @@ class FleetStatus:
     """What the fleet is doing: orders that wait, rollouts in play, actors lost since it started.
 
     Of ``num_actors``, ``num_ready`` are up and can play. ``busy_seconds`` are those that all actors together
-    have played in the ``seconds`` since the fleet started.
+    have played in the ``seconds`` since the fleet started. ``num_replayed_tokens`` were sampled in rollouts
+    that have failed and were played again, unless their process died with them.
     """
 
     num_actors: int
@@ -44,6 +45,7 @@ class FleetStatus:
     num_lost: int
     busy_seconds: float
     seconds: float
+    num_replayed_tokens: int
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -91,6 +93,7 @@ class RolloutFleet:
         self._busy_seconds = 0.0
         self._num_ready = 0
         self._num_lost = 0
+        self._num_replayed_tokens = 0
 
     async def resize(self, num_actors: int) -> None:
         """Grow or shrink at once; an actor that is still playing ends with its rollout."""
@@ -133,6 +136,7 @@ class RolloutFleet:
             num_lost=self._num_lost,
             busy_seconds=self._busy_seconds + sum(now - since for since in self._since.values()),
             seconds=now - self._start,
+            num_replayed_tokens=self._num_replayed_tokens,
         )
 
     async def _slot(self, index: int) -> None:
@@ -169,6 +173,7 @@ class RolloutFleet:
             assert reason is not None
             if reason.is_failure and attempt.number <= self._config.retries:
                 logger.warning("Rollout %s failed: %s", trajectory.rollout_id, trajectory.error)
+                self._num_replayed_tokens += trajectory.num_sampled_tokens
                 self._attempts.put_nowait(_Attempt(attempt.position, attempt.order, attempt.number + 1))
             else:
                 if reason.is_failure and attempt.number > 1:

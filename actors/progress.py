@@ -34,8 +34,7 @@ class RolloutProgress:
         self._num_done += 1
         self._num_passed += trajectory.reward > 0
         self._num_failed += reason is not None and reason.is_infrastructure
-        completions = [step.completion for step in trajectory.steps if step.completion is not None]
-        self._num_tokens += 0 if replayed else sum(each.num_completion_tokens for each in completions)
+        self._num_tokens += 0 if replayed else trajectory.num_sampled_tokens
         if replayed:
             self._bar.initial += 1  # it must not count as speed
         tokens_per_second = self._num_tokens / max(self._bar.format_dict["elapsed"], 1e-3)

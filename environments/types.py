@@ -156,9 +156,19 @@ class Trajectory:
         return self.termination_reason is not None and self.termination_reason.is_failure
 
     @property
+    def completions(self) -> list[Completion]:
+        """What was sampled, turn by turn; a turn that only the agent's own code decided has nothing."""
+        return [step.completion for step in self.steps if step.completion is not None]
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """How many tokens were sampled in all turns."""
+        return sum(each.num_completion_tokens for each in self.completions)
+
+    @property
     def retokenized(self) -> bool:
         """Whether the ids of any completion are not the engine's: it cannot be trained on then."""
-        return any(step.completion is not None and step.completion.retokenized for step in self.steps)
+        return any(each.retokenized for each in self.completions)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,8 @@ from environments.types import Completion, TerminationReason, Trajectory, Trajec
 from policies.learning.samples import TrainingSample
 
 FRESH_MISMATCH = "learn/fresh_logprob_diff_mean"
+LEARNER_STAGES = ("time/score", "time/learn", "time/publish", "time/checkpoint")
+"""What the learner has a part in."""
 UNTRAINED = ("failed", "timeout", "masked")
 """Why nothing is learnt from a member of a group that is trained on."""
 
@@ -25,9 +27,7 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     it held after it, as in ``rollout.max_prompt_tokens`` and ``rollout.max_response_tokens``.
     """
     trajectories = _members(groups)
-    completions = {id(each): _completions(each) for each in trajectories}
-    sampled = [completion for each in completions.values() for completion in each]
-    played = [each for each in completions.values() if each]
+    played = [each.completions for each in trajectories if each.completions]
     reasons = Counter(each.termination_reason for each in trajectories)
     return {
         **_spread("rollout/reward", [each.reward for each in trajectories]),
@@ -36,8 +36,8 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         **_spread("rollout/prompt_tokens", [each[0].num_prompt_tokens for each in played]),
         **_spread("rollout/response_tokens", [_response_tokens(each) for each in played]),
         **_spread("rollout/seconds", [each.seconds for each in trajectories]),
-        "rollout/sampled_tokens": sum(each.num_completion_tokens for each in sampled),
-        "rollout/requests": len(sampled),
+        "rollout/sampled_tokens": _num_tokens(trajectories),
+        "rollout/requests": sum(map(len, played)),
         **{
             f"rollout/ended_{reason}": reasons[reason] / max(1, len(trajectories))
             for reason in TerminationReason
@@ -148,7 +148,7 @@ def _versions(groups: Sequence[TrajectoryGroup]) -> list[set[int]]:
     versions = [
         {
             version
-            for each in _completions(trajectory)
+            for each in trajectory.completions
             if each.completion_ids
             for version in each.token_versions or (each.policy_version,)
         }
@@ -161,15 +161,15 @@ def _versions(groups: Sequence[TrajectoryGroup]) -> list[set[int]]:
 
 
 def time_metrics(stages: Mapping[str, float], step_seconds: float) -> dict[str, float]:
-    """``time/``: the seconds of each stage and of the whole step, and the share that the learner waited.
+    """``time/``: the seconds of each stage and of the whole step, and the share in which the learner did
+    nothing: it waited for rollouts, an evaluation or the driver.
 
     Args:
-        stages: seconds by name, such as ``time/learn``; the learner waits in ``time/wait``, for rollouts, and
-            in ``time/evaluate``.
+        stages: seconds by name, such as ``time/learn``.
         step_seconds: wall time of the step, above 0.
     """
-    waited = stages.get("time/wait", 0.0) + stages.get("time/evaluate", 0.0)
-    return {**stages, "time/step": step_seconds, "time/learner_idle": waited / step_seconds}
+    idle = idle_share(0.0, sum(stages.get(stage, 0.0) for stage in LEARNER_STAGES), step_seconds)
+    return {**stages, "time/step": step_seconds, "time/learner_idle": idle}
 
 
 def idle_share(busy_before: float, busy_after: float, wall_seconds: float, num_workers: int = 1) -> float:
@@ -191,7 +191,7 @@ def mismatch_metrics(samples: Iterable[TrainingSample], version: int) -> dict[st
     """``learn/fresh_logprob_diff_*``: how far engine and learner are apart on the same weights.
 
     What older weights have sampled is left out: there the difference is what was learnt since, and no fault.
-    Nothing is reported where nothing is left.
+    Nothing is reported where nothing is left, and with few tokens the mean varies.
 
     Args:
         samples: with the learner's own ``old_logprobs``, taken under ``version``; others are left out.
@@ -237,12 +237,8 @@ def _members(groups: Iterable[TrajectoryGroup]) -> list[Trajectory]:
     return [trajectory for group in groups for trajectory in group.trajectories]
 
 
-def _completions(trajectory: Trajectory) -> list[Completion]:
-    return [step.completion for step in trajectory.steps if step.completion is not None]
-
-
 def _num_tokens(trajectories: Iterable[Trajectory]) -> int:
-    return sum(each.num_completion_tokens for item in trajectories for each in _completions(item))
+    return sum(each.num_sampled_tokens for each in trajectories)
 
 
 def _mean(values: Sequence[float]) -> float:

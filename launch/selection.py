@@ -52,5 +52,5 @@ def mask(group: TrajectoryGroup, reasons: Collection[str]) -> None:
 
 def oldest_version(trajectory: Trajectory) -> float:
     """The oldest policy version that sampled any of its tokens; infinite if nothing was sampled."""
-    versions = [step.completion.policy_version for step in trajectory.steps if step.completion is not None]
+    versions = [each.policy_version for each in trajectory.completions]
     return min(versions, default=float("inf"))

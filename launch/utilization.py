@@ -14,7 +14,8 @@ class Utilization:
         self._last: tuple[FleetStatus, BoardStatus] | None = None
 
     def look(self, fleet: FleetStatus, board: BoardStatus) -> dict[str, float]:
-        """Idle shares of the rollout actors and the engines, and tokens that were sampled for nobody.
+        """Idle shares of the rollout actors and the engines, and tokens that were sampled for rollouts that
+        were played again or for nobody.
 
         An engine that was not there at the last look, or is gone, counts for nothing: its counters begin at
         0, and when it stopped working nobody knows.
@@ -38,6 +39,7 @@ class Utilization:
                 fleet.num_actors,
             ),
             "time/engine_idle": idle_share(0.0, busy, there),
+            "stream/wasted_tokens_replayed": fleet.num_replayed_tokens - fleet_before.num_replayed_tokens,
             # A sampling actor that was started anew counts from 0.
             "stream/wasted_tokens_unwanted": max(0, board.num_late_tokens - board_before.num_late_tokens)
             + sum(after.num_aborted_tokens - before.num_aborted_tokens for after, before in engines),

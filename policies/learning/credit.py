@@ -183,7 +183,7 @@ def _overlong_penalty(trajectory: Trajectory, algorithm: Algorithm) -> float:
     """
     if not algorithm.overlong_penalty or algorithm.max_response_tokens is None:
         return 0.0
-    completions = [step.completion for step in trajectory.steps if step.completion is not None]
+    completions = trajectory.completions
     if not completions:
         return 0.0
     first, last = completions[0], completions[-1]

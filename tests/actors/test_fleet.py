@@ -126,6 +126,8 @@ def test_every_order_is_answered_once_with_its_own_ending(
     status = ray.get(fleet.status.remote())
     assert (status.num_actors, status.num_waiting, status.num_running) == (NUM_ACTORS, 0, 0)
     assert status.num_lost == 1 + 2 * (RETRIES + 1) + 1
+    sampled = len("a reply") + 1  # "raise" and "quit" said what they had sampled, "exit" could not
+    assert status.num_replayed_tokens == 2 * sampled * RETRIES
     assert stream.queue.qsize() == 0
 
 

@@ -56,9 +56,8 @@ def trajectories(ray_cluster: None, sampler: Any) -> Iterator[list[Trajectory]]:
 
 
 def completions_of(trajectory: Trajectory) -> list[Completion]:
-    completions = [step.completion for step in trajectory.steps if step.completion is not None]
-    assert len(completions) == NUM_GUESSES
-    return completions
+    assert len(trajectory.completions) == NUM_GUESSES
+    return trajectory.completions
 
 
 def test_games_of_three_turns_are_played(trajectories: list[Trajectory]) -> None:

@@ -185,9 +185,9 @@ def test_groups_that_agree_with_themselves_are_counted() -> None:
 # -- time ----------------------------------------------------------------------------------------------
 
 
-def test_the_learner_is_idle_while_it_waits_for_rollouts() -> None:
-    metrics = time_metrics({"time/wait": 1.0, "time/learn": 2.0}, 4.0)
-    assert metrics == {"time/wait": 1.0, "time/learn": 2.0, "time/step": 4.0, "time/learner_idle": 0.25}
+def test_the_learner_is_idle_while_it_waits_for_rollouts_and_driver() -> None:
+    stages = {"time/wait": 1.0, "time/credit": 0.5, "time/learn": 2.0, "time/publish": 0.5}
+    assert time_metrics(stages, 4.0) == {**stages, "time/step": 4.0, "time/learner_idle": 0.375}
 
 
 @pytest.mark.parametrize(

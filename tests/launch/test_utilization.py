@@ -8,7 +8,7 @@ from launch.utilization import Utilization
 from policies.sampler import EngineStats
 
 
-def fleet(busy_seconds: float, seconds: float = 0.0) -> FleetStatus:
+def fleet(busy_seconds: float, seconds: float = 0.0, num_replayed_tokens: int = 0) -> FleetStatus:
     return FleetStatus(
         num_actors=4,
         num_ready=4,
@@ -17,6 +17,7 @@ def fleet(busy_seconds: float, seconds: float = 0.0) -> FleetStatus:
         num_lost=0,
         busy_seconds=busy_seconds,
         seconds=seconds,
+        num_replayed_tokens=num_replayed_tokens,
     )
 
 
@@ -40,15 +41,17 @@ def board(num_late_tokens: int, is_live: bool = True, **engines: tuple[float, fl
 def test_shares_are_of_the_time_since_the_last_look() -> None:
     utilized = Utilization()
     assert utilized.look(fleet(8.0, 100.0), board(5, a=(50.0, 40.0, 0))) == {}
-    second = utilized.look(fleet(18.0, 110.0), board(7, a=(60.0, 42.0, 3)))
+    second = utilized.look(fleet(18.0, 110.0, 4), board(7, a=(60.0, 42.0, 3)))
     assert second["time/fleet_idle"] == pytest.approx(1 - 10 / 40)
     assert second["time/engine_idle"] == pytest.approx(0.8)
     assert second["stream/wasted_tokens_unwanted"] == 5
+    assert second["stream/wasted_tokens_replayed"] == 4
     # The engine was replaced: the new one counts from 0, and is looked at from the next time on.
-    third = utilized.look(fleet(18.0, 130.0), board(7, b=(1.0, 1.0, 9)))
+    third = utilized.look(fleet(18.0, 130.0, 4), board(7, b=(1.0, 1.0, 9)))
     assert third["time/fleet_idle"] == 1.0
     assert third["time/engine_idle"] == 0.0
     assert third["stream/wasted_tokens_unwanted"] == 0
+    assert third["stream/wasted_tokens_replayed"] == 0
 
 
 def test_a_sampling_actor_that_was_started_anew_has_wasted_nothing() -> None:
