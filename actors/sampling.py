@@ -39,14 +39,25 @@ class SamplerActor:
         await self._sampler.open()  # where Ray has started this actor anew, nobody else does
         return await self._sampler.sample(request)
 
+    async def sample_tokens(self, request: TokenRequest) -> TokenOutput:
+        """Token ids in, token ids out, by a policy server. Raises as ``sample`` does."""
+        await self._sampler.open()
+        return await self._served.sample_tokens(request)
+
     async def exchange(self, report: ReplicaReport) -> Orders:
         """For the replicas of a policy server: see ``RequestBoard.exchange``."""
-        assert isinstance(self._sampler, ServeSampler), "replicas know only samplers that have registered"
-        return await self._sampler.board.exchange(report)
+        return await self._served.board.exchange(report)
 
     async def status(self) -> BoardStatus | None:
         """What waits and which replicas are at work; ``None`` where that is an outside server's affair."""
         return self._sampler.board.status() if isinstance(self._sampler, ServeSampler) else None
+
+    @property
+    def _served(self) -> ServeSampler:
+        assert isinstance(self._sampler, ServeSampler), (
+            "an outside server has no replicas and takes no tokens"
+        )
+        return self._sampler
 
 
 class ServeSampler:

@@ -18,6 +18,7 @@ from actors.stream import TrajectoryStream
 from launch.background import in_background
 from launch.config import RolloutConfig, TrainConfig
 from launch.workload import Workload
+from policies.sampler import TokenRequest
 
 STREAM_CAPACITY = 1024
 
@@ -72,6 +73,11 @@ class Crew:
     def wait_until_up(self) -> None:
         """Return when rollouts can be ordered. Raises what kept server or fleet from starting."""
         self._serving.result()
+
+    def sample(self, request: TokenRequest) -> ray.ObjectRef:
+        """Ask for one completion outside any rollout; the reference is to a ``TokenOutput``."""
+        assert self._sampler is not None, "wait_until_up() comes first"
+        return self._sampler.sample_tokens.remote(request)
 
     def ask_status(self) -> list[ray.ObjectRef]:
         """Ask fleet and engines what they are doing: ``status`` waits for the answers."""

@@ -8,7 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import chain
+
+from ray.exceptions import RayError
 
 from environments.errors import TroupeError
 from environments.types import TrajectoryGroup
@@ -20,6 +21,8 @@ from policies.learning.credit import assign_credit
 from policies.learning.samples import LearnerUpdate, TrainBatch, TrainingSample, has_signal, training_samples
 
 NOTHING_LEARNED = LearnerUpdate(metrics={}, num_optimizer_steps=0)
+NUM_COMPARED = 8
+"""Samples on which engine and learner are compared where nothing else has the learner score them."""
 WARM_START_CHUNK = 5
 """Optimizer steps of the warm start between two chances to stop."""
 
@@ -48,8 +51,9 @@ def update(config: TrainConfig, run: Run, clock: Clock) -> None:
     with clock.measure("time/score"):
         batches = make_batches(config, selection.useful, progress.step)
         batches = run.learner.score(batches) if batches else []
+        learning = disagreement(config, run, batches)
     with clock.measure("time/credit"):
-        batches, learning = with_credit(config, run, selection.groups, batches)
+        batches, credit = with_credit(config, run, selection.groups, batches)
     with run.interrupts.whole():  # the weights and what we say of them change together
         with clock.measure("time/learn"):
             # Where every group agreed with itself there is nothing to learn.
@@ -59,7 +63,9 @@ def update(config: TrainConfig, run: Run, clock: Clock) -> None:
             if learned.num_optimizer_steps:  # else the weights are those that are served
                 run.publish()
         run.commit(selection.groups, selection.dropped)
-        learning |= learned.metrics | {"learn/num_optimizer_steps": learned.num_optimizer_steps}
+        if learned.num_optimizer_steps and config.rollout.max_staleness:  # at 0 all rollouts are fresh
+            run.probe.begin(selection.groups, run.progress.version)
+        learning |= credit | learned.metrics | {"learn/num_optimizer_steps": learned.num_optimizer_steps}
         report_update(config, run, selection, learning, clock, version)
 
 
@@ -229,6 +235,36 @@ def make_batches(config: TrainConfig, groups: Sequence[TrajectoryGroup], step: i
     ]
 
 
+def disagreement(config: TrainConfig, run: Run, batches: Sequence[TrainBatch]) -> dict[str, float]:
+    """How far engine and learner are apart on what the newest weights have sampled, if that is known."""
+    version = run.progress.version
+    fresh = [sample for batch in batches for sample in batch.samples if sample.policy_version == version]
+    if run.algorithm.bypass:  # there the old log-probabilities are the engine's own
+        fresh = with_own_logprobs(config, run, fresh[:NUM_COMPARED])
+    return metrics.mismatch_metrics(fresh or with_own_logprobs(config, run, probed(run)), version)
+
+
+def probed(run: Run) -> list[TrainingSample]:
+    """What the engines were asked for after the last update, if they have answered."""
+    version = run.progress.version
+    try:
+        return run.probe.take(version)
+    except RayError as error:  # the rollouts live without it
+        last = str(error).strip().splitlines()[-1]
+        run.tracker.announce(f"Engine and learner were not compared under version {version}: {last}")
+        return []
+
+
+def with_own_logprobs(
+    config: TrainConfig, run: Run, samples: Sequence[TrainingSample]
+) -> list[TrainingSample]:
+    """The samples with the learner's log-probabilities."""
+    if not samples:
+        return []
+    rows = run.learner.logprobs(TrainBatch(samples=tuple(samples), temperature=config.rollout.temperature))
+    return [replace(sample, old_logprobs=tuple(row)) for sample, row in zip(samples, rows, strict=True)]
+
+
 def with_credit(
     config: TrainConfig, run: Run, groups: Sequence[TrajectoryGroup], batches: Sequence[TrainBatch]
 ) -> tuple[list[TrainBatch], dict[str, float]]:
@@ -239,12 +275,9 @@ def with_credit(
     for batch in batches:
         for sample in batch.samples:
             samples[sample.rollout_id].append(sample)
-    numbers = {}
-    if not run.algorithm.bypass:  # there the old log-probabilities are the engine's own
-        numbers = metrics.mismatch_metrics(chain.from_iterable(samples.values()), run.progress.version)
     credited, credit = assign_credit(groups, samples, run.algorithm, run.kl.coef)
     by_id = {sample.sample_id: sample for each in credited.values() for sample in each}
-    numbers |= credit | run.kl.update(credit, len(samples))
+    numbers = credit | run.kl.update(credit, len(samples))
     return [
         replace(batch, samples=tuple(by_id[sample.sample_id] for sample in batch.samples))
         for batch in batches

@@ -28,6 +28,7 @@ from launch.journal import Journal
 from launch.metrics import evaluation_metrics
 from launch.model_folder import model_folder
 from launch.orders import group_orders, tasks_digest
+from launch.probe import Probe
 from launch.tracking import Tracker
 from launch.utilization import Utilization
 from launch.workload import Workload
@@ -109,6 +110,7 @@ class Run:
             crew = Crew(evaluation_config(config), workload, model_path, pinned)
             self._crews.append(crew)
         self.evaluator = Evaluator(config, workload, crew, self._store, pinned)
+        self.probe = Probe(self.crew.sample, config.rollout.temperature)
         make_orders = partial(
             group_orders, config, workload.train_dataset, self.algorithm.uses_greedy_baseline
         )

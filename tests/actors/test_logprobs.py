@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import ray
 import torch
+from conftest import wait_until
 from transformers_reference import load, token_logprobs, weights_of
 
-from environments.types import Completion, Step, Trajectory
+from environments.types import Completion, Step, Trajectory, TrajectoryGroup
 from launch.metrics import FRESH_MISMATCH, mismatch_alarm, mismatch_metrics
-from policies.learning.samples import TrainBatch, training_samples
+from launch.probe import Probe
+from policies.learning.samples import TrainBatch, TrainingSample, training_samples
 from policies.learning.settings import LearnerConfig
 from policies.sampler import SampleRequest, SamplingParams
 
@@ -91,4 +94,22 @@ def test_one_wrong_weight_in_the_engine_raises_the_alarm(
         (scored,) = learner.score([batch_of(sample(sampler, 1.0, version), 1.0)])
         numbers = mismatch_metrics(scored.samples, version)
         assert (numbers[FRESH_MISMATCH] >= 1e-3) == is_alarmed
+        assert (mismatch_alarm(numbers, LearnerConfig().mismatch_alarm) is not None) == is_alarmed
+
+
+def test_the_probe_raises_the_alarm_where_nothing_else_is_fresh(
+    policy_app: ServedPolicy, sampler: Any, make_learner: MakeLearner
+) -> None:
+    learner, right = make_learner(), weights_of(policy_app.model_path)
+    probe = Probe(sampler.sample_tokens.remote, temperature=0.7)
+    rollout = Trajectory(steps=[Step(completion=sample(sampler, 0.7)[0])])
+    group = TrajectoryGroup(group_id="0", task={}, trajectories=(rollout,))
+    name = "model.layers.1.self_attn.o_proj.weight"
+    for weights, is_alarmed in ((right, False), (right | {name: right[name] * 2}, True), (right, False)):
+        version = policy_app.publish(weights)
+        probe.begin([group], version)
+        taken: list[TrainingSample] = []
+        wait_until(lambda taken=taken, version=version: taken.extend(probe.take(version)) or bool(taken))
+        (row,) = learner.logprobs(TrainBatch(samples=tuple(taken), temperature=0.7))
+        numbers = mismatch_metrics([replace(taken[0], old_logprobs=tuple(row))], version)
         assert (mismatch_alarm(numbers, LearnerConfig().mismatch_alarm) is not None) == is_alarmed

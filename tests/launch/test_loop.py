@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
+from ray.exceptions import GetTimeoutError, RayError
 from test_feed import FakeStream, make_orders
 
 from environments.errors import TroupeError
@@ -14,9 +16,10 @@ from environments.types import Completion, Step, TerminationReason, Trajectory, 
 from launch.checkpoint import Progress
 from launch.config import SelectionConfig, TrainConfig
 from launch.feed import GroupFeed
-from launch.loop import make_batches, select_groups
+from launch.loop import disagreement, make_batches, select_groups
 from launch.orders import group_name
 from policies.learning.algorithms import resolve
+from policies.learning.samples import TrainBatch, TrainingSample
 from policies.learning.settings import AlgorithmConfig
 
 GRPO = resolve(AlgorithmConfig(), 64)
@@ -71,6 +74,8 @@ class FakeRun:
     progress: Progress = field(default_factory=Progress)
     tracker: FakeTracker = field(default_factory=FakeTracker)
     ordered: list[int] = field(default_factory=list)
+    learner: Any = None
+    probe: Any = None
 
     def order_rollouts(self, num_selected: int = 0) -> None:
         self.ordered.append(num_selected)
@@ -175,3 +180,75 @@ def test_updates_that_make_do_leave_nothing_behind_that_grows_stale(
         run.progress.version += 1
         feed.commit()
         run.order_rollouts()
+
+
+# -- engine and learner --------------------------------------------------------------------------------
+
+
+class FakeLearner:
+    """Gives every token the log-probability -1."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def logprobs(self, batch: TrainBatch) -> list[list[float]]:
+        self.asked += [each.sample_id for each in batch.samples]
+        return [[-1.0] * len(each.response_ids) for each in batch.samples]
+
+
+class FakeProbe:
+    def __init__(self, *samples: TrainingSample, error: RayError | None = None) -> None:
+        self._samples, self._error = samples, error
+
+    def take(self, version: int) -> list[TrainingSample]:
+        if self._error is not None:
+            raise self._error
+        return list(self._samples)
+
+
+def sampled(sample_id: str, version: int, old: float | None = None, engine: float = -1.5) -> TrainingSample:
+    return TrainingSample(
+        sample_id=sample_id,
+        prompt_ids=(1,),
+        response_ids=(2, 3),
+        loss_mask=(1, 1),
+        rollout_logprobs=(engine, engine),
+        old_logprobs=() if old is None else (old, old),
+        policy_version=version,
+    )
+
+
+def compared(probe: FakeProbe, *samples: TrainingSample, bypass: bool = False) -> tuple[float, FakeRun]:
+    """The difference that is found under version 3, and the run."""
+    algorithm, progress = replace(GRPO, bypass=bypass), Progress(version=3)
+    run = FakeRun(FakeFeed([]), algorithm, progress, learner=FakeLearner(), probe=probe)
+    numbers = disagreement(config(), run, [TrainBatch(samples=samples)])
+    return numbers.get("learn/fresh_logprob_diff_mean", -1.0), run
+
+
+def test_what_is_trained_on_is_compared_where_the_newest_version_has_sampled_it() -> None:
+    difference, run = compared(
+        FakeProbe(sampled("probe", 3)), sampled("new", 3, -1.25), sampled("old", 2, -9)
+    )
+    assert difference == 0.25
+    assert run.learner.asked == []
+
+
+def test_the_probe_is_compared_where_nothing_that_is_trained_on_is_fresh() -> None:
+    difference, run = compared(FakeProbe(sampled("probe", 3)), sampled("old", 2, -9))
+    assert difference == 0.5
+    assert run.learner.asked == ["probe"]
+    assert compared(FakeProbe())[0] == -1
+
+
+def test_in_bypass_mode_the_learner_is_asked_for_its_own_log_probabilities() -> None:
+    difference, run = compared(FakeProbe(), sampled("new", 3, -1.5), sampled("old", 2, -9), bypass=True)
+    assert difference == 0.5
+    assert run.learner.asked == ["new"]
+    assert compared(FakeProbe(sampled("probe", 3)), sampled("old", 2, -9), bypass=True)[0] == 0.5
+
+
+def test_a_probe_that_fails_is_reported_and_training_goes_on() -> None:
+    difference, run = compared(FakeProbe(error=GetTimeoutError("No engine answers.")), sampled("old", 2, -9))
+    assert difference == -1
+    assert run.tracker.said == ["Engine and learner were not compared under version 3: No engine answers."]

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from launch import probe
 from launch.checkpoint import CheckpointFolder
 from launch.config import TrainConfig, compose
 from launch.journal import read_journal
+from launch.metrics import FRESH_MISMATCH
 from launch.tracking import read_metrics
 from launch.trainer import run_training
 from launch.workload import load_workload
@@ -75,7 +77,10 @@ def test_a_resumed_run_equals_one_that_never_stopped(ray_cluster: None, tmp_path
 
 
 @pytest.mark.engine
-def test_rollouts_and_evaluations_go_on_while_the_learner_learns(ray_cluster: None, tmp_path: Path) -> None:
+def test_rollouts_and_evaluations_go_on_while_the_learner_learns(
+    ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "MAX_MISSED", 0)  # compare engine and learner after each update
     small_run(
         tmp_path,
         "run.num_steps=4",
@@ -89,6 +94,7 @@ def test_rollouts_and_evaluations_go_on_while_the_learner_learns(ray_cluster: No
     steps = [each for each in records if "learn/loss" in each]
     assert [each["step"] for each in steps] == [1, 2, 3, 4]
     assert 0 < max(each["stream/staleness_max"] for each in steps) <= 2
+    assert all(each[FRESH_MISMATCH] < 1e-3 for each in steps)
     evaluated = [each for each in records if "eval/reward_mean" in each]
     assert sorted(each["step"] for each in evaluated) == [0, 2, 4]
     assert CheckpointFolder(tmp_path, 1).best() is not None
@@ -97,13 +103,27 @@ def test_rollouts_and_evaluations_go_on_while_the_learner_learns(ray_cluster: No
 
 
 @pytest.mark.engine
-def test_two_ranks_and_two_replicas_train_together(ray_cluster: None, tmp_path: Path) -> None:
-    small_run(tmp_path, "run.num_steps=2", "learner.num_workers=2", "server.num_replicas=2")
+def test_two_ranks_and_two_replicas_train_together_by_a_users_own_algorithm(
+    ray_cluster: None, tmp_path: Path
+) -> None:
+    small_run(
+        tmp_path,
+        "run.num_steps=2",
+        "learner.num_workers=2",
+        "server.num_replicas=2",
+        "algorithm.name=custom",
+        "algorithm.module=own_algorithm",
+        "algorithm.advantage=twice_the_reward",
+        "algorithm.loss=unclipped",
+    )
 
     steps = [each for each in read_metrics(tmp_path) if "learn/loss" in each]
     assert [each["step"] for each in steps] == [1, 2]
     assert all(each["learn/rollout_logprob_diff_max"] < 1e-3 for each in steps)
     assert all(each["learn/grad_norm"] > 0 for each in steps)
+    # Of the users' own estimator and loss:
+    assert all(each["learn/advantage_max"] == 2 * each["rollout/reward_max"] for each in steps)
+    assert not any("learn/clip_fraction" in each for each in steps)
 
 
 def start(directory: Path, mark: str, *overrides: str) -> subprocess.Popen[str]:
