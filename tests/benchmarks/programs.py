@@ -1,4 +1,4 @@
-"""Training runs as programs of their own: started, watched line by line, and never left behind."""
+"""Runs and evaluations as programs of their own: started, watched line by line, and never left behind."""
 
 from __future__ import annotations
 
@@ -22,14 +22,19 @@ END_SECONDS = 30.0
 
 
 class Program:
-    """``python -m launch.train`` with some overrides; modules of this folder can be its workload."""
+    """A ``command`` of launch with some overrides; modules of this folder can be its workload."""
 
-    def __init__(self, overrides: Sequence[str], environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        overrides: Sequence[str],
+        environment: dict[str, str] | None = None,
+        command: str = "launch.train",
+    ) -> None:
         self.lines: list[str] = []
         self._seconds: list[float] = []
         path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "launch.train", *overrides],
+            [sys.executable, "-u", "-m", command, *overrides],
             cwd=repository.ROOT,
             env={**os.environ, "PYTHONPATH": path, **(environment or {})},
             stdout=subprocess.PIPE,
@@ -101,9 +106,11 @@ class Program:
         return len(left)
 
 
-def run(overrides: Sequence[str], environment: dict[str, str] | None = None) -> Program:
+def run(
+    overrides: Sequence[str], environment: dict[str, str] | None = None, command: str = "launch.train"
+) -> Program:
     """Run a program to its end; what it said is shown if it failed."""
-    program = Program(overrides, environment)
+    program = Program(overrides, environment, command)
     try:
         while program.wait(2.0) is None:
             program.look()
@@ -132,3 +139,17 @@ def warm_started_model(recipe: str, folder: Path, num_steps: int, seed: int = 0)
     if not (directory / "checkpoints" / "latest").exists():
         run(overrides)
     return str(directory)
+
+
+def success(recipe: str, model: str, folder: Path, group_size: int = 4) -> float:
+    """The share of right answers when each held-out task of the recipe is sampled ``group_size`` times."""
+    overrides = [
+        f"recipe={recipe}",
+        f"model.path={model}",
+        f"run.directory={folder}",
+        f"rollout.group_size={group_size}",
+        "fleet.num_actors=32",
+    ]
+    program = run(overrides, command="launch.evaluate")
+    line = next(line for line in program.lines if line.startswith("success "))
+    return float(line.split()[1])
