@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from launch.config import TrainConfig, compose
 from launch.journal import read_journal
 from launch.metrics import FRESH_MISMATCH
 from launch.tracking import read_metrics
+from launch.train import main
 from launch.trainer import run_training
 from launch.workload import load_workload
 
@@ -190,42 +192,45 @@ def test_ctrl_c_ends_all_processes_and_leaves_a_checkpoint(
         AutoTokenizer.from_pretrained(newest / "huggingface")
 
 
-def refused(*overrides: str) -> str:
-    """Run the command with bad input; return what it says."""
-    done = subprocess.run(
-        [sys.executable, "-m", "launch.train", *overrides],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    assert "Ray:" not in done.stdout, "the refusal came only after Ray was started"
-    return done.stderr.strip()
+Refused = Callable[..., str]
 
 
-def test_an_unknown_key_is_refused_with_the_nearest_name() -> None:
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Refused:
+    """``refused(*overrides)``: run the command with bad input; return what it says."""
+    monkeypatch.chdir(tmp_path)
+
+    def refuse(*overrides: str) -> str:
+        assert main(list(overrides)) == 2
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        assert "Ray:" not in said.out, "the refusal came only after Ray was started"
+        return said.err.strip()
+
+    return refuse
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_name(refused: Refused) -> None:
     assert "learner.optimizer.lr" in refused("recipe=calculator", "learner.lr=1e-4")
 
 
-def test_an_unknown_recipe_is_refused_with_the_nearest_name() -> None:
+def test_an_unknown_recipe_is_refused_with_the_nearest_name(refused: Refused) -> None:
     assert "calculator" in refused("recipe=calculatr")
 
 
-def test_a_value_of_the_wrong_type_is_refused_by_name() -> None:
+def test_a_value_of_the_wrong_type_is_refused_by_name(refused: Refused) -> None:
     message = refused("recipe=calculator", "run.num_steps=many")
     assert "run.num_steps" in message
     assert "many" in message
 
 
-def test_a_group_of_one_is_refused_with_grpo() -> None:
+def test_a_group_of_one_is_refused_with_grpo(refused: Refused) -> None:
     message = refused("recipe=calculator", "rollout.group_size=1")
     assert "rollout.group_size=1" in message
     assert "grpo" in message
 
 
-def test_a_model_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_a_model_folder_without_a_tokenizer_is_refused(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     message = refused("recipe=calculator", f"model.path={tmp_path}")
     assert str(tmp_path) in message
@@ -259,12 +264,17 @@ def workload(seed):
     ("missing_dataset", "expected"), [(True, "no_such_data"), (False, "Forgetful")], ids=["dataset", "agent"]
 )
 def test_a_missing_dataset_and_an_agent_without_steps_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing_dataset: bool, expected: str
+    refused: Refused,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    missing_dataset: bool,
+    expected: str,
 ) -> None:
-    (tmp_path / "broken_workload.py").write_text(f"MISSING_DATASET = {missing_dataset}\n{BROKEN}")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    name = f"broken_workload_{missing_dataset}"
+    (tmp_path / f"{name}.py").write_text(f"MISSING_DATASET = {missing_dataset}\n{BROKEN}")
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("TROUPE_HOME", str(tmp_path))
-    message = refused("workload=broken_workload", f"run.directory={tmp_path / 'run'}")
+    message = refused(f"workload={name}", f"run.directory={tmp_path / 'run'}")
     assert expected in message
     if not missing_dataset:
         assert "append" in message
