@@ -27,7 +27,7 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     it held after it, as in ``rollout.max_prompt_tokens`` and ``rollout.max_response_tokens``.
     """
     trajectories = _members(groups)
-    played = [each.completions for each in trajectories if each.completions]
+    played = [completions for each in trajectories if (completions := each.completions)]
     reasons = Counter(each.termination_reason for each in trajectories)
     return {
         **_spread("rollout/reward", [each.reward for each in trajectories]),

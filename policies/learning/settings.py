@@ -140,7 +140,7 @@ class LearnerConfig:
     actor are the critic's, too."""
     mismatch_alarm: float = 1e-3
     """Most that the log-probabilities of engine and learner may differ by, on average, without an alarm: in
-    nats, over trajectories that the newest version has sampled alone; where there are none, or with
-    algorithm.correction.mode=bypass, over a short completion that it was asked for after the last update."""
+    nats, over trajectories that the newest version has sampled alone (a few of them with
+    algorithm.correction.mode=bypass); where there are none, over a short completion that it was asked for."""
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import ray
 import torch
-from conftest import wait_until
 from transformers_reference import load, token_logprobs, weights_of
 
 from environments.types import Completion, Step, Trajectory, TrajectoryGroup
 from launch.metrics import FRESH_MISMATCH, mismatch_alarm, mismatch_metrics
 from launch.probe import Probe
-from policies.learning.samples import TrainBatch, TrainingSample, training_samples
+from policies.learning.samples import TrainBatch, training_samples
 from policies.learning.settings import LearnerConfig
 from policies.sampler import SampleRequest, SamplingParams
 
@@ -98,8 +97,9 @@ def test_one_wrong_weight_in_the_engine_raises_the_alarm(
 
 
 def test_the_probe_raises_the_alarm_where_nothing_else_is_fresh(
-    policy_app: ServedPolicy, sampler: Any, make_learner: MakeLearner
+    policy_app: ServedPolicy, sampler: Any, make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("launch.probe.MAX_MISSED", 0)  # wait for each answer
     learner, right = make_learner(), weights_of(policy_app.model_path)
     probe = Probe(sampler.sample_tokens.remote, temperature=0.7)
     rollout = Trajectory(steps=[Step(completion=sample(sampler, 0.7)[0])])
@@ -108,8 +108,7 @@ def test_the_probe_raises_the_alarm_where_nothing_else_is_fresh(
     for weights, is_alarmed in ((right, False), (right | {name: right[name] * 2}, True), (right, False)):
         version = policy_app.publish(weights)
         probe.begin([group], version)
-        taken: list[TrainingSample] = []
-        wait_until(lambda taken=taken, version=version: taken.extend(probe.take(version)) or bool(taken))
-        (row,) = learner.logprobs(TrainBatch(samples=tuple(taken), temperature=0.7))
-        numbers = mismatch_metrics([replace(taken[0], old_logprobs=tuple(row))], version)
+        (taken,) = probe.take(version)
+        (row,) = learner.logprobs(TrainBatch(samples=(taken,), temperature=0.7))
+        numbers = mismatch_metrics([replace(taken, old_logprobs=tuple(row))], version)
         assert (mismatch_alarm(numbers, LearnerConfig().mismatch_alarm) is not None) == is_alarmed

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from launch import probe
 from launch.checkpoint import CheckpointFolder
 from launch.config import TrainConfig, compose
 from launch.journal import read_journal
@@ -82,7 +81,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(ray_cluster: None, tmp_path
 def test_rollouts_and_evaluations_go_on_while_the_learner_learns(
     ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "MAX_MISSED", 0)  # compare engine and learner after each update
+    monkeypatch.setattr("launch.probe.MAX_MISSED", 0)  # compare engine and learner after each update
     small_run(
         tmp_path,
         "run.num_steps=4",
