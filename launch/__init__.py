@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from launch.config import TrainConfig
     from launch.trainer import AgentTrainer
+
+# Asked for anything after the run has ended, as by a thread that still waits for Serve, Ray would start a new
+# cluster, with a whole dashboard, and leave it behind. It reads this when it is imported.
+os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 
 __all__ = ["AgentTrainer", "TrainConfig"]
 

@@ -48,7 +48,9 @@ def connect() -> bool:
         try:
             ray.init(num_cpus=LOCAL_CPUS, include_dashboard=False, **options)
             return True
-        except ValueError:  # a cluster is there already, and its CPUs are not ours to set
+        except ValueError as error:
+            if "existing cluster" not in str(error):  # its CPUs are not ours to set; Ray has no other sign
+                raise
             ray.init(**options)
             return False
     except ConnectionError as error:

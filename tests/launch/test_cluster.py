@@ -1,0 +1,45 @@
+"""The cluster that a run starts for itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch import cluster
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_thread_that_outlives_the_run_starts_no_second_cluster() -> None:
+    # In a process of its own: Ray reads this once, when it is imported. It has no cluster, as after the end.
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ENABLE_AUTO_CONNECT"}
+    late = subprocess.run(
+        [sys.executable, "-c", "import launch, ray; ray.put(1)"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert late.returncode == 1
+    assert "Ray has not been started yet" in late.stderr
+
+
+def test_only_a_cluster_that_is_there_already_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def refuse(**options: object) -> None:
+        calls.append(options)
+        raise ValueError("Ray component metrics_export is trying to use a port number that is used")
+
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(cluster.ray, "init", refuse)
+
+    with pytest.raises(ValueError, match="port number"):
+        cluster.connect()
+    assert len(calls) == 1
