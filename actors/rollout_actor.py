@@ -29,6 +29,8 @@ UNUSABLE_AFTER = {TerminationReason.TIMEOUT, TerminationReason.OUT_OF_MEMORY, Te
 RESTART_SECONDS = 60.0
 """How long a sampling actor that has died is waited for."""
 RETRY_SECONDS = 0.5
+REPEAT_SECONDS = 1.0
+"""Between two signals that a time limit is reached, until one gets through."""
 CLOSE_SECONDS = 10.0
 """What an environment gets for its ``close``, beyond the rollout's own limit."""
 
@@ -46,10 +48,12 @@ def time_limit(seconds: float) -> Iterator[None]:
     """Raise ``TimeLimitReached`` in the block, once, when it has run for ``seconds``. Main thread only."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         raise TimeLimitReached
 
     handler = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    # The kernel may hand a signal to any thread, and then it wakes nobody who sleeps in this one.
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), REPEAT_SECONDS)
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from conftest import wait_until
 from test_engine import EchoServer
 
 from actors.engine import AgentExecutionEngine
@@ -118,18 +119,12 @@ def test_two_hundred_tasks_end_as_they_should(ray_cluster: None, server: EchoSer
     for task, trajectory in zip(tasks, trajectories, strict=True):
         assert trajectory.reward == float(task["do"] == "fine")
         assert (trajectory.error is None) == (task["do"] == "fine")
+    assert not any("Nothing could interrupt it" in (each.error or "") for each in trajectories)
     # What is still open died with its process: each was closed wherever there was somebody left to do it.
     left = [path.stem.split("-") for path in tmp_path.glob("*.open")]
     assert {tasks[int(index)]["do"] for index, _, _ in left} == {"exit"}
-    _wait_until(lambda: not any(_runs(int(pid)) for _, *pids in left for pid in pids))
+    wait_until(lambda: not any(_runs(int(pid)) for _, *pids in left for pid in pids))
 
 
 def _runs(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-def _wait_until(condition: Any, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
