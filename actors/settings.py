@@ -12,7 +12,7 @@ RAYLET_ENVIRONMENT = {
     # What the dashboard would show, and we start none: recording it took a fifth of the throughput.
     "RAY_task_events_report_interval_ms": "0",
     "RAY_enable_metrics_collection": "0",
-    # Statistics of Ray's own event loops, for its log: a fifth of what an idle actor costs, which wakes up
+    # Statistics of Ray's own event loops, for its log: a sixth of what an idle actor costs, which wakes up
     # a hundred times a second to look for signals.
     "RAY_event_stats": "0",
     # Ray warns, into the program's output, of more than four times as many processes as start at once.

@@ -123,7 +123,7 @@ def test_two_hundred_tasks_end_as_they_should(ray_cluster: None, server: EchoSer
     # What is still open died with its process: each was closed wherever there was somebody left to do it.
     left = [path.stem.split("-") for path in tmp_path.glob("*.open")]
     assert {tasks[int(index)]["do"] for index, _, _ in left} == {"exit"}
-    wait_until(lambda: not any(_runs(int(pid)) for _, *pids in left for pid in pids))
+    wait_until(lambda: not any(_runs(int(pid)) for _, *pids in left for pid in pids), seconds=30)
 
 
 def _runs(pid: int) -> bool:

@@ -37,6 +37,7 @@ def test_only_a_cluster_that_is_there_already_is_joined(monkeypatch: pytest.Monk
         calls.append(options)
         raise ValueError("Ray component metrics_export is trying to use a port number that is used")
 
+    monkeypatch.setattr(cluster, "RAYLET_ENVIRONMENT", {})  # which would stay in the environment of all tests
     monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
     monkeypatch.setattr(cluster.ray, "init", refuse)
 
