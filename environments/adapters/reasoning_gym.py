@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import logging
 import math
+import pickle
 from typing import Any, Self
 
 from environments.adapters import foreign, unknown
 from environments.base import BaseEnv, split_info
 from environments.datasets import Dataset
 from environments.errors import ConfigError, DatasetError, EnvironmentFailure
+from environments.rewards.grader import Grader, GradingError
 from environments.rewards.math import last_boxed
 
 logger = logging.getLogger(__name__)
+
+TIME_LIMIT_SECONDS = 10.0
+"""For one verdict; an answer that takes longer, such as 9**9**9**9, is wrong."""
+_SETUP_SECONDS = 120.0  # for a dataset in the verifier's process; most take none
 
 _KEYS = ("name", "seed", "size", "index", "config", "question")
 
@@ -25,7 +32,12 @@ class ReasoningGymEnvironment(BaseEnv):
     One question, one answer. The answer is what stands in the last ``<answer>`` tags, else in the last
     ``\boxed{...}``, else all of the text; thoughts, up to ``</think>``, do not count. The reward is the
     library's ``score_answer``, mostly from 0 to 1 with small values for answers in a wrong form. An
-    answer that the verifier fails on is worth 0; info then says so as ``error``.
+    answer that the verifier fails on, or needs more than ``TIME_LIMIT_SECONDS`` for, is worth 0; info then
+    says so as ``error``.
+
+    Some verifiers evaluate the answer as Python. They run in a process of their own, where the kernel allows
+    it without network, other processes and files that it can write (else a warning says so). What is
+    evaluated there could still claim a reward that it has not earned: look at rewards that seem too good.
 
     How to answer is best told in the agent's system prompt. ``question`` is checked if it is given:
     another version of the library may generate another one.
@@ -43,8 +55,8 @@ class ReasoningGymEnvironment(BaseEnv):
         if not 0 <= index < size:
             raise ConfigError(f"index={index} is not in {name!r} of size={size}: use 0 to {size - 1}.")
         self._name = name
-        self._dataset = _dataset(name, seed, size, json.dumps(config or {}, sort_keys=True))
-        self._entry = self._dataset[index]
+        self._dataset = (name, seed, size, json.dumps(config or {}, sort_keys=True))
+        self._entry = _dataset(*self._dataset)[index]
         if question is not None and question != self._entry["question"]:
             raise DatasetError(
                 f"reasoning-gym generates another question here than the task's for {name!r}, seed={seed}, "
@@ -59,10 +71,10 @@ class ReasoningGymEnvironment(BaseEnv):
         answer = answer_in(str(action))
         info = {"answer": answer, "expected": self._entry["answer"]}
         try:
-            reward = float(self._dataset.score_answer(answer=answer, entry=self._entry))
-        except Exception as error:
-            logger.warning("The verifier of %s fails on %r", self._name, answer, exc_info=True)
-            return {}, 0.0, True, {**info, "error": f"{type(error).__name__}: {error}"}
+            reward = self._score(answer)
+        except GradingError as error:
+            logger.warning("The verifier of %s fails on %r: %s", self._name, answer, error)
+            return {}, 0.0, True, {**info, "error": str(error)}
         if not math.isfinite(reward):
             raise EnvironmentFailure(f"The verifier of {self._name} gave {reward} for {answer!r}.")
         return {}, reward, True, info
@@ -74,6 +86,14 @@ class ReasoningGymEnvironment(BaseEnv):
         if "name" not in arguments:
             raise ConfigError(f"The task has no 'name' (its keys: {', '.join(sorted(info))}): add one.")
         return cls(**arguments)
+
+    def _score(self, answer: str) -> float:
+        try:  # apart from the verdict, whose time is the model's fault
+            _grader.call(self._dataset, time_limit_seconds=_SETUP_SECONDS)
+        except GradingError as error:
+            raise EnvironmentFailure(f"The verifier of {self._name} cannot be set up: {error}") from error
+        entry = base64.b64encode(pickle.dumps(self._entry)).decode()  # it may hold what JSON does not know
+        return float(_grader.call(self._dataset, entry, answer, time_limit_seconds=TIME_LIMIT_SECONDS))
 
 
 def reasoning_gym_tasks(name: str, num_tasks: int, seed: int = 0, **config: Any) -> Dataset:
@@ -112,3 +132,16 @@ def _dataset(name: str, seed: int, size: int, config: str) -> Any:
         return factory.create_dataset(name, seed=seed, size=size, **json.loads(config))
     except (TypeError, ValueError, AssertionError) as error:
         raise ConfigError(f"reasoning-gym's {name!r} refuses the config {config}: {error}") from error
+
+
+def score(dataset: list[Any], entry: str | None = None, answer: str = "") -> float | None:
+    """The library's verdict on the answer to a pickled entry; without one, only set up its dataset."""
+    verifier = _dataset(*dataset)
+    if entry is None:
+        return None
+    return float(verifier.score_answer(answer=answer, entry=pickle.loads(base64.b64decode(entry))))
+
+
+_grader = Grader(
+    f"{__name__}:{score.__name__}", imports=["reasoning_gym.factory"], memory_bytes=2 << 30, confined=True
+)

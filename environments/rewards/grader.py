@@ -11,12 +11,16 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from environments.errors import EnvironmentFailure, TroupeError
+from environments.tools import sandbox_child
+from environments.tools.sandbox import warn_of_no_isolation
 
 _START_SECONDS = (
     120.0  # importing sympy takes 0.5 when nothing else runs; with 64 actors starting, much longer
@@ -24,6 +28,7 @@ _START_SECONDS = (
 _KILL_SECONDS = 10.0
 _ORPHAN_SECONDS = 1.0
 _MAX_ERROR_LENGTH = 500
+_FILE_BYTES = 16 << 20  # of all that a confined child writes; some libraries do not start without
 
 
 class GradingError(TroupeError):
@@ -44,10 +49,20 @@ class Grader:
             have to be JSON.
         imports: Modules that the function imports when it runs.
         memory_bytes: The address space of the child; beyond it the function gets a MemoryError.
+        confined: Whether the child is shut in like a program in the sandbox, for a function that may be
+            led to run what it is given: no network, no other processes, no file that it can write but its
+            own, in memory. Where the kernel does not allow that, a warning says so.
     """
 
-    def __init__(self, function: str, imports: Sequence[str] = (), memory_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        function: str,
+        imports: Sequence[str] = (),
+        memory_bytes: int = 1 << 30,
+        confined: bool = False,
+    ) -> None:
         self._order = {"function": function, "imports": list(imports), "memory_bytes": memory_bytes}
+        self._order["confined"] = confined
         self._lock = threading.Lock()
         self._child: _Child | None = None
         os.register_at_fork(after_in_child=self._forget)
@@ -125,6 +140,8 @@ class _Child:
                 f"The process that runs {order['function']} could not start: {answer['error']}. "
                 "Install what is missing."
             )
+        if order["confined"] and not answer["value"]:
+            warn_of_no_isolation()
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
@@ -134,13 +151,16 @@ class _Child:
 
         Raises:
             TimeoutError: it did not come in time.
-            ConnectionError: the process died.
+            ConnectionError: the process died, or what it runs has written nonsense to us.
         """
         deadline = time.monotonic() + seconds
         self.connection.settimeout(max(seconds, 1e-3))
         _send(self.connection, message)
-        answer = _receive(self.connection, deadline)
-        if answer is None:
+        try:
+            answer = _receive(self.connection, deadline)
+        except (ValueError, RecursionError) as error:
+            raise ConnectionError from error
+        if not isinstance(answer, dict) or not answer.keys() & {"value", "error"}:
             raise ConnectionError
         return answer
 
@@ -161,8 +181,9 @@ def serve(descriptor: int) -> None:
     order = _receive(connection)
     if order is None:
         return
+    isolated = order["confined"] and _shut_in()
     prepared = _answer(_prepare, order)
-    _send(connection, prepared)
+    _send(connection, {"value": isolated} if "value" in prepared else prepared)
     if "error" in prepared:
         return
     function = pkgutil.resolve_name(order["function"])
@@ -172,6 +193,28 @@ def serve(descriptor: int) -> None:
         answer = _answer(function, *request["arguments"])
         signal.setitimer(signal.ITIMER_REAL, 0)
         _send(connection, answer)
+
+
+def _shut_in() -> bool:
+    """Go on in a process that the kernel keeps from everything else; return whether it does."""
+    # One for all, since nobody could remove it when we are killed; and each sees its own in its place.
+    directory = os.path.join(tempfile.gettempdir(), "troupe-grader")
+    with suppress(OSError):
+        os.makedirs(directory, exist_ok=True)
+    if not sandbox_child.leave_namespaces():
+        return False
+    for parent in (0, 1):  # its number in the new namespace, whose first process ignores the timer's signal
+        child = os.fork()
+        if child:
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            os._exit(code if code >= 0 else 128 - code)
+        sandbox_child.die_with_parent(parent)
+    closed = sandbox_child.close_files(directory, _FILE_BYTES)
+    if closed:
+        os.environ |= {"HOME": directory, "TMPDIR": directory}
+        tempfile.tempdir = None  # to be looked up again
+    sandbox_child.give_up_rights()
+    return closed
 
 
 def _prepare(order: dict[str, Any]) -> None:

@@ -206,7 +206,7 @@ class _Warder:
             )
         self.isolated = json.loads(start)["isolated"]
         if not self.isolated:
-            _warn_of_no_isolation()
+            warn_of_no_isolation()
         end = self._next_line(self._limits.timeout_seconds)
         return None if end is None else json.loads(end or '{"status": 9, "cpu_seconds": 0}')
 
@@ -306,7 +306,8 @@ def _marked(mark: bytes) -> list[int]:
 
 
 @functools.cache
-def _warn_of_no_isolation() -> None:
+def warn_of_no_isolation() -> None:
+    """Say, once in a process, that this machine cannot keep programs in."""
     logger.warning(
         "This machine allows no user namespaces: programs in the sandbox can reach the network and read and "
         "write the files of this user. Run where unshare(CLONE_NEWUSER) is allowed to keep them in."

@@ -50,7 +50,9 @@ def main() -> None:
     if prisoner == 0:
         die_with_parent(0 if apart else warder)  # seen from a namespace, what is outside has no number
         isolated = apart and close_files(order["directory"], order["file_bytes"])
-        give_up_rights(order)
+        os.chdir(order["directory"])  # again: we stood in what the new one covers
+        give_up_rights()
+        set_limits(order)
         with open(order["program_fd"], encoding="utf-8") as program:
             source = program.read()
         say(status, {"isolated": isolated})
@@ -90,16 +92,19 @@ def close_files(directory: str, file_bytes: int) -> bool:
         for device in devices:
             set_mount(device, 0, clear=MOUNT_ATTR_NODEV)
         mount("tmpfs", directory, "tmpfs", MS_NOSUID | MS_NODEV, f"size={file_bytes},mode=0700")
-        os.chdir(directory)  # again: we stood in what the new one covers
     except OSError:
         return False
     return True
 
 
-def give_up_rights(order: dict[str, Any]) -> None:
-    """Drop all capabilities, and set the limits that hold for this process and all that it starts."""
+def give_up_rights() -> None:
+    """Drop all capabilities, for this process and all that it starts."""
     libc.capset(struct.pack("Ii", CAPABILITY_VERSION_3, 0), bytes(24))
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def set_limits(order: dict[str, Any]) -> None:
+    """Set the limits that hold for this process and all that it starts."""
     for kind, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_CPU, order["cpu_seconds"]),

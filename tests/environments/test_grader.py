@@ -6,11 +6,13 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from environments.errors import EnvironmentFailure
 from environments.rewards.grader import Grader, GradingError
+from environments.tools.sandbox import run_python
 
 NOTHING_LEFT_SECONDS = 10
 
@@ -192,6 +194,60 @@ def test_the_child_ends_with_its_parent(state):
             time.sleep(0.2)
             parent.kill()
     assert gone(child)
+
+
+NONSENSE = """[
+    __import__('os').write(int(each), b'\\0\\0\\0\\1x')
+    for each in __import__('os').listdir('/proc/self/fd')
+    if int(each) > 2 and 'socket' in __import__('os').path.realpath(f'/proc/self/fd/{each}')
+]"""  # where the answer should stand
+
+
+def descendants(pid):
+    children = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return [each for child in children for each in (child, *descendants(child))]
+
+
+@pytest.fixture
+def confined():
+    if not run_python("1").isolated:
+        pytest.skip("this kernel allows no user namespaces")
+    grader = Grader("builtins:eval", imports=["os", "socket", "time"], confined=True)
+    yield grader
+    grader.close()
+
+
+def test_a_confined_child_changes_no_file_and_reaches_no_network_and_no_process(confined, tmp_path):
+    canary = tmp_path / "canary"
+    canary.write_text("here")
+    assert run(confined, f"__import__('os').system('rm {canary}; touch {tmp_path}/new') == 0") is False
+    assert list(tmp_path.iterdir()) == [canary]
+    assert run(confined, "__import__('os').getpid()") == 2  # of a process table of its own
+    with pytest.raises(GradingError, match="unreachable"):
+        run(confined, "__import__('socket').create_connection(('192.0.2.1', 80), 1)")
+    own = "open(__import__('tempfile').gettempdir() + '/own', 'w').write('some libraries need it')"
+    assert run(confined, own) == 22
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        ("__import__('time').sleep(60)", "could not be graded"),
+        ("__import__('os')._exit(3)", "exit status 3"),
+        ("__import__('os').kill(2, 9)", "exit status 137"),
+        (NONSENSE, "died"),
+    ],
+)
+def test_a_confined_child_that_ends_costs_its_call_alone_and_leaves_no_process(confined, end, message):
+    run(confined, "1")
+    warder = confined._child._process.pid
+    processes = [warder, *descendants(warder)]
+    assert len(processes) == 3
+    with pytest.raises(GradingError, match=message):
+        run(confined, end, seconds=1.0)
+    confined.close()
+    assert all(map(gone, processes))
+    assert run(confined, "6 * 7") == 42
 
 
 def test_closing_leaves_no_process(grader):

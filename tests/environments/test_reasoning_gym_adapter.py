@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 
 import pytest
 
+from environments.adapters import reasoning_gym
 from environments.adapters.reasoning_gym import ReasoningGymEnvironment, answer_in, reasoning_gym_tasks
 from environments.errors import ConfigError, DatasetError
 from policies import GameAgent
@@ -71,8 +73,26 @@ def test_an_answer_that_breaks_the_verifier_is_worth_nothing_and_is_told(caplog)
     with caplog.at_level(logging.WARNING):
         reward, info = judged(task, "two times three")
     assert reward == 0.0
-    assert info["error"].startswith("ValueError")
+    assert "ValueError" in info["error"]
     assert "prime_factorization" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["countdown", "simple_integration"])
+def test_an_answer_is_not_run_in_the_process_of_the_rollout(name, tmp_path):
+    task = reasoning_gym_tasks(name, 1)[0]
+    note = tmp_path / "note"
+    assert judged(task, f"__import__('os').system('echo $PPID > {note}')")[0] < 0.5
+    assert not note.exists() or int(note.read_text()) != os.getpid()  # where the kernel keeps nothing in
+
+
+def test_an_answer_whose_verdict_takes_for_ever_is_worth_nothing_and_costs_its_time_limit_alone(monkeypatch):
+    task = reasoning_gym_tasks("countdown", 1)[0]
+    judged(task, "1")
+    monkeypatch.setattr(reasoning_gym, "TIME_LIMIT_SECONDS", 0.5)
+    reward, info = judged(task, "9**9**9**9")
+    assert (reward, info["error"]) == (0.0, "could not be graded in 0.5 s.")
+    monkeypatch.undo()
+    assert judged(task, info["expected"])[0] == 1.0
 
 
 def test_another_question_than_the_tasks_is_refused():

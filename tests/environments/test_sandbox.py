@@ -221,7 +221,7 @@ done
 
 
 def test_missing_isolation_is_told(kernel, caplog):
-    sandbox._warn_of_no_isolation.cache_clear()
+    sandbox.warn_of_no_isolation.cache_clear()
     result = run_python("1")
     if kernel == "without namespaces":
         assert not result.isolated
