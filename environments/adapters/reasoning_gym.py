@@ -91,9 +91,13 @@ class ReasoningGymEnvironment(BaseEnv):
         try:  # apart from the verdict, whose time is the model's fault
             _grader.call(self._dataset, time_limit_seconds=_SETUP_SECONDS)
         except GradingError as error:
+            _grader.close()  # an earlier answer may have left it in a bad state
             raise EnvironmentFailure(f"The verifier of {self._name} cannot be set up: {error}") from error
         entry = base64.b64encode(pickle.dumps(self._entry)).decode()  # it may hold what JSON does not know
-        return float(_grader.call(self._dataset, entry, answer, time_limit_seconds=TIME_LIMIT_SECONDS))
+        verdict = _grader.call(self._dataset, entry, answer, time_limit_seconds=TIME_LIMIT_SECONDS)
+        if not isinstance(verdict, float):  # not score's, but something that the answer has written
+            raise GradingError(f"got {verdict!r:.100} for a verdict.")
+        return verdict
 
 
 def reasoning_gym_tasks(name: str, num_tasks: int, seed: int = 0, **config: Any) -> Dataset:

@@ -95,6 +95,13 @@ def test_an_answer_whose_verdict_takes_for_ever_is_worth_nothing_and_costs_its_t
     assert judged(task, info["expected"])[0] == 1.0
 
 
+def test_what_an_answer_writes_in_the_place_of_its_verdict_is_no_failure_of_the_environment(monkeypatch):
+    task = reasoning_gym_tasks("countdown", 1)[0]
+    monkeypatch.setattr(reasoning_gym._grader, "call", lambda *arguments, time_limit_seconds: ["a lot"])
+    reward, info = judged(task, "1")
+    assert (reward, info["error"]) == (0.0, "got ['a lot'] for a verdict.")
+
+
 def test_another_question_than_the_tasks_is_refused():
     task = reasoning_gym_tasks("chain_sum", 1)[0]
     with pytest.raises(DatasetError, match="another question"):
