@@ -36,7 +36,7 @@ class RolloutProgress:
         self._num_passed += trajectory.reward > 0 and not trajectory.failed
         self._num_failed += reason is not None and reason.is_infrastructure
         self._num_tokens += 0 if replayed else trajectory.num_sampled_tokens
-        if replayed:
+        if replayed and not self._bar.disable:  # one that is left out has no such attribute
             self._bar.initial += 1  # it must not count as speed
         tokens_per_second = self._num_tokens / max(self._bar.format_dict["elapsed"], 1e-3)
         self._bar.set_postfix_str(
