@@ -13,6 +13,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.queue import Queue
 
+from actors.placement import EVERYWHERE
 from actors.rollout import Pair, RolloutLimits, RolloutOrder, failed
 from actors.rollout_actor import CLOSE_SECONDS, RolloutActor
 from actors.settings import FleetConfig
@@ -218,6 +219,7 @@ def actor_options(pair: Pair, config: FleetConfig) -> dict[str, Any]:
         "memory": needs.memory_bytes,
         "resources": dict(needs.resources),
         "runtime_env": dict(needs.runtime_env),
+        **EVERYWHERE,
     }
 
 

@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError
 from ray.util.queue import Queue
 
 from actors.answers import answers
+from actors.placement import beside_driver
 from actors.rollout import RolloutOrder
 from environments.types import Trajectory, TrajectoryGroup
 
@@ -40,7 +41,7 @@ class TrajectoryStream:
     """
 
     def __init__(self, capacity: int) -> None:
-        self.queue = Queue(maxsize=capacity, actor_options={"num_cpus": 0})
+        self.queue = Queue(maxsize=capacity, actor_options={"num_cpus": 0, **beside_driver()})
         self._fleet: ray.actor.ActorHandle | None = None
         self._check: Callable[[], None] = _nothing
         self._asked: list[ray.ObjectRef] = []

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import uuid
 from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
 
 import ray
 
 from actors.answers import answers
 from actors.fleet import FleetStatus, RolloutFleet
+from actors.placement import beside_driver
 from actors.policy_server import PolicyApp
 from actors.request_board import BoardStatus
 from actors.rollout import RolloutLimits
@@ -49,10 +51,10 @@ class Crew:
         config = self._config
         name = f"policy-{uuid.uuid4().hex[:8]}"
         self._app = PolicyApp(name, self._model_path, config.server, self._store)
-        self._sampler = sampler = SamplerActor.remote(  # type: ignore[attr-defined]
+        self._sampler = sampler = SamplerActor.options(**beside_driver()).remote(  # type: ignore[attr-defined]
             partial(ServeSampler, name, self._model_path, config.model.chat_template_kwargs)
         )
-        self._fleet = RolloutFleet.remote(  # type: ignore[attr-defined]
+        self._fleet = RolloutFleet.options(**beside_driver()).remote(  # type: ignore[attr-defined]
             self._workload.pair, sampler, self.stream.queue, rollout_limits(config.rollout), config.fleet
         )
         self.stream.connect(self._fleet)
@@ -92,13 +94,14 @@ class Crew:
 
     def stop(self) -> None:
         """End what was started here."""
-        if self._fleet is not None:
-            ray.kill(self._fleet)
-        if self._app is not None:
-            self._app.stop()
-        if self._sampler is not None:
-            ray.kill(self._sampler)
-        self.stream.close()
+        with ExitStack() as ending:
+            ending.callback(self.stream.close)
+            if self._sampler is not None:
+                ending.callback(ray.kill, self._sampler)
+            if self._app is not None:
+                ending.callback(self._app.stop)
+            if self._fleet is not None:
+                ending.callback(ray.kill, self._fleet)
 
 
 def rollout_limits(rollout: RolloutConfig) -> RolloutLimits:

@@ -1,0 +1,95 @@
+"""A fleet on a head and two further nodes, of which one is lost and one comes. Run by test_several_nodes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from functools import partial
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+
+from actors.fleet import RolloutFleet
+from actors.placement import beside_driver
+from actors.rollout import Pair, RolloutLimits, RolloutOrder
+from actors.sampling import SamplerActor
+from actors.settings import RAYLET_ENVIRONMENT, FleetConfig
+from actors.stream import TrajectoryStream
+from environments import BaseEnv
+from environments.types import Trajectory
+from policies import GameAgent
+from policies.sampler import ScriptedSampler
+
+NUM_ACTORS = 6
+
+
+class WhereEnvironment(BaseEnv):
+    """One short step, whose info says on which node it was played."""
+
+    def reset(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"question": "Where are we?"}, {}
+
+    def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+        time.sleep(0.5)
+        return "", 1.0, True, {"node": ray.get_runtime_context().get_node_id()}
+
+    @staticmethod
+    def from_dict(info: dict[str, Any]) -> WhereEnvironment:
+        return WhereEnvironment()
+
+
+def main() -> None:
+    os.environ.update(RAYLET_ENVIRONMENT)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    first, second = cluster.add_node(num_cpus=2), cluster.add_node(num_cpus=2)
+    stream = TrajectoryStream(capacity=64)
+    sampler = SamplerActor.options(**beside_driver()).remote(partial(ScriptedSampler, ["Here."]))
+    fleet = RolloutFleet.options(**beside_driver()).remote(
+        Pair(agent_class=GameAgent, env_class=WhereEnvironment),
+        sampler,
+        stream.queue,
+        RolloutLimits(),
+        FleetConfig(num_actors=NUM_ACTORS),
+    )
+    stream.connect(fleet)
+    ray.get(fleet.resize.remote(NUM_ACTORS))
+
+    def order(name: str, count: int) -> None:
+        orders = [
+            RolloutOrder(rollout_id=f"{name}/{index}", group_id=name, task={}) for index in range(count)
+        ]
+        ray.get(fleet.submit.remote(orders))
+
+    while ray.get(fleet.status.remote()).num_ready < NUM_ACTORS:
+        time.sleep(0.1)
+    order("all", 2 * NUM_ACTORS)
+    assert len(nodes(list(stream.trajectories(2 * NUM_ACTORS)))) == 3, "pairs are spread"
+
+    order("one is lost", 4 * NUM_ACTORS)
+    played = list(stream.trajectories(NUM_ACTORS // 2))
+    cluster.remove_node(first, allow_graceful=False)
+    played += stream.trajectories(4 * NUM_ACTORS - len(played))
+    assert sorted(each.rollout_id for each in played) == sorted(
+        f"one is lost/{index}" for index in range(4 * NUM_ACTORS)
+    ), "each once"
+    assert not any(each.failed for each in played), [each.error for each in played]
+
+    cluster.remove_node(second, allow_graceful=False)
+    anew = cluster.add_node(num_cpus=2)
+    order("only the head and a new one", 2 * NUM_ACTORS)
+    played = list(stream.trajectories(2 * NUM_ACTORS))
+    assert not any(each.failed for each in played), [each.error for each in played]
+    assert nodes(played) <= {ray.get_runtime_context().get_node_id(), anew.node_id}
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def nodes(trajectories: list[Trajectory]) -> set[str]:
+    return {each.steps[-1].info["node"] for each in trajectories}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""Nodes that come and go, on one machine: each has a raylet of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_pairs_are_spread_and_a_lost_node_costs_neither_rollouts_nor_the_run() -> None:
+    # A program of its own: this one has a cluster of one node already.
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}
+    program = [sys.executable, str(Path(__file__).with_name("several_nodes.py"))]
+    ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=180)
+    assert ended.returncode == 0, ended.stderr[-3000:]
