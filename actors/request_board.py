@@ -21,7 +21,8 @@ BATCH_SECONDS = 0.01
 LEASE_SECONDS = 3.0
 """A replica that has not called for so long has stopped or died: others get its requests."""
 PATIENCE_SECONDS = 120.0
-"""With no replica at work for so long, requests fail. Serve replaces a dead replica in less, if it can."""
+"""A request that has waited for so long without any replica at work fails. Serve replaces one in less, if it
+can."""
 MAX_ATTEMPTS = 4
 """Replicas that may be lost over a request until it fails: it may be what ends them."""
 MAX_SESSIONS = 10_000
@@ -80,6 +81,8 @@ class BoardStatus:
 class _Order:
     request: TokenRequest
     answer: asyncio.Future[TokenOutput]
+    waited: float = 0.0
+    """Seconds without any replica at work."""
     ticket: str = ""
     holder: _Replica | None = None
     lost: list[str] = field(default_factory=list)
@@ -132,7 +135,6 @@ class RequestBoard:
         self._tickets = map(f"{uuid.uuid4().hex[:8]}-{{}}".format, itertools.count())
         self._newest_version = 0
         self._num_late_tokens = 0
-        self._deserted_since: float | None = None
         self._gathering = False
         self._watch: asyncio.Task[None] | None = None
 
@@ -204,7 +206,6 @@ class RequestBoard:
         replica.heard, replica.is_live = time.monotonic(), True
         replica.version, replica.stats = report.version, report.stats
         self._newest_version = max(self._newest_version, report.version)
-        self._deserted_since = None
         return replica
 
     def _settle(self, replica: _Replica, ticket: str, answer: TokenOutput | Exception) -> None:
@@ -291,7 +292,7 @@ class RequestBoard:
                     self._end_leases(replica)
             self._hand_out()
             if self.is_deserted:
-                self._fail_if_deserted(own_delay)
+                self._fail_the_oldest()
 
     def _end_leases(self, replica: _Replica) -> None:
         replica.is_live = False
@@ -305,11 +306,9 @@ class RequestBoard:
                 text = f"{MAX_ATTEMPTS} replicas of {self._name!r} were lost over this request: {order.lost}."
                 order.answer.set_exception(SamplerError(text))
 
-    def _fail_if_deserted(self, own_delay: float) -> None:
+    def _fail_the_oldest(self) -> None:
+        """To be called at each tick without a replica at work."""
         now = time.monotonic()
-        self._deserted_since = (now if self._deserted_since is None else self._deserted_since) + own_delay
-        if now - self._deserted_since < self._patience_seconds:
-            return
         silent = [f"{each.name}, silent for {now - each.heard:.0f} s" for each in self._replicas.values()]
         text = (
             f"No replica of the policy server {self._name!r} has asked for work for "
@@ -317,9 +316,10 @@ class RequestBoard:
             "stopped goes on after `kill -CONT`; why one has died or does not start is in Serve's logs."
         )
         for order in self._waiting:
-            if not order.answer.done():
+            order.waited += self._hold_seconds
+            if order.waited >= self._patience_seconds and not order.answer.done():
                 order.answer.set_exception(SamplerError(text))
-        self._waiting.clear()
+        self._waiting = deque(order for order in self._waiting if not order.answer.done())
 
     # -- for metrics ---------------------------------------------------------------------------------
 

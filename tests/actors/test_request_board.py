@@ -232,6 +232,22 @@ def test_with_no_replica_at_work_requests_fail_and_the_silent_one_is_named() -> 
     run(test())
 
 
+def test_a_request_that_comes_late_is_waited_with_as_long_as_the_first() -> None:
+    async def test() -> None:
+        there = board()
+        (first,) = ask(there, request(1))
+        await asyncio.sleep(PATIENCE / 2)
+        (later,) = ask(there, request(2))
+        with pytest.raises(SamplerError):
+            await first
+        await asyncio.sleep(LEASE / 2)
+        assert not later.done(), "a retry of what has failed would fail at once, and the next one too"
+        assert ids(await fetch(there, 1)) == [2]
+        later.cancel()
+
+    run(test())
+
+
 def test_what_nobody_waits_for_any_more_is_revoked() -> None:
     async def test() -> None:
         there = board()
