@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import ray
@@ -17,7 +17,8 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from ray import serve
-from ray.exceptions import ActorUnavailableError, RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+from ray.serve.exceptions import RayServeException
 from starlette.types import Receive, Scope, Send
 
 from actors.replica_link import ReplicaLink
@@ -126,11 +127,18 @@ class PolicyServer:
         try:
             while True:
                 await self._load(await self._store.newer_than.remote(self._engine.version))
+        except ActorDiedError:
+            await _end_application()
+            raise
         finally:
             await self._wake()  # nobody waits for a version that will not come
 
     async def _catch_up(self) -> None:
-        newest: PublishedWeights | None = await self._store.newest.remote()
+        try:
+            newest: PublishedWeights | None = await self._store.newest.remote()
+        except ActorDiedError:
+            await _end_application()
+            raise
         if newest is not None:
             await self._load(newest)
 
@@ -216,6 +224,16 @@ class PolicyServer:
         return await _respond(self._openai.complete(body), body.stream)
 
 
+async def _end_application() -> None:
+    """Take down the application that this replica is of: the program that wanted it was killed.
+
+    The weight store has died with that program, Serve has not: it would start replicas of it for ever.
+    """
+    name = serve.get_replica_context().app_name
+    logger.warning("The program that has started %s is gone: so this ends too.", name)
+    await asyncio.to_thread(serve.delete, name, _blocking=False)
+
+
 def start_serve(config: ServerConfig) -> None:
     """Start Serve, with the address that outsiders are to have, unless it runs already.
 
@@ -273,7 +291,7 @@ class PolicyApp:
         route = None if config.http_port is None else "/"
         try:
             serve.run(self._bound, name=self.name, route_prefix=route)
-        except RuntimeError as error:
+        except (RuntimeError, RayServeException) as error:
             raise SamplerError(f"The policy server did not start: {error}") from error
 
     def wait_for_version(self, version: int) -> None:
@@ -281,5 +299,6 @@ class PolicyApp:
         serve.get_app_handle(self.name).broadcast("serve_version", version).results()
 
     def stop(self) -> None:
-        """Take this application down; Serve itself, and other applications, stay."""
-        serve.delete(self.name)
+        """Take this application down, if it was ever up; Serve itself, and other applications, stay."""
+        with suppress(RayServeException):  # no Serve
+            serve.delete(self.name)
