@@ -47,6 +47,7 @@ class Evaluator:
     ) -> None:
         self._config, self._workload, self._crew = config, workload, crew
         self._store, self._pinned = store, pinned
+        self._pinned_version = 0
         self._running: Future[Evaluation] | None = None
 
     def begin(self, step: int, version: int) -> None:
@@ -57,9 +58,11 @@ class Evaluator:
             evaluated.set_result(self._evaluate(step, version))
             self._running = evaluated  # not before: what is interrupted leaves nothing to wait for
             return
-        if version:  # taken here and now: by the time that the thread runs there may be a newer one
+        if version > self._pinned_version:  # else nothing was learned since the last evaluation
+            # Taken here and now: by the time that the thread runs there may be a newer one.
             newest = ray.get(self._store.newest.remote())
             ray.get(self._pinned.publish.remote(version, *newest.buckets))
+            self._pinned_version = version
         self._running = in_background(partial(self._evaluate, step, version), "evaluation")
 
     @property

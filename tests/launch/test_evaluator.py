@@ -78,6 +78,20 @@ def test_during_updates_the_version_that_is_measured_stays(stores: tuple[Any, An
 
 
 @pytest.mark.engine
+def test_a_version_is_evaluated_again_where_nothing_was_learned_since(stores: tuple[Any, Any]) -> None:
+    newest, pinned = stores
+    crew = FakeCrew()
+    crew.free.set()
+    evaluator = Evaluator(TrainConfig(), WORKLOAD, crew, newest, pinned)
+    ray.get(newest.publish.remote(5, "weights of version 5"))
+    for step in (4, 5):
+        evaluator.begin(step, version=5)
+        evaluation = evaluator.collect(wait=True)
+        assert evaluation is not None and evaluation.step == step
+    assert {order.min_version for order in crew.orders} == {5}
+
+
+@pytest.mark.engine
 def test_what_ends_an_evaluation_reaches_the_loop(stores: tuple[Any, Any]) -> None:
     evaluator = Evaluator(TrainConfig(), WORKLOAD, FakeCrew(RuntimeError("no engine")), *stores)
     evaluator.begin(step=0, version=0)
