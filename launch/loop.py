@@ -16,7 +16,7 @@ from environments.types import TrajectoryGroup
 from launch import metrics
 from launch.config import TrainConfig
 from launch.run import Run
-from launch.selection import REASONS, ZERO_SIGNAL, mask, reason_to_drop
+from launch.selection import REASONS, ZERO_SIGNAL, came_to_nothing, mask, reason_to_drop
 from policies.learning.credit import assign_credit
 from policies.learning.samples import LearnerUpdate, TrainBatch, TrainingSample, has_signal, training_samples
 
@@ -179,36 +179,27 @@ def select_groups(config: TrainConfig, run: Run) -> Selection:
                 selection.silent.append(group)
             continue
         selection.dropped[reason].append(group)
-        refuse_hopeless(selection, wanted)
+        refuse_hopeless(selection, wanted)  # here too: with many to drop, the end is far
         if len(selection.all_dropped) <= max_dropped:  # later ones keep their slots: nothing behind them ages
             run.feed.drop()
             run.order_rollouts(num_selected=len(selection.groups))
+    refuse_hopeless(selection, wanted)
     if len(selection.groups) < wanted:
         run.tracker.announce(
             f"selection.max_dropped={max_dropped} groups were replaced for step {run.progress.step + 1}, and "
             f"more were dropped: it makes do with {len(selection.groups)} of {wanted} groups."
         )
-    report_failures(run, [*selection.groups, *selection.all_dropped])
+    run.tracker.failures([*selection.groups, *selection.all_dropped])
     return selection
 
 
 def refuse_hopeless(selection: Selection, wanted: int) -> None:
-    """Raise ``TroupeError`` when a whole update's worth of groups was dropped and every rollout failed."""
-    dropped = selection.all_dropped
-    trajectories = [each for group in dropped for each in group.trajectories]
-    if selection.groups or len(dropped) < wanted or not all(each.failed for each in trajectories):
+    """Raise ``TroupeError`` when not one rollout of a whole update's worth of groups came to its end."""
+    groups = [*selection.groups, *selection.all_dropped]
+    trajectories = [each for group in groups for each in group.trajectories]
+    if len(groups) < wanted or not all(map(came_to_nothing, trajectories)):
         return
     raise TroupeError(f"All of {len(trajectories)} rollouts failed. The first: {trajectories[0].error}")
-
-
-def report_failures(run: Run, groups: Sequence[TrajectoryGroup]) -> None:
-    """Say how many rollouts failed, and what the first of them said."""
-    trajectories = [each for group in groups for each in group.trajectories]
-    errors = [each.error for each in trajectories if each.failed]
-    if errors:
-        run.tracker.announce(
-            f"{len(errors)} of {len(trajectories)} rollouts failed, the first with: {errors[0]}"
-        )
 
 
 def make_batches(config: TrainConfig, groups: Sequence[TrajectoryGroup], step: int) -> list[TrainBatch]:

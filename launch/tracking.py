@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from environments.types import TrajectoryGroup
 from launch.pictures import draw_curve, draw_timeline
+from launch.selection import came_to_nothing
 from launch.step_file import StepFile, read_records
 
 METRICS = "metrics.jsonl"
@@ -53,6 +55,15 @@ class Tracker:
         """Announce what a person should look into; the step that is recorded next counts it."""
         self._new_alarms += 1
         self.announce(f"ALARM: {text}")
+
+    def failures(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """Announce how many rollouts failed or ran out of time, and what the first of them said."""
+        trajectories = [each for group in groups for each in group.trajectories]
+        errors = [each.error for each in trajectories if came_to_nothing(each)]
+        if errors:
+            self.announce(
+                f"{len(errors)} of {len(trajectories)} rollouts failed, the first with: {errors[0]}"
+            )
 
     def warm_start(self, step: int, num_steps: int, metrics: dict[str, float]) -> None:
         """Progress of the supervised warm start."""

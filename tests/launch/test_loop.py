@@ -18,6 +18,7 @@ from launch.config import SelectionConfig, TrainConfig
 from launch.feed import GroupFeed
 from launch.loop import disagreement, make_batches, select_groups
 from launch.orders import group_name
+from launch.tracking import Tracker
 from policies.learning.algorithms import resolve
 from policies.learning.samples import TrainBatch, TrainingSample
 from policies.learning.settings import AlgorithmConfig
@@ -66,6 +67,8 @@ class FakeTracker:
     def announce(self, text: str) -> None:
         self.said.append(text)
 
+    failures = Tracker.failures
+
 
 @dataclass
 class FakeRun:
@@ -108,6 +111,14 @@ def test_a_run_in_which_everything_fails_ends_with_the_error() -> None:
     run = FakeRun(FakeFeed([group(number, [0, 0], "crashed") for number in range(9)]))
     with pytest.raises(TroupeError, match=r"All of 4 rollouts failed.*the disk is full"):
         select_groups(config(), run)
+
+
+@pytest.mark.parametrize("reason", ["agent_error", "timeout"])
+@pytest.mark.parametrize("algorithm", [GRPO, REFILL])
+def test_a_run_in_which_no_rollout_comes_to_its_end_is_ended(reason: str, algorithm: object) -> None:
+    groups = [group(number, [0, 0], reason) for number in range(9)]
+    with pytest.raises(TroupeError, match=r"All of 4 rollouts failed"):
+        select_groups(config(), FakeRun(FakeFeed(groups), algorithm))
 
 
 def test_single_failures_are_announced_and_cost_their_group_only() -> None:
