@@ -35,6 +35,8 @@ class LearnerGroup:
         model_path: folder in Hugging Face format to start from.
         num_schedule_steps: updates over which a cosine schedule runs.
         store: where ``publish`` puts the weights.
+        shared_file: a file that every rank has to see, by path and text, before it loads anything: they all
+            write into the folder that it is in.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class LearnerGroup:
         num_schedule_steps: int,
         seed: int,
         store: ray.actor.ActorHandle,
+        shared_file: tuple[str, str] | None = None,
     ) -> None:
         policy_worker, critic_worker = _worker_classes(learner.device)
         arguments = {
@@ -52,6 +55,7 @@ class LearnerGroup:
             "learner": learner,
             "num_schedule_steps": num_schedule_steps,
             "seed": seed,
+            "shared_file": shared_file,
         }
         pool = _resource_pool(learner)
         self._policy = _WorkerGroup(policy_worker, pool, learner, **arguments, algorithm=algorithm)

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
 from typing import Any
 
 import ray
 
+from environments.errors import ConfigError
 from policies.learning.verl_critic import VerlCritic
 from policies.learning.verl_learner import VerlLearner
 from policies.learning.verl_worker import on_all_ranks
 from policies.weights import pack
 
 
-class LearnerWorker(VerlLearner):
-    """``VerlLearner`` that loads its model in a call, and has a way out for its weights.
+class OpenedLater:
+    """Loads its model in a call: Ray hands back an exception as it was raised from a call, but not from a
+    constructor.
 
-    Ray hands back an exception as it was raised from a call, but not from a constructor.
+    Args:
+        shared_file: a file in the run's folder, and its text; ``None`` where nothing is to be shared.
+        arguments: of the class that is opened.
     """
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, shared_file: tuple[str, str] | None, **arguments: Any) -> None:
+        self._shared_file = shared_file
         self._arguments = arguments
 
     def open(self) -> None:
-        """Load the model. Comes before everything else."""
+        """Load the model. Comes before everything else.
+
+        Raises:
+            ConfigError: this rank writes its part of a checkpoint into another folder than the driver.
+        """
+        if self._shared_file is not None:
+            check_shared(*self._shared_file)
         super().__init__(**self._arguments)
+
+
+class LearnerWorker(OpenedLater, VerlLearner):
+    """``VerlLearner`` that has a way out for its weights."""
 
     @on_all_ranks
     def export_weights(self) -> list[ray.ObjectRef]:
@@ -35,12 +52,18 @@ class LearnerWorker(VerlLearner):
         return [ray.put(bucket) for bucket in pack(self.weights())]
 
 
-class CriticWorker(VerlCritic):
-    """``VerlCritic`` that loads its model in a call, too."""
+class CriticWorker(OpenedLater, VerlCritic):
+    """``VerlCritic`` as a Ray actor."""
 
-    def __init__(self, **arguments: Any) -> None:
-        self._arguments = arguments
 
-    def open(self) -> None:
-        """Load the model. Comes before everything else."""
-        super().__init__(**self._arguments)
+def check_shared(path: str, text: str) -> None:
+    """Raise ``ConfigError`` unless the file ``path`` holds ``text`` on this node, too."""
+    try:
+        seen = Path(path).read_text(encoding="utf-8")
+    except OSError:
+        seen = ""
+    if seen != text:
+        raise ConfigError(
+            f"run.directory={Path(path).parent} is another folder on {socket.gethostname()}, where a rank of "
+            "the learner is, than on the driver's node: put it on a disk that all nodes share."
+        )

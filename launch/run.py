@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ray.exceptions import ActorUnavailableError
 
 from actors.fleet import actor_options, check_room
 from actors.learner_group import LearnerGroup
+from actors.placement import beside_driver
 from actors.policy_server import start_serve
 from actors.weight_store import WeightStore
 from environments.errors import ConfigError
@@ -29,12 +31,16 @@ from launch.metrics import evaluation_metrics
 from launch.model_folder import model_folder
 from launch.orders import group_orders, tasks_digest
 from launch.probe import Probe
+from launch.run_lock import RunLock
 from launch.tracking import Tracker
 from launch.utilization import Utilization
 from launch.workload import Workload
 from policies.learning.algorithms import resolve
 from policies.learning.kl import KLController
 from policies.learning.samples import TrainingSample
+
+JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Set by Ray in the program of a submitted job."""
 
 
 class Run:
@@ -47,11 +53,13 @@ class Run:
         self.config = config
         self.workload = workload
         self.algorithm = resolve(config.algorithm, config.rollout.max_response_tokens)
-        self.directory = Path(config.run.directory).absolute()
+        self.directory = run_directory(config.run.directory)
+        self._lock = RunLock(self.directory)
         self.interrupts = Interrupts()
         self.checkpoints = CheckpointFolder(self.directory, config.run.checkpoints_kept)
         self._checkpoint = self.checkpoints.latest()
         if self._checkpoint is not None and not config.run.resume:
+            self._lock.release()
             raise ConfigError(
                 f"run.directory={config.run.directory} holds a run already: set run.resume=true to go on "
                 "with it, or name another directory."
@@ -75,7 +83,9 @@ class Run:
         """Start all components. Raises ``ConfigError`` for what the cluster cannot hold."""
         config = self.config
         self.tracker.announce(f"Run folder: {self.directory}")
-        model_path = self._model_path()
+        if config.run.resume and self._checkpoint is None:
+            self.tracker.announce("It holds no checkpoint to resume from: a new run begins.")
+        self._model_path = model_path = self._start_model()
         self._started_ray = cluster.connect()
         self.interrupts.install()  # Ray has put a handler of its own in the place of SIGTERM's
         cluster.check_resources(config)
@@ -83,13 +93,19 @@ class Run:
         self.tracker.announce(
             "Ray: " + ("started here." if self._started_ray else "joined a running cluster.")
         )
-        self._store = WeightStore.remote()  # type: ignore[attr-defined]
+        self._store = WeightStore.options(**beside_driver()).remote()  # type: ignore[attr-defined]
         self._make_crews(model_path)
         in_warm_start = self.progress.warm_start_steps < config.warm_start.num_steps
         if not in_warm_start:
             self._start_crews()
         self._learner = LearnerGroup(
-            model_path, config.learner, self.algorithm, config.run.num_steps, config.seed, self._store
+            model_path,
+            config.learner,
+            self.algorithm,
+            config.run.num_steps,
+            config.seed,
+            self._store,
+            shared_file=(str(self._lock.path), self._lock.text),
         )
         if in_warm_start:
             # After the learner, not beside it: the warm start is what everybody waits for.
@@ -106,7 +122,7 @@ class Run:
         self._crews.append(self.crew)
         crew, pinned = self.crew, None
         if config.evaluation.num_replicas:
-            pinned = WeightStore.remote()  # type: ignore[attr-defined]
+            pinned = WeightStore.options(**beside_driver()).remote()  # type: ignore[attr-defined]
             crew = Crew(evaluation_config(config), workload, model_path, pinned)
             self._crews.append(crew)
         self.evaluator = Evaluator(config, workload, crew, self._store, pinned)
@@ -131,15 +147,17 @@ class Run:
 
     def close(self) -> None:
         """End everything that this run has started, and nothing else; then draw the pictures."""
-        if self._started_ray:
-            cluster.end()
-        elif ray.is_initialized():
-            for crew in self._crews:
-                crew.stop()
-            if self._learner is not None:
-                self._learner.close()
-        self.journal.close()
-        self.tracker.close()
+        with ExitStack() as ending:  # from the last to the first, each whatever becomes of the others
+            ending.callback(self._lock.release)
+            ending.callback(self.tracker.close)
+            ending.callback(self.journal.close)
+            if self._started_ray:
+                ending.callback(cluster.end)
+            elif ray.is_initialized():
+                if self._learner is not None:
+                    ending.callback(self._learner.close)
+                for crew in self._crews:
+                    ending.callback(crew.stop)
 
     # -- what the loop asks for ----------------------------------------------------------------------
 
@@ -261,6 +279,7 @@ class Run:
         """Write an evaluation down that is finished, and whether its policy is the best one so far."""
         if evaluation is None:
             return
+        self.tracker.failures(evaluation.groups)
         numbers = evaluation_metrics(evaluation.groups) | {"time/evaluate": evaluation.seconds}
         metric = self.config.run.best_metric
         # First: a run that is killed here evaluates once more.
@@ -276,22 +295,38 @@ class Run:
         from policies.chat import ChatRenderer, load_tokenizer
         from policies.learning.demonstrations import demonstration_samples
 
-        renderer = ChatRenderer(load_tokenizer(self._model_path()), self.config.model.chat_template_kwargs)
+        renderer = ChatRenderer(load_tokenizer(self._model_path), self.config.model.chat_template_kwargs)
         return demonstration_samples(renderer, self.workload.demonstrations)
 
-    def _model_path(self) -> str:
+    def _start_model(self) -> str:
         """The model to start from: the configured one, or a tiny one built into the run's folder."""
         if self.config.model.path is not None:
             return model_folder(self.config.model.path)
         from policies.tiny import build_model
 
         folder = self.directory / "model"
-        if not folder.exists():
+        if self._checkpoint is None or not folder.exists():  # what is there is of a run that came to nothing
             temporary = self.directory / ".model.tmp"
             shutil.rmtree(temporary, ignore_errors=True)
             build_model(temporary, self.workload.demonstrations[:1000], seed=self.config.seed)
+            shutil.rmtree(folder, ignore_errors=True)
             os.replace(temporary, folder)
         return str(folder)
+
+
+def run_directory(setting: str) -> Path:
+    """The folder that ``run.directory`` means.
+
+    Raises:
+        ConfigError: it is in a job's copy of the working directory, which ends with the job.
+    """
+    directory = Path(setting).expanduser()
+    if JOB in os.environ and not directory.is_absolute():
+        raise ConfigError(
+            f"run.directory={setting} is inside this job's copy of the working directory, which Ray deletes "
+            "some time after the job: name an absolute path on a disk that the nodes share."
+        )
+    return directory.absolute()
 
 
 def _rollout_ids(groups: Sequence[TrajectoryGroup]) -> list[str]:
