@@ -42,7 +42,10 @@ def connect() -> bool:
     options = {
         "log_to_driver": bool(os.environ.get("TROUPE_WORKER_LOGS")),
         "logging_level": logging.ERROR,
-        "runtime_env": {"env_vars": ENVIRONMENT},
+        # What a job sets itself, Ray refuses to have set again.
+        "runtime_env": {
+            "env_vars": {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+        },
     }
     try:
         try:
@@ -65,12 +68,11 @@ def end() -> None:
 
     A worker that is still starting has not met its raylet yet, and would outlive it by many seconds.
     """
-    ours = [
-        process
-        for child in psutil.Process().children()
-        if f"{os.sep}ray{os.sep}" in " ".join(child.cmdline())
-        for process in (child, *child.children(recursive=True))
-    ]
+    ours: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):  # it has ended meanwhile, or nobody has taken note of its end
+            if f"{os.sep}ray{os.sep}" in " ".join(child.cmdline()):
+                ours += [child, *child.children(recursive=True)]
     ray.shutdown()
     for process in ours:
         with suppress(psutil.NoSuchProcess):

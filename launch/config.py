@@ -182,9 +182,8 @@ def as_train_config(tree: Any) -> TrainConfig:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    if isinstance(tree, TrainConfig):
-        return tree
     try:
+        # A ``TrainConfig`` too: its values may be of any type, and the run's folder is not named yet.
         merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), tree)
         config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:

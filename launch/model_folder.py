@@ -34,7 +34,7 @@ def model_folder(path: str) -> str:
     for folder in candidates:
         if (folder / "config.json").is_file():
             _check_chat_template(folder)
-            return str(folder)
+            return str(folder.absolute())  # Ray's workers are at home in another folder
     raise ConfigError(
         f"model.path={path!r} holds no model (looked for config.json in "
         f"{', '.join(str(folder) for folder in candidates)}): name a folder that model.save_pretrained "

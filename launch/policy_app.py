@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from actors.placement import beside_driver
 from actors.policy_server import PolicyApp
 from actors.weight_store import WeightStore
 from launch import cluster
-from launch.config import TrainConfig
+from launch.config import EvaluationConfig, TrainConfig
 from launch.interrupt import Interrupts
 
 
@@ -29,8 +30,9 @@ def policy_app(config: TrainConfig, model_path: str) -> Iterator[tuple[PolicyApp
     try:
         interrupts = Interrupts()
         with interrupts.installed():  # after Ray, which puts a handler of its own in the place of SIGTERM's
-            cluster.check_resources(replace(config, learner=replace(config.learner, num_workers=0)))
-            store = WeightStore.remote()  # type: ignore[attr-defined]
+            learner = replace(config.learner, num_workers=0)
+            cluster.check_resources(replace(config, learner=learner, evaluation=EvaluationConfig()))
+            store = WeightStore.options(**beside_driver()).remote()  # type: ignore[attr-defined]
             app = PolicyApp(f"policy-{uuid.uuid4().hex[:8]}", model_path, config.server, store)
             yield app, interrupts
     finally:

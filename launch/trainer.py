@@ -6,12 +6,14 @@ import asyncio
 import logging
 import math
 import re
+from functools import partial
 from typing import Any
 
-from actors.rollout import RolloutLimits, RolloutOrder, run_rollout
+from actors.rollout import RolloutLimits, RolloutOrder, owned_by, run_rollout
 from environments.base import BaseEnv
 from environments.datasets import Dataset
-from environments.errors import AgentError, ConfigError, DatasetError, EnvironmentFailure, TroupeError
+from environments.errors import ConfigError, DatasetError, EnvironmentFailure, TroupeError
+from launch.background import in_background
 from launch.config import TrainConfig, as_train_config, register
 from launch.model_folder import model_folder
 from launch.refusals import check
@@ -20,6 +22,9 @@ from policies.agents.base import BaseAgent
 from policies.sampler import SampleRequest, ScriptedSampler
 
 logger = logging.getLogger(__name__)
+
+TRIAL_SECONDS = 60.0
+"""What trying out the first task may take."""
 
 register()  # a user's @hydra.main asks for our configuration by name, before it calls anything of ours
 
@@ -116,7 +121,14 @@ def check_workload(config: TrainConfig, workload: Workload) -> None:
         )
     check_task_weights(config.rollout.task_weights, workload.train_dataset)
     check_model(config, workload)
-    check_agent(workload)
+    try:
+        in_background(partial(check_agent, workload), "check").result(TRIAL_SECONDS)
+    except TimeoutError:
+        logger.warning(
+            "The first task could not be tried out in this process within %g s: the first real rollouts will "
+            "tell.",
+            TRIAL_SECONDS,
+        )
 
 
 def check_task_weights(key: str | None, tasks: Dataset) -> None:
@@ -165,15 +177,13 @@ def check_agent(workload: Workload) -> None:
     task = workload.train_dataset[0]
     order = RolloutOrder(rollout_id="check/0", group_id="check", task=task)
     agent = workload.pair.make_agent()
-    env = None
     try:
         env = workload.pair.make_env(order)
-        run_rollout(agent, env, sample, order, RolloutLimits(max_steps=1))
-    except AgentError:
-        raise
+        try:
+            run_rollout(agent, env, sample, order, RolloutLimits(max_steps=1))
+        finally:
+            with owned_by(EnvironmentFailure, "environment", env)("close"):
+                env.close()
     except EnvironmentFailure as error:
         # It may need what only the cluster's nodes have; the first real rollouts will tell.
         logger.warning("The environment could not be tried out in this process: %s", error)
-    finally:
-        if env is not None:
-            env.close()

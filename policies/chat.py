@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -61,14 +62,17 @@ class ChatRenderer:
                 "(a Jinja text; the model's card shows it) and save it with tokenizer.save_pretrained."
             )
         self._tokenizer = tokenizer
-        self._template_kwargs = dict(chat_template_kwargs or {})
-        for name in self._template_kwargs:
+        self._set_options(dict(chat_template_kwargs or {}))
+        self._end_ids = _configured_end_ids(tokenizer.name_or_path) | ({tokenizer.eos_token_id} - {None})
+
+    def _set_options(self, chat_template_kwargs: dict[str, Any]) -> None:
+        for name in chat_template_kwargs:
             if name in RENDERER_ARGUMENTS or not self._template_reads(name):
                 raise ConfigError(
                     f"chat_template_kwargs has {name!r}, which is no option of the chat template of "
-                    f"{tokenizer.name_or_path!r}: leave it out, or write it as the template does."
+                    f"{self._tokenizer.name_or_path!r}: leave it out, or write it as the template does."
                 )
-        self._end_ids = _configured_end_ids(tokenizer.name_or_path) | ({tokenizer.eos_token_id} - {None})
+        self._template_kwargs = chat_template_kwargs
 
     def request_ids(self, request: SampleRequest) -> tuple[int, ...]:
         """The prompt [P] of a request.
@@ -111,7 +115,9 @@ class ChatRenderer:
         """A renderer whose template has these options besides its own. Raises ``ConfigError``."""
         if not chat_template_kwargs:
             return self
-        return ChatRenderer(self._tokenizer, {**self._template_kwargs, **chat_template_kwargs})
+        renderer = copy.copy(self)  # what it knows of the model is read from files
+        renderer._set_options({**self._template_kwargs, **chat_template_kwargs})
+        return renderer
 
     @property
     def eos_token_id(self) -> int:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import Any
 
+import pytest
+
 from environments import BaseEnv, Dataset
-from launch.trainer import check_agent
+from launch import trainer
+from launch.config import compose
+from launch.trainer import check_agent, check_workload
 from launch.workload import Workload
 from policies import GameAgent
 
@@ -25,12 +31,39 @@ class Precise(BaseEnv):
     def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
         return "", 0.0, True, {}
 
-    @staticmethod
-    def from_dict(info: dict[str, Any]) -> Precise:
-        return Precise(**info)
+    @classmethod
+    def from_dict(cls, info: dict[str, Any]) -> Precise:
+        return cls(**info)
 
 
 def test_an_environment_is_tried_out_with_what_a_rollout_gives_it() -> None:
     workload = Workload(agent_class=GameAgent, env_class=Precise, train_dataset=Dataset([{"question": "?"}]))
     check_agent(workload)
     assert Precise.made == 1
+
+
+class Stuck(Precise):
+    """Waits for what only the cluster's nodes have."""
+
+    def reset(self) -> tuple[str, dict[str, Any]]:
+        time.sleep(30)
+        return super().reset()
+
+
+class Unclosed(Precise):
+    def close(self) -> None:
+        raise RuntimeError("no such container")
+
+
+@pytest.mark.parametrize(("env_class", "said"), [(Stuck, "within 0.2 s"), (Unclosed, "no such container")])
+def test_an_environment_that_cannot_be_tried_out_here_is_left_to_the_nodes(
+    env_class: type[Precise], said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trainer, "TRIAL_SECONDS", 0.2)
+    monkeypatch.setattr(trainer, "check_model", lambda *_: None)
+    workload = Workload(
+        agent_class=GameAgent, env_class=env_class, train_dataset=Dataset([{"question": "?"}])
+    )
+    with caplog.at_level(logging.WARNING):
+        check_workload(compose([]), workload)
+    assert said in caplog.text

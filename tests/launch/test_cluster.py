@@ -30,6 +30,22 @@ def test_a_thread_that_outlives_the_run_starts_no_second_cluster() -> None:
     assert "Ray has not been started yet" in late.stderr
 
 
+def test_a_child_that_nobody_has_waited_for_does_not_disturb_the_end() -> None:
+    # In a process of its own: it ends the Ray of its process, which here is everybody's.
+    script = """
+import subprocess, time
+from launch import cluster
+child = subprocess.Popen(["true"])
+while open(f"/proc/{child.pid}/stat").read().split()[2] != "Z":
+    time.sleep(0.01)
+cluster.end()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_only_a_cluster_that_is_there_already_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 

@@ -122,7 +122,15 @@ def test_a_tree_of_hydras_becomes_the_dataclasses() -> None:
     config = as_train_config(tree)
     assert isinstance(config, TrainConfig)
     assert (config.seed, config.rollout.group_size) == (3, 4)
-    assert as_train_config(config) is config
+    assert as_train_config(config) == config
+
+
+def test_a_configuration_of_dataclasses_is_completed_and_checked_like_any_other() -> None:
+    assert "${" not in as_train_config(TrainConfig()).run.directory, "a run's folder has a name"
+    config = TrainConfig()
+    config.rollout.group_size = "four"  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="four"):
+        as_train_config(config)
 
 
 def test_a_tree_with_an_unknown_key_is_refused() -> None:

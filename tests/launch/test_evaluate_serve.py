@@ -54,6 +54,14 @@ def test_a_run_a_checkpoint_and_a_model_folder_are_all_found(tmp_path: Path, tin
     assert model_folder(folder) == folder
 
 
+def test_workers_with_another_working_directory_find_a_relative_path(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path / "run", tiny_model)
+    monkeypatch.chdir(tmp_path)
+    assert model_folder("run") == str(tmp_path / "run" / "checkpoints" / "step_000030" / "huggingface")
+
+
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "gpt2"])
 def test_a_hub_name_stays_as_it_is(name: str) -> None:
     assert model_folder(name) == name
