@@ -195,38 +195,49 @@ def _refuse_nonsense(env: BaseEnv, faults: list[str]) -> None:
 
 
 class TokenBudget:
-    """How many tokens a trajectory may still sample."""
+    """How many tokens a trajectory may still sample.
+
+    What was sampled counts, and whatever a prompt has more than the turn before: that is what the
+    environment said. Nothing is given back where an agent or a template drops a part of the history.
+    """
 
     def __init__(self, limits: RolloutLimits) -> None:
         self._limits = limits
-        self._first_prompt = 0
         self._used = 0
+        self._last_turn = 0
+        """Prompt and completion of the last turn; 0 before the first."""
 
     @property
     def spent(self) -> bool:
-        return not self._limits.budget_per_turn and self._used >= self._limits.max_response_tokens
+        return not self._limits.budget_per_turn and self._left < 1
 
     @property
     def max_tokens(self) -> int:
-        used = 0 if self._limits.budget_per_turn else self._used
-        left = self._limits.max_response_tokens - used
-        return min(left, self._limits.max_turn_tokens or left)
+        return min(self._left, self._limits.max_turn_tokens or self._left)
 
     @property
     def max_prompt_tokens(self) -> int | None:
         """Limit of the next prompt as such: of the first one, and of each where turns have own budgets."""
-        grows = self._first_prompt and not self._limits.budget_per_turn
-        return None if grows else self._limits.max_prompt_tokens
+        return None if self._grows else self._limits.max_prompt_tokens
 
     @property
     def max_total_tokens(self) -> int | None:
         """Limit of a later prompt with its completion: what the environment says counts too."""
-        grows = self._first_prompt and not self._limits.budget_per_turn
-        return self._first_prompt + self._limits.max_response_tokens if grows else None
+        return self._last_turn + self._left if self._grows else None
+
+    @property
+    def _left(self) -> int:
+        return self._limits.max_response_tokens - (0 if self._limits.budget_per_turn else self._used)
+
+    @property
+    def _grows(self) -> bool:
+        return self._last_turn > 0 and not self._limits.budget_per_turn
 
     def count(self, completion: Completion) -> None:
-        self._first_prompt = self._first_prompt or completion.num_prompt_tokens
-        self._used = completion.num_prompt_tokens + completion.num_completion_tokens - self._first_prompt
+        prompt, sampled = completion.num_prompt_tokens, completion.num_completion_tokens
+        said = max(0, prompt - self._last_turn) if self._last_turn else 0
+        self._used += said + sampled
+        self._last_turn = prompt + sampled
 
     def report(self, info: dict[str, Any]) -> dict[str, Any]:
         """The environment's info with what rLLM v0.1 tells agents about their limits."""

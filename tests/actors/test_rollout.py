@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.rollout import Pair, RolloutLimits, RolloutOrder, failed, run_rollout
+from actors.rollout import Pair, RolloutLimits, RolloutOrder, TokenBudget, failed, run_rollout
 from environments.base import BaseEnv
 from environments.errors import AgentError, EnvironmentFailure, SamplerError
 from environments.types import Completion, Step, TerminationReason, Trajectory
@@ -274,6 +274,41 @@ def test_what_the_environment_says_counts_against_the_budget() -> None:
     assert first is not None and last is not None
     total = len(last.prompt_ids) + len(last.completion_ids) - len(first.prompt_ids)
     assert 150 < total <= 200
+
+
+class Forgetting(GameAgent):
+    """Shows the model nothing but the last message: every prompt is about as long as the first."""
+
+    @property
+    def chat_completions(self) -> list[dict[str, Any]]:
+        return super().chat_completions[-1:]
+
+
+def test_what_was_sampled_counts_even_where_the_agent_drops_it_from_its_history() -> None:
+    trajectory, requests = play(
+        CountdownEnv(9), ["a" * 29] * 9, Forgetting(), max_steps=9, max_response_tokens=100
+    )
+    assert trajectory.termination_reason is TerminationReason.RESPONSE_BUDGET_SPENT
+    assert trajectory.num_sampled_tokens == 100
+    assert [request.params.max_tokens for request in requests] == [100, 70, 40, 10]
+    assert [step.info["cur_tokens"] for step in trajectory.steps] == [30, 60, 90, 100]
+
+
+def test_a_prompt_that_shrinks_gives_no_budget_back_and_one_that_grows_again_costs() -> None:
+    budget = TokenBudget(RolloutLimits(max_response_tokens=100))
+    for prompt, sampled, left, most in ((20, 30, 70, 120), (15, 10, 60, 85), (40, 5, 40, 85)):
+        budget.count(Completion(text="", finish_reason="stop", usage=(prompt, sampled)))
+        assert (budget.max_tokens, budget.max_total_tokens, budget.spent) == (left, most, False)
+    assert budget.report({})["cur_tokens"] == 60
+
+
+def test_a_history_that_only_grows_has_one_limit_for_all_its_turns() -> None:
+    budget = TokenBudget(RolloutLimits(max_response_tokens=100))
+    for prompt, sampled in ((20, 30), (57, 10), (80, 40)):
+        budget.count(Completion(text="", finish_reason="stop", usage=(prompt, sampled)))
+        assert budget.max_total_tokens == 20 + 100
+        assert budget.report({})["cur_tokens"] == prompt + sampled - 20
+    assert budget.spent
 
 
 def test_budgets_per_turn_start_anew_with_each_turn() -> None:
