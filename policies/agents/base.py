@@ -71,6 +71,23 @@ class BaseAgent(ABC):
         return steps[-1] if steps else None
 
 
+def text_of(observation: Any, agent: BaseAgent) -> str:
+    """What ``agent`` shows the model of an observation: a dict's ``"question"``, all of anything else.
+
+    Raises:
+        AgentError: a dict has no question. To show all of it would tell the model the ground truth, too.
+    """
+    if not isinstance(observation, dict):
+        return str(observation)
+    if "question" not in observation:
+        keys = ", ".join(map(str, observation))
+        raise AgentError(
+            f"{type(agent).__name__}'s observation has no 'question' (its keys: {keys}). "
+            "Name the task's text 'question'."
+        )
+    return str(observation["question"])
+
+
 def split_thought(response: str) -> tuple[str, str]:
     """The thought of a thinking model and its answer: what stands before and after ``</think>``.
 

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from environments.types import Action, Message, Step, Trajectory
-from policies.agents.base import BaseAgent, split_thought
+from policies.agents.base import BaseAgent, split_thought, text_of
 
 
 class GameAgent(BaseAgent):
@@ -28,10 +28,8 @@ class GameAgent(BaseAgent):
     def update_from_env(
         self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
     ) -> None:
-        if isinstance(observation, dict) and "question" in observation:
-            observation = observation["question"]
         if observation is not None and observation not in ("", {}):
-            self.messages.append({"role": "user", "content": str(observation)})
+            self.messages.append({"role": "user", "content": text_of(observation, self)})
 
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
         self.messages.append({"role": "assistant", "content": response})

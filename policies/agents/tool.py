@@ -12,7 +12,7 @@ from environments.tool_environment import FINISH
 from environments.tools import NamedToolSource, ToolCall, ToolSource, make_tools
 from environments.tools.base import INVALID_TOOL_CALL
 from environments.types import Action, Message, Step, Trajectory
-from policies.agents.base import BaseAgent, split_thought
+from policies.agents.base import BaseAgent, split_thought, text_of
 from policies.agents.parsers import ToolParser, get_tool_parser
 
 TOOL_SYSTEM_PROMPT = (
@@ -76,7 +76,7 @@ class ToolAgent(BaseAgent):
     def update_from_env(
         self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
     ) -> None:
-        self.messages += _observation_messages(observation)
+        self.messages += self._observation_messages(observation)
 
     def update_from_model(
         self, response: str, tool_calls: Sequence[dict[str, Any]] = (), **kwargs: Any
@@ -101,6 +101,17 @@ class ToolAgent(BaseAgent):
     def chat_completions(self) -> list[Message]:
         return copy.deepcopy(self.messages)
 
+    def _observation_messages(self, observation: Any) -> list[Message]:
+        """Tool outputs as tool messages, any other text as a user message, nothing for nothing."""
+        if observation is None or observation in ("", {}):
+            return []
+        if isinstance(observation, dict) and "tool_outputs" in observation:
+            return [
+                {"role": "tool", "content": output, "tool_call_id": call_id}
+                for call_id, output in observation["tool_outputs"].items()
+            ]
+        return [{"role": "user", "content": text_of(observation, self)}]
+
     def _checked(self, call: dict[str, Any]) -> dict[str, Any]:
         """A call that a server has read; a malformed one would make the server refuse the whole history."""
         call_id = call.get("id")
@@ -123,20 +134,3 @@ class ToolAgent(BaseAgent):
 def _system_message(system_prompt: str, parser: ToolParser, schemas: list[dict[str, Any]]) -> str:
     parts = (system_prompt, parser.get_tool_prompt(schemas))
     return parser.separator.join(part for part in parts if part)
-
-
-def _observation_messages(observation: Any) -> list[Message]:
-    """Tool outputs as tool messages, a question or any other text as a user message, nothing for nothing."""
-    if observation is None or observation in ("", {}):
-        return []
-    if isinstance(observation, dict) and "tool_outputs" in observation:
-        return [
-            {"role": "tool", "content": output, "tool_call_id": call_id}
-            for call_id, output in observation["tool_outputs"].items()
-        ]
-    text = (
-        observation["question"]
-        if isinstance(observation, dict) and "question" in observation
-        else observation
-    )
-    return [{"role": "user", "content": str(text)}]

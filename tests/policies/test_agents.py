@@ -128,7 +128,16 @@ def test_tokens_of_a_rollout_are_one_sequence(make_agent: Any) -> None:
         assert completion.prompt_ids[: len(seen)] == seen
         seen = completion.prompt_ids + completion.completion_ids
         agent.update_from_model(completion.text)
-        say(agent, {"tool_outputs": {"call_0": "36"}})
+        say(agent, {"tool_outputs": {"call_0": "36"}} if isinstance(agent, ToolAgent) else "36")
+
+
+@pytest.mark.parametrize("make_agent", AGENTS)
+@pytest.mark.parametrize("observation", [{"problem": "1 + 1?", "ground_truth": "2"}, {0: "?"}])
+def test_a_task_without_a_question_is_refused_so_that_its_ground_truth_is_not_shown(
+    make_agent: Any, observation: dict[Any, str]
+) -> None:
+    with pytest.raises(AgentError, match=r"no 'question'.*(problem|0).*Name the task's text 'question'"):
+        say(make_agent(), observation)
 
 
 # --- MathAgent
