@@ -27,6 +27,8 @@ class PassAtK:
     estimates: dict[int, float]
     omitted: tuple[int, ...] = ()
     """Each k that was asked for, but for which some problem has too few samples."""
+    num_failed: int = 0
+    """Samples in which the agent, the environment or what they run on failed: ``Trajectory.error`` says how."""
 
     def __getitem__(self, k: int) -> float:
         if k in self.omitted:
@@ -38,7 +40,8 @@ class PassAtK:
         return self.estimates[k]
 
     def __str__(self) -> str:
-        lines = [f"problems {self.num_problems}, samples {self.num_samples}"]
+        failed = f", failed {self.num_failed}: see their error" if self.num_failed else ""
+        lines = [f"problems {self.num_problems}, samples {self.num_samples}{failed}"]
         lines += [f"pass@{k:<4} {estimate:.4f}" for k, estimate in self.estimates.items()]
         lines += [f"pass@{k:<4} too few samples" for k in self.omitted]
         return "\n".join(lines)
@@ -47,8 +50,8 @@ class PassAtK:
 def compute_pass_at_k(results: Iterable[Trajectory], ks: Sequence[int] | None = None) -> PassAtK:
     """Estimate pass@k without bias, print the table, and return it.
 
-    A problem is all trajectories with the same task; correct is a reward above 0, so a failed rollout
-    counts as an attempt that was not. The estimate is 1 - C(n-c, k) / C(n, k) for c correct of n samples
+    A problem is all trajectories with the same task; correct is a reward above 0, and a failed rollout
+    counts as an attempt that was not, whatever it had earned until then. The estimate is 1 - C(n-c, k) / C(n, k) for c correct of n samples
     (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1).
 
     ``ks`` defaults to every k up to the smallest n, or, if that is above 16, to the powers of two and n.
@@ -60,8 +63,10 @@ def compute_pass_at_k(results: Iterable[Trajectory], ks: Sequence[int] | None = 
         DatasetError: a task is no JSON.
     """
     correct_by_problem: defaultdict[str, list[bool]] = defaultdict(list)
+    num_failed = 0
     for trajectory in results:
-        correct_by_problem[_fingerprint(trajectory.task)].append(trajectory.reward > 0)
+        correct_by_problem[_fingerprint(trajectory.task)].append(trajectory.succeeded)
+        num_failed += trajectory.failed
     problems = list(correct_by_problem.values())
     if not problems:
         raise ConfigError("pass@k of no trajectories: run some tasks first.")
@@ -74,6 +79,7 @@ def compute_pass_at_k(results: Iterable[Trajectory], ks: Sequence[int] | None = 
         num_samples=sum(len(problem) for problem in problems),
         estimates={k: _mean_estimate(problems, k) for k in wanted if k <= smallest},
         omitted=tuple(k for k in wanted if k > smallest),
+        num_failed=num_failed,
     )
     sys.stdout.write(f"{table}\n")
     return table

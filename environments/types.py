@@ -156,6 +156,11 @@ class Trajectory:
         return self.termination_reason is not None and self.termination_reason.is_failure
 
     @property
+    def succeeded(self) -> bool:
+        """Whether it counts as correct: it did not fail, and its reward is above 0."""
+        return self.reward > 0 and not self.failed
+
+    @property
     def completions(self) -> list[Completion]:
         """What was sampled, turn by turn; a turn that only the agent's own code decided has nothing."""
         return [step.completion for step in self.steps if step.completion is not None]

@@ -42,9 +42,17 @@ def test_correct_is_a_reward_above_zero():
     assert compute_pass_at_k(attempts({}, 0.1, 0.0, -1.0, 0.0))[1] == 0.25
 
 
-def test_a_failed_rollout_counts_as_an_attempt():
-    failed = Trajectory(task={}, termination_reason=TerminationReason.ENV_ERROR, error="boom")
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_a_failed_rollout_counts_as_an_attempt_that_was_not_correct(reward):
+    failed = Trajectory(task={}, reward=reward, termination_reason=TerminationReason.ENV_ERROR, error="boom")
     assert compute_pass_at_k([failed, *attempts({}, 1.0)])[1] == 0.5
+
+
+def test_failed_rollouts_are_told_from_wrong_answers(capsys):
+    failed = Trajectory(task={}, termination_reason=TerminationReason.SAMPLER_ERROR, error="no server")
+    table = compute_pass_at_k([failed, failed, *attempts({}, 0.0)], ks=[1])
+    assert table.num_failed == 2
+    assert "problems 1, samples 3, failed 2: see their error" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
