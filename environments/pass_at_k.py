@@ -28,7 +28,7 @@ class PassAtK:
     omitted: tuple[int, ...] = ()
     """Each k that was asked for, but for which some problem has too few samples."""
     num_failed: int = 0
-    """Samples in which the agent, the environment or what they run on failed: ``Trajectory.error`` says how."""
+    """Samples that ended by an error of the agent, the environment or what they run on."""
 
     def __getitem__(self, k: int) -> float:
         if k in self.omitted:
@@ -51,8 +51,9 @@ def compute_pass_at_k(results: Iterable[Trajectory], ks: Sequence[int] | None = 
     """Estimate pass@k without bias, print the table, and return it.
 
     A problem is all trajectories with the same task; correct is a reward above 0, and a failed rollout
-    counts as an attempt that was not, whatever it had earned until then. The estimate is 1 - C(n-c, k) / C(n, k) for c correct of n samples
-    (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1).
+    counts as an attempt that was not, whatever it had earned until then. The estimate is
+    1 - C(n-c, k) / C(n, k) for c correct of n samples (Chen et al. 2021, "Evaluating Large Language Models
+    Trained on Code", equation 1).
 
     ``ks`` defaults to every k up to the smallest n, or, if that is above 16, to the powers of two and n.
     Every estimate is over all problems, so that they can be compared with each other: a k above the
