@@ -71,9 +71,10 @@ class GuessEnvironment(BaseEnv):
 
     @staticmethod
     def _answer(message: str, secret: int) -> str:
-        if not re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", message):
+        number = re.fullmatch(r"\s*([+-]?[0-9]{1,18})\s*", message)
+        if not number:
             return "Invalid."
-        guess = int(message)
+        guess = int(number[1])  # without the space around it, not all of which int() knows
         if guess == secret:
             return "Correct."
         return "Higher." if secret > guess else "Lower."

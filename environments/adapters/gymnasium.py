@@ -153,7 +153,7 @@ def named_choice(text: str, names: Sequence[str]) -> int | None:
         return positions.get(marked.strip().lower())
     longest_first = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
     words = re.findall(rf"(?<![\w.-])(?:{longest_first})(?!\w)", text, re.IGNORECASE)
-    return positions[words[-1].lower()] if words else None
+    return positions.get(words[-1].lower()) if words else None  # a long s matches s, and stays as it is
 
 
 def _make(env_id: str, make_args: dict[str, Any], pictures: bool) -> Any:

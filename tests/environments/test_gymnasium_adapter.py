@@ -134,6 +134,10 @@ def test_a_longer_name_is_not_taken_for_the_shorter_one_in_it():
     assert named_choice("turn left", ["left", "turn left"]) == 1
 
 
+def test_a_letter_that_only_looks_like_a_names_in_upper_case_is_no_failure():
+    assert named_choice("\N{LATIN SMALL LETTER LONG S}tay", ["stay", "go"]) is None
+
+
 def test_any_environment_with_discrete_actions():
     env = GymnasiumEnvironment.from_dict(
         {"env_id": "Blackjack-v1", "seed": 1, "action_names": ["stick", "hit"], "rest": 1}

@@ -51,6 +51,11 @@ def test_what_is_no_integer_uses_up_a_guess(message):
     assert env.step(message)[:3] == ("Invalid.", 0.0, True)
 
 
+@pytest.mark.parametrize("space", [chr(code) for code in (*range(9, 14), *range(28, 33), 0x85, 0xA0, 0x2028)])
+def test_whatever_counts_as_space_may_stand_around_a_number(space):
+    assert started(secret=3).step(f"{space}3{space}")[0] == "Correct."
+
+
 def test_a_number_out_of_range_is_answered_like_any_other():
     assert started(secret=3).step("99")[0] == "Lower."
 
