@@ -6,18 +6,15 @@ This module is imported in every rollout worker. It must stay light: no torch, n
 from __future__ import annotations
 
 import resource
-import signal
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
 from actors.rollout import Pair, RolloutLimits, RolloutOrder, failed, owned_by, run_rollout
+from actors.time_limit import TimeLimitReached, Watchdog
 from environments.base import DEFAULT_MEMORY_BYTES, BaseEnv
 from environments.errors import AgentError, EnvironmentFailure, SamplerError, TroupeError
 from environments.types import Completion, Step, TerminationReason, Trajectory
@@ -29,36 +26,8 @@ UNUSABLE_AFTER = {TerminationReason.TIMEOUT, TerminationReason.OUT_OF_MEMORY, Te
 RESTART_SECONDS = 60.0
 """How long a sampling actor that has died is waited for."""
 RETRY_SECONDS = 0.5
-REPEAT_SECONDS = 1.0
-"""Between two signals that a time limit is reached, until one gets through."""
 CLOSE_SECONDS = 10.0
 """What an environment gets for its ``close``, beyond the rollout's own limit."""
-
-
-class TimeLimitReached(KeyboardInterrupt):
-    """Raised in the main thread when a rollout has had its time.
-
-    No ``Exception``, so that an environment that catches those is interrupted too; and Ray's waiting calls
-    let only a ``KeyboardInterrupt`` through.
-    """
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise ``TimeLimitReached`` in the block, once, when it has run for ``seconds``. Main thread only."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        raise TimeLimitReached
-
-    handler = signal.signal(signal.SIGALRM, interrupt)
-    # The kernel may hand a signal to any thread, and then it wakes nobody who sleeps in this one.
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), REPEAT_SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
 
 
 @ray.remote(num_cpus=0)
@@ -70,6 +39,7 @@ class RolloutActor:
         self._limits = limits
         self._sampler = sampler
         self._deadline = 0.0
+        self._watchdog = Watchdog()
         limit_memory(pair.env_class.actor_needs.memory_bytes or DEFAULT_MEMORY_BYTES)
 
     def ready(self) -> bool:
@@ -87,7 +57,7 @@ class RolloutActor:
         agent: BaseAgent | None = None
         env: BaseEnv | None = None
         try:
-            with time_limit(self._limits.timeout_seconds):
+            with self._watchdog.limit(self._limits.timeout_seconds):
                 agent, env = self._pair.make_agent(), self._pair.make_env(order)
                 trajectory = run_rollout(agent, env, self._sample, order, self._limits)
         except TroupeError as error:
@@ -112,7 +82,10 @@ class RolloutActor:
         If it fails, the trajectory is as good as before, but says so.
         """
         try:
-            with time_limit(CLOSE_SECONDS), owned_by(EnvironmentFailure, "environment", env)("close"):
+            with (
+                self._watchdog.limit(CLOSE_SECONDS),
+                owned_by(EnvironmentFailure, "environment", env)("close"),
+            ):
                 env.close()
         except TroupeError as error:
             trajectory.error = trajectory.error or _report(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -61,6 +62,7 @@ class Mischief(BaseEnv):
             case "raise":
                 raise RuntimeError("The dice are gone.")
             case "hang":
+                signal.setitimer(signal.ITIMER_REAL, 0)  # as libraries do that have alarms of their own
                 time.sleep(600)
             case "die":
                 os._exit(1)
@@ -199,6 +201,7 @@ def test_each_task_is_answered_once_whatever_its_environment_does(engine: AgentE
     assert errors["fine"] == ""
     assert "Mischief.step" in errors["raise"] and "The dice are gone." in errors["raise"]
     assert "died" in errors["die"]
+    assert "Nothing could interrupt it" not in errors["hang"]
     # The actors that were lost have been replaced.
     assert [each.reward for each in play(engine, [{"question": "again"}] * 4)] == [1.0] * 4
 

@@ -1,4 +1,4 @@
-"""The time limit of a rollout, which a signal in the main thread keeps."""
+"""The time limit of a rollout, which a thread keeps by a signal to the main thread."""
 
 from __future__ import annotations
 
@@ -9,24 +9,33 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors import rollout_actor
-from actors.rollout_actor import TimeLimitReached, time_limit
+from actors import time_limit
+from actors.time_limit import TimeLimitReached, Watchdog
+
+HANG_SECONDS = 5.0
 
 
 @pytest.fixture
-def blocked_alarm() -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+def watchdog(monkeypatch: pytest.MonkeyPatch) -> Watchdog:
+    monkeypatch.setattr(time_limit, "REPEAT_SECONDS", 0.05)
+    return Watchdog()
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    """An environment's own: nothing happens when it goes off."""
+    before = signal.signal(signal.SIGALRM, lambda _number, _frame: None)
     yield
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
-def test_a_block_that_is_too_slow_is_interrupted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_actor, "REPEAT_SECONDS", 0.05)
+def test_a_block_that_is_too_slow_is_interrupted_once(watchdog: Watchdog) -> None:
     interruptions = 0
     start = time.monotonic()
-    with pytest.raises(TimeLimitReached), time_limit(0.05):
+    with pytest.raises(TimeLimitReached), watchdog.limit(0.05):
         try:
-            time.sleep(5)
+            time.sleep(HANG_SECONDS)
         except TimeLimitReached:
             interruptions += 1
             time.sleep(0.2)  # as an environment that tidies up: nothing cuts that off
@@ -36,24 +45,65 @@ def test_a_block_that_is_too_slow_is_interrupted_once(monkeypatch: pytest.Monkey
     assert 0.25 <= time.monotonic() - start < 2
 
 
-def test_a_block_that_is_in_time_is_left_alone() -> None:
-    with time_limit(0.05):
+def test_nothing_is_interrupted_after_a_block_that_was_in_time(watchdog: Watchdog) -> None:
+    with watchdog.limit(0.05):
         pass
-    time.sleep(0.1)
-
-    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    time.sleep(0.2)
 
 
-def test_a_signal_that_another_thread_has_taken_is_sent_again(
-    blocked_alarm: None, monkeypatch: pytest.MonkeyPatch
+def test_a_signal_that_comes_too_late_hits_neither_what_follows_nor_the_next_block(
+    watchdog: Watchdog,
 ) -> None:
-    monkeypatch.setattr(rollout_actor, "REPEAT_SECONDS", 0.2)
-    thief = threading.Thread(target=signal.sigwait, args=({signal.SIGALRM},))
-    thief.start()
+    with watchdog.limit(0.05):
+        pass
+    signal.raise_signal(time_limit.SIGNAL)
+    with watchdog.limit(HANG_SECONDS):
+        signal.raise_signal(time_limit.SIGNAL)
 
-    with pytest.raises(TimeLimitReached), time_limit(0.05):
-        thief.join(timeout=5)
-        assert not thief.is_alive()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-        time.sleep(5)
+
+def test_an_alarm_of_the_environment_s_own_leaves_the_limit_alone(watchdog: Watchdog, alarm: None) -> None:
+    with pytest.raises(TimeLimitReached), watchdog.limit(0.1):
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        time.sleep(0.05)
+        signal.setitimer(signal.ITIMER_REAL, 0)  # as math-verify does when it has parsed in time
+        time.sleep(HANG_SECONDS)
         pytest.fail("nobody interrupted the block")
+
+
+def test_the_limit_leaves_an_alarm_of_the_environment_s_own_alone(watchdog: Watchdog, alarm: None) -> None:
+    signal.alarm(100)
+    with watchdog.limit(0.05):
+        pass
+    assert signal.alarm(0) > 90
+
+
+def test_a_signal_that_has_got_lost_is_sent_again(
+    watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, sent = signal.pthread_kill, []
+
+    def lossy(thread: int, number: int) -> None:
+        sent.append(number)
+        if len(sent) == 3:
+            send(thread, number)
+
+    monkeypatch.setattr(signal, "pthread_kill", lossy)
+    with pytest.raises(TimeLimitReached), watchdog.limit(0.05):
+        time.sleep(HANG_SECONDS)
+        pytest.fail("nobody interrupted the block")
+    time.sleep(0.2)
+    assert sent == [time_limit.SIGNAL] * 3  # and none after it got through
+
+
+def test_a_block_that_is_interrupted_can_be_followed_by_another_one(watchdog: Watchdog) -> None:
+    for _ in range(3):
+        with pytest.raises(TimeLimitReached), watchdog.limit(0.02):
+            time.sleep(HANG_SECONDS)
+
+
+def test_all_blocks_are_watched_by_one_thread(watchdog: Watchdog) -> None:
+    before = threading.active_count()
+    for _ in range(100):
+        with watchdog.limit(HANG_SECONDS):
+            pass
+    assert threading.active_count() == before

@@ -1,0 +1,79 @@
+"""The time limit of a rollout, kept by a thread that interrupts the main one."""
+
+from __future__ import annotations
+
+import math
+import queue
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Self
+
+SIGNAL = signal.SIGRTMAX
+"""One that nobody else uses: environments and graders set alarms (``SIGALRM``), Java suspends its threads by
+``SIGUSR2``, and .NET takes real-time signals from the other end."""
+REPEAT_SECONDS = 1.0
+"""Between two signals that a time limit is reached, until one gets through."""
+
+
+class TimeLimitReached(KeyboardInterrupt):
+    """Raised in the main thread when a rollout has had its time.
+
+    No ``Exception``, so that an environment that catches those is interrupted too; and Ray's waiting calls
+    let only a ``KeyboardInterrupt`` through.
+    """
+
+
+class Watchdog:
+    """Interrupts blocks of the main thread, which makes it, when they take too long; one at a time.
+
+    Its thread is started with it and serves all blocks: one that begins when the process has used up its
+    memory could not start another.
+    """
+
+    def __init__(self) -> None:
+        self._deadline = math.inf
+        self._waits: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+        """How long to wait for the next one of these before the signal is sent; ``None`` is for ever. No
+        other queue may be used in a signal's handler."""
+        self._main_thread = threading.get_ident()
+        threading.Thread(target=self._watch, name="time limit", daemon=True).start()
+
+    def limit(self, seconds: float) -> Self:
+        """For a ``with``: raise ``TimeLimitReached`` in its block, once, when it has run for ``seconds``.
+
+        Once the ``with`` is left, nothing is interrupted any more, however late the signal comes.
+        """
+        # It stays, since a signal that comes late would end the process, and it knows when nothing is due.
+        signal.signal(SIGNAL, self._interrupt)
+        self._deadline = time.monotonic() + seconds
+        self._waits.put(min(max(seconds, 0.0), threading.TIMEOUT_MAX))
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._deadline = math.inf
+        self._waits.put(None)
+
+    def _interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        if time.monotonic() >= self._deadline:
+            self._end()
+            raise TimeLimitReached
+
+    def _watch(self) -> None:
+        seconds: float | None = None
+        while True:
+            try:
+                seconds = self._waits.get(timeout=seconds)
+            except queue.Empty:
+                signal.pthread_kill(self._main_thread, SIGNAL)
+                # One that comes just before the thread begins to sleep wakes nobody.
+                seconds = REPEAT_SECONDS
