@@ -27,7 +27,8 @@ def math_reward_fn(
 
     The answer is the last ``\boxed{...}`` with balanced braces after the last ``</think>``; there is no
     other way to give one. The ground truth is a text, a number, or a list of these of which any will do.
-    Numbers are compared exactly: 0.50, 1/2 and \frac{1}{2} are equal, and so are 1,000 and 1000. What is
+    Numbers are compared exactly: 0.50, 1/2 and \frac{1}{2} are equal, and so are 1,000 and 1000. A percent
+    sign at the end is a unit: 50\% is 50. Words are compared as text, in upper or lower case. What is
     not equal as a number or a text is an expression, and math-verify decides, which rounds irrational
     numbers to six decimals. It runs in a process of its own for at most ``time_limit_seconds``; an answer
     that could not be graded is wrong, and ``metadata["error"]`` says why. ``metadata["judged_by"]`` is
@@ -45,14 +46,15 @@ def math_reward_fn(
     plain = normalised(answer)
     judged_by = "number" if isinstance(plain, Fraction) else "text"
     metadata = {"answer": answer, "judged_by": judged_by}
-    if any(plain == normalised(truth) for truth in truths):
+    if any(_same(plain, normalised(truth)) for truth in truths):
         return RewardOutput(1.0, metadata, is_correct=True)
     open_truths = [truth for truth in truths if _is_open(plain, normalised(truth))]
     if not open_truths:
         return RewardOutput(0.0, metadata, is_correct=False)
     metadata["judged_by"] = "math-verify"
     try:
-        correct = _grader.call(open_truths, answer, time_limit_seconds=time_limit_seconds)
+        given = [_without_end(truth) for truth in open_truths], _without_end(answer)
+        correct = _grader.call(*given, time_limit_seconds=time_limit_seconds)
     except GradingError as error:
         return RewardOutput(0.0, {**metadata, "error": f"The answer {error}"}, is_correct=False)
     return RewardOutput(float(correct), metadata, is_correct=correct)
@@ -110,27 +112,43 @@ def _ground_truths(task_info: dict[str, Any]) -> list[str]:
     return [boxed if (boxed := last_boxed(text)) is not None else text for text in texts]
 
 
+def _same(answer: Fraction | str, truth: Fraction | str) -> bool:
+    if _are_words(answer, truth):
+        return str(answer).casefold() == str(truth).casefold()
+    return answer == truth
+
+
 def _is_open(answer: Fraction | str, truth: Fraction | str) -> bool:
     """Whether two that are not equal as written may still be equal as expressions."""
     if isinstance(answer, Fraction) and isinstance(truth, Fraction):
         return False
     texts = str(answer), str(truth)
-    if not all(0 < len(text) <= _MAX_LENGTH for text in texts):
+    if not all(0 < len(text) <= _MAX_LENGTH for text in texts) or _are_words(*texts):
         return False
-    return (
-        texts[0].casefold() != texts[1].casefold()
-    )  # x and X are two symbols, math-verify takes them for one
+    # x and X are two symbols, math-verify takes them for one.
+    return texts[0].casefold() != texts[1].casefold()
+
+
+def _are_words(*sides: Fraction | str) -> bool:
+    """Whether both are words, for math-verify products of letters: "no" would equal "on"."""
+    return all(isinstance(side, str) and len(side) > 1 and side.isalpha() for side in sides)
 
 
 def _plain(text: str) -> str:
     text = text.replace("\N{MINUS SIGN}", "-").replace("{,}", ",")
     text = re.sub(r"\\[dt]frac", r"\\frac", text)
     text = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;:()\[\] ]|\\?\$", "", text)
-    text = text.strip().removesuffix(".")
+    text = _without_end(text)
     # A text at the end is a unit; elsewhere it is part of the answer.
     text = re.sub(r"(?<=\S)\s*\\text\s*\{[^{}]*\}$", "", text)
-    text = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf)\s*\{([^{}]*)\}", r"\1", text)
     return re.sub(r"\s+", "", text)
+
+
+def _without_end(text: str) -> str:
+    """The text without a full stop, a comma or a percent sign at its end: math-verify does not know them."""
+    text = re.sub(r"(?<!\\)[.,]$", "", text.strip()).rstrip()
+    return text.removesuffix("%").removesuffix("\\").rstrip() if text.endswith("%") else text
 
 
 def _fraction(ratio: re.Match[str], plain: str) -> Fraction | str:
