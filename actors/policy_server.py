@@ -92,6 +92,16 @@ def _event(part: dict[str, Any]) -> str:
     return f"data: {json.dumps(part)}\n\n"
 
 
+async def _end_application() -> None:
+    """Take down the application that this replica is of: the program that wanted it was killed.
+
+    The weight store has died with that program, Serve has not: it would start replicas of it for ever.
+    """
+    name = serve.get_replica_context().app_name
+    logger.warning("The program that has started %s is gone: so this ends too.", name)
+    await asyncio.to_thread(serve.delete, name, _blocking=False)
+
+
 @serve.deployment(max_ongoing_requests=100_000)
 @serve.ingress(http)
 class PolicyServer:
@@ -222,16 +232,6 @@ class PolicyServer:
     @http.post("/v1/completions")
     async def completions(self, body: CompletionRequest) -> Response:
         return await _respond(self._openai.complete(body), body.stream)
-
-
-async def _end_application() -> None:
-    """Take down the application that this replica is of: the program that wanted it was killed.
-
-    The weight store has died with that program, Serve has not: it would start replicas of it for ever.
-    """
-    name = serve.get_replica_context().app_name
-    logger.warning("The program that has started %s is gone: so this ends too.", name)
-    await asyncio.to_thread(serve.delete, name, _blocking=False)
 
 
 def start_serve(config: ServerConfig) -> None:

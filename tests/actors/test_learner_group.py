@@ -66,6 +66,17 @@ def test_two_ranks_load_what_one_has_saved(
         assert torch.equal(saved[name], tensor), name
 
 
+def test_a_rank_whose_disk_is_another_is_refused(tmp_path: Path) -> None:
+    from actors.learner_worker import check_shared
+
+    shared = tmp_path / ".lock"
+    shared.write_text("this run")
+    check_shared(str(shared), "this run")
+    for path, text in ((shared, "another run"), (tmp_path / "elsewhere" / ".lock", "this run")):
+        with pytest.raises(ConfigError, match=r"is another folder on .* disk that all nodes share"):
+            check_shared(str(path), text)
+
+
 def test_logprobs_come_back_in_order_without_padding_from_two_ranks(
     make_learner: MakeLearner, tiny_model: Path
 ) -> None:

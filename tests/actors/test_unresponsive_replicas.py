@@ -1,4 +1,7 @@
-"""A replica that stops or dies: sampling goes on without it, nothing is lost, and it comes back current."""
+"""A replica that stops or dies: sampling goes on without it, nothing is lost, and it comes back current.
+
+The last test ends ``late_policy``.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import ray
 from conftest import publish, wait_until
+from ray import serve
 from transformers_reference import perturbed, weights_of
 
 from actors.request_board import LEASE_SECONDS, ReplicaStatus
@@ -96,3 +100,8 @@ def test_a_replica_that_died_comes_back_with_the_newest_weights_and_nothing_is_l
     (anew,) = replicas(sampler).keys() - before
     while not replicas(sampler)[anew].num_answered:
         assert {each.policy_version for each in ray.get(ask(sampler, 8))} == {version}
+
+
+def test_a_policy_server_ends_when_the_program_that_wanted_it_was_killed(late_policy: ServedPolicy) -> None:
+    ray.kill(late_policy.store)  # as it goes with a program's actors; Serve's stay
+    wait_until(lambda: late_policy.name not in serve.status().applications)
