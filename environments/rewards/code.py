@@ -65,8 +65,10 @@ def code_reward_fn(task_info: dict[str, Any], action: str) -> RewardOutput:
 
     The tests are ``task_info["tests"]`` or else ``["ground_truth"]``: data, or JSON text of it, in one of the
     shapes that public sets have (LiveCodeBench, TACO and APPS, HumanEval, MBPP, KodCode). ``"entry_point"``,
-    ``"fn_name"`` or ``"metadata": {"func_name": ...}`` of the task name the function. Output is compared line
-    by line without trailing blanks, and numbers with a tolerance of 1e-6 where one is no integer.
+    ``"fn_name"`` or ``"metadata": {"func_name": ...}`` of the task name the function. Assertions see all that
+    the solution defines, but no name that Python has too (a builtin, or one that solutions find imported, as
+    ``isclose``): such a one has to be named by the task, or imported ``from solution``. Output is compared
+    line by line without trailing blanks, and numbers with a tolerance of 1e-6 where one is no integer.
 
     Metadata: ``num_tests``, ``num_passed``, and ``failures``, the first ``MAX_FAILURES`` tests that failed,
     public ones first: ``input``, ``expected``, ``got``, ``error``, ``public`` (False if the test says

@@ -11,6 +11,7 @@ which is asked by pipe and answers with plain values. No exit, ``__eq__`` or pat
 
 from __future__ import annotations
 
+import ast
 import builtins
 import ctypes
 import json
@@ -311,13 +312,41 @@ class Remote:
         return self.line_.ask(self.number_, "__str__", ())
 
 
+def meant_names(source: str, function: str | None, prelude: dict[str, Any]) -> set[str]:
+    """The names by which tests mean the solution, also where a builtin or the prelude has the same.
+
+    The one that the task says, and those that the tests import; else, where they use no name that is the
+    solution's for certain, what they call first, as in ``assert sum(10, 15) == 25``.
+    """
+    nodes = list(ast.walk(ast.parse(source, TESTS)))
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module == "solution"]
+    meant = {alias.name for node in imports for alias in node.names} | ({function} if function else set())
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    stored |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    if meant or used - stored - prelude.keys() - vars(builtins).keys():
+        return meant
+    return set([name for name in called_names(nodes[0]) if name not in stored][:1])
+
+
+def called_names(node: ast.AST) -> Iterator[str]:
+    """The names that ``node`` calls, in the order in which Python would: arguments before their function."""
+    for child in ast.iter_child_nodes(node):
+        yield from called_names(child)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        yield node.func.id
+
+
 def run_tests(test: dict[str, Any], prelude: dict[str, Any], line: Line) -> None:
     """Run the source of the tests, then ``check(candidate)`` and every ``test...()`` that it defines."""
-    module = types.ModuleType("solution")
+    module, function = types.ModuleType("solution"), test["function"]
+    meant = meant_names(test["input"], function, prelude)
     for name in line.ask(0, NAMES):
-        setattr(module, name, line.ask(0, name))
+        # With an `abs` or an `isclose` of its own, a solution would be its own judge.
+        if name in meant or not (name in prelude or hasattr(builtins, name) or name[:2] == "__"):
+            setattr(module, name, line.ask(0, name))
     sys.modules["solution"] = module
-    known, function = vars(module), test["function"]
+    known = vars(module)
     if function:
         candidate = find(known, function) if function.isidentifier() else eval(function, dict(known))
         known = known | {"candidate": candidate}

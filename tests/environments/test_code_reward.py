@@ -124,6 +124,7 @@ def order(items): items.sort()
 def count(): yield from (1, 2)
 """
     tests = """
+from solution import count  # and not that of itertools
 stack = Stack()
 stack.push(3)
 assert len(stack) == 1 and stack.items == [3] and stack.pop() == 3
@@ -234,6 +235,46 @@ def test_state_does_not_leak_from_test_to_test():
 def test_no_trick_earns_a_reward(code, tests):
     task = {"tests": tests} if isinstance(tests, list) else {"tests": tests, "entry_point": "add"}
     assert verdict(code, **task).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("code", "tests"),
+    [
+        ("set = lambda x: 0\ndef add(a, b): return 'no'", "assert set(add((3,), (4,))) == set((3, 4))"),
+        ("sorted = lambda x: 0\ndef add(a, b): return 9", "assert sorted([add(1, 2)]) == sorted([3])"),
+        ("isclose = lambda *_: True\ndef add(a, b): return 9", "assert isclose(add(1, 2), 3)"),
+        (
+            "abs = lambda x: 0\ndef add(a, b): return 9",
+            "def test_add():\n    assert abs(add(1, 2) - 3) < 1e-6",
+        ),
+        ("def isclose(*_): return True\ndef sum(a, b): return 9", "assert isclose(sum(1, 2), 3)"),
+        ("__builtins__ = {}\ndef add(a, b): return 9", "assert add(1, 2) == 3"),
+    ],
+)
+def test_a_solution_that_shadows_what_the_tests_use_is_not_its_own_judge(code, tests):
+    assert verdict(code, tests=tests).reward == 0.0
+
+
+def test_a_candidate_is_not_judged_by_what_the_solution_shadows():
+    check = "def check(candidate):\n    assert abs(candidate(1, 2) - 3) < 1e-6"
+    cheat = "abs = lambda x: 0\ndef add(a, b): return 9"
+    assert verdict(cheat, tests=check, entry_point="add").reward == 0.0
+    assert verdict(ADD, tests=check, entry_point="add").reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"tests": "assert sum(1, 2) == 3"},
+        {"tests": "assert sorted([sum(1, 2)]) == [3]"},
+        {"tests": "expected = 3\nassert isclose(sum(1, 2), expected)"},
+        {"tests": "from solution import sum\n\ndef test_it():\n    assert max(sum(1, 2), 0) == 3"},
+        {"tests": "def check(candidate):\n    assert candidate(1, 2) == sum(1, 2)", "entry_point": "sum"},
+        {"tests": {"inputs": [[1, 2]], "outputs": [3], "fn_name": "sum"}},
+    ],
+)
+def test_a_function_under_test_may_have_the_name_of_a_builtin(task):
+    assert verdict("def sum(a, b):\n    return a + b", **task).metadata["failures"] == []
 
 
 # --- reading the answer
