@@ -87,6 +87,29 @@ def check_resources(config: TrainConfig) -> None:
         ConfigError: names what is needed, what is there, and what to lower.
     """
     there = ray.cluster_resources()
+    for name, (needed, remedy) in _needs(config).items():
+        if needed > there.get(name, 0):
+            raise ConfigError(
+                f"The run needs {needed:g} Ray {name}s and the cluster has {there.get(name, 0):g}: "
+                f"add nodes, or lower {remedy}."
+            )
+
+
+def taken(config: TrainConfig) -> str | None:
+    """A sentence on what the run has to wait for, because others have it; ``None`` if there is room."""
+    free = ray.available_resources()
+    short = [
+        f"{needed:g} Ray {name}s, of which {free.get(name, 0):g} are free"
+        for name, (needed, _) in _needs(config).items()
+        if needed > free.get(name, 0)
+    ]
+    if not short:
+        return None
+    return f"The run needs {' and '.join(short)}, and waits for the others: `ray status` shows who has them."
+
+
+def _needs(config: TrainConfig) -> dict[str, tuple[float, str]]:
+    """By resource: how much, and the settings to lower."""
     on_gpu = config.learner.device == "cuda"
     num_replicas = config.server.num_replicas + config.evaluation.num_replicas
     num_actors = config.fleet.num_actors * (2 if config.evaluation.num_replicas else 1)
@@ -98,20 +121,13 @@ def check_resources(config: TrainConfig) -> None:
     algorithm = resolve(config.algorithm, config.rollout.max_response_tokens)
     num_groups = 2 if algorithm.uses_critic else 1  # on CPUs policy and critic share theirs
     gpus = num_replicas * config.server.engine.num_gpus + config.learner.num_workers * num_groups * on_gpu
-    for name, needed, remedy in (
-        (
-            "CPU",
+    return {
+        "CPU": (
             cpus,
             "learner.num_workers, server.num_replicas, evaluation.num_replicas or fleet.num_actors",
         ),
-        (
-            "GPU",
+        "GPU": (
             gpus,
             "learner.num_workers, server.num_replicas or evaluation.num_replicas, or set learner.device=cpu",
         ),
-    ):
-        if needed > there.get(name, 0):
-            raise ConfigError(
-                f"The run needs {needed:g} Ray {name}s and the cluster has {there.get(name, 0):g}: "
-                f"add nodes, or lower {remedy}."
-            )
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from functools import partial
 
@@ -72,9 +72,15 @@ class Crew:
         if self._serving.done():
             self._serving.result()
 
-    def wait_until_up(self) -> None:
-        """Return when rollouts can be ordered. Raises what kept server or fleet from starting."""
-        self._serving.result()
+    def wait_until_up(self, seconds: float | None = None) -> bool:
+        """Return when rollouts can be ordered, or after ``seconds``; and whether they can.
+
+        Raises:
+            What kept server or fleet from starting.
+        """
+        wait([self._serving], seconds)
+        self.check()
+        return self.is_up
 
     def sample(self, request: TokenRequest) -> ray.ObjectRef:
         """Ask for one completion outside any rollout; the reference is to a ``TokenOutput``."""

@@ -17,7 +17,7 @@ from actors.learner_group import LearnerGroup
 from actors.placement import beside_driver
 from actors.policy_server import start_serve
 from actors.weight_store import WeightStore
-from environments.errors import ConfigError
+from environments.errors import ConfigError, SamplerError
 from environments.types import TrajectoryGroup
 from launch import cluster
 from launch.checkpoint import CheckpointFolder, Progress, StreamState
@@ -32,6 +32,7 @@ from launch.model_folder import model_folder
 from launch.orders import group_orders, tasks_digest
 from launch.probe import Probe
 from launch.run_lock import RunLock
+from launch.serve import reachable, served_models
 from launch.tracking import Tracker
 from launch.utilization import Utilization
 from launch.workload import Workload
@@ -41,6 +42,8 @@ from policies.learning.samples import TrainingSample
 
 JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Set by Ray in the program of a submitted job."""
+REMIND_SECONDS = 120.0
+"""Between two lines on what is waited for."""
 
 
 class Run:
@@ -93,6 +96,8 @@ class Run:
         self.tracker.announce(
             "Ray: " + ("started here." if self._started_ray else "joined a running cluster.")
         )
+        if waits := cluster.taken(config):
+            self.tracker.announce(waits)
         self._store = WeightStore.options(**beside_driver()).remote()  # type: ignore[attr-defined]
         self._make_crews(model_path)
         in_warm_start = self.progress.warm_start_steps < config.warm_start.num_steps
@@ -176,17 +181,32 @@ class Run:
         """Wait until rollouts can be ordered, and order the first ones, or those that were under way."""
         if not self.crew.is_up:
             self.tracker.announce("Waiting for the policy server.")
-        self.crew.wait_until_up()
+        while not self.crew.wait_until_up(REMIND_SECONDS):
+            self.tracker.announce(
+                "Still waiting for it: its replicas load the model, or wait for room (`ray status` shows what "
+                "is free, Serve's logs what keeps them)."
+            )
         self.crew.stream.watch(self.learner.check)
         self.tracker.announce(
             f"Policy server: {self.config.server.num_replicas} replica(s); "
             f"{self.config.fleet.num_actors} rollout actors."
         )
+        self._announce_address()
         self._restore_stream()
         self.ask_utilization()  # from here on
         self.utilized()
         self.order_rollouts()
         self.tracker.begin_steps()
+
+    def _announce_address(self) -> None:
+        """Say where OpenAI clients find the policy, or that they do not: a run needs no clients."""
+        if self.config.server.http_port is None:
+            return
+        url = f"http://{reachable(self.config.server.http_host)}:{self.config.server.http_port}/v1"
+        try:
+            self.tracker.announce(f"OpenAI clients find {', '.join(served_models(url))} at {url}.")
+        except SamplerError as error:
+            self.tracker.announce(str(error))
 
     def _restore_stream(self) -> None:
         digest = tasks_digest(self.config, self.workload.train_dataset)
