@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from policies.chat import ChatRenderer
 
+NEWER_LIMIT_NAME = "max_completion_tokens"
+
 
 class OpenAISampler:
     """Samples any OpenAI-compatible server over HTTP (``POST {base_url}/chat/completions``).
@@ -61,6 +63,7 @@ class OpenAISampler:
         self._chat_template_kwargs = dict(chat_template_kwargs or {})
         self._renderer = _load_renderer(tokenizer_path, chat_template_kwargs) if tokenizer_path else None
         self._asks_for_tokens = True
+        self._limit_name = "max_tokens"
         self._client: tuple[asyncio.AbstractEventLoop, AsyncOpenAI] | None = None
 
     async def open(self) -> None:
@@ -112,19 +115,29 @@ class OpenAISampler:
     async def _create(self, client: AsyncOpenAI, body: dict[str, Any]) -> Any:
         """The server's answer as plain data, since servers add fields to OpenAI's.
 
-        vLLM refuses a request whose ``max_tokens`` its context cannot hold beside the prompt. What the
-        context has left is then less than the limit, so the request goes without one.
+        OpenAI's thinking models take the limit only by its newer name. vLLM refuses a limit that its context
+        cannot hold beside the prompt: what the context has left is then less, so the request goes without.
         """
         import openai
 
         body = {"model": self._model, **body}
-        try:
-            return await client.post("/chat/completions", cast_to=object, body=body)
-        except openai.BadRequestError as error:
-            refused = _is_too_long(error) or "max_tokens" in error.message
-            if body.pop("max_tokens", None) is None or not refused:
-                raise
-            return await client.post("/chat/completions", cast_to=object, body=body)
+        limit = body.pop("max_tokens", None)
+        while True:
+            name = self._limit_name
+            limited = body if limit is None else {**body, name: limit}
+            try:
+                return await client.post("/chat/completions", cast_to=object, body=limited)
+            except openai.BadRequestError as error:
+                if limit is None:
+                    raise
+                if _is_too_long(error):  # vLLM names both then
+                    limit = None
+                elif name != NEWER_LIMIT_NAME and NEWER_LIMIT_NAME in error.message:
+                    self._limit_name = NEWER_LIMIT_NAME
+                elif name in error.message:
+                    limit = None
+                else:
+                    raise
 
     async def _first_model(self, client: AsyncOpenAI) -> str:
         models = [model.id async for model in client.models.list()]

@@ -490,6 +490,62 @@ def test_a_limit_that_the_context_cannot_hold_is_left_to_the_server() -> None:
     assert ["max_tokens" in body for body in server.bodies] == [True, False]
 
 
+NEWER_NAME = (
+    "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens'."
+)
+
+
+def test_a_limit_that_the_server_knows_by_its_newer_name_is_sent_by_that_from_then_on() -> None:
+    def newer(body: dict[str, Any], number: int) -> Answer:
+        return (400, error(NEWER_NAME)) if "max_tokens" in body else (200, chat_completion(tokens=True))
+
+    asked = request(params=SamplingParams(max_tokens=12))
+    with serving(newer) as server:
+        sampler = OpenAISampler(server.base_url)
+        assert [sample(sampler, asked).completion_ids for _ in range(2)] == [(7, 2)] * 2
+    limits = [(body.get("max_tokens"), body.get("max_completion_tokens")) for body in server.bodies]
+    assert limits == [(12, None), (None, 12), (None, 12)]
+
+
+def test_requests_at_the_same_time_learn_the_newer_name_each_for_itself() -> None:
+    both_there = threading.Barrier(2, timeout=10)
+
+    def newer(body: dict[str, Any], number: int) -> Answer:
+        if "max_tokens" not in body:
+            return 200, chat_completion(tokens=True)
+        both_there.wait()
+        return 400, error(NEWER_NAME)
+
+    async def ask_twice(sampler: OpenAISampler) -> None:
+        asked = request(params=SamplingParams(max_tokens=12))
+        await asyncio.gather(sampler.sample(asked), sampler.sample(asked))
+
+    with serving(newer) as server:
+        asyncio.run(ask_twice(OpenAISampler(server.base_url)))
+    assert [body.get("max_completion_tokens") for body in server.bodies] == [None, None, 12, 12]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "'max_tokens' or 'max_completion_tokens' is too large: 90. The maximum context length is 10.",
+        "max_tokens is too large: 90. This model supports at most 10 completion tokens.",
+    ],
+)
+def test_a_limit_that_is_too_large_for_the_server_is_left_out_of_this_request_only(message: str) -> None:
+    def small(body: dict[str, Any], number: int) -> Answer:
+        return (
+            (400, error(message)) if body.get("max_tokens", 0) > 10 else (200, chat_completion(tokens=True))
+        )
+
+    with serving(small) as server:
+        sampler = OpenAISampler(server.base_url)
+        for limit in (90, 8):
+            sample(sampler, request(params=SamplingParams(max_tokens=limit)))
+    assert [body.get("max_tokens") for body in server.bodies] == [90, None, 8]
+    assert not any("max_completion_tokens" in body for body in server.bodies)
+
+
 def test_a_prompt_that_is_too_long_even_so_is_said_to_be() -> None:
     refusal = error("This model's maximum context length is 10 tokens, you asked for 30.")
     with serving(lambda body, number: (400, refusal)) as server, pytest.raises(PromptTooLongError):
