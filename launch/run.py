@@ -183,8 +183,8 @@ class Run:
             self.tracker.announce("Waiting for the policy server.")
         while not self.crew.wait_until_up(REMIND_SECONDS):
             self.tracker.announce(
-                "Still waiting for it: its replicas load the model, or wait for room (`ray status` shows what "
-                "is free, Serve's logs what keeps them)."
+                "Still waiting for it: its replicas load the model, or wait for room (`ray status` shows "
+                "what is free, Serve's logs what keeps them)."
             )
         self.crew.stream.watch(self.learner.check)
         self.tracker.announce(

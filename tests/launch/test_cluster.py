@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch import cluster
+from launch.config import compose
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,6 +45,17 @@ cluster.end()
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_what_others_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose(["learner.num_workers=2", "server.num_replicas=2", "server.engine.num_gpus=1"])
+    free = {"CPU": 64.0, "GPU": 2.0}
+    monkeypatch.setattr(cluster.ray, "available_resources", lambda: free)
+    assert cluster.taken(config) is None
+    free["GPU"] = 1.0
+    assert "2 Ray GPUs, of which 1 are free, and waits" in str(cluster.taken(config))
+    del free["GPU"]  # as Ray says it
+    assert "of which 0 are free" in str(cluster.taken(config))
 
 
 def test_only_a_cluster_that_is_there_already_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
