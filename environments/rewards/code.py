@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +29,8 @@ _SPARE_BYTES = 64 << 10  # printed beyond twice what is expected, an output is w
 _TOLERANCE = 1e-6
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 _SHAPES = (
-    '[{"input": ..., "output": ...}], {"inputs": [...], "outputs": [...]} (with "fn_name" for calls), '
+    '[{"input": ..., "output": ...}], {"input": [...], "output": [...]}, '
+    '{"inputs": [...], "outputs": [...]} (with "fn_name" for calls), '
     '{"functional": "assert ..."}, a text of assertions or a list of such'
 )
 
@@ -64,9 +66,10 @@ def code_reward_fn(task_info: dict[str, Any], action: str) -> RewardOutput:
     """Reward 1 if the last fenced code block after the last ``</think>`` passes all tests, else 0.
 
     The tests are ``task_info["tests"]`` or else ``["ground_truth"]``: data, or JSON text of it, in one of the
-    shapes that public sets have (LiveCodeBench, TACO and APPS, HumanEval, MBPP, KodCode). ``"entry_point"``,
-    ``"fn_name"`` or ``"metadata": {"func_name": ...}`` of the task name the function. Assertions see all that
-    the solution defines, but no name that Python has too (a builtin, or one that solutions find imported, as
+    shapes that public sets have (LiveCodeBench, TACO and APPS, CodeContests, HumanEval, MBPP, KodCode), in
+    which two lists of equal length hold a test in each place. ``"entry_point"``, ``"fn_name"`` or
+    ``"metadata": {"func_name": ...}`` of the task name the function. Assertions see all that the solution
+    defines, but no name that Python has too (a builtin, or one that solutions find imported, as
     ``isclose``): such a one has to be named by the task, or imported ``from solution``. Output is compared
     line by line without trailing blanks, and numbers with a tolerance of 1e-6 where one is no integer.
 
@@ -118,11 +121,11 @@ def run_tests(
 ) -> list[Failure | None]:
     """Run ``code`` on each test in one sandbox; return what went wrong with each, None for what passed.
 
-    The verdict is made here, from plain data: the sandbox never learns what output is expected.
+    The verdict is made here, from plain data: the sandbox never learns what output is expected, and what
+    runs the code never holds the assertions that another process of the sandbox makes.
     """
-    plan = {"solution": code, "seconds": test_seconds, "tests": [_order(test) for test in tests]}
     limits = replace(_LIMITS, timeout_seconds=total_seconds)
-    result = run_python(_DRIVER.read_text(encoding="utf-8"), json.dumps(plan), limits)
+    result = run_python(_DRIVER.read_text(encoding="utf-8"), _plan(code, tests, test_seconds), limits)
     replies = [json.loads(line) for line in result.stdout.split("\n")[:-1]]
     if len(replies) < len(tests):
         missing = {"text": "", "error": _missing(result, total_seconds)}
@@ -130,10 +133,26 @@ def run_tests(
     return [_judge(test, **reply) for test, reply in zip(tests, replies, strict=True)]
 
 
-def _order(test: CodeTest) -> dict[str, Any]:
-    """What the driver gets to know of a test: not what is expected."""
+def _plan(code: str, tests: Sequence[CodeTest], seconds: float) -> str:
+    """What the driver reads, see there. The inputs stand apart, so that it can read one at a time."""
+    inputs = [json.dumps(test.input) for test in tests]  # ASCII, so that a character is a byte
+    starts = accumulate(map(len, inputs), initial=0)
+    places = zip(tests, starts, map(len, inputs), strict=False)  # one start more: the end of all
+    orders = [_order(test, start, size) for test, start, size in places]
+    plan = json.dumps({"solution": code, "seconds": seconds, "tests": orders})
+    return f"{len(plan):020}{plan}{''.join(inputs)}"
+
+
+def _order(test: CodeTest, start: int, size: int) -> dict[str, Any]:
+    """What the driver gets to know of a test: not what is expected, nor how long that is to the byte."""
     most = 2 * len(str(test.expected).encode("utf-8", "replace")) + _SPARE_BYTES
-    return {"kind": test.kind, "input": test.input, "function": test.function, "max_bytes": most}
+    return {
+        "kind": test.kind,
+        "function": test.function,
+        "max_bytes": 1 << most.bit_length(),  # else it would tell a yes from a no
+        "start": start,
+        "size": size,
+    }
 
 
 def _missing(result: SandboxResult, total_seconds: float) -> str:
@@ -275,12 +294,20 @@ def _tests_in(given: Any, function: str | None) -> list[CodeTest]:
             called = given.get("testtype") == "functional"
             if called and function is None:
                 raise DatasetError("A functional test names no function: add 'metadata': {'func_name': ...}.")
-            test = _pair(called, given["input"], given["output"], function)
-            return [replace(test, public=not given.get("private", False))]
+            public = not given.get("private", False)
+            pairs = [(given["input"], given["output"])]
+            if not called and _are_columns(*pairs[0]):
+                pairs = list(zip(*pairs[0], strict=True))
+            return [replace(_pair(called, *pair, function), public=public) for pair in pairs]
         if "functional" in given:
             return _tests_in(given["functional"], function)
     shown = sorted(given) if isinstance(given, dict) else clip(repr(given), 100)
     raise DatasetError(f"The tests have an unknown shape ({shown}): write them as {_SHAPES}.")
+
+
+def _are_columns(inputs: Any, outputs: Any) -> bool:
+    """Whether these are several tests, as CodeContests has them, and not one test as a list of lines."""
+    return isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)
 
 
 def _function_of(info: dict[str, Any]) -> str | None:

@@ -103,6 +103,24 @@ def test_inputs_and_outputs_without_a_function_are_for_programs():
     assert verdict("import sys\nprint(sum(map(int, sys.stdin.read().split())))", **task).reward == 1.0
 
 
+@pytest.mark.parametrize("wrap", [dict, lambda tests: [tests], json.dumps])
+def test_two_lists_of_equal_length_are_a_test_in_each_place(wrap):
+    columns = {"input": ["1 2\n", "3 4\n"], "output": ["3\n", "7\n"]}
+    output = verdict("a, b = map(int, input().split())\nprint(a + b)", tests=wrap(columns))
+    assert (output.reward, output.metadata["num_tests"]) == (1.0, 2)
+
+
+def test_all_tests_of_two_private_lists_are_private():
+    tests = {"input": ["1 2\n", "3 4\n"], "output": ["3\n", "7\n"], "private": True}
+    failures = verdict("print(0)", tests=tests).metadata["failures"]
+    assert [failure["public"] for failure in failures] == [False, False]
+
+
+def test_lists_of_other_lengths_are_the_lines_of_one_test():
+    output = verdict("print(int(input()) + int(input()))", tests=[{"input": ["3", "4"], "output": ["7"]}])
+    assert (output.reward, output.metadata["num_tests"]) == (1.0, 1)
+
+
 def test_a_method_of_a_solution_is_found():
     code = "class Solution:\n    def twice(self, xs: List[int]):\n        return tuple(2 * x for x in xs)"
     assert verdict(code, tests={"inputs": [[[1, 2]]], "outputs": [[2, 4]], "fn_name": "twice"}).reward == 1.0
@@ -275,6 +293,53 @@ def test_a_candidate_is_not_judged_by_what_the_solution_shadows():
 )
 def test_a_function_under_test_may_have_the_name_of_a_builtin(task):
     assert verdict("def sum(a, b):\n    return a + b", **task).metadata["failures"] == []
+
+
+SEARCH = """
+import gc, glob, os, re, sys
+def found(texts):
+    return {int(number) for text in texts for number in re.findall(r"add\\(1, 2\\) == (\\d+)", text)}
+def texts():
+    frame = sys._getframe()
+    while frame:
+        yield repr(frame.f_locals)
+        frame = frame.f_back
+    yield from (repr(thing) for thing in gc.get_objects() if type(thing) in (dict, list, tuple))
+    for path in glob.glob("/proc/[0-9]*/fd/*") + glob.glob("/proc/self/fd/*"):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            yield os.pread(descriptor, 1 << 20, 0).decode("utf-8", "replace")
+        except OSError:
+            pass
+def memory():
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb") as file:
+        for line in maps:
+            begin, end = (int(number, 16) for number in line.split()[0].split("-"))
+            if "[heap]" in line or (len(line.split()) == 5 and "rw" in line):
+                try:
+                    file.seek(begin)
+                    yield file.read(end - begin).decode("latin-1")
+                except (OSError, MemoryError):
+                    pass
+def add(a, b):
+    seen = found(texts())
+    try:
+        seen |= found(memory())
+    except OSError:
+        pass
+    return min(seen, default=0)
+"""
+
+
+def test_a_solution_finds_its_assertions_neither_in_memory_nor_in_open_files():
+    tests = [CodeTest("assert", "assert add(1, 2) == 6243"), CodeTest("call", "[1, 2]", 6243, "add")]
+    assert [failure is None for failure in run_tests(SEARCH, tests)] == [False, False]
+    assert run_tests(ADD.replace("a + b", "6243"), tests) == [None, None]
+
+
+def test_a_solution_does_not_learn_how_long_the_expected_output_is():
+    code = "import resource\nprint({4: 'NO', 6: 'YES'}.get(resource.getrlimit(resource.RLIMIT_FSIZE)[0] % 65536))"
+    assert verdict(code, tests=[{"input": "", "output": word} for word in ("YES", "NO")]).reward == 0.0
 
 
 # --- reading the answer
