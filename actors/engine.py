@@ -33,7 +33,7 @@ from policies.agents.base import BaseAgent
 from policies.learning.samples import returns_to_go
 from policies.sampler import SamplingParams
 
-POLICY_NAMES = ("model", "model_path", "chat_template_kwargs")
+POLICY_NAMES = ("model", "model_path", "chat_template_kwargs", "extra_body")
 """The arguments of a sampler that say which policy it is, and how it is asked, wherever it is served."""
 LONGEST_SECONDS = 7200.0
 """Limit of a rollout that was given none: nothing waits for ever."""
@@ -68,9 +68,10 @@ class AgentExecutionEngine:
         env_class, env_args: the environment; ``from_dict`` is given the task with ``env_args`` over it.
         engine_name: "openai" samples an OpenAI-compatible server over HTTP; "serve" (also "verl") samples
             a policy server of this Ray cluster, whose replicas fetch the requests.
-        rollout_engine_args: for "openai" ``base_url`` and optionally ``api_key`` and ``timeout_seconds``;
-            for "serve" ``app_name`` and ``model_path``, the folder of the tokenizer. For both
-            ``chat_template_kwargs``, such as ``{"enable_thinking": False}``.
+        rollout_engine_args: for "openai" ``base_url`` and optionally ``api_key``, ``timeout_seconds``,
+            ``extra_body``, the server's own fields of a request, and ``default_headers``; for "serve"
+            ``app_name`` and ``model_path``, the folder of the tokenizer. For both ``chat_template_kwargs``,
+            such as ``{"enable_thinking": False}``.
         tokenizer: only its ``name_or_path`` is used: for "serve" without a ``model_path``, and to count the
             tokens of a server that does not return any. Tokens that were counted so cannot be trained on.
         sampling_params: fields of ``SamplingParams``, and for "openai" ``model``, by default the first one

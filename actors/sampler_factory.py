@@ -46,7 +46,14 @@ def one_of(name: str, value: str, known: Collection[str]) -> None:
 def _openai_sampler(
     args: dict[str, Any], tokenizer_path: str | None, api_retries: int
 ) -> Callable[[], Sampler]:
-    optional = ("api_key", "timeout_seconds", "chat_template_kwargs", "model")
+    optional = (
+        "api_key",
+        "timeout_seconds",
+        "chat_template_kwargs",
+        "extra_body",
+        "default_headers",
+        "model",
+    )
     _check_engine_args("openai", args, required=("base_url",), optional=optional)
     make = partial(OpenAISampler, tokenizer_path=tokenizer_path, api_retries=api_retries, **args)
     make()  # refuses a wrong address here, not in another process
@@ -68,6 +75,8 @@ def _check_engine_args(
         one_of(f"rollout_engine_args of engine_name={engine_name!r}", name, (*required, *optional))
     for name in required:
         if not args.get(name):
+            given = ", ".join(name for name, value in args.items() if value is not None)  # no secrets
             raise ConfigError(
-                f"engine_name={engine_name!r} needs rollout_engine_args={{{name!r}: ...}}; given: {args}."
+                f"engine_name={engine_name!r} needs rollout_engine_args={{{name!r}: ...}}; given: "
+                f"{given or 'none'}."
             )

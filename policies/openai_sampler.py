@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from policies.chat import ChatRenderer
 
 NEWER_LIMIT_NAME = "max_completion_tokens"
+OWN_FIELDS = {
+    **dict.fromkeys(
+        ("temperature", "top_p", "top_k", "max_tokens", "stop", "seed", "model"), "sampling_params"
+    ),
+    NEWER_LIMIT_NAME: "sampling_params={'max_tokens': ...}",
+    "chat_template_kwargs": "rollout_engine_args={'chat_template_kwargs': ...}",
+    **dict.fromkeys(("messages", "tools"), "the agent"),
+    **dict.fromkeys(
+        ("logprobs", "return_token_ids", "n", "stream"), "nothing: the sampler needs it as it is"
+    ),
+}
+"""What a request says already, or must not, and where it is set."""
 
 
 class OpenAISampler:
@@ -36,9 +48,12 @@ class OpenAISampler:
             prompts are then checked against their limit before they are sent, and retokenized.
         chat_template_kwargs: options of the server's chat template, such as
             ``{"enable_thinking": False}``; vLLM takes them.
+        extra_body: fields of the request that only this server knows, such as ``{"min_p": 0.1}``.
+        default_headers: HTTP headers of every request, such as a gateway's.
 
     Raises:
-        ConfigError: ``base_url`` is no address, or there is no tokenizer in ``tokenizer_path``.
+        ConfigError: ``base_url`` is no address, there is no tokenizer in ``tokenizer_path``, or
+            ``extra_body`` has a field that is set elsewhere.
     """
 
     def __init__(
@@ -50,17 +65,26 @@ class OpenAISampler:
         api_retries: int = 3,
         tokenizer_path: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        default_headers: Mapping[str, str] | None = None,
     ) -> None:
         if not base_url.startswith(("http://", "https://")):
             raise ConfigError(
                 f"base_url={base_url!r} is no web address: write it like http://localhost:8000/v1."
             )
+        for name in extra_body or {}:
+            if name in OWN_FIELDS:
+                raise ConfigError(
+                    f"extra_body has {name!r}, which is set by {OWN_FIELDS[name]}: leave it out."
+                )
         self._base_url = base_url
         self._model = model
         self._api_key = api_key
         self._timeout_seconds = timeout_seconds
         self._api_retries = api_retries
         self._chat_template_kwargs = dict(chat_template_kwargs or {})
+        self._extra_body = dict(extra_body or {})
+        self._default_headers = dict(default_headers or {})
         self._renderer = _load_renderer(tokenizer_path, chat_template_kwargs) if tokenizer_path else None
         self._asks_for_tokens = True
         self._limit_name = "max_tokens"
@@ -120,7 +144,7 @@ class OpenAISampler:
         """
         import openai
 
-        body = {"model": self._model, **body}
+        body = {"model": self._model, **body, **self._extra_body}
         limit = body.pop("max_tokens", None)
         while True:
             name = self._limit_name
@@ -156,6 +180,7 @@ class OpenAISampler:
                 api_key=self._api_key,
                 timeout=self._timeout_seconds,
                 max_retries=self._api_retries,
+                default_headers=self._default_headers,
             )
             self._client = (loop, client)
         return self._client[1]

@@ -516,6 +516,12 @@ def test_what_cannot_work_is_refused_by_name(changes: dict[str, Any], words: str
         make_engine(**changes)
 
 
+def test_a_message_about_arguments_holds_no_secret() -> None:
+    secrets = {"api_key": "sk-1234", "default_headers": {"X-Gateway": "sk-1234"}}
+    with pytest.raises(ConfigError, match=r"base_url.*given: api_key, default_headers\.$"):
+        make_engine(rollout_engine_args=secrets)
+
+
 def test_an_unknown_argument_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="max_workers"):
         make_engine(max_workers=3)

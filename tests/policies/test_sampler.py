@@ -126,6 +126,7 @@ class FakeServer:
         self.answer = answer
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.gateways: list[str | None] = []
         self.base_url = ""
 
     def reply(self, path: str, body: dict[str, Any] | None) -> Answer:
@@ -146,6 +147,7 @@ def serving(answer: Callable[[dict[str, Any], int], Answer]) -> Iterator[FakeSer
 
         def do_POST(self) -> None:
             fake.keys.append(self.headers["Authorization"])
+            fake.gateways.append(self.headers["X-Gateway"])
             self._send(
                 fake.reply(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             )
@@ -287,6 +289,30 @@ def test_options_of_the_chat_template_are_sent_along() -> None:
         sample(OpenAISampler(server.base_url), request())
     assert server.bodies[0]["chat_template_kwargs"] == {"enable_thinking": False}
     assert "chat_template_kwargs" not in server.bodies[1]
+
+
+def test_the_server_s_own_fields_and_headers_are_sent_along() -> None:
+    with serving(lambda body, number: (200, chat_completion(tokens=True))) as server:
+        sampler = OpenAISampler(
+            server.base_url, extra_body={"min_p": 0.1, "user": "me"}, default_headers={"X-Gateway": "inner"}
+        )
+        sample(sampler, request())
+    (body,) = server.bodies
+    assert (body["min_p"], body["user"], server.gateways) == (0.1, "me", ["inner"])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("top_k", "sampling_params"),
+        ("max_completion_tokens", "max_tokens"),
+        ("chat_template_kwargs", "rollout_engine_args"),
+        ("stream", "leave it out"),
+    ],
+)
+def test_a_field_that_is_set_elsewhere_is_refused_with_the_place(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}'.*{words}"):
+        OpenAISampler("http://h/v1", extra_body={name: 1})
 
 
 @pytest.mark.parametrize("missing", ["prompt_token_ids", "logprobs", "token_ids"])
