@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from policies.chat import ChatRenderer
 
 NEWER_LIMIT_NAME = "max_completion_tokens"
-OWN_FIELDS = {
-    **dict.fromkeys(
-        ("temperature", "top_p", "top_k", "max_tokens", "stop", "seed", "model"), "sampling_params"
-    ),
-    NEWER_LIMIT_NAME: "sampling_params={'max_tokens': ...}",
-    "chat_template_kwargs": "rollout_engine_args={'chat_template_kwargs': ...}",
-    **dict.fromkeys(("messages", "tools"), "the agent"),
-    **dict.fromkeys(
-        ("logprobs", "return_token_ids", "n", "stream"), "nothing: the sampler needs it as it is"
-    ),
+OWN_FIELDS = {each.name for each in fields(SamplingParams)} | {
+    "model",
+    "messages",
+    "tools",
+    "chat_template_kwargs",
+    "logprobs",
+    "return_token_ids",
+    "n",
+    "stream",
+    NEWER_LIMIT_NAME,
 }
-"""What a request says already, or must not, and where it is set."""
+"""Of a request: ``extra_body`` cannot have them, or the sampler would not do what it was asked for."""
 
 
 class OpenAISampler:
@@ -75,7 +75,8 @@ class OpenAISampler:
         for name in extra_body or {}:
             if name in OWN_FIELDS:
                 raise ConfigError(
-                    f"extra_body has {name!r}, which is set by {OWN_FIELDS[name]}: leave it out."
+                    f"extra_body has {name!r}, which the sampler sets itself: leave it out, and use "
+                    "sampling_params, or rollout_engine_args={'chat_template_kwargs': ...}."
                 )
         self._base_url = base_url
         self._model = model
@@ -191,9 +192,10 @@ class OpenAISampler:
         try:
             choice = response["choices"][0]
             message = choice["message"]
+            finish_reason = choice.get("finish_reason") or "stop"
             completion = Completion(
-                text=message.get("content") or "",
-                finish_reason=choice.get("finish_reason") or "stop",
+                text=_text(message, finish_reason),
+                finish_reason=finish_reason,
                 policy_version=int(response.get("policy_version") or 0),
                 token_versions=tuple(choice.get("token_versions") or ()),
                 tool_calls=tuple(dict(call) for call in message.get("tool_calls") or ()),
@@ -238,6 +240,19 @@ def _load_renderer(tokenizer_path: str, chat_template_kwargs: Mapping[str, Any] 
     from policies.chat import ChatRenderer, load_tokenizer
 
     return ChatRenderer(load_tokenizer(tokenizer_path), chat_template_kwargs)
+
+
+def _text(message: dict[str, Any], finish_reason: str) -> str:
+    """The text as the model has written it: where a server has read the thought from it, with that again.
+
+    So an agent sees the same with and without the server's reasoning parser, and an answer that was cut off
+    in the middle of the thought is no empty one.
+    """
+    answer = message.get("content") or ""
+    thought = message.get("reasoning_content") or message.get("reasoning")  # vLLM has changed the name
+    if not isinstance(thought, str) or not thought:
+        return answer
+    return f"<think>{thought}" + ("" if finish_reason == "length" and not answer else f"</think>{answer}")
 
 
 def _engine_tokens(response: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ import pytest
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
 from environments.types import Completion, Message
+from policies.agents.base import split_thought
 from policies.openai_sampler import OpenAISampler
 from policies.sampler import SampleRequest, SamplingParams, ScriptedSampler, Turn
 
@@ -301,17 +302,9 @@ def test_the_server_s_own_fields_and_headers_are_sent_along() -> None:
     assert (body["min_p"], body["user"], server.gateways) == (0.1, "me", ["inner"])
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("top_k", "sampling_params"),
-        ("max_completion_tokens", "max_tokens"),
-        ("chat_template_kwargs", "rollout_engine_args"),
-        ("stream", "leave it out"),
-    ],
-)
-def test_a_field_that_is_set_elsewhere_is_refused_with_the_place(name: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{name}'.*{words}"):
+@pytest.mark.parametrize("name", ["top_k", "chat_template_kwargs", "stream"])
+def test_a_field_that_the_sampler_sets_itself_is_refused_with_the_remedy(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}'.*sampling_params.*chat_template_kwargs"):
         OpenAISampler("http://h/v1", extra_body={name: 1})
 
 
@@ -445,6 +438,34 @@ def test_answer_that_is_no_chat_completion_is_an_error(body: dict[str, Any]) -> 
         pytest.raises(SamplerError, match="no chat completion"),
     ):
         sample(OpenAISampler(server.base_url), request())
+
+
+def thinking_answer(thought: str, content: str | None, finish_reason: str = "stop") -> dict[str, Any]:
+    answer = chat_completion(tokens=True)
+    answer["choices"][0]["message"] = {"role": "assistant", "reasoning": thought, "content": content}
+    answer["choices"][0]["finish_reason"] = finish_reason
+    return answer
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_a_thought_that_the_server_has_read_stands_before_the_answer_again(name: str) -> None:
+    answer = thinking_answer("\n1 and 1.\n", "\n\n2")
+    message = answer["choices"][0]["message"]
+    message[name] = message.pop("reasoning")
+    with serving(lambda body, number: (200, answer)) as server:
+        text = sample(OpenAISampler(server.base_url), request()).text
+    assert text == "<think>\n1 and 1.\n</think>\n\n2"
+    assert split_thought(text) == ("1 and 1.", "\n\n2")
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "text"), [("length", "<think>Hm, 1 and"), ("stop", "<think>Hm, 1 and</think>")]
+)
+def test_an_answer_that_is_only_a_thought_is_not_taken_for_nothing(finish_reason: str, text: str) -> None:
+    answer = thinking_answer("Hm, 1 and", None, finish_reason)
+    with serving(lambda body, number: (200, answer)) as server:
+        completion = sample(OpenAISampler(server.base_url), request())
+    assert (completion.text, completion.completion_ids) == (text, (7, 2))
 
 
 def tool_calling_answer(call: dict[str, Any]) -> dict[str, Any]:
