@@ -1,12 +1,15 @@
 """The program that plays tests on a solution. It runs in the sandbox, see ``environments.rewards.code``.
 
-Reads ``{"solution": source, "seconds": float, "tests": [{"kind", "input", "function", "max_bytes"}]}`` from
-stdin, and writes a line ``{"text": str, "error": str | null}`` per test. Each test runs in a fork of its own,
-so that a hang, a crash or an exit ends that test alone. No verdict is made here: for ``stdin`` the text is
-what the solution printed, for ``call`` its result as JSON; what is expected of these is not known here.
+Reads from stdin, which is a file: the size of a plan in ``SIZE_DIGITS`` digits; the plan ``{"solution":
+source, "seconds": float, "tests": [{"kind", "function", "max_bytes", "start", "size"}]}``; and the inputs of
+the tests as JSON, each ``size`` bytes that begin ``start`` bytes after the plan. Writes a line per test,
+``{"text": str, "error": str | null}``. Each test runs in a fork of its own, so that a hang, a crash or an exit
+ends that test alone. No verdict is made here: for ``stdin`` the text is what the solution printed, for
+``call`` its result as JSON; what is expected of these is not known here.
 
 For ``assert``, test code has to run, so the fork is two: the tests in one process, the solution in another,
-which is asked by pipe and answers with plain values. No exit, ``__eq__`` or patch of it reaches the tests.
+which is asked by pipe and answers with plain values. No exit, ``__eq__`` or patch of it reaches the tests,
+and it cannot look them up: they are read once it is forked, from a file that it has closed.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from io import BufferedReader
 from typing import IO, Any
 
 PR_SET_DUMPABLE = 4
+SIZE_DIGITS = 20
 SOLUTION = "solution.py"
 TESTS = "tests.py"
 NAMES = "__names__"
@@ -51,7 +55,7 @@ from typing import *
 
 def main() -> None:
     """Play all tests; in a fork, return once its one test is over."""
-    plan = json.load(sys.stdin)
+    plan = json.loads(os.read(0, int(os.read(0, SIZE_DIGITS))))
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no fork can look into this process
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     prelude: dict[str, Any] = {}
@@ -60,8 +64,7 @@ def main() -> None:
         inputs, result, errors = (os.memfd_create(name) for name in ("inputs", "result", "errors"))
         pid = os.fork()
         if pid == 0:
-            redirect(inputs, result, errors, test)
-            play(plan["solution"], test, result, prelude)
+            play(plan["solution"], test, (inputs, result, errors), prelude)
             return
         error = wait(pid, plan["seconds"])
         if error and error.startswith("exit"):
@@ -95,13 +98,50 @@ def wait(pid: int, seconds: float) -> str | None:
     return f"exit code {code}" if code else None
 
 
-def redirect(inputs: int, result: int, errors: int, test: dict[str, Any]) -> None:
-    """Give this fork a group, standard streams and an output limit of its own."""
+def play(solution: str, test: dict[str, Any], files: tuple[int, int, int], prelude: dict[str, Any]) -> None:
+    """Play one test in this fork; an exception of the solution or of the tests goes through."""
     with suppress(PermissionError):
         os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    result = files[1]
+    if test["kind"] == "assert":
+        requests, replies = os.pipe(), os.pipe()
+        if os.fork() == 0:
+            redirect(files, test)
+            for descriptor in (requests[1], replies[0], result):
+                os.close(descriptor)
+            serve(solution, prelude, os.fdopen(requests[0], "rb"), os.fdopen(replies[1], "wb"))
+            return
+        for descriptor in (requests[0], replies[1]):
+            os.close(descriptor)
+        source = read_input(test)  # not before: the solution would have it
+        redirect(files, test)
+        line = Line(os.fdopen(requests[1], "wb"), os.fdopen(replies[0], "rb"))
+        run_tests(source, test["function"], prelude, line)
+        os.write(result, PASSED.encode())
+        return
+    given = read_input(test)
+    redirect(files, test, given)
     if test["kind"] == "stdin":
-        os.write(inputs, test["input"].encode("utf-8", "replace"))
+        execute(solution, SOLUTION, "__main__", {})
+    else:
+        names = execute(solution, SOLUTION, "solution", prelude)
+        value = find(names, test["function"])(*json.loads(given))
+        os.write(result, json.dumps(jsonable(value)).encode())
+
+
+def read_input(test: dict[str, Any]) -> str:
+    """The input of a test, from where the plan came from."""
+    text = json.loads(os.pread(0, test["size"], os.lseek(0, 0, os.SEEK_CUR) + test["start"]))
+    assert isinstance(text, str)
+    return text
+
+
+def redirect(files: tuple[int, int, int], test: dict[str, Any], given: str = "") -> None:
+    """Give this fork standard streams and an output limit of its own, and close what the plan came from."""
+    inputs, result, errors = files
+    if test["kind"] == "stdin":
+        os.write(inputs, given.encode("utf-8", "replace"))
         os.lseek(inputs, 0, os.SEEK_SET)
     resource.setrlimit(resource.RLIMIT_FSIZE, (test["max_bytes"], test["max_bytes"]))
     prints = result if test["kind"] == "stdin" else os.open(os.devnull, os.O_WRONLY)
@@ -111,27 +151,6 @@ def redirect(inputs: int, result: int, errors: int, test: dict[str, Any]) -> Non
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)
     sys.excepthook = show_error
-
-
-def play(solution: str, test: dict[str, Any], result: int, prelude: dict[str, Any]) -> None:
-    """Play one test; an exception of the solution or of the tests goes through."""
-    if test["kind"] == "stdin":
-        execute(solution, SOLUTION, "__main__", {})
-    elif test["kind"] == "call":
-        names = execute(solution, SOLUTION, "solution", prelude)
-        value = find(names, test["function"])(*json.loads(test["input"]))
-        os.write(result, json.dumps(jsonable(value)).encode())
-    else:
-        requests, replies = os.pipe(), os.pipe()
-        if os.fork() == 0:
-            for descriptor in (requests[1], replies[0], result):
-                os.close(descriptor)
-            serve(solution, prelude, os.fdopen(requests[0], "rb"), os.fdopen(replies[1], "wb"))
-            return
-        for descriptor in (requests[0], replies[1]):
-            os.close(descriptor)
-        run_tests(test, prelude, Line(os.fdopen(requests[1], "wb"), os.fdopen(replies[0], "rb")))
-        os.write(result, PASSED.encode())
 
 
 def execute(source: str, file: str, name: str, names: dict[str, Any]) -> dict[str, Any]:
@@ -337,10 +356,10 @@ def called_names(node: ast.AST) -> Iterator[str]:
         yield node.func.id
 
 
-def run_tests(test: dict[str, Any], prelude: dict[str, Any], line: Line) -> None:
+def run_tests(source: str, function: str | None, prelude: dict[str, Any], line: Line) -> None:
     """Run the source of the tests, then ``check(candidate)`` and every ``test...()`` that it defines."""
-    module, function = types.ModuleType("solution"), test["function"]
-    meant = meant_names(test["input"], function, prelude)
+    module = types.ModuleType("solution")
+    meant = meant_names(source, function, prelude)
     for name in line.ask(0, NAMES):
         # With an `abs` or an `isclose` of its own, a solution would be its own judge.
         if name in meant or not (name in prelude or hasattr(builtins, name) or name[:2] == "__"):
@@ -350,7 +369,7 @@ def run_tests(test: dict[str, Any], prelude: dict[str, Any], line: Line) -> None
     if function:
         candidate = find(known, function) if function.isidentifier() else eval(function, dict(known))
         known = known | {"candidate": candidate}
-    names = execute(test["input"], TESTS, "tests", {**prelude, **known, "__name__": "tests"})
+    names = execute(source, TESTS, "tests", {**prelude, **known, "__name__": "tests"})
     if function and isinstance(names.get("check"), types.FunctionType):
         names["check"](names["candidate"])
     for name, value in list(names.items()):

@@ -332,13 +332,14 @@ def add(a, b):
 
 
 def test_a_solution_finds_its_assertions_neither_in_memory_nor_in_open_files():
-    tests = [CodeTest("assert", "assert add(1, 2) == 6243"), CodeTest("call", "[1, 2]", 6243, "add")]
+    tests = [CodeTest("call", "[1, 2]", 6243, "add"), CodeTest("assert", "assert add(1, 2) == 6243")]
     assert [failure is None for failure in run_tests(SEARCH, tests)] == [False, False]
     assert run_tests(ADD.replace("a + b", "6243"), tests) == [None, None]
 
 
 def test_a_solution_does_not_learn_how_long_the_expected_output_is():
-    code = "import resource\nprint({4: 'NO', 6: 'YES'}.get(resource.getrlimit(resource.RLIMIT_FSIZE)[0] % 65536))"
+    limit = "resource.getrlimit(resource.RLIMIT_FSIZE)[0]"
+    code = f"import resource\nprint({{4: 'NO', 6: 'YES'}}.get({limit} % 65536))"
     assert verdict(code, tests=[{"input": "", "output": word} for word in ("YES", "NO")]).reward == 0.0
 
 
