@@ -35,10 +35,12 @@ class OpenAISampler:
     """Samples any OpenAI-compatible server over HTTP (``POST {base_url}/chat/completions``).
 
     Token ids and log-probabilities are asked for, and taken where the server returns both (vLLM, and
-    Troupe's own server, do; log-probabilities are as the server defines them). Otherwise a completion is
-    ``retokenized``, and its length is what the server counted. Connection errors, timeouts and the
-    statuses 408, 409, 429 and 5xx are retried with exponential backoff. What fails after that is a
-    ``SamplerError``; a prompt that the model's context cannot hold is a ``PromptTooLongError``.
+    Troupe's own server, do). Otherwise a completion is ``retokenized``, and its length is what the server
+    counted. Log-probabilities are as the server defines them: vLLM's are those before temperature, top_p and
+    top_k, not of the distribution that was sampled from, unless it was started with
+    ``--logprobs-mode processed_logprobs``. Connection errors, timeouts and the statuses 408, 409, 429 and
+    5xx are retried with exponential backoff. What fails after that is a ``SamplerError``; a prompt that the
+    model's context cannot hold is a ``PromptTooLongError``.
 
     Args:
         base_url: the server's address, mostly with the path ``/v1``.
