@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import logging
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,13 +76,27 @@ class Tool:
     """A function that a model may call.
 
     A subclass gives ``name`` and ``description`` (as class attributes or to ``__init__``) and implements
-    ``forward``, whose signature becomes the schema; it may override ``json`` to say more.
+    ``forward``, or ``async_forward``, whose signature becomes the schema; it may override ``json`` to say
+    more. Both may be coroutine functions: each call has an event loop of its own.
+
+    ``Tool(function=function)`` calls that function; its name and the first paragraph of its docstring are the
+    tool's where no others are given. ``FunctionTool`` does the same, and checks the arguments.
     """
 
     name: str = ""
     description: str = ""
+    function: Callable[..., Any] | None = None
 
-    def __init__(self, name: str | None = None, description: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str | None = None,
+        description: str | None = None,
+        function: Callable[..., Any] | None = None,
+    ) -> None:
+        if function is not None:
+            self.function = function
+            name = name or getattr(function, "__name__", None)
+            description = description or first_paragraph(inspect.getdoc(function))
         self.name = name or self.name
         self.description = description or self.description
         if not self.name or not self.description:
@@ -89,9 +105,9 @@ class Tool:
     @property
     def json(self) -> dict[str, Any]:
         """The tool's schema in the shape of OpenAI's ``tools`` parameter."""
-        parameters = inspect.signature(self.forward).parameters.values()
+        parameters = inspect.signature(self._implementation).parameters.values()
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-        hints = typing.get_type_hints(self.forward)
+        hints = typing.get_type_hints(self._implementation)
         schema = {
             "type": "object",
             "properties": {p.name: _json_type(hints.get(p.name)) for p in named},
@@ -102,7 +118,23 @@ class Tool:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the tool. Return a ToolOutput, or a bare value that becomes its output."""
-        raise NotImplementedError(f"{type(self).__name__} must implement 'forward'.")
+        if self._implementation == self.forward:
+            raise NotImplementedError(f"{type(self).__name__} must implement 'forward'.")
+        return self._implementation(*args, **kwargs)
+
+    async def async_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """``forward``, for those that await; a subclass may implement this instead of it."""
+        output = self.forward(*args, **kwargs)
+        return await output if inspect.iscoroutine(output) else output
+
+    @property
+    def _implementation(self) -> Callable[..., Any]:
+        """What the user has written."""
+        if type(self).forward is not Tool.forward:
+            return self.forward
+        if self.function is not None:
+            return self.function
+        return self.forward if type(self).async_forward is Tool.async_forward else self.async_forward
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> ToolOutput:
         """Run ``forward``; whatever the model can have caused comes back as an error that it can read.
@@ -111,17 +143,24 @@ class Tool:
         service is down and no call could succeed, ``forward`` raises a TroupeError.
         """
         try:
-            inspect.signature(self.forward).bind(*args, **kwargs)
+            inspect.signature(self._implementation).bind(*args, **kwargs)
         except TypeError as error:
             return ToolOutput(self.name, error=f"wrong arguments for {self.name!r}: {error}.")
         try:
             output = self.forward(*args, **kwargs)
+            if inspect.iscoroutine(output):
+                output = asyncio.run(output)
         except TroupeError:
             raise
         except Exception as error:
             logger.warning("The tool %r raised on %s %s", self.name, args, kwargs, exc_info=True)
             return ToolOutput(self.name, error=f"{type(error).__name__}: {error}")
         return output if isinstance(output, ToolOutput) else ToolOutput(self.name, output=output)
+
+
+def first_paragraph(documentation: str | None) -> str:
+    """Return the first paragraph of a docstring on one line."""
+    return " ".join((documentation or "").partition("\n\n")[0].split())
 
 
 def _json_type(hint: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import re
 import textwrap
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from environments.errors import ConfigError
-from environments.tools.base import Tool, ToolOutput
+from environments.tools.base import Tool, ToolOutput, first_paragraph
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -45,7 +44,7 @@ class FunctionTool(Tool):
                 f"{function!r} is no tool: use a function made with 'def', a Tool, an MCPServer, or a name."
             )
         documentation = inspect.getdoc(function) or ""
-        description = " ".join(documentation.partition("\n\n")[0].split())
+        description = first_paragraph(documentation)
         if not description:
             raise ConfigError(
                 f"The tool function {function.__qualname__!r} has no docstring: write one, the model reads "
@@ -70,8 +69,7 @@ class FunctionTool(Tool):
             checked = self._arguments.validate_python(arguments)
         except ValidationError as error:
             return ToolOutput(self.name, error=f"wrong arguments for {self.name!r}: {_sentence(error)}.")
-        value = self._function(**checked)
-        return asyncio.run(value) if inspect.iscoroutine(value) else value
+        return self._function(**checked)
 
 
 def _arguments_of(function: ToolFunction, texts: dict[str, str]) -> tuple[TypeAdapter[Any], dict[str, Any]]:

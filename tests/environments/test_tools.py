@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 
+import cloudpickle
 import pytest
 
 from environments.errors import ConfigError
@@ -94,6 +96,61 @@ def test_a_type_error_inside_the_tool_is_not_taken_for_wrong_arguments():
             return 1 + "1"
 
     assert "wrong arguments" not in Broken()().error
+
+
+class AsyncForward(Fixed):
+    async def forward(self, query: str):
+        return query.upper()
+
+
+class OnlyAsync(Tool):
+    name = "later"
+    description = "Has no forward."
+
+    async def async_forward(self, query: str):
+        return ToolOutput(self.name, output=query.upper())
+
+
+def shout(query: str):
+    """Says it
+    loudly.
+
+    More that the model need not know.
+    """
+    return query.upper()
+
+
+async def shout_later(query: str):
+    """Says it loudly."""
+    return query.upper()
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        AsyncForward(),
+        OnlyAsync(),
+        Tool(function=shout),
+        Tool(function=shout_later),
+        Tool("fixed", "Says it loudly.", function=shout),
+    ],
+)
+def test_tools_as_the_reference_has_them_run(tool):
+    assert tool("a") == tool(query="a") == ToolOutput(tool.name, output="A")
+    assert tool.json["function"]["parameters"]["required"] == ["query"]
+    assert "wrong arguments" in tool(text="a").error
+    assert asyncio.run(tool.async_forward("a")) in ("A", ToolOutput(tool.name, output="A"))
+    assert cloudpickle.loads(cloudpickle.dumps(tool))("a").output == "A"
+
+
+def test_a_tool_of_a_function_is_called_and_described_as_the_function_unless_it_is_said_otherwise():
+    assert (Tool(function=shout).name, Tool(function=shout).description) == ("shout", "Says it loudly.")
+    named = Tool("loud", "Shouts.", shout).json["function"]
+    assert (named["name"], named["description"]) == ("loud", "Shouts.")
+
+
+def test_a_tool_that_does_nothing_says_what_is_missing():
+    assert "must implement 'forward'" in Tool("bare", "Does nothing.")().error
 
 
 def test_classes_are_made_with_the_name_of_the_map_if_they_take_it():
