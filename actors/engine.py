@@ -22,7 +22,7 @@ from actors.progress import RolloutProgress
 from actors.rollout import Pair, RolloutLimits, RolloutOrder
 from actors.sampler_factory import one_of, sampler_factory
 from actors.sampling import SamplerActor
-from actors.settings import RAYLET_ENVIRONMENT, FleetConfig
+from actors.settings import RAYLET_ENVIRONMENT, FleetConfig, shows_worker_logs
 from actors.stream import TrajectoryStream
 from environments.base import BaseEnv
 from environments.datasets import Dataset
@@ -54,7 +54,8 @@ class _Crew:
 class AgentExecutionEngine:
     """Plays tasks with agents in environments, many at a time, each pair in a process of its own.
 
-    Ray is joined where it runs (``RAY_ADDRESS``, or a cluster on this machine) and started otherwise; the
+    Ray is joined where it runs (``RAY_ADDRESS``, or a cluster on this machine) and started otherwise, then
+    with what the actors log in this program's output if the environment has ``TROUPE_WORKER_LOGS=1``. The
     actors start with the first tasks, or before them by ``start``, and stay for the next ones, until
     ``close`` or the end of a ``with``.
 
@@ -325,7 +326,7 @@ class AgentExecutionEngine:
         """Have at least ``num_actors`` rollout actors, up or on their way."""
         if not ray.is_initialized():
             os.environ.update(RAYLET_ENVIRONMENT)
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+            ray.init(log_to_driver=shows_worker_logs(), logging_level=logging.ERROR, include_dashboard=False)
         if self._crew is None:
             check_room(actor_options(self._pair, self._config))
             sampler = SamplerActor.remote(self._make_sampler)  # type: ignore[attr-defined]

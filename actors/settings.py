@@ -21,6 +21,11 @@ RAYLET_ENVIRONMENT = {
 """For the environment of a process that is about to start Ray."""
 
 
+def shows_worker_logs() -> bool:
+    """Whether what the actors log is to be shown in the program's own output: ``TROUPE_WORKER_LOGS=1``."""
+    return os.environ.get("TROUPE_WORKER_LOGS", "0") not in ("", "0")
+
+
 MODEL_NAME = "policy"
 """How OpenAI clients call the policy, if nothing else is said."""
 

@@ -522,6 +522,25 @@ def test_a_message_about_arguments_holds_no_secret() -> None:
         make_engine(rollout_engine_args=secrets)
 
 
+@pytest.mark.parametrize(("wanted", "shown"), [(None, False), ("", False), ("0", False), ("1", True)])
+def test_what_the_actors_log_is_shown_on_request(
+    monkeypatch: pytest.MonkeyPatch, wanted: str | None, shown: bool
+) -> None:
+    if wanted is None:
+        monkeypatch.delenv("TROUPE_WORKER_LOGS", raising=False)
+    else:
+        monkeypatch.setenv("TROUPE_WORKER_LOGS", wanted)
+
+    def init(**options: Any) -> None:
+        raise ConnectionError(f"log_to_driver={options['log_to_driver']}")
+
+    monkeypatch.setattr("actors.engine.RAYLET_ENVIRONMENT", {})
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ConnectionError, match=f"log_to_driver={shown}"):
+        make_engine().start()
+
+
 def test_an_unknown_argument_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="max_workers"):
         make_engine(max_workers=3)
