@@ -245,7 +245,6 @@ class AgentExecutionEngine:
                 "tasks at once."
             )
         self._busy = True
-        complete = False
         try:
             with self._open(results_file, rows) as file, RolloutProgress(len(rows)) as progress:
                 finished = file.finished if file is not None else {}
@@ -254,17 +253,15 @@ class AgentExecutionEngine:
                     progress.add(trajectory, replayed=True)
                     yield index, trajectory
                 waiting = [index for index in range(len(rows)) if index not in finished]
-                async for index, trajectory in self._play(rows, waiting):
-                    self._complete(trajectory, rows[index])
-                    if file is not None:
-                        file.append(index, trajectory)
-                    progress.add(trajectory)
-                    yield index, trajectory
-            complete = True
+                async with aclosing(self._play(rows, waiting)) as playing:
+                    async for index, trajectory in playing:
+                        self._complete(trajectory, rows[index])
+                        if file is not None:
+                            file.append(index, trajectory)
+                        progress.add(trajectory)
+                        yield index, trajectory
         finally:
             self._busy = False
-            if not complete:  # given up or broken: nothing of it may end up among the next call's results
-                self.close()
 
     def _open(
         self, results_file: str | Path | None, rows: list[dict[str, Any]]
@@ -288,22 +285,22 @@ class AgentExecutionEngine:
 
     async def _play(
         self, rows: list[dict[str, Any]], indices: list[int]
-    ) -> AsyncIterator[tuple[int, Trajectory]]:
-        if not indices:
-            return
-        crew = await asyncio.to_thread(self._start, min(self._num_actors, len(indices)))
-        try:
-            await crew.sampler.open.remote()
-        except RayTaskError as error:  # Ray's wrapper around what the sampler raised
-            raise error.cause from None
-        except RayActorError as error:
-            raise SamplerError(f"The sampler did not start: {error}") from error
+    ) -> AsyncGenerator[tuple[int, Trajectory], None]:
         orders = self._orders(rows, indices)
-        index_of = {order.rollout_id: index for order, index in zip(orders, indices, strict=True)}
-        await crew.fleet.submit.remote(orders)
-        arriving = crew.stream.trajectories(len(orders))
-        while (trajectory := await asyncio.to_thread(next, arriving, None)) is not None:
-            yield index_of[trajectory.rollout_id], trajectory
+        if not orders:
+            return
+        waiting = {order.rollout_id: index for order, index in zip(orders, indices, strict=True)}
+        try:
+            crew = await asyncio.to_thread(self._start, min(self._num_actors, len(orders)))
+            await _open_sampler(crew.sampler)
+            await crew.fleet.submit.remote(orders)
+            arriving = crew.stream.trajectories(len(orders))
+            while waiting:
+                trajectory = await asyncio.to_thread(next, arriving)
+                yield waiting.pop(trajectory.rollout_id), trajectory
+        finally:
+            if waiting:  # given up or broken: none of these may end up among the next call's results
+                self.close()
 
     def _orders(self, rows: list[dict[str, Any]], indices: list[int]) -> list[RolloutOrder]:
         given = self._params.seed
@@ -340,6 +337,15 @@ class AgentExecutionEngine:
             ray.get(self._crew.fleet.resize.remote(num_actors))
             self._num_started = num_actors
         return self._crew
+
+
+async def _open_sampler(sampler: ray.actor.ActorHandle) -> None:
+    try:
+        await sampler.open.remote()
+    except RayTaskError as error:  # Ray's wrapper around what the sampler raised
+        raise error.cause from None
+    except RayActorError as error:
+        raise SamplerError(f"The sampler did not start: {error}") from error
 
 
 def fill_returns(trajectory: Trajectory, gamma: float) -> None:

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +30,8 @@ from environments import (
     read_trajectories,
 )
 from environments.base import BaseEnv
-from environments.errors import AgentError, ConfigError, DatasetError
+from environments.errors import AgentError, ConfigError, DatasetError, SamplerError
+from environments.trajectory_file import TrajectoryFile
 from policies import GameAgent, ToolAgent
 
 TIMEOUT_SECONDS = 5.0
@@ -514,6 +515,38 @@ def test_a_task_that_is_no_dict_is_refused() -> None:
 def test_what_cannot_work_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_engine(**changes)
+
+
+@pytest.mark.parametrize("refused", ["no trajectories", "locked"])
+def test_a_results_file_that_is_refused_leaves_the_actors_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: str
+) -> None:
+    engine, results = make_engine(sampling_params={"model": "echo"}), tmp_path / "results.jsonl"
+    ended: list[str] = []
+    monkeypatch.setattr(engine, "close", lambda: ended.append("the actors"))
+    with ExitStack() as stack:
+        if refused == "locked":
+            stack.enter_context(TrajectoryFile(results, {}, []))
+        else:
+            results.write_text("a diary")
+        for _ in range(2):  # and the engine can be asked again
+            with pytest.raises((ConfigError, DatasetError), match="name another"):
+                asyncio.run(engine.execute_tasks([{"question": "a"}], results))
+    assert ended == []
+
+
+def test_what_breaks_while_actors_are_at_work_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    ended: list[str] = []
+    monkeypatch.setattr(engine, "close", lambda: ended.append("the actors"))
+
+    def start(num_actors: int) -> None:
+        raise SamplerError("Nobody is there.")
+
+    monkeypatch.setattr(engine, "_start", start)
+    with pytest.raises(SamplerError):
+        play(engine, [{"question": "a"}])
+    assert ended == ["the actors"]
 
 
 def test_a_message_about_arguments_holds_no_secret() -> None:
