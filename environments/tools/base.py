@@ -61,12 +61,12 @@ class ToolOutput:
     def to_string(self) -> str:
         """Return the text that the model reads."""
         if self.error is not None:
-            return f"Error: {self.error}"
+            return encodable(f"Error: {self.error}")
         if self.output is None:
             return ""
         if isinstance(self.output, list | dict):
-            return json.dumps(self.output, ensure_ascii=False, default=str)
-        return str(self.output)
+            return encodable(json.dumps(self.output, ensure_ascii=False, default=str))
+        return encodable(str(self.output))
 
     def __str__(self) -> str:
         return self.to_string()
@@ -156,6 +156,11 @@ class Tool:
             logger.warning("The tool %r raised on %s %s", self.name, args, kwargs, exc_info=True)
             return ToolOutput(self.name, error=f"{type(error).__name__}: {error}")
         return output if isinstance(output, ToolOutput) else ToolOutput(self.name, output=output)
+
+
+def encodable(text: str) -> str:
+    r"""Return the text as UTF-8 can have it: half a character, as a model may write \ud83d, is replaced."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def first_paragraph(documentation: str | None) -> str:

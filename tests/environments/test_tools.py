@@ -83,6 +83,20 @@ def test_what_the_model_reads(output, text):
     assert output.to_string() == str(output) == text
 
 
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        (ToolOutput("t", output="a\ud83d"), "a\N{REPLACEMENT CHARACTER}"),
+        (ToolOutput("t", output=["\ude00b"]), '["\N{REPLACEMENT CHARACTER}b"]'),
+        (ToolOutput("t", error="\ud83d!"), "Error: \N{REPLACEMENT CHARACTER}!"),
+        (ToolOutput("t", output="\ud83d\ude00"), "\N{GRINNING FACE}"),
+        (ToolOutput("t", output="ä\N{GRINNING FACE}\0"), "ä\N{GRINNING FACE}\0"),
+    ],
+)
+def test_half_a_character_is_replaced_so_that_the_text_can_be_sent(output, text):
+    assert output.to_string() == text
+
+
 def test_an_exception_goes_to_the_model_and_with_its_traceback_to_the_log(caplog):
     with caplog.at_level(logging.WARNING):
         output = Fixed()()
