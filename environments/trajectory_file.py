@@ -92,7 +92,7 @@ class TrajectoryFile:
         _compare(self.path, found.get("evaluation"), evaluation)
         for line in lines:
             index, trajectory = _index_and_trajectory(self.path, line)
-            if index >= len(tasks) or trajectory.task != tasks[index]:
+            if index >= len(tasks) or not _equal(trajectory.task, tasks[index]):
                 raise ConfigError(
                     f"{self.path} holds results of other tasks: name another file, or delete it."
                 )
@@ -159,11 +159,16 @@ def _compare(path: Path, found: Any, wanted: Json) -> None:
     if not isinstance(found, dict):
         raise DatasetError(f"{path} is no trajectory file: name another one.")
     for name in sorted({*found, *wanted}):
-        if found.get(name) != wanted.get(name):
+        if not _equal(found.get(name), wanted.get(name)):
             raise ConfigError(
                 f"{path} holds results with {name}={found.get(name)!r}, and this evaluation has "
                 f"{wanted.get(name)!r}: name another file, or delete it."
             )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two values are equal; NaN, which is not equal to itself, is where both have it."""
+    return one == other or json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def plain_json(value: Any) -> Any:

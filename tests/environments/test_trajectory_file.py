@@ -95,6 +95,18 @@ def test_results_of_other_tasks_are_refused(tmp_path: Path, tasks: Any) -> None:
         open_file(tmp_path / "results", tasks=tasks)
 
 
+def test_tasks_and_settings_that_hold_nan_are_the_same_when_the_file_is_opened_again(tmp_path: Path) -> None:
+    tasks = [{"question": "a", "scores": [1.0, float("nan")]}, {"question": "b", "score": float("nan")}]
+    evaluation = EVALUATION | {"env_args": {"bound": float("nan"), "size": 1}}
+    with open_file(tmp_path / "results", evaluation, tasks) as file:
+        for index, task in enumerate(tasks):
+            file.append(index, Trajectory(task=task, termination_reason=TerminationReason.ENV_DONE))
+    with open_file(tmp_path / "results", evaluation, tasks) as file:
+        assert list(file.finished) == [0, 1]
+    with pytest.raises(ConfigError, match="env_args"):
+        open_file(tmp_path / "results", EVALUATION | {"env_args": {"bound": float("nan"), "size": 2}}, tasks)
+
+
 @pytest.mark.parametrize("content", ["no JSON\n", "[1]\n", '{"evaluation": 1}\n'])
 def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path, content: str) -> None:
     (tmp_path / "results").write_text(content)
