@@ -51,7 +51,8 @@ class BaseEnv(ABC):
 
     @property
     def idx(self) -> int | None:
-        """Position in the batch, if the engine has set one."""
+        """Position in a batch, for those who make one, as rLLM v0.1's engine did. Troupe plays tasks one by
+        one and sets none: what an environment has to know of its place stands in its task."""
         return self._idx
 
     @idx.setter

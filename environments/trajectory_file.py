@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -53,7 +53,7 @@ class TrajectoryFile:
 
     def append(self, index: int, trajectory: Trajectory) -> None:
         """Write the result of task ``index``; what JSON does not know becomes its text."""
-        self._write({"index": index, **plain_json(asdict(trajectory))})
+        self._write({"index": index, **plain_json(trajectory.to_dict())})
 
     def close(self) -> None:
         """Let go of the file."""

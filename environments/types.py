@@ -7,7 +7,7 @@ itself produces (``Completion``, ``TrajectoryGroup``) is frozen: nobody may edit
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -149,6 +149,10 @@ class Trajectory:
     """Not to be trained on: a limit has ended it, and ``overlong_filter`` is set."""
     seconds: float = 0.0
     """Wall time of the rollout."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as dicts and lists, copied; unlike that of rLLM v0.1, with the task."""
+        return asdict(self)
 
     @property
     def failed(self) -> bool:

@@ -91,3 +91,12 @@ def test_the_documented_agent_starts_afresh_after_reset() -> None:
     agent.reset()
     assert agent.chat_completions == []
     assert agent.trajectory == Trajectory()
+
+
+def test_a_trajectory_becomes_a_dict_with_the_keys_of_the_reference() -> None:
+    trajectory = Trajectory(task={"question": "?"}, steps=[Step(action="a", info={"n": [1]})], reward=1.0)
+    found = trajectory.to_dict()
+    assert (found["task"], found["reward"]) == ({"question": "?"}, 1.0)
+    assert (found["steps"][0]["action"], found["steps"][0]["reward"]) == ("a", 0.0)
+    found["steps"][0]["info"]["n"].append(2)
+    assert trajectory.steps[0].info == {"n": [1]}
