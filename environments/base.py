@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
 from environments.errors import ConfigError
@@ -27,6 +29,30 @@ class ActorNeeds:
     """Custom Ray resources, by name, such as ``{"emulator": 1}``."""
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     """Ray's ``runtime_env`` of the process, such as ``{"pip": ["chess"]}``."""
+
+    def __post_init__(self) -> None:
+        memory, resources = self.memory_bytes, self.resources
+        checks = (
+            ("num_cpus", self.num_cpus is None or _is_amount(self.num_cpus), "a number from 0, such as 0.5"),
+            (
+                "memory_bytes",
+                memory is None or (isinstance(memory, Integral) and memory > 0),
+                "an integer above 0, such as 8 << 30 for 8 GiB",
+            ),
+            (
+                "resources",
+                isinstance(resources, Mapping) and all(map(_is_amount, resources.values())),
+                'numbers by name, such as {"emulator": 1}',
+            ),
+            ("runtime_env", isinstance(self.runtime_env, Mapping), 'a dict, such as {"pip": ["chess"]}'),
+        )
+        for name, is_right, right in checks:
+            if not is_right:
+                raise ConfigError(f"ActorNeeds({name}={getattr(self, name)!r}) cannot be met: use {right}.")
+
+
+def _is_amount(value: Any) -> bool:
+    return isinstance(value, Real) and 0 <= float(value) < math.inf
 
 
 DEFAULT_MEMORY_BYTES = 2 << 30

@@ -5,6 +5,7 @@ import copy
 import pytest
 
 from environments import BaseEnv, ConfigError, MultiTurnEnvironment, RewardOutput, SingleTurnEnvironment
+from environments.base import ActorNeeds
 from environments.errors import EnvironmentFailure
 
 
@@ -127,3 +128,27 @@ def test_from_dict_makes_the_class_that_it_is_called_on():
     env = Countdown.from_dict({"question": "q", "max_turns": 7})
     assert type(env) is Countdown
     assert (env.max_turns, env.task) == (7, {"question": "q"})
+
+
+@pytest.mark.parametrize(
+    ("needs", "message"),
+    [
+        ({"num_cpus": "two"}, r"num_cpus='two'.*such as 0\.5"),
+        ({"num_cpus": -1}, "num_cpus=-1"),
+        ({"memory_bytes": "8GB"}, "memory_bytes='8GB'.*8 << 30"),
+        ({"memory_bytes": 0}, "memory_bytes=0"),
+        ({"memory_bytes": 2.5}, r"memory_bytes=2\.5"),
+        ({"resources": ["emulator"]}, "resources=.*by name"),
+        ({"resources": {"emulator": "one"}}, "resources="),
+        ({"resources": {"emulator": float("inf")}}, "resources="),
+        ({"runtime_env": "pip"}, "runtime_env='pip'"),
+    ],
+)
+def test_needs_that_no_node_can_meet_are_refused(needs, message):
+    with pytest.raises(ConfigError, match=message):
+        ActorNeeds(**needs)
+
+
+def test_needs_may_be_left_open_and_of_any_kind_of_number():
+    assert ActorNeeds() == ActorNeeds(num_cpus=None, memory_bytes=None, resources={}, runtime_env={})
+    assert ActorNeeds(num_cpus=0.5, memory_bytes=8 << 30, resources={"emulator": 1}).num_cpus == 0.5
