@@ -16,8 +16,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Self
 
-from environments.base import BaseEnv
+from environments.base import ActorNeeds, BaseEnv
 from environments.contract import (
+    async_faults,
     final_reward_faults,
     json_doubts,
     kind_of,
@@ -45,7 +46,14 @@ STEP_HINT = (
     "A model may say anything: answer nonsense with an observation and reward 0. If your agent turns texts "
     "into other actions, pass examples of them as actions=[...]."
 )
-RESET_HINT = "It has to start a new episode whenever it is called, also after another one."
+SECOND_RESET_HINT = (
+    "Rollouts reset an environment once, so this is only in the way of those who reset it again."
+)
+INFO_HINT = "It is sent to another process with the trajectory: put plain data into it."
+SIGNAL_HINT = (
+    "Python allows that in the main thread alone, where rollouts run, but not this check: what would come "
+    "after it was not looked at."
+)
 CLOSE_HINT = "It has to work at any time: before reset, during an episode and after it."
 PICKLE_HINT = (
     "Rollouts run in other processes. Open what cannot be sent there (locks, files, connections, processes) "
@@ -128,6 +136,10 @@ class _GiveUp(Exception):
     """The report holds an error after which nothing more should be tried."""
 
 
+class _NoSecondReset(_Failed):
+    """The environment plays one episode only, and the report says so."""
+
+
 class _Caller:
     """Runs foreign calls one by one in a thread of their own, since an environment may depend on that.
 
@@ -166,6 +178,8 @@ class _Caller:
             )
             raise _GiveUp from None
         if error is not None:
+            if isinstance(error, ValueError) and "only works in main thread" in str(error):
+                note, hint = self.report.warn, SIGNAL_HINT
             note = note or self.report.error
             note("\n".join(filter(None, [f"{what} raised {_described(error)}", hint])))
             raise _Failed
@@ -192,6 +206,7 @@ class _Probe:
         self._caller = caller
         self._report = caller.report
         self._env = env
+        self._was_reset = False
         self._closed = False
 
     def play(self, actions: deque[Any]) -> list[str]:
@@ -210,12 +225,20 @@ class _Probe:
         """Close it. Rollouts do so once, so if only the second time fails, that is but a warning."""
         again, self._closed = self._closed, True
         if again:
-            self._caller.call("A second close()", self._env.close, note=self._report.warn)
+            result = self._caller.call("A second close()", self._env.close, note=self._report.warn)
         else:
-            self._caller.call("close()", self._env.close, CLOSE_HINT)
+            result = self._caller.call("close()", self._env.close, CLOSE_HINT)
+        self._refuse(async_faults("close()", result))
 
     def _reset(self) -> Any:
-        result = self._caller.call("reset()", self._env.reset, RESET_HINT)
+        again, self._was_reset = self._was_reset, True
+        what, hint, note = "reset()", "", self._report.error
+        if again:
+            what, hint, note = "A second reset()", SECOND_RESET_HINT, self._report.warn
+        try:
+            result = self._caller.call(what, self._env.reset, hint, note)
+        except _Failed:
+            raise (_NoSecondReset if again else _Failed) from None
         self._refuse(reset_faults(result))
         observation, info = result
         self._doubt(opening_doubts(observation) + json_doubts("reset()", observation, info))
@@ -225,6 +248,7 @@ class _Probe:
         result = self._caller.call(f"step({action!r})", lambda: self._env.step(action), STEP_HINT)
         self._refuse(step_faults(result))
         observation, reward, done, info = result
+        self._caller.call("Pickling the info of step()", partial(_pickle, info), INFO_HINT)
         self._doubt(observation_doubts("step()", observation) + json_doubts("step()", observation, info))
         return observation, reward, done
 
@@ -275,19 +299,21 @@ class _Check:
                 )
             if not isinstance(inspect.getattr_static(env_class, "from_dict"), staticmethod | classmethod):
                 self.report.error("from_dict is called on the class: put @staticmethod above it.")
+            if not isinstance(env_class.actor_needs, ActorNeeds):
+                self.report.error(
+                    f"actor_needs is {kind_of(env_class.actor_needs)}: write actor_needs = ActorNeeds(...)."
+                )
         if not isinstance(self._task, dict):
             self.report.error(f"The task is {kind_of(self._task)}: pass a row of the dataset, a dict.")
         if not self.report.ok:
             raise _GiveUp
 
     def _check_pickling(self) -> None:
-        import cloudpickle  # what Ray uses; classes of a __main__ travel by value
-
         parts = {"the class": self._env_class, "the task": self._task}
         parts |= {f"env_args[{key!r}]": value for key, value in self._env_args.items()}
         for what, part in parts.items():
             with suppress(_Failed), _Caller(self.report, self._timeout_seconds) as caller:
-                caller.call(f"Pickling {what}", partial(cloudpickle.dumps, part), PICKLE_HINT)
+                caller.call(f"Pickling {what}", partial(_pickle, part), PICKLE_HINT)
 
     def _check_from_dict(self) -> None:
         info = self._info()
@@ -302,13 +328,21 @@ class _Check:
             pass
 
     def _play(self) -> list[str]:
-        """Play each action once, and a second episode in any case, in a new environment."""
+        """Play each action once, and a second episode in any case, in as many environments as it takes."""
+        waiting = deque(self._actions)
+        heard = self._play_in_one(waiting)
+        while waiting:  # the environment plays one episode only
+            heard += self._play_in_one(waiting)
+        return heard
+
+    def _play_in_one(self, waiting: deque[Any]) -> list[str]:
         with self._environment() as probe:
-            waiting = deque(self._actions)
             heard = probe.play(waiting)
-            while waiting:
-                heard += probe.play(waiting)
-            return heard + probe.play(deque(self._actions[:1]))
+            with suppress(_NoSecondReset):
+                while waiting:
+                    heard += probe.play(waiting)
+                heard += probe.play(deque(self._actions[:1]))
+        return heard
 
     def _compare(self, first: list[str], second: list[str]) -> None:
         one, other = next((pair for pair in zip(first, second, strict=False) if pair[0] != pair[1]), ("", ""))
@@ -332,7 +366,8 @@ class _Check:
             hint = FROM_DICT_HINT.format(keys=", ".join(info))
             env = caller.call("from_dict(info)", lambda: self._env_class.from_dict(info), hint)
             if not isinstance(env, BaseEnv):
-                self.report.error(f"from_dict returned {kind_of(env)}: it has to return the environment.")
+                fault = f"from_dict returned {kind_of(env)}: it has to return the environment."
+                self.report.error(*async_faults("from_dict()", env) or [fault])
                 raise _Failed
             probe = _Probe(caller, env)
             try:
@@ -340,6 +375,12 @@ class _Check:
             finally:
                 with suppress(_Failed):
                     probe.close()
+
+
+def _pickle(value: Any) -> None:
+    import cloudpickle  # what Ray uses; classes of a __main__ travel by value
+
+    cloudpickle.dumps(value)
 
 
 def _comparable(value: Any) -> str:

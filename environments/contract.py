@@ -5,6 +5,7 @@ A fault breaks a rollout or falsifies its reward; a doubt works, but may surpris
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import textwrap
@@ -14,6 +15,8 @@ from typing import Any
 
 def reset_faults(result: Any) -> list[str]:
     """What is wrong with the answer of ``reset``: it has to be (observation, info)."""
+    if inspect.iscoroutine(result):
+        return async_faults("reset()", result)
     if not isinstance(result, tuple) or len(result) != 2:
         return [f"reset() returned {kind_of(result)}: write return observation, info (info may be {{}})."]
     return _info_faults("reset()", result[1])
@@ -24,6 +27,8 @@ def step_faults(result: Any) -> list[str]:
 
     The reward may be any finite real number, a bool or one of numpy's too; done an integer or numpy's bool.
     """
+    if inspect.iscoroutine(result):
+        return async_faults("step()", result)
     if isinstance(result, tuple) and len(result) == 5:
         return [
             "step() returned 5 values, as Gymnasium's do: write "
@@ -43,7 +48,19 @@ def step_faults(result: Any) -> list[str]:
 
 def final_reward_faults(reward: Any) -> list[str]:
     """What is wrong with the answer of ``compute_final_reward``: it has to be a reward or None."""
-    return [] if reward is None else _reward_faults("compute_final_reward()", reward)
+    method = "compute_final_reward()"
+    return async_faults(method, reward) or ([] if reward is None else _reward_faults(method, reward))
+
+
+def async_faults(method: str, result: Any) -> list[str]:
+    """Whether ``method`` was written with ``async def``, so that calling it has done nothing yet."""
+    if not inspect.iscoroutine(result):
+        return []
+    result.close()  # else Python warns that nobody has awaited it
+    return [
+        f"{method} is async, and nobody awaits it: write def instead of async def, and asyncio.run(...) "
+        "around what has to be awaited."
+    ]
 
 
 def _reward_faults(method: str, reward: Any) -> list[str]:

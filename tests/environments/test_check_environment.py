@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -251,6 +252,30 @@ class EndsTheProgram(Sound):
         sys.exit(3)
 
 
+class TellsItsNeedsInADict(Sound):
+    actor_needs = {"num_cpus": 2}  # noqa: RUF012
+
+
+class TellsOfALock(Sound):
+    def step(self, action):
+        return "text", 0.0, True, {"lock": threading.Lock()}
+
+
+def asynchronous(name):
+    """An environment whose method ``name`` is a coroutine function."""
+
+    async def method(*args):
+        return getattr(Sound, name)(*args)
+
+    return type("Async", (Sound,), {name: staticmethod(method) if name == "from_dict" else method})
+
+
+class SetsAnAlarm(Sound):
+    def step(self, action):
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        return super().step(action)
+
+
 class HoldsALock(Sound):
     @staticmethod
     def from_dict(info):
@@ -277,10 +302,19 @@ class HoldsALock(Sound):
             ReadsNumbers,
             ["step('') raised ValueError", "int(action)", "pass examples of them as actions=[...]"],
         ),
-        (LivesOnce, ["reset() raised RuntimeError: I have been played", "also after another one"]),
         (ClosesAfterResetOnly, ["close() raised AttributeError", "before reset"]),
         (JudgesInWords, ["compute_final_reward() returned 'well done' as reward: it has to be a number"]),
         (EndsTheProgram, ["step('') raised SystemExit: 3"]),
+        (TellsItsNeedsInADict, ["actor_needs is a dict with the keys ['num_cpus']", "= ActorNeeds(...)"]),
+        (
+            TellsOfALock,
+            ["Pickling the info of step() raised TypeError", "put plain data into it"],
+        ),
+        (asynchronous("reset"), ["reset() is async", "write def instead of async def"]),
+        (asynchronous("step"), ["step() is async"]),
+        (asynchronous("close"), ["close() is async"]),
+        (asynchronous("compute_final_reward"), ["compute_final_reward() is async"]),
+        (asynchronous("from_dict"), ["from_dict() is async"]),
     ],
 )
 def test_one_fault_is_one_error_that_helps(env_class, sentences):
@@ -367,6 +401,18 @@ def test_each_action_is_played_and_a_second_episode_in_any_case(length):
     assert events == 2 * played, "in two environments"
 
 
+def test_all_actions_are_played_where_each_environment_lives_once():
+    played = []
+
+    class Recording(LivesOnce):
+        def step(self, action):
+            played.append(action)
+            return super().step(action)
+
+    assert check_environment(Recording, TASK, actions=["a", "b", "c"]).ok
+    assert played == 2 * ["a", "b", "c"]
+
+
 def test_no_thread_is_left_behind():
     check_environment(Sound, TASK)
     deadline = time.monotonic() + 10
@@ -404,6 +450,11 @@ def test_the_task_is_left_as_it_is():
     ("env_class", "sentences"),
     [
         (ClosesOnce, ["A second close() raised ValueError: closed already"]),
+        (
+            LivesOnce,
+            ["A second reset() raised RuntimeError: I have been played", "reset an environment once"],
+        ),
+        (SetsAnAlarm, ["step('') raised ValueError", "where rollouts run, but not this check"]),
         (opening(("", {})), ["reset() returned an empty observation"]),
         (
             opening(({"word": "?"}, {})),
