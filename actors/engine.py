@@ -10,13 +10,15 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
-from types import FunctionType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from actors.fingerprint import fingerprint
 from actors.fleet import RolloutFleet, actor_options, check_room
 from actors.progress import RolloutProgress
 from actors.rollout import Pair, RolloutLimits, RolloutOrder
@@ -31,6 +33,7 @@ from environments.trajectory_file import TrajectoryFile
 from environments.types import Trajectory
 from policies.agents.base import BaseAgent
 from policies.learning.samples import returns_to_go
+from policies.openai_sampler import OpenAISampler
 from policies.sampler import SamplingParams
 
 POLICY_NAMES = ("model", "model_path", "chat_template_kwargs", "extra_body")
@@ -145,7 +148,11 @@ class AgentExecutionEngine:
                     f"sampling_params={{'adapter': {sampling['adapter']!r}}} is for engine_name='serve': an "
                     "OpenAI-compatible server is asked for an adapter by its name as 'model'."
                 )
-        self._make_sampler = sampler_factory(engine_name, policy, tokenizer_path, api_retries)
+        self._sampler_of = partial(
+            sampler_factory, engine_name, tokenizer_path=tokenizer_path, api_retries=api_retries
+        )
+        self._sampler_of(policy)  # refuses here what cannot work
+        self._sampler_args, self._tokenizer_path = policy, tokenizer_path
         for name in sampling:
             one_of("sampling_params", name, [field.name for field in fields(SamplingParams)])
         self._params = SamplingParams(**sampling)
@@ -165,8 +172,6 @@ class AgentExecutionEngine:
             overlong_filter=overlong_filter,
             timeout_seconds=LONGEST_SECONDS if trajectory_timeout is None else trajectory_timeout,
         )
-        self._policy = {name: value for name, value in policy.items() if name in POLICY_NAMES}
-        self._policy["tokenizer"] = tokenizer_path
         # No CPU is reserved: an actor that waits for one would keep its tasks waiting for ever.
         self._config = FleetConfig(num_actors=0, num_cpus_per_actor=0, retries=retry_limit)
         self._num_actors = n_parallel_agents
@@ -183,13 +188,15 @@ class AgentExecutionEngine:
         Args:
             tasks: a ``Dataset`` or a list of dicts; the same task may occur several times.
             results_file: a file of JSON lines that keeps each trajectory as soon as it is there. If it
-                exists, what it holds is not played again: an interrupted call goes on where it was.
+                exists, what it holds is not played again: an interrupted call goes on where it was. It has to
+                be of the same evaluation: agent, environment and their arguments (see ``fingerprint``; the
+                code of what has a name is not compared), model, sampling, limits and tasks.
 
         Raises:
             DatasetError: a task is no dict.
             ConfigError: the engine is still at an earlier call's tasks, the results file belongs to another
                 evaluation, or no node of the cluster has what the environment needs.
-            SamplerError: the sampler did not start.
+            SamplerError: the sampler did not start, or no model is named and the server does not list any.
         """
         rows = Dataset(tasks).get_data()
         finished = {index: each async for index, each in self._execute(rows, results_file)}
@@ -246,6 +253,8 @@ class AgentExecutionEngine:
             )
         self._busy = True
         try:
+            if results_file is not None:
+                await self._settle_model()
             with self._open(results_file, rows) as file, RolloutProgress(len(rows)) as progress:
                 finished = file.finished if file is not None else {}
                 for index, trajectory in finished.items():
@@ -263,17 +272,27 @@ class AgentExecutionEngine:
         finally:
             self._busy = False
 
+    async def _settle_model(self) -> None:
+        """Name the model that a server plays if none is asked for: the next time it may be another one."""
+        if self._sampler_args.get("model", "") is None:
+            sampler = self._sampler_of(self._sampler_args)()
+            assert isinstance(sampler, OpenAISampler), "no other takes a model"
+            self._sampler_args["model"] = await sampler.served_model()
+
     def _open(
         self, results_file: str | Path | None, rows: list[dict[str, Any]]
     ) -> AbstractContextManager[TrajectoryFile | None]:
         if results_file is None:
             return nullcontext()
         evaluation = {
-            "agent": _named(self._pair.agent_class),
-            "agent_args": _named(self._pair.agent_args),
-            "environment": _named(self._pair.env_class),
-            "env_args": _named(self._pair.env_args),
-            "policy": self._policy,
+            "agent": fingerprint(self._pair.agent_class),
+            "agent_args": fingerprint(self._pair.agent_args),
+            "environment": fingerprint(self._pair.env_class),
+            "env_args": fingerprint(self._pair.env_args),
+            "policy": {
+                **{name: value for name, value in self._sampler_args.items() if name in POLICY_NAMES},
+                "tokenizer": self._tokenizer_path,
+            },
             "sampling": asdict(self._params),
             "limits": asdict(self._limits),
         }
@@ -286,7 +305,7 @@ class AgentExecutionEngine:
     async def _play(
         self, rows: list[dict[str, Any]], indices: list[int]
     ) -> AsyncGenerator[tuple[int, Trajectory], None]:
-        orders = self._orders(rows, indices)
+        orders = _orders(rows, indices, self._params)
         if not orders:
             return
         waiting = {order.rollout_id: index for order, index in zip(orders, indices, strict=True)}
@@ -302,23 +321,6 @@ class AgentExecutionEngine:
             if waiting:  # given up or broken: none of these may end up among the next call's results
                 self.close()
 
-    def _orders(self, rows: list[dict[str, Any]], indices: list[int]) -> list[RolloutOrder]:
-        given = self._params.seed
-        seed = random.SystemRandom().getrandbits(SEED_BITS) if given is None else given
-        return [
-            RolloutOrder(
-                rollout_id=f"{index:06d}/0000",
-                group_id=f"{index:06d}",
-                task=rows[index],
-                params=self._params,
-                # One for each order: equal tasks are repeated to see different attempts. Servers are asked
-                # for repeatable sampling only by those who want it: it costs them, and vLLM on a CPU may die.
-                seed=None if given is None else random.Random(f"{seed}/{index}").getrandbits(SEED_BITS),
-                env_seed=random.Random(f"{seed}/{index}/environment").getrandbits(SEED_BITS),
-            )
-            for index in indices
-        ]
-
     def _start(self, num_actors: int) -> _Crew:
         """Have at least ``num_actors`` rollout actors, up or on their way."""
         if not ray.is_initialized():
@@ -326,7 +328,7 @@ class AgentExecutionEngine:
             ray.init(log_to_driver=shows_worker_logs(), logging_level=logging.ERROR, include_dashboard=False)
         if self._crew is None:
             check_room(actor_options(self._pair, self._config))
-            sampler = SamplerActor.remote(self._make_sampler)  # type: ignore[attr-defined]
+            sampler = SamplerActor.remote(self._sampler_of(self._sampler_args))  # type: ignore[attr-defined]
             stream = TrajectoryStream(STREAM_CAPACITY)
             fleet = RolloutFleet.remote(  # type: ignore[attr-defined]
                 self._pair, sampler, stream.queue, self._limits, self._config
@@ -337,6 +339,23 @@ class AgentExecutionEngine:
             ray.get(self._crew.fleet.resize.remote(num_actors))
             self._num_started = num_actors
         return self._crew
+
+
+def _orders(rows: list[dict[str, Any]], indices: list[int], params: SamplingParams) -> list[RolloutOrder]:
+    seed = random.SystemRandom().getrandbits(SEED_BITS) if params.seed is None else params.seed
+    return [
+        RolloutOrder(
+            rollout_id=f"{index:06d}/0000",
+            group_id=f"{index:06d}",
+            task=rows[index],
+            params=params,
+            # One for each order: equal tasks are repeated to see different attempts. Servers are asked for
+            # repeatable sampling only by those who want it: it costs them, and vLLM on a CPU may die.
+            seed=None if params.seed is None else random.Random(f"{seed}/{index}").getrandbits(SEED_BITS),
+            env_seed=random.Random(f"{seed}/{index}/environment").getrandbits(SEED_BITS),
+        )
+        for index in indices
+    ]
 
 
 async def _open_sampler(sampler: ray.actor.ActorHandle) -> None:
@@ -353,18 +372,6 @@ def fill_returns(trajectory: Trajectory, gamma: float) -> None:
     returns = returns_to_go([step.reward for step in trajectory.steps], gamma)
     for step, value in zip(trajectory.steps, returns, strict=True):
         step.mc_return = value
-
-
-def _named(value: Any) -> Any:
-    """The value as text that is the same in the next process: no addresses of objects."""
-    if isinstance(value, Mapping):
-        return {str(key): _named(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_named(each) for each in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    named = value if isinstance(value, type | FunctionType) else type(value)
-    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _check_seconds(name: str, value: float | None) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -96,11 +97,21 @@ class OpenAISampler:
     async def open(self) -> None:
         """Nothing to do: connections are opened by requests, and a request that fails says why itself."""
 
+    async def served_model(self) -> str:
+        """The name of the model that is sampled. Raises ``SamplerError`` if the server does not say."""
+        with self._explained_errors():
+            return await self._known_model(self._open_client())
+
     async def sample(self, request: SampleRequest) -> Completion:
+        with self._explained_errors():
+            return await self._sample(request)
+
+    @contextmanager
+    def _explained_errors(self) -> Iterator[None]:
         import openai
 
         try:
-            return await self._sample(request)
+            yield
         except openai.APIConnectionError as error:
             raise SamplerError(
                 f"The server at {self._base_url} cannot be reached ({error}; {self._api_retries} retries). "
@@ -120,11 +131,10 @@ class OpenAISampler:
         import openai
 
         client = self._open_client()
-        if self._model is None:
-            self._model = await self._first_model(client)
+        model = await self._known_model(client)
         own_prompt_ids = self._renderer.request_ids(request) if self._renderer else ()
         params = request.params if self._renderer is None else request.params_within(len(own_prompt_ids))
-        body = _request_body(request, params)
+        body = {"model": model, **_request_body(request, params), **self._extra_body}
         if self._chat_template_kwargs:
             body["chat_template_kwargs"] = self._chat_template_kwargs
         if self._asks_for_tokens:
@@ -147,7 +157,7 @@ class OpenAISampler:
         """
         import openai
 
-        body = {"model": self._model, **body, **self._extra_body}
+        body = dict(body)
         limit = body.pop("max_tokens", None)
         while True:
             name = self._limit_name
@@ -166,11 +176,13 @@ class OpenAISampler:
                 else:
                     raise
 
-    async def _first_model(self, client: AsyncOpenAI) -> str:
-        models = [model.id async for model in client.models.list()]
-        if not models:
-            raise SamplerError(f"The server at {self._base_url} lists no model: name one with model=...")
-        return models[0]
+    async def _known_model(self, client: AsyncOpenAI) -> str:
+        if self._model is None:
+            models = [model.id async for model in client.models.list()]
+            if not models:
+                raise SamplerError(f"The server at {self._base_url} lists no model: name one with model=...")
+            self._model = models[0]
+        return self._model
 
     def _open_client(self) -> AsyncOpenAI:
         """The client of the running event loop: its connections cannot be used from another loop."""

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, aclosing, contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,10 +28,12 @@ from environments import (
     TerminationReason,
     ToolEnvironment,
     Trajectory,
+    math_reward_fn,
     read_trajectories,
 )
 from environments.base import BaseEnv
 from environments.errors import AgentError, ConfigError, DatasetError, SamplerError
+from environments.tools.retrieval import LocalRetrievalTool
 from environments.trajectory_file import TrajectoryFile
 from policies import GameAgent, ToolAgent
 
@@ -80,6 +83,7 @@ class EchoServer(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), EchoHandler)
+        self.model = "echo"
         self.bodies: list[dict[str, Any]] = []
         self.base_url = f"http://127.0.0.1:{self.server_port}/v1"
 
@@ -98,7 +102,7 @@ class EchoHandler(BaseHTTPRequestHandler):
     server: EchoServer
 
     def do_GET(self) -> None:
-        self.reply({"object": "list", "data": [{"id": "echo", "object": "model"}]})
+        self.reply({"object": "list", "data": [{"id": self.server.model, "object": "model"}]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -533,6 +537,48 @@ def test_a_results_file_that_is_refused_leaves_the_actors_alone(
             with pytest.raises((ConfigError, DatasetError), match="name another"):
                 asyncio.run(engine.execute_tasks([{"question": "a"}], results))
     assert ended == []
+
+
+def judged_search(corpus: str, seconds: float) -> dict[str, Any]:
+    return {
+        "tool_map": {"search": LocalRetrievalTool.over(corpus)},
+        "reward_fn": partial(math_reward_fn, time_limit_seconds=seconds),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"env_args": judged_search("other", seconds=1)}, "env_args.*LocalRetrievalTool#"),
+        ({"env_args": judged_search("one", seconds=99)}, "env_args.*99"),
+        ({"sampling_params": {"model": "other"}}, "policy.*'other'"),
+        ({"rollout_engine_args": {"base_url": "http://h/v1", "extra_body": {"min_p": 0.1}}}, "policy.*min_p"),
+    ],
+)
+def test_results_of_another_evaluation_are_not_taken_over(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    results = tmp_path / "results.jsonl"
+    arguments: dict[str, Any] = {
+        "env_class": ToolEnvironment,
+        "env_args": judged_search("one", seconds=1),
+        "sampling_params": {"model": "echo"},
+    }
+    same = {"rollout_engine_args": {"base_url": "http://elsewhere/v1", "default_headers": {"X": "secret"}}}
+    for engine in (make_engine(**arguments), make_engine(**arguments | same)):
+        asyncio.run(engine.execute_tasks([], results))
+    assert "secret" not in results.read_text()
+    with pytest.raises(ConfigError, match=words):
+        asyncio.run(make_engine(**arguments | changes).execute_tasks([], results))
+
+
+def test_results_of_the_model_that_the_server_had_before_are_not_taken_over(tmp_path: Path) -> None:
+    with EchoServer.running() as server:
+        for _ in range(2):
+            asyncio.run(make_engine(server.base_url).execute_tasks([], tmp_path / "results"))
+        server.model = "another"
+        with pytest.raises(ConfigError, match=r"policy.*'echo'.*'another'"):
+            asyncio.run(make_engine(server.base_url).execute_tasks([], tmp_path / "results"))
 
 
 def test_what_breaks_while_actors_are_at_work_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:

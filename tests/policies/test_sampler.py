@@ -337,6 +337,14 @@ def test_without_a_model_the_first_one_served_is_used() -> None:
     assert server.bodies[0]["model"] == "served-model"
 
 
+def test_the_model_is_known_before_anything_is_sampled() -> None:
+    with serving(lambda body, number: (200, chat_completion())) as server:
+        assert asyncio.run(OpenAISampler(server.base_url).served_model()) == "served-model"
+        assert asyncio.run(OpenAISampler(server.base_url, model="mine").served_model()) == "mine"
+    with pytest.raises(SamplerError, match="cannot be reached"):
+        asyncio.run(OpenAISampler("http://127.0.0.1:1/v1", api_retries=0).served_model())
+
+
 @pytest.mark.parametrize("status", [400, 422])
 def test_server_that_refuses_token_ids_is_asked_without_from_then_on(status: int) -> None:
     def strict(body: dict[str, Any], number: int) -> Answer:
