@@ -22,7 +22,7 @@ from actors.fingerprint import fingerprint
 from actors.fleet import RolloutFleet, actor_options, check_room
 from actors.progress import RolloutProgress
 from actors.rollout import Pair, RolloutLimits, RolloutOrder
-from actors.sampler_factory import one_of, sampler_factory
+from actors.sampler_factory import check_calls, one_of, sampler_factory
 from actors.sampling import SamplerActor
 from actors.settings import RAYLET_ENVIRONMENT, FleetConfig, shows_worker_logs
 from actors.stream import TrajectoryStream
@@ -162,7 +162,9 @@ class AgentExecutionEngine:
             agent_args=dict(agent_args or {}),
             env_args=dict(env_args or {}),
         )
-        self._pair.make_agent()  # here it is one error, later one for each task
+        agent = self._pair.make_agent()  # here it is one error, later one for each task
+        if engine_name != "openai":
+            check_calls(agent)
         self._limits = RolloutLimits(
             max_steps=max_steps,
             max_prompt_tokens=max_prompt_length,

@@ -9,6 +9,7 @@ from typing import Any
 
 from actors.sampling import ServeSampler
 from environments.errors import ConfigError
+from policies.agents.base import BaseAgent
 from policies.openai_sampler import OpenAISampler
 from policies.sampler import Sampler
 
@@ -33,6 +34,20 @@ def sampler_factory(
     if engine_name == "openai":
         return _openai_sampler(dict(args), tokenizer_path, api_retries)
     return _serve_sampler(dict(args), tokenizer_path)
+
+
+def check_calls(agent: BaseAgent) -> None:
+    """Refuse an agent that a policy server of ours cannot play: it returns text, and no calls read from it.
+
+    Raises:
+        ConfigError: no call of a tool would ever be seen.
+    """
+    if agent.needs_tool_calls:
+        raise ConfigError(
+            f"This {type(agent).__name__} takes tool calls only from a server that reads them itself, and a "
+            "policy server returns the text that was sampled: have it read the text, with the parser_name of "
+            "your model, such as 'qwen', or use engine_name='openai'."
+        )
 
 
 def one_of(name: str, value: str, known: Collection[str]) -> None:

@@ -20,6 +20,9 @@ class BaseAgent(ABC):
     the response as it was given. An agent may rewrite its history; training then starts a new sequence.
     """
 
+    needs_tool_calls: bool = False
+    """Whether it takes tool calls only from a server that has read them itself, and none from the text."""
+
     _trajectory: Trajectory
 
     @property

@@ -56,6 +56,8 @@ class ToolParser(Protocol):
     """What stands between the system prompt and the tool prompt."""
     tools_in: str
     """Where its models are usually shown the tools: in the ``"system"`` message or by the ``"template"``."""
+    reads_text: bool
+    """Whether it finds calls in a text at all, and not only a server that reads them itself."""
 
     def parse(self, text: str) -> list[ToolCall]:
         """The calls in ``text``, in order. A malformed one is a call named ``invalid_tool_call``, whose
@@ -75,6 +77,7 @@ class HermesParser:
 
     separator = "\n\n"
     tools_in = "system"
+    reads_text = True
     # A block that is never closed reaches to the end of the text.
     _BLOCK = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 
@@ -99,6 +102,7 @@ class R1Parser:
 
     separator = "\n\n"
     tools_in = "system"
+    reads_text = True
     _BLOCK = re.compile(r"<｜tool▁call▁begin｜>(.*?)(<｜tool▁call▁end｜>|\Z)", re.DOTALL)
     _BODY = re.compile(r"\s*function<｜tool▁sep｜>([^\n]+)\n```json\n(.*)\n?```\s*", re.DOTALL)
 
@@ -137,6 +141,7 @@ class Llama3JsonParser:
 
     separator = "\n\n"
     tools_in = "system"
+    reads_text = True
     _TAG = "<|python_tag|>"
     # Broken JSON can only be recognised by how it begins; some models write the type first.
     _HEAD = re.compile(
@@ -176,6 +181,7 @@ class OpenAIParser:
 
     separator = ""
     tools_in = "template"
+    reads_text = False
 
     def parse(self, text: str) -> list[ToolCall]:
         return []

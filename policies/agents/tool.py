@@ -50,6 +50,7 @@ class ToolAgent(BaseAgent):
         tools_in: str | None = None,
     ) -> None:
         self._parser = get_tool_parser(parser_name)
+        self.needs_tool_calls = not self._parser.reads_text
         schemas = [tool.json for tool in make_tools(tools, tool_map).values()]
         match tools_in or self._parser.tools_in:
             case "system":

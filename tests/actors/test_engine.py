@@ -595,6 +595,18 @@ def test_what_breaks_while_actors_are_at_work_ends_them(monkeypatch: pytest.Monk
     assert ended == ["the actors"]
 
 
+@pytest.mark.parametrize("engine_name", ["serve", "verl"])
+def test_calls_that_only_a_server_could_read_are_refused_where_none_does(engine_name: str) -> None:
+    arguments: dict[str, Any] = {
+        "agent_class": ToolAgent,
+        "engine_name": engine_name,
+        "rollout_engine_args": {"app_name": "policy", "model_path": "m"},
+    }
+    make_engine(**arguments, agent_args={"tools": ["calculator"], "parser_name": "qwen"})
+    with pytest.raises(ConfigError, match=r"ToolAgent takes tool calls only from a server.*parser_name"):
+        make_engine(**arguments, agent_args={"tools": ["calculator"], "parser_name": "openai"})
+
+
 def test_a_message_about_arguments_holds_no_secret() -> None:
     secrets = {"api_key": "sk-1234", "default_headers": {"X-Gateway": "sk-1234"}}
     with pytest.raises(ConfigError, match=r"base_url.*given: api_key, default_headers\.$"):
