@@ -355,6 +355,7 @@ def _orders(rows: list[dict[str, Any]], indices: list[int], params: SamplingPara
             # repeatable sampling only by those who want it: it costs them, and vLLM on a CPU may die.
             seed=None if params.seed is None else random.Random(f"{seed}/{index}").getrandbits(SEED_BITS),
             env_seed=random.Random(f"{seed}/{index}/environment").getrandbits(SEED_BITS),
+            index=index,
         )
         for index in indices
     ]

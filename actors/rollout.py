@@ -66,6 +66,8 @@ class Pair:
             env = self.env_class.from_dict({**seed, **order.task, **self.env_args})
         if not isinstance(env, BaseEnv):
             raise EnvironmentFailure(f"{name}.from_dict returned {env!r}: it has to return an environment.")
+        if env.idx is None:  # else it has one of its own
+            env.idx = order.index
         return env
 
 
@@ -83,6 +85,8 @@ class RolloutOrder:
     """For an environment that wants a seed and whose task has none: the same for all of a group."""
     min_version: int = 0
     """The oldest policy version that may sample for it."""
+    index: int | None = None
+    """Position of the task among those of its batch, for ``BaseEnv.idx``."""
     urgent: bool = False
     """Whether it goes before the orders that are not: an evaluation does not wait for training."""
 

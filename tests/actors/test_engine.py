@@ -71,7 +71,7 @@ class Mischief(BaseEnv):
             case "die":
                 os._exit(1)
         time.sleep(self.info.get("seconds", 0))
-        return {}, float(action == self.info["question"]), True, {}
+        return {}, float(action == self.info["question"]), True, {"index": self.idx}
 
     def close(self) -> None:
         if self.info.get("stuck") == "close":
@@ -187,6 +187,7 @@ def test_trajectories_come_in_the_order_of_the_tasks_whichever_ends_first(
     assert [each.steps[0].model_response for each in trajectories] == ["q0", "q1", "q2", "q3"]
     assert [each.reward for each in trajectories] == [1.0] * 4
     assert [each.steps[0].mc_return for each in trajectories] == [1.0] * 4
+    assert [each.steps[0].info["index"] for each in trajectories] == [0, 1, 2, 3]
 
 
 @pytest.mark.engine

@@ -340,3 +340,18 @@ def test_only_an_environment_that_wants_a_seed_is_given_one(wanted: bool) -> Non
     order = RolloutOrder(rollout_id="0/0", group_id="0", task={"level": 1}, env_seed=5)
     env = Pair(agent_class=GameAgent, env_class=Picky).make_env(order)
     assert env.info == ({"seed": 5, "level": 1} if wanted else {"level": 1})
+
+
+def test_an_environment_knows_the_position_of_its_task_unless_it_has_an_index_of_its_own() -> None:
+    class Numbered(CountdownEnv):
+        @staticmethod
+        def from_dict(info: dict) -> CountdownEnv:
+            env = CountdownEnv()
+            env.idx = info["own"]
+            return env
+
+    def index_of(env_class: type[BaseEnv], index: int | None) -> int | None:
+        order = RolloutOrder(rollout_id="0/0", group_id="0", task={"own": 7}, index=index)
+        return Pair(agent_class=GameAgent, env_class=env_class).make_env(order).idx
+
+    assert [index_of(CountdownEnv, 3), index_of(CountdownEnv, None), index_of(Numbered, 3)] == [3, None, 7]
