@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,12 @@ ROOT = Path(__file__).parents[2]
 
 def test_pairs_are_spread_and_a_lost_node_costs_neither_rollouts_nor_the_run() -> None:
     # A program of its own: this one has a cluster of one node already.
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}
     program = [sys.executable, str(Path(__file__).with_name("several_nodes.py"))]
-    ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=180)
+    # Others would join its cluster, were it noted where they look. Not tmp_path: too long for sockets.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
+            "RAY_TMPDIR": folder,
+        }
+        ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=180)
     assert ended.returncode == 0, ended.stderr[-3000:]

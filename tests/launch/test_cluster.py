@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from environments.errors import ConfigError
 from launch import cluster
 from launch.config import compose
 
@@ -45,6 +47,19 @@ cluster.end()
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_cluster_that_is_gone_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr(cluster, "read_ray_address", lambda: address)
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        cluster.check_answers()
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:\d+.*refused.*`ray stop`"):
+        cluster.check_answers()
+    for other in ("local", "auto", "ray://nowhere:10001"):
+        monkeypatch.setenv("RAY_ADDRESS", other)
+        cluster.check_answers()
 
 
 def test_what_others_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
