@@ -115,7 +115,7 @@ def report(trajectories: Sequence[Trajectory]) -> None:
     errors = [each.error for each in trajectories if each.error is not None]
     if len(errors) == len(trajectories):
         raise TroupeError(f"All {len(errors)} rollouts failed. The first: {errors[0]}")
-    correct = sum(each.reward > 0 for each in trajectories)
+    correct = sum(each.succeeded for each in trajectories)
     mean = sum(each.reward for each in trajectories) / len(trajectories)
     sys.stdout.write(
         f"success {correct / len(trajectories):.3f} ({correct} of {len(trajectories)} rollouts), "

@@ -59,7 +59,7 @@ def _pass_at_k(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     smallest = min((len(group.trajectories) for group in groups), default=0)
     ks = sorted({*(1 << exponent for exponent in range(smallest.bit_length())), smallest} - {0})
     counts = [
-        (len(group.trajectories), sum(each.reward > 0 for each in group.trajectories)) for group in groups
+        (len(group.trajectories), sum(each.succeeded for each in group.trajectories)) for group in groups
     ]
     return {f"rollout/pass_at_{k}": _mean([pass_at_k(n, correct, k) for n, correct in counts]) for k in ks}
 
