@@ -20,6 +20,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from actors.fingerprint import fingerprint
 from actors.fleet import RolloutFleet, actor_options, check_room
+from actors.placement import beside_driver
 from actors.progress import RolloutProgress
 from actors.rollout import Pair, RolloutLimits, RolloutOrder
 from actors.sampler_factory import check_calls, one_of, sampler_factory
@@ -330,9 +331,11 @@ class AgentExecutionEngine:
             ray.init(log_to_driver=shows_worker_logs(), logging_level=logging.ERROR, include_dashboard=False)
         if self._crew is None:
             check_room(actor_options(self._pair, self._config))
-            sampler = SamplerActor.remote(self._sampler_of(self._sampler_args))  # type: ignore[attr-defined]
+            sampler = SamplerActor.options(**beside_driver()).remote(  # type: ignore[attr-defined]
+                self._sampler_of(self._sampler_args)
+            )
             stream = TrajectoryStream(STREAM_CAPACITY)
-            fleet = RolloutFleet.remote(  # type: ignore[attr-defined]
+            fleet = RolloutFleet.options(**beside_driver()).remote(  # type: ignore[attr-defined]
                 self._pair, sampler, stream.queue, self._limits, self._config
             )
             stream.connect(fleet)

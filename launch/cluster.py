@@ -11,7 +11,7 @@ import psutil
 import ray
 from ray._private.utils import read_ray_address
 
-from actors.settings import RAYLET_ENVIRONMENT
+from actors.settings import RAYLET_ENVIRONMENT, shows_worker_logs
 from environments.errors import ConfigError
 from launch.config import TrainConfig
 from policies.learning.algorithms import resolve
@@ -43,7 +43,7 @@ def connect() -> bool:
     check_answers()
     os.environ.update(RAYLET_ENVIRONMENT)
     options = {
-        "log_to_driver": bool(os.environ.get("TROUPE_WORKER_LOGS")),
+        "log_to_driver": shows_worker_logs(),
         "logging_level": logging.ERROR,
         # What a job sets itself, Ray refuses to have set again.
         "runtime_env": {
