@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from actors.rollout import RolloutLimits, RolloutOrder, owned_by, run_rollout
+from actors.sampler_factory import check_calls
 from environments.base import BaseEnv
 from environments.datasets import Dataset
 from environments.errors import ConfigError, DatasetError, EnvironmentFailure, TroupeError
@@ -177,6 +178,7 @@ def check_agent(workload: Workload) -> None:
     task = workload.train_dataset[0]
     order = RolloutOrder(rollout_id="check/0", group_id="check", task=task)
     agent = workload.pair.make_agent()
+    check_calls(agent)
     try:
         env = workload.pair.make_env(order)
         try:
