@@ -72,7 +72,7 @@ class SandboxResult:
 
     ``value`` is the ``repr`` of its last statement, if that is an expression other than None. ``exit_code``
     is negative for a signal, as in ``subprocess``, and None after a time-out. ``isolated`` is whether the
-    kernel kept the program from the network, from other processes and from writing outside its directory.
+    kernel kept the program from the network, from other processes and from all files but the system's.
     What the program said, ``value`` included, is what an untrusted program said.
     """
 
@@ -101,8 +101,9 @@ def run_python(source: str, stdin: str = "", limits: SandboxLimits = DEFAULT_LIM
 
     It runs in a fresh interpreter with the installed packages, in an empty directory that is gone afterwards,
     without the parent's environment variables. Where the kernel allows namespaces, it has no network, sees no
-    other process, and can write nowhere else. When it ends, all that it started is killed. Takes about 40 ms
-    more than the program does; safe to call from any thread.
+    other process (in a container that masks /proc: their names), can write nowhere else, and can read nothing
+    else but the system's programs and the packages: no home, no data set, no /tmp. When it ends, all that it
+    started is killed. Takes about 50 ms more than the program does; safe to call from any thread.
 
     Raises:
         EnvironmentFailure: the sandbox itself did not start.
@@ -309,6 +310,7 @@ def _marked(mark: bytes) -> list[int]:
 def warn_of_no_isolation() -> None:
     """Say, once in a process, that this machine cannot keep programs in."""
     logger.warning(
-        "This machine allows no user namespaces: programs in the sandbox can reach the network and read and "
-        "write the files of this user. Run where unshare(CLONE_NEWUSER) is allowed to keep them in."
+        "This machine allows no user namespaces: programs in the sandbox can reach the network and other "
+        "processes, and read and write all files of this user, also the answers that they are judged by. Run "
+        "where unshare(CLONE_NEWUSER) and mount_setattr (Linux 5.12) are allowed to keep them in."
     )

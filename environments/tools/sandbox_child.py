@@ -25,12 +25,21 @@ NOBODY = 65534
 MAX_PROCESSES = "301"  # the least that the kernel takes
 PID_MAX_OF_NAMESPACES = (6, 14)  # before this version of Linux, kernel.pid_max is that of the whole machine
 HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+STANDARD_STREAMS = {"fd": "fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}  # of /dev, in /proc/self
+
+# All that a program in the sandbox sees of the machine, besides its packages: no home, no data, no secret.
+SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/sys/devices/system/cpu")
+SYSTEM_SETTINGS = (  # of /etc, where secrets are too
+    *("alternatives", "group", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime"),
+    *("mime.types", "nsswitch.conf", "passwd"),
+)
+PREFIX_PARTS = ("bin", "sbin", "include", "lib", "lib32", "lib64", "libexec", "share", "pyvenv.cfg")
 
 # From linux/sched.h, sys/mount.h, linux/mount.h, sys/prctl.h and linux/capability.h.
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x20000, 0x8000000, 0x10000000
 CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
-MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 0x1000, 0x4000, 0x40000
-SYS_MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE = 442, -100, 0x8000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 0x1000, 0x4000, 0x40000
+MNT_DETACH, SYS_MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE = 2, 442, -100, 0x8000
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 CAPABILITY_VERSION_3 = 0x20080522
@@ -49,7 +58,7 @@ def main() -> None:
     prisoner = os.fork()
     if prisoner == 0:
         die_with_parent(0 if apart else warder)  # seen from a namespace, what is outside has no number
-        isolated = apart and close_files(order["directory"], order["file_bytes"])
+        isolated = apart and hide_files(order["directory"], order["file_bytes"])
         os.chdir(order["directory"])  # again: we stood in what the new one covers
         give_up_rights()
         set_limits(order)
@@ -79,10 +88,10 @@ def leave_namespaces() -> bool:
 def close_files(directory: str, file_bytes: int) -> bool:
     """Make all files and devices unwritable but ``directory``; say whether the kernel let us.
 
-    ``directory`` becomes a file system in memory that ends with the last process in it.
+    ``directory`` becomes a file system in memory that ends with the last process in it. All others can be
+    read, as a grader has to: its function may lie anywhere.
     """
-    if tuple(int(part) for part in os.uname().release.split(".")[:2]) >= PID_MAX_OF_NAMESPACES:
-        write("/proc/sys/kernel/pid_max", MAX_PROCESSES)
+    limit_processes()
     devices = [device for device in HARMLESS_DEVICES if os.path.exists(device)]
     try:
         mount(None, "/", None, MS_REC | MS_PRIVATE)
@@ -95,6 +104,72 @@ def close_files(directory: str, file_bytes: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def limit_processes() -> None:
+    """Let no more than a few hundred processes run in this namespace, where it counts them by itself."""
+    if tuple(int(part) for part in os.uname().release.split(".")[:2]) >= PID_MAX_OF_NAMESPACES:
+        write("/proc/sys/kernel/pid_max", MAX_PROCESSES)
+
+
+def hide_files(directory: str, file_bytes: int) -> bool:
+    """Leave nothing to be seen but the system, the installed packages and an empty, writable ``directory``.
+
+    These keep their paths below a new root, which is mounted on ``directory`` itself. Say whether the kernel
+    let us. Where a container masks parts of /proc, it forbids a fresh one: there the old one is seen.
+    """
+    limit_processes()
+    root = directory
+    try:
+        mount(None, "/", None, MS_REC | MS_PRIVATE)
+        mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755")
+        for path in seen_paths():
+            make_place(root + path, os.path.isdir(path))
+            mount(path, root + path, None, MS_BIND | MS_REC)
+        devices = [device for device in HARMLESS_DEVICES if os.path.exists(device)]
+        for device in devices:
+            make_place(root + device, is_folder=False)
+        for name, target in STANDARD_STREAMS.items():
+            os.symlink(f"/proc/self/{target}", f"{root}/dev/{name}")
+        for folder in ("/proc", directory):
+            make_place(root + folder, is_folder=True)
+        set_mount(root, AT_RECURSIVE, put=MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
+        for device in devices:
+            mount(device, root + device, None, MS_BIND)
+        try:
+            mount("proc", f"{root}/proc", "proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
+        except OSError:
+            mount("/proc", f"{root}/proc", None, MS_BIND | MS_REC)
+            set_mount(f"{root}/proc", AT_RECURSIVE, put=MOUNT_ATTR_RDONLY)
+        mount("tmpfs", root + directory, "tmpfs", MS_NOSUID | MS_NODEV, f"size={file_bytes},mode=0700")
+        os.chroot(root)  # without capabilities, nothing leads out of it
+    except OSError:
+        libc.umount2(os.fsencode(root), MNT_DETACH)
+        return False
+    return True
+
+
+def seen_paths() -> list[str]:
+    """What exists of the system and of this interpreter's packages, without what lies in another of these."""
+    own = (sys.prefix, sys.base_prefix)
+    prefixes = dict.fromkeys(("/usr", "/usr/local", *own, *map(os.path.realpath, own)))
+    paths = [os.path.join(prefix, part) for prefix in prefixes for part in PREFIX_PARTS]
+    paths += [path for path in sys.path if path.endswith(("/site-packages", "/dist-packages"))]
+    paths += [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if os.path.isabs(path)]
+    paths += [*SYSTEM_FOLDERS, *(f"/etc/{name}" for name in SYSTEM_SETTINGS)]
+    seen: list[str] = []
+    for path in sorted(map(os.path.normpath, paths)):  # an outer folder stands before what it holds
+        within = any(path == other or path.startswith(f"{other}/") for other in seen)
+        if path != "/" and not within and os.path.exists(path):
+            seen.append(path)
+    return seen
+
+
+def make_place(path: str, is_folder: bool) -> None:
+    """Make an empty folder or file to mount something on."""
+    os.makedirs(path if is_folder else os.path.dirname(path), exist_ok=True)
+    if not is_folder:
+        open(path, "a", encoding="ascii").close()
 
 
 def give_up_rights() -> None:

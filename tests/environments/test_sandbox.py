@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 import time
+import venv
 from pathlib import Path
 
 import pytest
@@ -50,14 +51,20 @@ def directories(parent: Path) -> list[str]:
     return [path.name for path in parent.iterdir()]
 
 
-@pytest.fixture(params=["as the kernel allows", "without namespaces"])
+REFUSED = {
+    "without namespaces": ("libc.unshare(", "(lambda flags: -1)("),
+    "without mount_setattr": ("AT_RECURSIVE = 2, 442", "AT_RECURSIVE = 2, 9999"),
+}
+
+
+@pytest.fixture(params=["as the kernel allows", *REFUSED])
 def kernel(request, tmp_path, monkeypatch):
-    """Runs a test twice: the second time on a kernel that refuses all namespaces."""
-    if request.param == "without namespaces":
+    """Runs a test again on kernels that refuse all namespaces, or are older than Linux 5.12."""
+    if request.param in REFUSED:
         source = Path(sandbox.__file__).with_name("sandbox_child.py").read_text()
-        assert "libc.unshare(" in source
+        assert REFUSED[request.param][0] in source
         child = tmp_path / "child.py"
-        child.write_text(source.replace("libc.unshare(", "(lambda flags: -1)("))
+        child.write_text(source.replace(*REFUSED[request.param]))
         monkeypatch.setattr(sandbox, "_CHILD", child)
     return request.param
 
@@ -193,13 +200,16 @@ def test_isolation_keeps_network_files_and_processes_away(tmp_path):
     canary = tmp_path / "canary"
     canary.write_text("here")
     source = f"""
-import os, socket
+import json, os, socket
 open("mine", "w").write("allowed")
 open("/dev/null", "w").write("allowed")
 done = []
 for name, action in {{
     "network": lambda: socket.create_connection(("127.0.0.1", 1), 1),
+    "read": lambda: open({str(canary)!r}),
     "write": lambda: open({str(canary)!r}, "w"),
+    "change": lambda: open(json.__file__, "a"),
+    "create": lambda: open("/tmp/created", "w"),
     "delete": lambda: os.remove({str(canary)!r}),
     "environ": lambda: open("/proc/{os.getpid()}/environ").read(),
     "kill": lambda: os.kill({os.getpid()}, 0),
@@ -220,10 +230,64 @@ done
     assert canary.read_text() == "here"
 
 
+def test_no_file_of_the_user_can_be_read(tmp_path, monkeypatch, scratch):
+    (tmp_path / "train.jsonl").write_text("needle")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TROUPE_HOME", str(tmp_path))
+    repository = Path(__file__).parents[2]
+    away = [tmp_path / "train.jsonl", repository / "README.md", Path.home() / ".bashrc"]
+    away += map(Path, ("/etc/shadow", "/var", "/run", "/root/.bashrc", "/dev/shm", "/sys/fs"))
+    source = f"""
+import os
+processes = [name for name in os.listdir("/proc") if name.isdecimal()]
+[path for path in {list(map(str, away))} if os.path.exists(path)], processes, os.listdir({str(scratch)!r})
+"""
+    result = run_python(source)
+    if not result.isolated:
+        pytest.skip("this kernel allows no user namespaces")
+    assert result.stderr == ""
+    seen, processes, directories = eval(result.value)
+    assert (seen, processes, len(directories)) == ([], ["1"], 1)
+
+
+def test_packages_of_a_virtual_environment_in_a_home_are_seen_and_nothing_else_of_it(tmp_path, monkeypatch):
+    home = tmp_path / "linked"
+    (tmp_path / "home").mkdir()
+    home.symlink_to(tmp_path / "home")
+    venv.create(home / "venv", symlinks=True)
+    packages = home / f"venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    (packages / "only_here.py").write_text("value = 7")
+    (home / "secret").write_text("needle")
+    monkeypatch.setattr(sys, "executable", str(home / "venv/bin/python"))
+    source = f"""
+import glob, only_here, subprocess, sys
+command = [sys.executable, "-c", "import decimal, only_here; print(only_here.value)"]
+child = subprocess.run(command, capture_output=True, text=True)
+only_here.value, child.stdout + child.stderr, sorted(glob.glob({str(home)!r} + "/*"))
+"""
+    result = run_python(source)
+    if not result.isolated:
+        pytest.skip("this kernel allows no user namespaces")
+    assert result.stderr == ""
+    assert result.value == repr((7, "7\n", [str(home / "venv")]))
+
+
+def test_a_container_that_masks_proc_still_isolates(tmp_path, monkeypatch):
+    source = Path(sandbox.__file__).with_name("sandbox_child.py").read_text()
+    fresh = 'mount("proc", f"{root}/proc", "proc"'
+    assert fresh in source
+    child = tmp_path / "child.py"
+    child.write_text(source.replace(fresh, 'mount("proc", f"{root}/proc", "no such file system"'))
+    monkeypatch.setattr(sandbox, "_CHILD", child)
+    result = run_python("open('/dev/stdin').read()", stdin="read")
+    assert result.value == "'read'"
+    assert result.isolated is run_python("1").isolated
+
+
 def test_missing_isolation_is_told(kernel, caplog):
     sandbox.warn_of_no_isolation.cache_clear()
     result = run_python("1")
-    if kernel == "without namespaces":
+    if kernel in REFUSED:
         assert not result.isolated
     assert ("user namespaces" in caplog.text) is not result.isolated
 
