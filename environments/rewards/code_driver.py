@@ -3,8 +3,8 @@
 Reads from stdin, which is a file: the size of a plan in ``SIZE_DIGITS`` digits; the plan ``{"solution":
 source, "seconds": float, "tests": [{"kind", "function", "max_bytes", "start", "size"}]}``; and the inputs of
 the tests as JSON, each ``size`` bytes that begin ``start`` bytes after the plan. Writes a line per test,
-``{"text": str, "error": str | null}``. Each test runs in a fork of its own, so that a hang, a crash or an exit
-ends that test alone. No verdict is made here: for ``stdin`` the text is what the solution printed, for
+``{"text": str, "error": str | null}``. Each test runs in a fork of its own, so that a hang, a crash or an
+exit ends that test alone. No verdict is made here: for ``stdin`` the text is what the solution printed, for
 ``call`` its result as JSON; what is expected of these is not known here.
 
 For ``assert``, test code has to run, so the fork is two: the tests in one process, the solution in another,
@@ -17,26 +17,25 @@ from __future__ import annotations
 import ast
 import builtins
 import ctypes
+import functools
 import json
 import linecache
-import marshal
 import os
 import resource
 import signal
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from io import BufferedReader
-from typing import IO, Any
+from typing import Any
+
+from environments.rewards.code_remote import NAMES, Line, base_values, serve
 
 PR_SET_DUMPABLE = 4
 SIZE_DIGITS = 20
 SOLUTION = "solution.py"
 TESTS = "tests.py"
-NAMES = "__names__"
 PASSED = "passed"
 MAX_ERROR_BYTES = 2000
 
@@ -110,13 +109,14 @@ def play(solution: str, test: dict[str, Any], files: tuple[int, int, int], prelu
             redirect(files, test)
             for descriptor in (requests[1], replies[0], result):
                 os.close(descriptor)
-            serve(solution, prelude, os.fdopen(requests[0], "rb"), os.fdopen(replies[1], "wb"))
+            load = functools.partial(own_names, solution, prelude)
+            serve(load, os.fdopen(requests[0], "rb"), os.fdopen(replies[1], "wb"))
             return
         for descriptor in (requests[0], replies[1]):
             os.close(descriptor)
         source = read_input(test)  # not before: the solution would have it
         redirect(files, test)
-        line = Line(os.fdopen(requests[1], "wb"), os.fdopen(replies[0], "rb"))
+        line = Line(os.fdopen(requests[1], "wb"), os.fdopen(replies[0], "rb"), {})
         run_tests(source, test["function"], prelude, line)
         os.write(result, PASSED.encode())
         return
@@ -164,6 +164,12 @@ def execute(source: str, file: str, name: str, names: dict[str, Any]) -> dict[st
     return vars(module)
 
 
+def own_names(solution: str, prelude: dict[str, Any]) -> dict[str, Any]:
+    """What a solution defines."""
+    names = execute(solution, SOLUTION, "solution", prelude)
+    return {name: value for name, value in names.items() if value is not prelude.get(name)}
+
+
 def find(names: dict[str, Any], function: str) -> Callable[..., Any]:
     """The function of that name, or the method of a ``Solution``."""
     if function in names:
@@ -174,21 +180,23 @@ def find(names: dict[str, Any], function: str) -> Callable[..., Any]:
 
 
 def jsonable(value: Any) -> Any:
-    """Plain data like ``value``: tuples, sets and iterators become lists, keys become texts.
+    """Plain data like ``value``: what can be iterated over becomes a list, keys become texts.
 
     Raises:
         TypeError: it holds something else.
     """
-    if value is None or type(value) in (bool, int, float, str):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, int | float | str):
+        return base_values(value)[0]
     if isinstance(value, dict):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, set | frozenset):
         return sorted((jsonable(item) for item in value), key=repr)
-    if isinstance(value, list | tuple | Iterator):
-        return [jsonable(item) for item in value]
     if hasattr(value, "tolist"):  # numpy's arrays and numbers
         return jsonable(value.tolist())
+    if isinstance(value, Iterable) and not isinstance(value, bytes | bytearray):
+        return [jsonable(item) for item in value]
     raise TypeError(f"the result is a {type(value).__name__}, which is no plain data")
 
 
@@ -202,133 +210,7 @@ def show_error(kind: type[BaseException], error: BaseException, trace: types.Tra
     sys.stderr.write("".join(traceback.format_exception_only(kind, error)))
 
 
-# -- the tests in one process, the solution in another -----------------------------------------------
-
-
-def is_plain(value: Any) -> bool:
-    """Whether ``value`` is of built-in types alone, exactly: no subclass with ideas of its own."""
-    if type(value) in (list, tuple, set, frozenset):
-        return all(map(is_plain, value))
-    if type(value) is dict:
-        return all(is_plain(key) and is_plain(item) for key, item in value.items())
-    return value is None or type(value) in (bool, int, float, complex, str, bytes)
-
-
-def serve(solution: str, prelude: dict[str, Any], requests: BufferedReader, replies: IO[bytes]) -> None:
-    """Be the solution: answer requests until the tests hang up.
-
-    A request is ``(object, attribute, arguments, keywords)``: look an attribute up, and call it where there
-    are arguments. Object 0 is the module. Values travel as ``("value", plain value)`` or ``("object", its
-    number)``. A reply is ``("returned", value, arguments afterwards)`` or ``("raised", type name, text)``.
-    """
-    objects: list[Any] = []
-
-    def pack(value: Any) -> tuple[str, Any]:
-        if is_plain(value):
-            return "value", value
-        objects.append(value)
-        return "object", len(objects) - 1
-
-    def unpack(item: tuple[str, Any]) -> Any:
-        return objects[item[1]] if item[0] == "object" else item[1]
-
-    def answer(number: int, attribute: str, arguments: Any, keywords: dict[str, Any]) -> tuple[Any, ...]:
-        if not objects:
-            names = execute(solution, SOLUTION, "solution", prelude)
-            own = [name for name, value in names.items() if value is not prelude.get(name)]
-            objects.append(types.SimpleNamespace(**names, **{NAMES: [n for n in own if n[:2] != "__"]}))
-        value = getattr(objects[number], attribute)
-        if arguments is None:
-            return "returned", pack(value), []
-        given = [unpack(item) for item in arguments]
-        value = value(*given, **{key: unpack(item) for key, item in keywords.items()})
-        return "returned", pack(value), [item if is_plain(item) else None for item in given]
-
-    while requests.peek(1):
-        try:
-            reply = answer(*marshal.load(requests))
-        except Exception as error:  # noqa: BLE001 - the tests may expect it, so it is theirs to handle
-            reply = "raised", type(error).__name__, str(error)
-        marshal.dump(reply, replies)
-        replies.flush()
-
-
-@dataclass(frozen=True)
-class Line:
-    """The tests' end of the line to the solution."""
-
-    requests: IO[bytes]
-    replies: IO[bytes]
-
-    def ask(
-        self, number: int, attribute: str, arguments: tuple[Any, ...] | None = None, **keywords: Any
-    ) -> Any:
-        packed = None if arguments is None else [self._pack(item) for item in arguments]
-        words = {key: self._pack(item) for key, item in keywords.items()}
-        try:
-            marshal.dump((number, attribute, packed, words), self.requests)
-            self.requests.flush()
-            kind, content, rest = marshal.load(self.replies)
-        except (BrokenPipeError, EOFError) as error:
-            raise RuntimeError("the solution ended the program") from error
-        if kind == "raised":
-            known = vars(builtins).get(content)
-            if isinstance(known, type) and issubclass(known, Exception):
-                raise known(rest)
-            raise RuntimeError(f"{content}: {rest}")
-        for given, afterwards in zip(arguments or (), rest, strict=False):
-            if type(given) is list and type(afterwards) is list:
-                given[:] = afterwards  # a function that sorts in place shall be seen to
-        return Remote(self, content[1]) if content[0] == "object" else content[1]
-
-    @staticmethod
-    def _pack(value: Any) -> tuple[str, Any]:
-        if isinstance(value, Remote):
-            return "object", value.number_
-        if is_plain(value):
-            return "value", value
-        raise TypeError(f"tests can pass plain values alone to the solution, not a {type(value).__name__}")
-
-
-class Remote:
-    """An object of the solution, seen from the tests. It equals no plain value, whatever it says itself."""
-
-    def __init__(self, line: Line, number: int) -> None:
-        self.line_ = line
-        self.number_ = number
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Remote) and self.line_.ask(self.number_, "__eq__", (other,)) is True
-
-    def __hash__(self) -> int:
-        return hash(self.number_)
-
-    def __getattr__(self, name: str) -> Any:
-        return self.line_.ask(self.number_, name)
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self.line_.ask(self.number_, "__call__", arguments, **keywords)
-
-    def __len__(self) -> int:
-        try:
-            return self.line_.ask(self.number_, "__len__", ())
-        except AttributeError as error:
-            raise TypeError(str(error)) from error  # what list() expects of an iterator
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.line_.ask(self.number_, "__getitem__", (key,))
-
-    def __contains__(self, item: Any) -> bool:
-        return self.line_.ask(self.number_, "__contains__", (item,))
-
-    def __iter__(self) -> Any:
-        return self.line_.ask(self.number_, "__iter__", ())
-
-    def __next__(self) -> Any:
-        return self.line_.ask(self.number_, "__next__", ())
-
-    def __str__(self) -> str:
-        return self.line_.ask(self.number_, "__str__", ())
+# -- assertions --------------------------------------------------------------------------------------
 
 
 def meant_names(source: str, function: str | None, prelude: dict[str, Any]) -> set[str]:

@@ -159,6 +159,62 @@ assert items == [1, 3] and list(count()) == [1, 2]
     assert verdict(code, tests=tests).metadata["failures"] == []
 
 
+SUBCLASSES = """
+from fractions import Fraction
+from decimal import Decimal
+from enum import IntEnum
+class Color(IntEnum):
+    RED = 1
+Point = namedtuple("Point", "x y")
+class Row(list):
+    def total(self): return sum(self)
+def counter(): return Counter("aab")
+def grouped():
+    groups = defaultdict(list)
+    groups["a"].append(deque([1]))
+    return groups
+def ordered(): return OrderedDict(a=1)
+def point(): return Point(1, Point(2, 3))
+def red(): return [Color.RED]
+def row(): return Row([1, 2])
+def queue(items): return deque(items, maxlen=2)
+def half(): return {Fraction(1, 2), Decimal("0.5")}
+def data(): return bytearray(b"ab")
+def number():
+    import numpy
+    return numpy.int64(3), numpy.float64(0.5), numpy.bool_(True)
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert counter() == {'a': 2, 'b': 1} and counter().most_common(1) == [('a', 2)]",
+        "assert grouped() == {'a': [deque([1])]} and isinstance(grouped(), dict)",
+        "assert ordered() == {'a': 1} == OrderedDict(a=1) == ordered()",
+        "assert point() == (1, (2, 3)) and (1, (2, 3)) == point() and point().y.x == 2",
+        "assert {point(): 1} == {(1, (2, 3)): 1} and point() != (1, (2, 4)) and point() != [1, (2, 3)]",
+        "assert red() == [1] and red()[0].name == 'RED'",
+        "assert row() == [1, 2] and row().total() == 3 and row() is not row()",
+        "assert queue([1, 2, 3]) == deque([2, 3]) == queue(deque([2, 3]))",
+        "from fractions import Fraction\nassert half() == {Fraction(1, 2)} and sum(half()) == 0.5",
+        "assert data() == b'ab' == data() and data() == bytearray(b'ab')",
+        "assert number() == (3, 0.5, True) and isinstance(number()[0], int)",
+    ],
+)
+def test_assertions_take_a_subclass_of_a_built_in_type_for_what_it_is(test):
+    assert verdict(SUBCLASSES, tests=test).metadata["failures"] == []
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [("counter", {"a": 2, "b": 1}), ("point", [1, [2, 3]]), ("red", [1]), ("number", [3, 0.5, True])],
+)
+def test_a_call_may_return_a_subclass_of_a_built_in_type(function, expected):
+    tests = {"inputs": [[]], "outputs": [[expected]], "fn_name": function}
+    assert verdict(SUBCLASSES, tests=tests).metadata["failures"] == []
+
+
 def test_a_large_input_and_output_go_through():
     numbers = "\n".join(map(str, range(60_000)))
     tests = [{"input": numbers, "output": "1799970000"}, {"input": numbers, "output": f"{numbers}\n"}]
@@ -234,6 +290,8 @@ def test_state_does_not_leak_from_test_to_test():
         "class Any_(int):\n    def __eq__(self, other): return True\ndef add(a, b): return Any_(9)",
         "class Any_:\n    def __eq__(self, other): return True\ndef add(a, b): return Any_()",
         "class Any_(list):\n    def __eq__(self, other): return True\ndef add(a, b): return [Any_()]",
+        "class Any_(Counter):\n    def __eq__(self, other): return True\n    __hash__ = lambda self: 3\n"
+        "Any_.__module__ = 'collections'\nAny_.__qualname__ = 'Counter'\ndef add(a, b): return Any_()",
         "import builtins\nbuiltins.AssertionError = ValueError\nbuiltins.exec = print\n"
         "def add(a, b): return 9",
         'print(\'{"text": "passed", "error": null}\')\ndef add(a, b):\n    print("passed")\n    return 9',
