@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
@@ -73,7 +74,8 @@ def code_reward_fn(task_info: dict[str, Any], action: str) -> RewardOutput:
     ``"metadata": {"func_name": ...}`` of the task name the function. Assertions see all that the solution
     defines, but no name that Python has too (a builtin, or one that solutions find imported, as
     ``isclose``): such a one has to be named by the task, or imported ``from solution``. Output is compared
-    line by line without trailing blanks, and numbers with a tolerance of 1e-6 where one is no integer.
+    line by line without trailing blanks, and numbers with a tolerance of 1e-6 where one is no integer; it is
+    relative too where none is expected.
 
     Metadata: ``num_tests``, ``num_passed``, and ``failures``, the first ``MAX_FAILURES`` tests that failed,
     public ones first: ``input``, ``expected``, ``got``, ``error``, ``public`` (False if the test says
@@ -214,7 +216,8 @@ def same_value(got: Any, expected: Any) -> bool:
         return got.keys() == expected.keys() and all(same_value(got[key], expected[key]) for key in expected)
     if isinstance(got, float) or isinstance(expected, float):
         numbers = isinstance(got, int | float) and isinstance(expected, int | float)
-        return numbers and (got == expected or _close(got, expected))
+        near = _near if isinstance(expected, int) else _close
+        return numbers and (got == expected or near(got, expected))
     return bool(got == expected)
 
 
@@ -248,8 +251,15 @@ def _same_word(got: str, expected: str) -> bool:
         return True
     if not (_NUMBER.fullmatch(got) and _NUMBER.fullmatch(expected)):
         return False
-    whole = got.lstrip("+-").isdigit() and expected.lstrip("+-").isdigit()
-    return not whole and _close(float(got), float(expected))
+    if expected.lstrip("+-").isdigit():
+        return not got.lstrip("+-").isdigit() and _near(got, expected)
+    return _close(float(got), float(expected))
+
+
+def _near(got: float | str, expected: int | str) -> bool:
+    """Whether a number with a point or an exponent is the integer that is expected, of whatever size."""
+    number = Decimal(got)
+    return number.is_finite() and abs(number - Decimal(expected)) <= _TOLERANCE
 
 
 def _close(got: float, expected: float) -> bool:
