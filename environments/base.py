@@ -199,11 +199,13 @@ class SingleTurnEnvironment(MultiTurnEnvironment):
 def split_info(info: dict[str, Any], own_keys: Collection[str]) -> tuple[dict[str, Any], Any]:
     """Split ``info`` into the environment's own arguments and its task, without changing ``info``.
 
-    The task is ``info["task"]`` if there is one, else everything that is not the environment's own.
+    The task is ``info["task"]`` if that is a dict, else everything that is not the environment's own: a
+    dataset may well have a column of that name, such as ``"algebra"``.
     """
     arguments = {key: value for key, value in info.items() if key in own_keys}
     rest = {key: value for key, value in info.items() if key not in own_keys}
-    return arguments, rest.get("task", rest)
+    task = rest.get("task")
+    return arguments, task if isinstance(task, dict) else rest
 
 
 def required_reward_fn(reward_fn: RewardFunction | None, env: BaseEnv) -> RewardFunction:

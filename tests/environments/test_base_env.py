@@ -124,6 +124,11 @@ def test_from_dict_prefers_the_task_key():
     assert env.task == {"question": "q"}
 
 
+def test_a_column_called_task_does_not_replace_the_task():
+    row = {"task": "algebra", "question": "q"}
+    assert SingleTurnEnvironment.from_dict({**row, "reward_fn": exact}).task == row
+
+
 def test_from_dict_makes_the_class_that_it_is_called_on():
     env = Countdown.from_dict({"question": "q", "max_turns": 7})
     assert type(env) is Countdown
