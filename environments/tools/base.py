@@ -150,12 +150,14 @@ class Tool:
             output = self.forward(*args, **kwargs)
             if inspect.iscoroutine(output):
                 output = asyncio.run(output)
+            result = output if isinstance(output, ToolOutput) else ToolOutput(self.name, output=output)
+            result.to_string()  # what cannot be told, such as a list within itself, is the tool's error too
         except TroupeError:
             raise
         except Exception as error:
             logger.warning("The tool %r raised on %s %s", self.name, args, kwargs, exc_info=True)
             return ToolOutput(self.name, error=f"{type(error).__name__}: {error}")
-        return output if isinstance(output, ToolOutput) else ToolOutput(self.name, output=output)
+        return result
 
 
 def encodable(text: str) -> str:

@@ -104,6 +104,22 @@ def test_an_exception_goes_to_the_model_and_with_its_traceback_to_the_log(caplog
     assert caplog.records[0].exc_info is not None
 
 
+ENDLESS: list[object] = []
+ENDLESS.append(ENDLESS)
+
+
+class Untellable:
+    def __str__(self):
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize("result", [{(1, 2): 3}, ENDLESS, Untellable(), [Untellable()]])
+def test_a_result_that_has_no_text_is_an_error_that_the_model_reads(result):
+    for value in (result, ToolOutput("fixed", output=result)):
+        output = Tool("fixed", "Gives what it has.", lambda value=value: value)()
+        assert output.to_string().startswith(("Error: TypeError", "Error: ValueError"))
+
+
 def test_a_type_error_inside_the_tool_is_not_taken_for_wrong_arguments():
     class Broken(Fixed):
         def forward(self):
