@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from typing import Any, Protocol
@@ -47,6 +48,10 @@ You have access to the functions below, each described by a JSON schema:
 To call a function, answer with nothing but a JSON object of its name and its arguments, separating several \
 calls by semicolons:
 {{"name": <function-name>, "parameters": <args-json-object>}}"""
+
+
+_DECODER = json.JSONDecoder(strict=False)
+"""Also takes line breaks within a string: models write them where an argument is a program."""
 
 
 class ToolParser(Protocol):
@@ -125,7 +130,7 @@ class R1Parser:
                 "arguments between ```json and ```."
             )
         try:
-            arguments = json.loads(match[2])
+            arguments = _DECODER.decode(match[2])
         except (ValueError, RecursionError) as error:
             return _invalid(f"The arguments of the tool call are not valid JSON ({error}).")
         return _checked(match[1].strip(), arguments)
@@ -136,7 +141,6 @@ class Llama3JsonParser:
 
     An answer is a call if it starts with ``<|python_tag|>``, or with an object that has both keys: other
     JSON, and braces further on, are plain answers. Text after a call makes it malformed, not plain.
-    ``"arguments"``, as other families say, is understood too.
     """
 
     separator = "\n\n"
@@ -155,14 +159,14 @@ class Llama3JsonParser:
         calls: list[ToolCall] = []
         while rest or (tagged and not calls):
             try:
-                value, end = json.JSONDecoder().raw_decode(rest)
+                value, end = _DECODER.raw_decode(rest)
             except (ValueError, RecursionError) as error:
                 if not (calls or tagged or self._HEAD.match(rest)):
                     return []
                 return [*calls, _invalid(f"The tool call is not valid JSON ({error}).")]
             if not (calls or tagged or _looks_like_a_call(value)):
                 return []
-            calls.append(_read_llama3(value))
+            calls.append(_read_object(value, "parameters"))
             rest = rest[end:].lstrip()
             if rest and not rest.startswith(";"):
                 return [
@@ -224,27 +228,33 @@ def _read_hermes(body: str, closed: bool) -> ToolCall:
     if not closed:
         return _invalid("The tool call has no closing </tool_call>.")
     try:
-        call = json.loads(body)
+        call = _DECODER.decode(body)
     except (ValueError, RecursionError) as error:
         return _invalid(f"The tool call is not valid JSON ({error}).")
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return _invalid('The tool call has to be {"name": ..., "arguments": {...}}.')
-    return _checked(call["name"], call.get("arguments", {}))
+    return _read_object(call, "arguments")
 
 
 def _looks_like_a_call(value: Any) -> bool:
     return isinstance(value, dict) and "name" in value and ("parameters" in value or "arguments" in value)
 
 
-def _read_llama3(value: Any) -> ToolCall:
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return _invalid('The tool call has to be {"name": ..., "parameters": {...}}.')
-    return _checked(value["name"], value.get("parameters", value.get("arguments", {})))
+def _read_object(call: Any, key: str) -> ToolCall:
+    """Read ``{"name": ..., key: {...}}``. The key that other families use is understood too."""
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return _invalid(f'The tool call has to be {{"name": ..., "{key}": {{...}}}}.')
+    return _checked(call["name"], call.get(key, call.get("arguments", call.get("parameters"))))
 
 
 def _checked(name: str, arguments: Any) -> ToolCall:
+    """A call whose arguments are an object, the JSON text of one as OpenAI has it, or null."""
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = _DECODER.decode(arguments)
+    if arguments is None:
+        arguments = {}
     if not isinstance(arguments, dict):
-        return _invalid(f"The arguments of {name} have to be a JSON object.")
+        # repr, because half a character in the name would make this text impossible to send.
+        return _invalid(f"The arguments of {name!r} have to be a JSON object.")
     return ToolCall(name=name, arguments=arguments)
 
 

@@ -57,6 +57,26 @@ def test_arguments_may_be_missing() -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        ('{"name": "python", "parameters": {"code": "1"}}', {"code": "1"}),
+        (r'{"name": "python", "arguments": "{\"code\": \"1\"}"}', {"code": "1"}),
+        ('{"name": "python", "arguments": null}', {}),
+        ('{"name": "python", "arguments": {"code": "a = 1\n\tb"}}', {"code": "a = 1\n\tb"}),
+    ],
+)
+def test_arguments_are_read_in_the_shapes_that_models_write(body: str, arguments: dict[str, Any]) -> None:
+    for parser, text in (("qwen", block(body)), ("llama3-json", body)):
+        (call,) = get_tool_parser(parser).parse(text)
+        assert (call.name, call.arguments) == ("python", arguments)
+
+
+def test_half_a_character_in_a_name_does_not_reach_the_messages() -> None:
+    (call,) = get_tool_parser("qwen").parse(block(r'{"name": "\ud800", "arguments": 3}'))
+    assert call.arguments["error"].encode()
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         (block('{"name": "calculator", "arguments": '), "not valid JSON"),
@@ -154,7 +174,7 @@ def test_r1_text_without_markers_has_no_call(text: Any) -> None:
     [
         (r1_call("clock", "{"), "not valid JSON"),
         (r1_call("clock", "[" * 100_000), "not valid JSON"),
-        (r1_call("clock", "[]"), "arguments of clock"),
+        (r1_call("clock", "[]"), "arguments of 'clock'"),
         (r1_call("clock", "{}").removesuffix("<｜tool▁call▁end｜>"), "closing"),
         (r1_call("clock", "{}").replace("```json", ""), "```json"),
         (r1_call("clock", "{}").replace("<｜tool▁sep｜>", " "), "tool▁sep"),
