@@ -2,7 +2,7 @@
 
 Two processes: the warder, which ``sandbox`` started, waits for the prisoner, which runs the program. On the
 status pipe the prisoner says ``{"isolated": bool}`` when the program is about to start, and closes its end;
-the warder says ``{"status": wait status, "cpu_seconds": float}`` when the program ended.
+the warder says ``{"status": wait status, "cpu_seconds": float}`` when the program ended, and is then killed.
 
 Only the standard library, and little of it: each import here delays every run.
 """
@@ -41,7 +41,7 @@ CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 0x1000, 0x4000, 0x40000
 MNT_DETACH, SYS_MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE = 2, 442, -100, 0x8000
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
-PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
 CAPABILITY_VERSION_3 = 0x20080522
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -54,6 +54,7 @@ def main() -> None:
     write("/proc/self/oom_score_adj", "1000")  # short of memory, the kernel shall end this, not a Ray actor
     apart = leave_namespaces()
     die_with_parent(order["parent"])
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # whatever the program starts stays below this process
     warder = os.getpid()
     prisoner = os.fork()
     if prisoner == 0:
@@ -70,7 +71,8 @@ def main() -> None:
         return
     _, wait_status, usage = os.wait4(prisoner, 0)
     say(status, {"status": wait_status, "cpu_seconds": usage.ru_utime + usage.ru_stime})
-    os._exit(0)
+    while True:  # until all below is found and killed, and this last
+        signal.pause()
 
 
 def leave_namespaces() -> bool:

@@ -20,7 +20,8 @@ import os, sys, time
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)", {MARK!r}])
+        command = [sys.executable, "-c", "import time; time.sleep(60)", {MARK!r}]
+        os.execve(sys.executable, command, environment)
     os._exit(0)
 print("started")
 time.sleep(seconds)
@@ -179,10 +180,12 @@ def test_open_files_are_limited(kernel):
 
 
 @pytest.mark.parametrize("seconds", [0, 30])
-def test_processes_that_left_the_session_are_killed(kernel, seconds):
+@pytest.mark.parametrize("environment", ["os.environ", "{}"])
+def test_processes_that_left_the_session_are_killed(kernel, seconds, environment):
     limits = SandboxLimits(timeout_seconds=1.5)
     begin = time.monotonic()
-    result = run_python(ESCAPE.replace("seconds", str(seconds)), limits=limits)
+    source = f"import os\nseconds, environment = {seconds}, {environment}\n{ESCAPE}"
+    result = run_python(source, limits=limits)
     assert (result.stdout, result.timed_out) == ("started\n", seconds == 30)
     assert gone_within(2)
     assert time.monotonic() - begin < 10
