@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from environments.errors import ConfigError
 from environments.tool_environment import INVALID_TOOL_CALL
 from environments.tools import ToolCall
+from environments.tools.base import encodable
 
 HERMES_PROMPT = """\
 # Tools
@@ -247,13 +248,13 @@ def _read_object(call: Any, key: str) -> ToolCall:
 
 def _checked(name: str, arguments: Any) -> ToolCall:
     """A call whose arguments are an object, the JSON text of one as OpenAI has it, or null."""
+    name = encodable(name)  # half a character in it would make the next request impossible to send
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError, RecursionError):
             arguments = _DECODER.decode(arguments)
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
-        # repr, because half a character in the name would make this text impossible to send.
         return _invalid(f"The arguments of {name!r} have to be a JSON object.")
     return ToolCall(name=name, arguments=arguments)
 

@@ -71,9 +71,10 @@ def test_arguments_are_read_in_the_shapes_that_models_write(body: str, arguments
         assert (call.name, call.arguments) == ("python", arguments)
 
 
-def test_half_a_character_in_a_name_does_not_reach_the_messages() -> None:
-    (call,) = get_tool_parser("qwen").parse(block(r'{"name": "\ud800", "arguments": 3}'))
-    assert call.arguments["error"].encode()
+@pytest.mark.parametrize("arguments", ["3", "{}"])
+def test_half_a_character_in_a_name_does_not_reach_the_messages(arguments: str) -> None:
+    (call,) = get_tool_parser("qwen").parse(block(rf'{{"name": "\ud800", "arguments": {arguments}}}'))
+    assert (call.name + call.arguments.get("error", "")).encode()
 
 
 @pytest.mark.parametrize(
