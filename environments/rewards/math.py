@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
+from decimal import Decimal
 from fractions import Fraction
+from math import isfinite
+from numbers import Integral, Real
 from typing import Any
 
 from environments.errors import DatasetError
@@ -35,7 +38,7 @@ def math_reward_fn(
     "number", "text" or "math-verify".
 
     Raises:
-        DatasetError: the task has no ground truth.
+        DatasetError: the task has no ground truth, or one of another type.
         EnvironmentFailure: math-verify cannot be run at all.
     """
     truths = _ground_truths(task_info)
@@ -103,13 +106,33 @@ def normalised(text: str) -> Fraction | str:
     return _fraction(ratio, plain) if ratio else plain
 
 
+def expected_texts(truths: Any) -> list[str]:
+    """Return what a text, a number, or a list of these expects, without those that say nothing.
+
+    Raises:
+        DatasetError: something is neither, such as a dict: no answer could ever equal the text of it.
+    """
+    truths = truths if isinstance(truths, list | tuple) else [truths]
+    for truth in truths:
+        is_number = isinstance(truth, Integral) or (isinstance(truth, Real | Decimal) and isfinite(truth))
+        if not (truth is None or isinstance(truth, str) or is_number):
+            raise DatasetError(
+                f"The task expects {truth!r}, which no answer can equal: use a text, a number, or a list "
+                "of these."
+            )
+    return [str(truth) for truth in truths if truth is not None and str(truth).strip()]
+
+
 def _ground_truths(task_info: dict[str, Any]) -> list[str]:
-    truths = task_info.get("ground_truth")
-    if truths is None or truths == []:
+    texts = expected_texts(task_info.get("ground_truth"))
+    insides = [boxed if (boxed := last_boxed(text)) is not None else text for text in texts]
+    truths = [inside for inside in insides if normalised(inside) != ""]
+    if not truths:
         keys = ", ".join(sorted(task_info)) or "none"
-        raise DatasetError(f"The task has no 'ground_truth' (its keys: {keys}): add the expected answer.")
-    texts = [str(truth) for truth in (truths if isinstance(truths, list | tuple) else [truths])]
-    return [boxed if (boxed := last_boxed(text)) is not None else text for text in texts]
+        raise DatasetError(
+            f"The task has no 'ground_truth' that says something (its keys: {keys}): add the expected answer."
+        )
+    return truths
 
 
 def _same(answer: Fraction | str, truth: Fraction | str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from environments.errors import DatasetError
 from environments.rewards.base import RewardOutput
-from environments.rewards.math import last_boxed
+from environments.rewards.math import expected_texts, last_boxed
 
 MIN_F1 = 0.3
 """Below this, sharing words with the expected answer is chance, and earns nothing."""
@@ -24,13 +24,14 @@ def search_reward_fn(task_info: dict[str, Any], action: str) -> RewardOutput:
     does (Rajpurkar et al. 2016, "SQuAD"). An expected "yes", "no" or "noanswer" has to be
     matched exactly, as in HotpotQA.
 
-    What is expected is ``task_info["ground_truth"]``, or else ``task_info["answer"]``: a text, or a list of
-    texts. The answer is looked for after the last ``</think>``: the last ``\boxed{...}``; if there is none,
-    the last ``<answer>...</answer>``; and if there is none either, the last line that is not empty.
+    What is expected is ``task_info["ground_truth"]``, or where that says nothing ``task_info["answer"]``: a
+    text, a number, or a list of these. The answer is looked for after the last ``</think>``: the last
+    ``\boxed{...}``; if there is none, the last ``<answer>...</answer>``; and if there is none either, the
+    last line that is not empty.
     Metadata: the extracted ``answer``, ``f1``, and ``em``, whether it is an exact match.
 
     Raises:
-        DatasetError: the task has no expected answer.
+        DatasetError: the task has no expected answer, or one of another type.
     """
     truths = _ground_truths(task_info)
     answer = extracted_answer(action)
@@ -73,12 +74,11 @@ def normalised(text: str) -> str:
 
 
 def _ground_truths(task_info: dict[str, Any]) -> list[str]:
-    truths = task_info.get("ground_truth", task_info.get("answer"))
-    texts = [str(truth) for truth in truths] if isinstance(truths, list | tuple) else [str(truths)]
-    if truths is None or not texts or not all(text.strip() for text in texts):
-        keys = ", ".join(sorted(task_info)) or "none"
-        raise DatasetError(
-            f"The task has no 'ground_truth' and no 'answer' that says something (its keys: {keys}): "
-            "add the expected answer, as a text or a list of texts."
-        )
-    return texts
+    for key in ("ground_truth", "answer"):
+        if texts := expected_texts(task_info.get(key)):
+            return texts
+    keys = ", ".join(sorted(task_info)) or "none"
+    raise DatasetError(
+        f"The task has no 'ground_truth' and no 'answer' that says something (its keys: {keys}): "
+        "add the expected answer, as a text or a list of texts."
+    )

@@ -177,10 +177,23 @@ def test_the_last_balanced_box_is_found(text, inside):
     assert last_boxed(text) == inside
 
 
-@pytest.mark.parametrize("task", [{}, {"ground_truth": None}, {"ground_truth": []}, {"answer": "4"}])
+@pytest.mark.parametrize(
+    "task",
+    [
+        {},
+        {"answer": "4"},
+        *({"ground_truth": truth} for truth in (None, [], "", ["", None], r"\boxed{}", "$$")),
+    ],
+)
 def test_a_task_without_ground_truth_is_an_error(task):
     with pytest.raises(DatasetError, match="ground_truth"):
-        math_reward_fn(task, r"\boxed{4}")
+        math_reward_fn(task, r"\boxed{}")
+
+
+@pytest.mark.parametrize("truth", [{"answer": "4"}, ["4", {}], float("nan"), float("inf"), b"4"])
+def test_a_ground_truth_that_is_neither_text_nor_number_is_an_error(truth):
+    with pytest.raises(DatasetError, match="no answer can equal"):
+        math_reward_fn({"ground_truth": truth}, r"\boxed{4}")
 
 
 @pytest.mark.parametrize("answer", ["9" * 10**6, "1e999999999", "1/" + "9" * 10**6, "{" * 10**5, " " * 10**5])

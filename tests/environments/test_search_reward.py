@@ -92,8 +92,27 @@ def test_the_expected_answer_may_be_called_answer():
 
 
 @pytest.mark.parametrize(
-    "task", [{}, {"question": "?"}, {"ground_truth": None}, {"answer": []}, {"answer": ["Velmora", " "]}]
+    "task", [{}, {"question": "?"}, {"ground_truth": None}, {"answer": []}, {"answer": ["", " "]}]
 )
 def test_a_task_without_an_expected_answer_is_an_error(task):
     with pytest.raises(DatasetError, match="'ground_truth'"):
         search_reward_fn(task, "Velmora")
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"ground_truth": None, "answer": "Velmora"},
+        {"ground_truth": "", "answer": "Velmora"},
+        {"ground_truth": ["", None, "Velmora"]},
+    ],
+)
+def test_empty_expectations_are_passed_over(task):
+    assert search_reward_fn(task, "Velmora").reward == 1.0
+    assert search_reward_fn(task, "").reward == 0.0
+
+
+@pytest.mark.parametrize("truth", [{"target": "Velmora"}, ["Velmora", {"aliases": []}], float("nan")])
+def test_an_expectation_that_is_neither_text_nor_number_is_an_error(truth):
+    with pytest.raises(DatasetError, match="no answer can equal"):
+        search_reward_fn({"ground_truth": truth}, "Velmora")
