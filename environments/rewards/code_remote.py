@@ -6,8 +6,10 @@ Part of ``code_driver``, and so of a program in the sandbox: the standard librar
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib
 import marshal
+import operator
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from io import BufferedReader
 from typing import IO, Any
 
 NAMES = "__names__"
+OPERATORS_NUMBER = 1
 OWN_MODULES = ("solution", "tests")
 # What the value of a subclass is as that of the built-in type, whatever the subclass says of itself.
 BASE_VALUES: dict[type, Callable[[Any], Any]] = {
@@ -39,7 +42,24 @@ STANDARD_TYPES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "fractions.Fraction": lambda value: (value.numerator, value.denominator),
 }
 OBJECT = "(object)"
+ERROR = "(error)"
 BASE_VALUE = "(base value)"  # no attribute, but asked for like one
+
+# Python's operators: those that ask an object for something of its own,
+FORWARDED: dict[str, Callable[..., Any]] = {
+    **{name: getattr(builtins, name) for name in ("bool", "float", "hash", "int", "iter", "len", "next")},
+    **{name: getattr(builtins, name) for name in ("repr", "reversed", "round", "str")},
+    **{name: getattr(operator, name) for name in ("abs", "index", "invert", "neg", "pos")},
+    **{name: getattr(operator, name) for name in ("contains", "delitem", "getitem", "setitem")},
+}
+# and those that stand between two operands.
+ARITHMETIC = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift")
+LOGIC = ("and", "or", "xor")
+COMPARISONS = ("eq", "lt", "le", "gt", "ge")
+OPERATORS = types.SimpleNamespace(
+    **FORWARDED,
+    **{name: getattr(operator, f"__{name}__") for name in (*ARITHMETIC, *LOGIC, *COMPARISONS)},
+)
 
 
 def base_values(value: Any) -> list[Any]:
@@ -63,6 +83,8 @@ def flat(value: Any, refer: Callable[[Any], int]) -> Any:
         return kind(flat(item, refer) for item in value)
     if kind is dict:
         return {flat(key, refer): flat(item, refer) for key, item in value.items()}
+    if isinstance(value, type) and issubclass(value, Exception):
+        return ..., ERROR, error_names(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
     if name in STANDARD_TYPES:
         return ..., name, flat(STANDARD_TYPES[name](value), refer)
@@ -77,6 +99,8 @@ def rebuilt(value: Any, find_object: Callable[[int], Any]) -> Any:
         _, name, content = value
         if name == OBJECT:
             return find_object(content)
+        if name == ERROR:
+            return error_class(content)
         module, _, constructor = name.rpartition(".")
         assert name in STANDARD_TYPES
         return getattr(importlib.import_module(module), constructor)(*rebuilt(content, find_object))
@@ -87,13 +111,29 @@ def rebuilt(value: Any, find_object: Callable[[int], Any]) -> Any:
     return value
 
 
+def error_names(kind: type[Exception]) -> tuple[str, ...]:
+    """The name of an error, and of its bases up to the first that is built in."""
+    bases = kind.__mro__
+    own = [base.__module__ == "builtins" for base in bases].index(True)
+    return tuple(base.__name__ for base in bases[: own + 1])
+
+
+@functools.cache
+def error_class(names: tuple[str, ...]) -> type[Exception]:
+    """The error of these ``error_names``: the built-in one, or one of our own with such bases."""
+    if len(names) > 1:
+        return type(names[0], (error_class(names[1:]),), {})
+    known = vars(builtins).get(names[0])
+    return known if isinstance(known, type) and issubclass(known, Exception) else RuntimeError
+
+
 def serve(load: Callable[[], dict[str, Any]], requests: BufferedReader, replies: IO[bytes]) -> None:
     """Be the solution, whose names ``load`` returns: answer requests until the tests hang up.
 
     A request is ``(object, attribute, arguments, keywords)``: look an attribute up, and call it where there
-    are arguments. Object 0 has the names as attributes, and lists them as ``NAMES``. A reply is
-    ``("returned", value, lists among the arguments as they are afterwards)`` or ``("raised", type name,
-    text)``. Values travel as ``flat`` makes them.
+    are arguments. Object 0 has the names as attributes, and lists them as ``NAMES``; object 1 has the
+    ``OPERATORS``. A reply is ``("returned", value, lists among the arguments as they are afterwards)`` or
+    ``("raised", error_names, arguments of the error)``. Values travel as ``flat`` makes them.
     """
     objects: list[Any] = []
     numbers: dict[int, int] = {}  # of objects by their id, which stays theirs since they are kept
@@ -108,6 +148,7 @@ def serve(load: Callable[[], dict[str, Any]], requests: BufferedReader, replies:
         if not objects:
             names = load()
             refer(types.SimpleNamespace(**{**names, NAMES: list(names)}))
+            refer(OPERATORS)
         if attribute == BASE_VALUE:
             return "returned", flat(base_values(objects[number]), refer), []
         value, given = getattr(objects[number], attribute), []
@@ -121,7 +162,9 @@ def serve(load: Callable[[], dict[str, Any]], requests: BufferedReader, replies:
         try:
             reply = marshal.dumps(answer(*marshal.load(requests)))
         except Exception as error:  # noqa: BLE001 - the tests may expect it, so it is theirs to handle
-            reply = marshal.dumps(("raised", type(error).__name__, str(error)))
+            names = error_names(type(error))
+            said = error.args if len(names) == 1 else (str(error),)
+            reply = marshal.dumps(("raised", names, flat(said, refer)))
         replies.write(reply)
         replies.flush()
 
@@ -145,10 +188,7 @@ class Line:
         except (BrokenPipeError, EOFError) as error:
             raise RuntimeError("the solution ended the program") from error
         if kind == "raised":
-            known = vars(builtins).get(content)
-            if isinstance(known, type) and issubclass(known, Exception):
-                raise known(rest)
-            raise RuntimeError(f"{content}: {rest}")
+            raise error_class(content)(*rebuilt(rest, self._object))
         for given, afterwards in zip(arguments or (), rest, strict=False):
             if type(given) is list and type(afterwards) is list:
                 given[:] = rebuilt(afterwards, self._object)  # one that sorts in place shall be seen to
@@ -165,10 +205,11 @@ class Line:
 
 
 class Remote:
-    """An object of the solution, seen from the tests.
+    """An object of the solution, seen from the tests. Its methods and operators run where it is.
 
-    It equals a plain value if it is of a subclass of that type and equal as one, whatever it says itself: a
-    solution is told of no value that it is compared with.
+    But none runs on what the tests compare it with: an object whose difference from anything is 0 would pass
+    every test. So operators work between objects of the solution; with a value of the tests, one counts as
+    the value of the built-in type that it is of a subclass of, if there is one, whatever it says itself.
     """
 
     def __init__(self, line: Line, number: int) -> None:
@@ -182,11 +223,8 @@ class Remote:
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Remote):
-            return self.line_.ask(self.number_, "__eq__", (other,)) is True
+            return self.line_.ask(OPERATORS_NUMBER, "eq", (self, other)) is True
         return bool(self.base_values_() == [other])
-
-    def __hash__(self) -> int:
-        return self.line_.ask(self.number_, "__hash__", ())
 
     def __getattr__(self, name: str) -> Any:
         return self.line_.ask(self.number_, name)
@@ -194,23 +232,29 @@ class Remote:
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self.line_.ask(self.number_, "__call__", arguments, **keywords)
 
-    def __len__(self) -> int:
-        try:
-            return self.line_.ask(self.number_, "__len__", ())
-        except AttributeError as error:
-            raise TypeError(str(error)) from error  # what list() expects of an iterator
 
-    def __getitem__(self, key: Any) -> Any:
-        return self.line_.ask(self.number_, "__getitem__", (key,))
+def _forwarded(name: str) -> Callable[..., Any]:
+    def ask(self: Remote, *arguments: Any) -> Any:
+        return self.line_.ask(OPERATORS_NUMBER, name, (self, *arguments))
 
-    def __contains__(self, item: Any) -> bool:
-        return self.line_.ask(self.number_, "__contains__", (item,))
+    return ask
 
-    def __iter__(self) -> Any:
-        return self.line_.ask(self.number_, "__iter__", ())
 
-    def __next__(self) -> Any:
-        return self.line_.ask(self.number_, "__next__", ())
+def _between(name: str, swapped: bool = False) -> Callable[[Remote, object], Any]:
+    def operate(self: Remote, other: object) -> Any:
+        if isinstance(other, Remote):
+            return self.line_.ask(OPERATORS_NUMBER, name, (self, other))
+        values = self.base_values_()
+        if not values:
+            return NotImplemented
+        return getattr(OPERATORS, name)(*((other, *values) if swapped else (*values, other)))
 
-    def __str__(self) -> str:
-        return self.line_.ask(self.number_, "__str__", ())
+    return operate
+
+
+for _name in FORWARDED:
+    setattr(Remote, f"__{_name}__", _forwarded(_name))
+for _name in (*ARITHMETIC, *LOGIC, *COMPARISONS[1:]):
+    setattr(Remote, f"__{_name}__", _between(_name))
+for _name in (*ARITHMETIC, *LOGIC):
+    setattr(Remote, f"__r{_name}__", _between(_name, swapped=True))

@@ -215,6 +215,56 @@ def test_a_call_may_return_a_subclass_of_a_built_in_type(function, expected):
     assert verdict(SUBCLASSES, tests=tests).metadata["failures"] == []
 
 
+VECTOR = """
+class Broken(Exception):
+    pass
+class TooLong(Broken):
+    def __init__(self, length): self.length = length
+    def __str__(self): return f"{self.length} is too long"
+class Vector:
+    def __init__(self, *items): self.items = list(items)
+    def __add__(self, other): return Vector(*map(operator.add, self.items, other.items))
+    def __mul__(self, other): return sum(map(operator.mul, self.items, other.items))
+    def __neg__(self): return Vector(*(-item for item in self.items))
+    def __abs__(self): return sqrt(self * self)
+    def __lt__(self, other): return abs(self) < abs(other)
+    def __eq__(self, other): return self.items == other.items
+    def __hash__(self): return hash(tuple(self.items))
+    def __bool__(self): return any(self.items)
+    def __len__(self): return len(self.items)
+    def __getitem__(self, key): return self.items[key]
+    def __setitem__(self, key, item): self.items[key] = item
+    def __repr__(self): return f"Vector{tuple(self.items)}"
+    def grow(self):
+        if len(self) > 2: raise TooLong(len(self))
+        if not self: raise KeyError("zero")
+class Grade(int):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert Vector(1, 2) + Vector(3, 4) == Vector(4, 6) != Vector(4, 7)",
+        "assert Vector(1, 2) * Vector(3, 4) == 11 and -Vector(1) == Vector(-1) and abs(Vector(3, 4)) == 5",
+        "assert sorted([Vector(2), Vector(1)]) == [Vector(1), Vector(2)] and Vector(2) > Vector(1)",
+        "assert Vector(0, 1) and not Vector(0, 0) and bool(Vector()) is False",
+        "assert {Vector(1): 2}[Vector(1)] == 2 and len({Vector(1), Vector(1)}) == 1",
+        "v = Vector(1, 2)\nv[0] = 5\nassert v[0] == 5 and list(v) == [5, 2] and len(v) == 2 and 2 in v",
+        "assert repr(Vector(1, 2)) == str(Vector(1, 2)) == f'{Vector(1, 2)}' == 'Vector(1, 2)'",
+        "assert Grade(3) + 1 == 4 and 5 - Grade(3) == 2 and Grade(3) < 4 and [7, 8][Grade(1)] == 8",
+        "try: Vector(1, 2, 3).grow()\nexcept TooLong as error: assert str(error) == '3 is too long'\n"
+        "else: assert False",
+        "try: Vector(1, 2, 3).grow()\nexcept KeyError: assert False\nexcept Broken: pass\nelse: assert False",
+        "try: Vector(0).grow()\nexcept KeyError as error: assert error.args == ('zero',)\nelse: assert False",
+        "assert issubclass(TooLong, Broken) and issubclass(Broken, Exception)",
+    ],
+)
+def test_assertions_may_use_operators_and_errors_of_the_solution(test):
+    assert verdict(VECTOR, tests=test).metadata["failures"] == []
+
+
 def test_a_large_input_and_output_go_through():
     numbers = "\n".join(map(str, range(60_000)))
     tests = [{"input": numbers, "output": "1799970000"}, {"input": numbers, "output": f"{numbers}\n"}]
@@ -329,6 +379,27 @@ def test_no_trick_earns_a_reward(code, tests):
 )
 def test_a_solution_that_shadows_what_the_tests_use_is_not_its_own_judge(code, tests):
     assert verdict(code, tests=tests).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert abs(add(1, 2) - 3) < 1e-6",
+        "assert abs(3 - add(1, 2)) < 1e-6",
+        "assert 2 < add(1, 2) < 4",
+        "assert not add(1, 2) ^ 3",
+        "assert add(1, 2) / 3 == 1",
+        "assert add(1, 2) == 3",
+        "assert 3 == add(1, 2)",
+        "assert add(1, 2) in [3]",
+    ],
+)
+def test_an_object_that_says_yes_to_everything_passes_no_test(test):
+    names = ("sub", "rsub", "xor", "rxor", "truediv", "rtruediv", "lt", "gt", "le", "ge", "eq", "abs")
+    methods = "".join(f"    __{name}__ = lambda self, *_: self\n" for name in names)
+    falsy = "    __bool__ = lambda self: False\n" if "not" in test else ""
+    code = f"class Any_:\n{methods}{falsy}def add(a, b): return Any_()"
+    assert verdict(code, tests=test).reward == 0.0
 
 
 def test_a_candidate_is_not_judged_by_what_the_solution_shadows():
