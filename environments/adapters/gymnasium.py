@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 from environments.adapters import foreign, unknown
@@ -22,6 +22,8 @@ FROZEN_LAKE_RULES = """\
 You walk on a frozen lake, shown as a grid: P is you, _ is ice, O is a hole, G is the goal. \
 Reach the goal without falling into a hole."""
 SLIPPERY = "The ice is slippery: you may slide to the left or right of where you want to go."
+_TRIMMINGS = " \t\n.,;:!?\"'`*$"
+"""Around a name, these say nothing."""
 _MAX_MAPS = 1000
 """How many maps are drawn in search of one with a way to the goal."""
 
@@ -143,17 +145,26 @@ def named_choice(text: str, names: Sequence[str]) -> int | None:
     r"""Return which of ``names`` a model's text chooses, or None.
 
     That is the last ``\boxed{...}``, else the last code block, if it is a name (in any case) or the
-    position of one; else the last name that stands in the text as a word.
+    position of one, which counts from 0 and where names are numbers says nothing; else the last name that
+    stands in the text as a word, and not in a number such as 2.5 or 1/2.
     """
-    positions = {str(position): position for position in range(len(names))}
-    positions.update((name.lower(), position) for position, name in enumerate(names))
+    positions = {name.lower(): position for position, name in enumerate(names)}
+    if not any(re.fullmatch(r"[+-]?\d+", name) for name in names):
+        positions = {str(position): position for position in range(len(names))} | positions
     blocks = re.findall(r"```(.*?)```", text, re.DOTALL)
     marked = last_boxed(text) or (blocks[-1] if blocks else None)
     if marked is not None:
-        return positions.get(marked.strip().lower())
+        return next((positions[name] for name in _readings(marked.lower()) if name in positions), None)
     longest_first = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
-    words = re.findall(rf"(?<![\w.-])(?:{longest_first})(?!\w)", text, re.IGNORECASE)
+    words = re.findall(rf"(?<![\w.-])(?<!\d[/,:])(?:{longest_first})(?!\w|[./,:]\d)", text, re.IGNORECASE)
     return positions.get(words[-1].lower()) if words else None  # a long s matches s, and stays as it is
+
+
+def _readings(marked: str) -> Iterator[str]:
+    """What a box or a block may mean: all of it, or that without its language, LaTeX and punctuation."""
+    for part in filter(None, (marked, marked.partition("\n")[2])):
+        yield part.strip()
+        yield re.sub(r"\\[a-z]+\s*\{|\}", "", part).strip(_TRIMMINGS)
 
 
 def _make(env_id: str, make_args: dict[str, Any], pictures: bool) -> Any:

@@ -121,6 +121,14 @@ def test_a_slippery_walk_is_the_same_for_the_same_seed():
         (r"\boxed{3}", "Up"),
         ("First ```Left```, then ```down\n```", "Down"),
         (r"Left \boxed{sideways}", None),
+        (r"\boxed{\text{Left}}", "Left"),
+        (r"\boxed{\mathbf{\text{Up}}.}", "Up"),
+        (r"\boxed{Left.}", "Left"),
+        (r"\boxed{'Right'}", "Right"),
+        ("```text\nUp\n```", "Up"),
+        ("I go.\n```python\nDown.\n```", "Down"),
+        ("```Left\nUp\n```", "Up"),
+        ("``````", None),
         ("I see 3 holes and 1 upright bear", None),
         ("", None),
     ],
@@ -136,6 +144,24 @@ def test_a_longer_name_is_not_taken_for_the_shorter_one_in_it():
 
 def test_a_letter_that_only_looks_like_a_names_in_upper_case_is_no_failure():
     assert named_choice("\N{LATIN SMALL LETTER LONG S}tay", ["stay", "go"]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (r"\boxed{0}", None),
+        (r"\boxed{2}", "2"),
+        ("I push it 2.5 times", None),
+        ("half of it, 1/2", None),
+        ("at 1:30, with 2,000 others", None),
+        ("I take 2.", "2"),
+        ("No 1, but 3, for 2.5 reasons", "3"),
+    ],
+)
+def test_where_names_are_numbers_no_position_and_no_part_of_a_number_is_one(text, name):
+    names = ["1", "2", "3"]
+    position = named_choice(text, names)
+    assert (None if position is None else names[position]) == name
 
 
 def test_any_environment_with_discrete_actions():
