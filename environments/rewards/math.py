@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
+import unicodedata
 from decimal import Decimal
 from fractions import Fraction
 from math import isfinite
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 from environments.errors import DatasetError
 from environments.rewards.base import RewardOutput
@@ -17,7 +18,20 @@ from environments.rewards.grader import Grader, GradingError
 TIME_LIMIT_SECONDS = 10.0
 """For comparing two expressions; an answer that takes longer, such as 10^{10^{10}}, is wrong."""
 
-_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?"
+_DECIMAL = r"[+-]?(?:\d+\.?\d*|\.\d+)"
+_NUMBER = rf"{_DECIMAL}(?:[eE][+-]?\d{{1,3}})?"
+_POWER_OF_TEN = (
+    rf"(?:({_DECIMAL})(?:\\times|\\cdot|\*)|([+-]?))10\^(?:\{{([+-]?\d{{1,3}})\}}|([+-]?\d{{1,3}}))"
+)
+_SIGNS = str.maketrans(
+    {
+        "\N{MINUS SIGN}": "-",
+        "\N{EN DASH}": "-",
+        "\N{MULTIPLICATION SIGN}": r"\times ",
+        "\N{MIDDLE DOT}": r"\cdot ",
+        "\N{DEGREE SIGN}": r"^\circ",
+    }
+)
 _MAX_LENGTH = 1000  # longer ones are compared as text: turning them into integers takes too long
 
 _grader = Grader("environments.rewards.math:equal_expressions", imports=["math_verify"])
@@ -30,8 +44,9 @@ def math_reward_fn(
 
     The answer is the last ``\boxed{...}`` with balanced braces after the last ``</think>``; there is no
     other way to give one. The ground truth is a text, a number, or a list of these of which any will do.
-    Numbers are compared exactly: 0.50, 1/2 and \frac{1}{2} are equal, and so are 1,000 and 1000. A percent
-    sign at the end is a unit: 50\% is 50. Words are compared as text, in upper or lower case. What is
+    Numbers are compared exactly: 0.50, 1/2 and \frac{1}{2} are equal, and so are 1,000 and 1000, 1 1/2 and
+    1.5, 2e3 and 2\times10^3. A percent sign at the end is a unit: 50\% is 50. So is a \text{...} after a
+    number, unless the other side has another one. Words are compared as text, in upper or lower case. What is
     not equal as a number or a text is an expression, and math-verify decides, which rounds irrational
     numbers to six decimals. It runs in a process of its own for at most ``time_limit_seconds``; an answer
     that could not be graded is wrong, and ``metadata["error"]`` says why. ``metadata["judged_by"]`` is
@@ -46,17 +61,17 @@ def math_reward_fn(
     if answer is None:
         reason = r"The answer holds no complete \boxed{...}."
         return RewardOutput(0.0, {"answer": None, "error": reason}, is_correct=False)
-    plain = normalised(answer)
-    judged_by = "number" if isinstance(plain, Fraction) else "text"
+    reading = read(answer)
+    judged_by = "number" if isinstance(reading.value, Fraction) else "text"
     metadata = {"answer": answer, "judged_by": judged_by}
-    if any(_same(plain, normalised(truth)) for truth in truths):
+    if any(_same(reading, read(truth)) for truth in truths):
         return RewardOutput(1.0, metadata, is_correct=True)
-    open_truths = [truth for truth in truths if _is_open(plain, normalised(truth))]
+    open_truths = [truth for truth in truths if _is_open(reading, read(truth))]
     if not open_truths:
         return RewardOutput(0.0, metadata, is_correct=False)
     metadata["judged_by"] = "math-verify"
     try:
-        given = [_without_end(truth) for truth in open_truths], _without_end(answer)
+        given = [_without_end(_in_latex(truth)) for truth in open_truths], _without_end(_in_latex(answer))
         correct = _grader.call(*given, time_limit_seconds=time_limit_seconds)
     except GradingError as error:
         return RewardOutput(0.0, {**metadata, "error": f"The answer {error}"}, is_correct=False)
@@ -91,19 +106,23 @@ def last_boxed(text: str) -> str | None:
     return text[last[0] : last[1]] if last else None
 
 
-def normalised(text: str) -> Fraction | str:
-    """Return the number that ``text`` writes, exactly, or else ``text`` without LaTeX's trimmings."""
+class Reading(NamedTuple):
+    """What a text says: its value, exactly if it is a number, and the ``\\text{...}`` at its end, if any."""
+
+    value: Fraction | str
+    ending: str
+
+
+def read(text: str) -> Reading:
+    """Return what ``text`` says without LaTeX's trimmings; the unit of a number is not part of its value."""
     plain = _plain(text)
-    if len(plain) > _MAX_LENGTH:
-        return plain
-    if re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?", plain):
-        plain = plain.replace(",", "")
-    if re.fullmatch(_NUMBER, plain):
-        return Fraction(plain)
-    ratio = re.fullmatch(rf"({_NUMBER})/({_NUMBER})", plain) or re.fullmatch(
-        rf"([+-]?)\\frac(?:\{{({_NUMBER})\}}|(\d))(?:\{{({_NUMBER})\}}|(\d))", plain
-    )
-    return _fraction(ratio, plain) if ratio else plain
+    rest, _, last = plain.rpartition(r"\text")
+    match = re.fullmatch(r" ?\{([^{}]*)\}", last) if rest.strip() else None
+    ending = match[1].strip(" .").casefold() if match else ""
+    number = _number(_compact(rest)) if match and _may_be_unit(ending) else None
+    compact = _compact(plain)
+    number = _number(compact) if number is None else number
+    return Reading(compact.replace(", ", ",") if number is None else number, ending)
 
 
 def expected_texts(truths: Any) -> list[str]:
@@ -126,7 +145,7 @@ def expected_texts(truths: Any) -> list[str]:
 def _ground_truths(task_info: dict[str, Any]) -> list[str]:
     texts = expected_texts(task_info.get("ground_truth"))
     insides = [boxed if (boxed := last_boxed(text)) is not None else text for text in texts]
-    truths = [inside for inside in insides if normalised(inside) != ""]
+    truths = [inside for inside in insides if read(inside).value != ""]
     if not truths:
         keys = ", ".join(sorted(task_info)) or "none"
         raise DatasetError(
@@ -135,21 +154,33 @@ def _ground_truths(task_info: dict[str, Any]) -> list[str]:
     return truths
 
 
-def _same(answer: Fraction | str, truth: Fraction | str) -> bool:
-    if _are_words(answer, truth):
-        return str(answer).casefold() == str(truth).casefold()
-    return answer == truth
+def _same(answer: Reading, truth: Reading) -> bool:
+    if _are_words(answer.value, truth.value):
+        return str(answer.value).casefold() == str(truth.value).casefold()
+    return answer.value == truth.value and not _endings_differ(answer, truth)
 
 
-def _is_open(answer: Fraction | str, truth: Fraction | str) -> bool:
+def _is_open(answer: Reading, truth: Reading) -> bool:
     """Whether two that are not equal as written may still be equal as expressions."""
-    if isinstance(answer, Fraction) and isinstance(truth, Fraction):
+    if isinstance(answer.value, Fraction) and isinstance(truth.value, Fraction):
         return False
-    texts = str(answer), str(truth)
+    texts = str(answer.value), str(truth.value)
     if not all(0 < len(text) <= _MAX_LENGTH for text in texts) or _are_words(*texts):
+        return False
+    # math-verify drops the texts at the end, even where they are what the answer says.
+    if _endings_differ(answer, truth) or not (_may_be_unit(answer.ending) and _may_be_unit(truth.ending)):
         return False
     # x and X are two symbols, math-verify takes them for one.
     return texts[0].casefold() != texts[1].casefold()
+
+
+def _endings_differ(answer: Reading, truth: Reading) -> bool:
+    """Whether both have one, and not the same: it is left out as often as not."""
+    return bool(answer.ending and truth.ending) and answer.ending != truth.ending
+
+
+def _may_be_unit(ending: str) -> bool:
+    return not re.search(r"\d|\bor\b", ending)  # "7\text{ or 8}" is not 7
 
 
 def _are_words(*sides: Fraction | str) -> bool:
@@ -158,23 +189,59 @@ def _are_words(*sides: Fraction | str) -> bool:
 
 
 def _plain(text: str) -> str:
-    text = text.replace("\N{MINUS SIGN}", "-").replace("{,}", ",")
+    text = _in_latex(text).replace("{,}", ",")
     text = re.sub(r"\\[dt]frac", r"\\frac", text)
-    text = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;:()\[\] ]|\\?\$", "", text)
-    text = _without_end(text)
-    # A text at the end is a unit; elsewhere it is part of the answer.
-    text = re.sub(r"(?<=\S)\s*\\text\s*\{[^{}]*\}$", "", text)
-    text = re.sub(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf)\s*\{([^{}]*)\}", r"\1", text)
-    return re.sub(r"\s+", "", text)
+    text = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\[!()\[\]]|\\?\$", "", text)
+    text = re.sub(r"\\[,;: ]|~", " ", text)
+    return " ".join(_without_end(text).split())
+
+
+def _compact(plain: str) -> str:
+    """The text without the spaces that say nothing: 1 1/2 is not 11/2, and 100, 200 are two numbers."""
+    plain = re.sub(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf)\s*\{([^{}]*)\}", r"\1", plain)
+    plain = re.sub(r"\\frac ?(\d) ?(?=\d)", r"\\frac\1", plain)
+    return re.sub(r"\s+", " ", re.sub(r"(?<![\d,])\s+|\s+(?!\d)", "", plain))
+
+
+def _number(compact: str) -> Fraction | None:
+    if len(compact) > _MAX_LENGTH:
+        return None
+    if re.fullmatch(r"[+-]?\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?:\.\d*)?", compact):
+        compact = re.sub("[, ]", "", compact)
+    if power := re.fullmatch(_POWER_OF_TEN, compact):
+        mantissa, sign, braced, bare = power.groups()
+        compact = f"{mantissa or sign + '1'}e{braced or bare}"
+    if re.fullmatch(_NUMBER, compact):
+        return Fraction(compact)
+    compact = re.sub(
+        rf"\\frac(?:\{{({_NUMBER})\}}|(\d))(?:\{{({_NUMBER})\}}|(\d))", _as_ratio, compact
+    ).strip()
+    ratio = re.fullmatch(rf"([+-]?)(\d+) (\d+)/(\d+)|([+-] )?({_NUMBER})/({_NUMBER})", compact)
+    if ratio is None:
+        return None
+    *parts, numerator, denominator = (part for part in ratio.groups() if part is not None)
+    if not Fraction(denominator):
+        return None
+    sign = -1 if parts and parts[0].strip() == "-" else 1
+    whole = Fraction(parts[1]) if len(parts) == 2 else 0
+    return sign * (whole + Fraction(numerator) / Fraction(denominator))
+
+
+def _as_ratio(frac: re.Match[str]) -> str:
+    return " " + "/".join(part for part in frac.groups() if part is not None)
+
+
+def _in_latex(text: str) -> str:
+    """The text with LaTeX's commands for the signs that models like to write instead: math-verify too
+    knows few of them."""
+    return re.sub("[¼-¾⅐-⅞]", _spelt_out, text).translate(_SIGNS)
+
+
+def _spelt_out(vulgar_fraction: re.Match[str]) -> str:
+    return " " + unicodedata.normalize("NFKC", vulgar_fraction[0]).replace("\N{FRACTION SLASH}", "/")
 
 
 def _without_end(text: str) -> str:
     """The text without a full stop, a comma or a percent sign at its end: math-verify does not know them."""
     text = re.sub(r"(?<!\\)[.,]$", "", text.strip()).rstrip()
     return text.removesuffix("%").removesuffix("\\").rstrip() if text.endswith("%") else text
-
-
-def _fraction(ratio: re.Match[str], plain: str) -> Fraction | str:
-    sign = -1 if ratio[0].startswith("-\\") else 1
-    numerator, denominator = (Fraction(part) for part in ratio.groups() if part not in (None, "", "+", "-"))
-    return sign * numerator / denominator if denominator else plain
