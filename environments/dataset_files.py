@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, time
@@ -16,14 +17,18 @@ from environments.errors import DatasetError
 
 Row = dict[str, Any]
 
+_MAX_BITS = 14_280
+"""Of a whole number: Python reads and writes up to 4300 digits."""
+
 
 def read_rows(path: Path) -> Iterator[Row]:
     """Read a file as its extension says; all but ``.json`` row by row, however large the file is.
 
     - ``.json``: a list of objects.
-    - ``.jsonl``: one object per line.
+    - ``.jsonl``: one object per line; a blank line is no row.
     - ``.csv``: a line of column names, then one row per line. Each value is a text as it stands in the
-      file (``"7"`` and not 7, an empty field is ``""``), since nothing there says what else it could be.
+      file (``"7"`` and not 7, an empty field is ``""``), since nothing there says what else it could be. A
+      blank line is no row: the empty field of an only column stands in quotes, as ``csv`` writes it.
     - ``.parquet``: one row per row, each value in its Python type.
 
     Raises:
@@ -84,6 +89,8 @@ class ArrayLike(Protocol):
 
 
 def _plain(value: Any, where: str) -> Any:
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        raise DatasetError(f"{where} is too long a number for JSON to be read again: make it a text.")
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float | date | time):
@@ -118,12 +125,8 @@ def _text_key(key: Any, where: str) -> str:
 
 def _json(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig") as file:
-        try:
-            rows = json.load(file)
-        except json.JSONDecodeError as error:
-            raise DatasetError(
-                f"{path} is no JSON: {error}. If each line is an object of its own, name it .jsonl."
-            ) from error
+        text = file.read()
+    rows = _parsed(text, str(path), "If each line is an object of its own, name it .jsonl.")
     if not isinstance(rows, list):
         raise DatasetError(f"{path} holds a {type(rows).__name__}: it has to be a list of objects.")
     yield from rows
@@ -132,19 +135,26 @@ def _json(path: Path) -> Iterator[Row]:
 def _json_lines(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DatasetError(
-                    f"{path}, line {number} is no JSON: {error}. Write the file again."
-                ) from error
+            if line.isspace():
+                continue
+            row = _parsed(line, f"{path}, line {number}", "Write the file again.")
             if not isinstance(row, dict):
                 raise DatasetError(f"{path}, line {number} is no JSON object. Write the file again.")
             yield row
 
 
+def _parsed(text: str, where: str, remedy: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise DatasetError(f"{where} is nested too deeply. {remedy}") from error
+    except ValueError as error:  # which a number of more than 4300 digits is too
+        raise DatasetError(f"{where} is no JSON that can be read: {error}. {remedy}") from error
+
+
 def _csv(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig", newline="") as file:
+        csv.field_size_limit(sys.maxsize)  # of 128 Ki characters; many a prompt is longer
         lines = csv.reader(file, strict=True)
         try:
             names = next(lines, [])

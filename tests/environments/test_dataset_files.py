@@ -11,6 +11,8 @@ from environments.dataset_files import plain_rows, read_rows, write_rows
 from environments.errors import DatasetError
 
 ROWS = [{"question": "Zoë, \u2028 or?", "n": 7, "deep": {"list": [1.5, None, True]}}, {"n": 8}]
+LONG = f'{{"id": {"1" * 5000}}}'
+DEEP = "[" * 200_000
 
 
 def write(path, text):
@@ -28,6 +30,17 @@ def test_json_and_json_lines_keep_types(tmp_path):
 def test_csv_values_are_texts(tmp_path):
     path = write(tmp_path / "a.csv", '\ufeffquestion,n\r\n"Two, or\nthree?",007\r\n\r\n,\r\n')
     assert list(read_rows(path)) == [{"question": "Two, or\nthree?", "n": "007"}, {"question": "", "n": ""}]
+
+
+def test_a_blank_line_is_no_row(tmp_path):
+    lines = write(tmp_path / "a.jsonl", '{"id": 0}\n\n{"id": 1}\n \r\n\n')
+    assert list(read_rows(lines)) == [{"id": 0}, {"id": 1}]
+    column = write(tmp_path / "a.csv", 'q\n\na\n""\n\n')
+    assert list(read_rows(column)) == [{"q": "a"}, {"q": ""}]
+
+
+def test_a_csv_field_may_be_long(tmp_path):
+    assert list(read_rows(write(tmp_path / "a.csv", f"q\n{'x' * 200_000}\n"))) == [{"q": "x" * 200_000}]
 
 
 def test_parquet_keeps_types(tmp_path):
@@ -62,7 +75,10 @@ def test_an_unknown_extension_is_an_error_that_lists_the_known(name, tmp_path):
         ("a.csv", "a,b\n1,2\n1,2,3\n", r"line 3 has 3 fields, but there are 2 columns \(a, b\)"),
         ("a.csv", "a,b\n1\n", "line 2 has 1 fields"),
         ("a.csv", 'a\n"open\n', "is no CSV"),
-        ("a.csv", f"a\n{'x' * 200_000}\n", "line 2 is no CSV: field larger.*JSON lines or parquet"),
+        pytest.param("a.jsonl", f'{{"id": 0}}\n{LONG}', "line 2 is no JSON that can be read: Exc", id="long"),
+        pytest.param("a.json", f"[{LONG}]", "is no JSON that can be read: Exceeds", id="long in a list"),
+        pytest.param("a.jsonl", '{"id": 0}\n' + DEEP, "line 2 is nested too deeply", id="deep"),
+        pytest.param("a.json", DEEP, "is nested too deeply", id="deep in a list"),
         ("a.parquet", "no parquet", "cannot be read as parquet"),
     ],
 )
@@ -124,12 +140,19 @@ def test_what_has_one_obvious_json_form_is_converted():
         ({1, 2}, "builtins.set"),
         (float("nan"), r"Row 1\['v'\] is nan, .*use None"),
         (float("-inf"), "is -inf"),
+        pytest.param(10**4300, r"Row 1\['v'\] is too long a number", id="long"),
         ({1: 2}, r"Row 1\['v'\] is a dict with the key 1"),
     ],
 )
 def test_what_has_none_is_refused_by_row_key_and_type(value, sentence):
     with pytest.raises(DatasetError, match=sentence):
         list(plain_rows([{}, {"v": value}]))
+
+
+def test_the_longest_number_that_is_taken_is_read_again(tmp_path):
+    rows = [{"n": 2**14_280 - 1, "m": -(2**14_280) + 1}]
+    write_rows(tmp_path / "a.jsonl", plain_rows(rows))
+    assert list(read_rows(tmp_path / "a.jsonl")) == rows
 
 
 def test_a_row_within_itself_is_refused():
