@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from environments.errors import ConfigError, EnvironmentFailure
 Opponent = Callable[[str], str]
 """``opponent(observation)``: what the other player says, given all that it has seen of the game."""
 
+_WORD_LISTS: dict[str, set[str]] = {}
+"""What each game has asked NLTK for. Most do so when their module is imported, and so once in a process."""
 _MAX_OPPONENT_MOVES = 100
 """In a row. A game that never gives the turn back would otherwise go on for ever."""
 
@@ -175,18 +178,21 @@ def _make(env_id: str, game_args: dict[str, Any]) -> Any:
 def _playable_here(env_id: str) -> Iterator[None]:
     """Say why a game cannot be played on this machine. Games that need word lists do not download them."""
     nltk = foreign("nltk", "nltk")
-    wanted: list[str] = []
+    wanted = _WORD_LISTS.setdefault(env_id, set())
 
     def note(names: str | list[str], *args: Any, **kwargs: Any) -> None:
-        wanted.extend([names] if isinstance(names, str) else names)
+        wanted.update([names] if isinstance(names, str) else names)
 
     download, nltk.download = nltk.download, note
     try:
         yield
     except LookupError as error:
+        names = sorted(wanted.union(re.findall(r"nltk\.download\('(\w+)'\)", str(error))))
+        if not names:
+            raise ConfigError(f"TextArena cannot make {env_id}: {error!r}") from error
         raise ConfigError(
-            f"{env_id} needs {' and '.join(wanted) or 'a corpus'} of NLTK, which is not on this machine: run "
-            f"python -m nltk.downloader {' '.join(wanted)} where there is a network."
+            f"{env_id} needs {' and '.join(names)} of NLTK, which is not on this machine: run "
+            f"python -m nltk.downloader {' '.join(names)} where there is a network."
         ) from error
     except SyntaxError as error:  # some games of 0.7.4 are written for Python 3.12
         raise ConfigError(f"{env_id} cannot be loaded by this version of Python: {error}.") from error
