@@ -40,8 +40,6 @@ from policies.learning.algorithms import resolve
 from policies.learning.kl import KLController
 from policies.learning.samples import TrainingSample
 
-JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""Set by Ray in the program of a submitted job."""
 REMIND_SECONDS = 120.0
 """Between two lines on what is waited for."""
 
@@ -50,19 +48,21 @@ class Run:
     """The components of a run, wired together.
 
     The engine and the fleet start in the background while the warm start runs: nobody waits for them.
+
+    Args:
+        lock: of the run's folder, held for as long as the run lives.
     """
 
-    def __init__(self, config: TrainConfig, workload: Workload) -> None:
+    def __init__(self, config: TrainConfig, workload: Workload, lock: RunLock) -> None:
         self.config = config
         self.workload = workload
         self.algorithm = resolve(config.algorithm, config.rollout.max_response_tokens)
-        self.directory = run_directory(config.run.directory)
-        self._lock = RunLock(self.directory)
+        self.directory = lock.directory
+        self._lock = lock
         self.interrupts = Interrupts()
         self.checkpoints = CheckpointFolder(self.directory, config.run.checkpoints_kept)
         self._checkpoint = self.checkpoints.latest()
         if self._checkpoint is not None and not config.run.resume:
-            self._lock.release()
             raise ConfigError(
                 f"run.directory={config.run.directory} holds a run already: set run.resume=true to go on "
                 "with it, or name another directory."
@@ -153,7 +153,6 @@ class Run:
     def close(self) -> None:
         """End everything that this run has started, and nothing else; then draw the pictures."""
         with ExitStack() as ending:  # from the last to the first, each whatever becomes of the others
-            ending.callback(self._lock.release)
             ending.callback(self.tracker.close)
             ending.callback(self.journal.close)
             if self._started_ray:
@@ -332,21 +331,6 @@ class Run:
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(temporary, folder)
         return str(folder)
-
-
-def run_directory(setting: str) -> Path:
-    """The folder that ``run.directory`` means.
-
-    Raises:
-        ConfigError: it is in a job's copy of the working directory, which ends with the job.
-    """
-    directory = Path(setting).expanduser()
-    if JOB in os.environ and not directory.is_absolute():
-        raise ConfigError(
-            f"run.directory={setting} is inside this job's copy of the working directory, which Ray deletes "
-            "some time after the job: name an absolute path on a disk that the nodes share."
-        )
-    return directory.absolute()
 
 
 def _rollout_ids(groups: Sequence[TrajectoryGroup]) -> list[str]:

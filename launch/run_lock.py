@@ -7,20 +7,25 @@ import os
 import socket
 import uuid
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from environments.errors import ConfigError
 
 LOCK = ".lock"
+JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Set by Ray in the program of a submitted job."""
 
 
 class RunLock:
-    """Holds ``directory``, which is made if there is none, until ``release`` or the end of the process.
+    """Holds ``directory``, which is made if there is none, until the end of its ``with`` or of the process.
 
     Raises:
         ConfigError: another process holds it.
     """
 
     def __init__(self, directory: Path) -> None:
+        self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / LOCK
         self._file = self.path.open("a+", encoding="utf-8")
@@ -39,6 +44,25 @@ class RunLock:
         self._file.flush()
         os.fsync(self._file.fileno())  # for those who read it on other nodes
 
-    def release(self) -> None:
-        """Let go of the folder."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
         self._file.close()
+
+
+def run_directory(setting: str) -> Path:
+    """The folder that ``run.directory`` means.
+
+    Raises:
+        ConfigError: it is in a job's copy of the working directory, which ends with the job.
+    """
+    directory = Path(setting).expanduser()
+    if JOB in os.environ and not directory.is_absolute():
+        raise ConfigError(
+            f"run.directory={setting} is inside this job's copy of the working directory, which Ray deletes "
+            "some time after the job: name an absolute path on a disk that the nodes share."
+        )
+    return directory.absolute()

@@ -18,6 +18,7 @@ from launch.background import in_background
 from launch.config import TrainConfig, as_train_config, register
 from launch.model_folder import model_folder
 from launch.refusals import check
+from launch.run_lock import RunLock, run_directory
 from launch.workload import Workload
 from policies.agents.base import BaseAgent
 from policies.sampler import SampleRequest, ScriptedSampler
@@ -73,12 +74,17 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
     """Check everything that can be checked, then start a run, train, and end what was started."""
     check(config)
     check_workload(config, workload)
+    with RunLock(run_directory(config.run.directory)) as lock:
+        _train(config, workload, lock)
+
+
+def _train(config: TrainConfig, workload: Workload, lock: RunLock) -> None:
     from ray.exceptions import RayActorError
 
     from launch.loop import train
     from launch.run import Run
 
-    run = Run(config, workload)
+    run = Run(config, workload, lock)
     try:
         with run.interrupts.installed():
             try:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from environments.errors import ConfigError
-from launch.run import JOB, run_directory
-from launch.run_lock import RunLock
+from launch.run_lock import JOB, RunLock, run_directory
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,18 +22,13 @@ def elsewhere(directory: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_folder_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
-    script = (
-        f"from pathlib import Path; from launch.run_lock import RunLock; RunLock(Path({str(tmp_path)!r}))"
-    )
-    held = RunLock(tmp_path)
-    refused = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert held.text.partition(" (")[0] in refused.stderr and "stop that run" in refused.stderr
-    assert held.path.read_text() == held.text, "who is refused changes nothing"
-    held.release()
+    with RunLock(tmp_path) as held:
+        refused = elsewhere(tmp_path)
+        assert held.text.partition(" (")[0] in refused.stderr and "stop that run" in refused.stderr
+        assert held.path.read_text() == held.text, "who is refused changes nothing"
     assert elsewhere(tmp_path).returncode == 0
-    assert RunLock(tmp_path).text != held.text, "so an old one on another disk is told apart"
+    with RunLock(tmp_path) as later:
+        assert later.text != held.text, "so an old one on another disk is told apart"
 
 
 def test_a_job_names_a_folder_that_outlives_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
