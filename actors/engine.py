@@ -18,6 +18,7 @@ from typing import Any, Self
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from actors.address import check_answers
 from actors.fingerprint import fingerprint
 from actors.fleet import RolloutFleet, actor_options, check_room
 from actors.placement import beside_driver
@@ -327,6 +328,7 @@ class AgentExecutionEngine:
     def _start(self, num_actors: int) -> _Crew:
         """Have at least ``num_actors`` rollout actors, up or on their way."""
         if not ray.is_initialized():
+            check_answers()
             os.environ.update(RAYLET_ENVIRONMENT)
             ray.init(log_to_driver=shows_worker_logs(), logging_level=logging.ERROR, include_dashboard=False)
         if self._crew is None:

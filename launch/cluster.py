@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from contextlib import suppress
 
 import psutil
 import ray
-from ray._private.utils import read_ray_address
 
+from actors.address import check_answers, unreachable
 from actors.settings import RAYLET_ENVIRONMENT, shows_worker_logs
 from environments.errors import ConfigError
 from launch.config import TrainConfig
@@ -60,30 +59,7 @@ def connect() -> bool:
             ray.init(**options)
             return False
     except ConnectionError as error:
-        raise _unreachable(error) from error
-
-
-def check_answers() -> None:
-    """Refuse a cluster that is gone, as after a restart of the machine: Ray would try in silence for minutes.
-
-    Raises:
-        ConfigError: nothing answers where ``RAY_ADDRESS`` or the note of ``ray start`` points to.
-    """
-    address = os.environ.get("RAY_ADDRESS") or read_ray_address() or ""
-    host, _, port = address.rpartition(":")
-    if not port.isdigit() or "://" in host:  # none, or a form that only Ray knows
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-    except OSError as error:
-        raise _unreachable(f"{address}: {error}") from error
-
-
-def _unreachable(reason: object) -> ConfigError:
-    return ConfigError(
-        f"The Ray cluster that this process was pointed to does not answer ({reason}): start it with "
-        "`ray start --head`, or unset RAY_ADDRESS and run `ray stop` to have one started here."
-    )
+        raise unreachable(error) from error
 
 
 def end() -> None:

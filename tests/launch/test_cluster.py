@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from actors import address
 from environments.errors import ConfigError
 from launch import cluster
 from launch.config import compose
@@ -51,15 +52,15 @@ cluster.end()
 
 def test_a_cluster_that_is_gone_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        monkeypatch.setattr(cluster, "read_ray_address", lambda: address)
+        noted = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr(address, "read_ray_address", lambda: noted)
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        cluster.check_answers()
+        address.check_answers()
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1:\d+.*refused.*`ray stop`"):
-        cluster.check_answers()
+        address.check_answers()
     for other in ("local", "auto", "ray://nowhere:10001"):
         monkeypatch.setenv("RAY_ADDRESS", other)
-        cluster.check_answers()
+        address.check_answers()
 
 
 def test_what_others_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
