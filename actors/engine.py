@@ -18,20 +18,20 @@ from typing import Any, Self
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from actors.address import check_answers
 from actors.fingerprint import fingerprint
-from actors.fleet import RolloutFleet, actor_options, check_room
-from actors.placement import beside_driver
-from actors.progress import RolloutProgress
-from actors.rollout import Pair, RolloutLimits, RolloutOrder
-from actors.sampler_factory import check_calls, one_of, sampler_factory
-from actors.sampling import SamplerActor
+from actors.progress_bar import RolloutProgress
+from actors.ray_tools.address import check_answers
+from actors.ray_tools.placement import beside_driver
+from actors.rollouts.fleet import RolloutFleet, actor_options, check_room
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.stream import TrajectoryStream
+from actors.sampling.backends import check_calls, one_of, sampler_factory
+from actors.sampling.sampler_actor import SamplerActor
 from actors.settings import RAYLET_ENVIRONMENT, FleetConfig, shows_worker_logs
-from actors.stream import TrajectoryStream
 from environments.base import BaseEnv
-from environments.datasets import Dataset
+from environments.data.datasets import Dataset
+from environments.data.trajectory_file import TrajectoryFile
 from environments.errors import ConfigError, SamplerError
-from environments.trajectory_file import TrajectoryFile
 from environments.types import Trajectory
 from policies.agents.base import BaseAgent
 from policies.learning.samples import returns_to_go
@@ -309,15 +309,15 @@ class AgentExecutionEngine:
     async def _play(
         self, rows: list[dict[str, Any]], indices: list[int]
     ) -> AsyncGenerator[tuple[int, Trajectory], None]:
-        orders = _orders(rows, indices, self._params)
-        if not orders:
+        requests = _requests(rows, indices, self._params)
+        if not requests:
             return
-        waiting = {order.rollout_id: index for order, index in zip(orders, indices, strict=True)}
+        waiting = {request.rollout_id: index for request, index in zip(requests, indices, strict=True)}
         try:
-            crew = await asyncio.to_thread(self._start, min(self._num_actors, len(orders)))
+            crew = await asyncio.to_thread(self._start, min(self._num_actors, len(requests)))
             await _open_sampler(crew.sampler)
-            await crew.fleet.submit.remote(orders)
-            arriving = crew.stream.trajectories(len(orders))
+            await crew.fleet.submit.remote(requests)
+            arriving = crew.stream.trajectories(len(requests))
             while waiting:
                 trajectory = await asyncio.to_thread(next, arriving)
                 yield waiting.pop(trajectory.rollout_id), trajectory
@@ -348,15 +348,15 @@ class AgentExecutionEngine:
         return self._crew
 
 
-def _orders(rows: list[dict[str, Any]], indices: list[int], params: SamplingParams) -> list[RolloutOrder]:
+def _requests(rows: list[dict[str, Any]], indices: list[int], params: SamplingParams) -> list[RolloutRequest]:
     seed = random.SystemRandom().getrandbits(SEED_BITS) if params.seed is None else params.seed
     return [
-        RolloutOrder(
+        RolloutRequest(
             rollout_id=f"{index:06d}/0000",
             group_id=f"{index:06d}",
             task=rows[index],
             params=params,
-            # One for each order: equal tasks are repeated to see different attempts. Servers are asked for
+            # One for each request: equal tasks are repeated to see different attempts. Servers are asked for
             # repeatable sampling only by those who want it: it costs them, and vLLM on a CPU may die.
             seed=None if params.seed is None else random.Random(f"{seed}/{index}").getrandbits(SEED_BITS),
             env_seed=random.Random(f"{seed}/{index}/environment").getrandbits(SEED_BITS),

@@ -3,14 +3,14 @@
 from environments.base import ActorNeeds, BaseEnv, MultiTurnEnvironment, SingleTurnEnvironment
 from environments.check import check_environment
 from environments.code_environment import CodeEnvironment
-from environments.datasets import Dataset, DatasetRegistry
+from environments.data.datasets import Dataset, DatasetRegistry
+from environments.data.trajectory_file import read_trajectories
 from environments.errors import ConfigError, TroupeError
 from environments.mcp_environment import MCPEnvironment
 from environments.pass_at_k import compute_pass_at_k
 from environments.rewards import RewardOutput, code_reward_fn, math_reward_fn, search_reward_fn
 from environments.tool_environment import ToolEnvironment
 from environments.tools import MCPServer
-from environments.trajectory_file import read_trajectories
 from environments.types import Action, Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Any, Self
 from environments.base import MultiTurnEnvironment, Task, split_info
 from environments.errors import DatasetError
 from environments.rewards.base import RewardFunction, RewardOutput, judge
-from environments.rewards.code import code_reward_fn
+from environments.rewards.code.reward import code_reward_fn
 
 
 class CodeEnvironment(MultiTurnEnvironment):

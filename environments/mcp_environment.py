@@ -9,7 +9,7 @@ from environments.base import Task, split_info
 from environments.errors import ConfigError
 from environments.rewards.base import RewardFunction
 from environments.tool_environment import ToolEnvironment
-from environments.tools.mcp import MCPServer
+from environments.tools.mcp.tool import MCPServer
 
 
 class MCPEnvironment(ToolEnvironment):

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from environments.datasets import Dataset
+from environments.data.datasets import Dataset
 from environments.errors import ConfigError, DatasetError, TroupeError
 from environments.pass_at_k import compute_pass_at_k
 from environments.types import Trajectory
 from launch.command import run_command
 from launch.config import TrainConfig
-from launch.model_folder import model_folder
-from launch.refusals import check
+from launch.run_folder.model_paths import model_folder
+from launch.validation import check
 from launch.workload import Workload, load_workload
 
 TRAJECTORIES = "evaluation.jsonl"
@@ -71,7 +71,7 @@ def roll_out(
 ) -> list[Trajectory]:
     """The trajectories of ``tasks`` under the model. What is started for them has ended on return."""
     from actors.engine import AgentExecutionEngine
-    from launch.policy_app import policy_app
+    from launch.served_model import policy_app
 
     rollout = config.rollout
     sampling = {

@@ -17,7 +17,7 @@ from actors.settings import MODEL_NAME
 from environments.errors import ConfigError, SamplerError
 from launch.command import run_command
 from launch.config import ServerConfig, TrainConfig
-from launch.model_folder import adapter_folder, model_folder, newest_checkpoint
+from launch.run_folder.model_paths import adapter_folder, model_folder, newest_checkpoint
 from policies.settings import ADAPTER, adapter_config
 
 DEFAULT_PORT = 8000
@@ -44,7 +44,7 @@ def serve(config: TrainConfig) -> None:
         )
     model_path = chosen_model(config.model.path)
     server = replace(server, adapters=served_adapters(server.adapters, model_path))
-    from launch.policy_app import policy_app
+    from launch.served_model import policy_app
 
     sys.stdout.write(f"Loading {model_path} ({server.num_replicas} replica(s)).\n")
     fleet = replace(config.fleet, num_actors=0)

@@ -9,16 +9,16 @@ import re
 from functools import partial
 from typing import Any
 
-from actors.rollout import RolloutLimits, RolloutOrder, owned_by, run_rollout
-from actors.sampler_factory import check_calls
+from actors.rollouts.rollout import RolloutLimits, RolloutRequest, owned_by, run_rollout
+from actors.sampling.backends import check_calls
 from environments.base import BaseEnv
-from environments.datasets import Dataset
+from environments.data.datasets import Dataset
 from environments.errors import ConfigError, DatasetError, EnvironmentFailure, TroupeError
-from launch.background import in_background
 from launch.config import TrainConfig, as_train_config, register
-from launch.model_folder import model_folder
-from launch.refusals import check
-from launch.run_lock import RunLock, run_directory
+from launch.process.background import in_background
+from launch.run_folder.lock import RunLock, run_directory
+from launch.run_folder.model_paths import model_folder
+from launch.validation import check
 from launch.workload import Workload
 from policies.agents.base import BaseAgent
 from policies.sampler import SampleRequest, ScriptedSampler
@@ -81,8 +81,8 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
 def _train(config: TrainConfig, workload: Workload, lock: RunLock) -> None:
     from ray.exceptions import RayActorError
 
-    from launch.loop import train
-    from launch.run import Run
+    from launch.training.loop import train
+    from launch.training.run import Run
 
     run = Run(config, workload, lock)
     try:
@@ -182,13 +182,13 @@ def check_agent(workload: Workload) -> None:
         return asyncio.run(sampler.sample(request))
 
     task = workload.train_dataset[0]
-    order = RolloutOrder(rollout_id="check/0", group_id="check", task=task)
+    request = RolloutRequest(rollout_id="check/0", group_id="check", task=task)
     agent = workload.pair.make_agent()
     check_calls(agent)
     try:
-        env = workload.pair.make_env(order)
+        env = workload.pair.make_env(request)
         try:
-            run_rollout(agent, env, sample, order, RolloutLimits(max_steps=1))
+            run_rollout(agent, env, sample, request, RolloutLimits(max_steps=1))
         finally:
             with owned_by(EnvironmentFailure, "environment", env)("close"):
                 env.close()

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.rollout import Pair
+from actors.rollouts.rollout import Pair
 from environments.base import BaseEnv
-from environments.datasets import Dataset
+from environments.data.datasets import Dataset
 from environments.errors import ConfigError
 from environments.types import Message
 from policies.agents.base import BaseAgent

@@ -22,12 +22,12 @@ import pytest
 if TYPE_CHECKING:
     import torch
 
-    from actors.learner_group import LearnerGroup
-    from actors.policy_server import PolicyApp
+    from actors.learning.learner_group import LearnerGroup
+    from actors.serving.policy_server import PolicyApp
     from actors.settings import ServerConfig
     from environments.types import Message
     from policies.learning.settings import AlgorithmConfig, LearnerConfig
-    from policies.learning.verl_learner import VerlLearner
+    from policies.learning.verl.learner import VerlLearner
 
 # Before anything imports transformers: a test that needs the network is a broken test.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -83,7 +83,7 @@ def ray_cluster() -> Iterator[None]:
     import ray
 
     from actors.settings import RAYLET_ENVIRONMENT
-    from launch.cluster import ENVIRONMENT, LOCAL_CPUS
+    from launch.process.cluster import ENVIRONMENT, LOCAL_CPUS
 
     os.environ.update(RAYLET_ENVIRONMENT)
     # Workers have to find the test modules that their classes come from.
@@ -124,7 +124,7 @@ class ServedPolicy:
         """A ``SamplerActor`` of its own."""
         import ray
 
-        from actors.sampling import SamplerActor, ServeSampler
+        from actors.sampling.sampler_actor import SamplerActor, ServeSampler
 
         sampler = SamplerActor.remote(partial(ServeSampler, self.name, str(self.model_path)))
         ray.get(sampler.open.remote())
@@ -135,7 +135,7 @@ def publish(store: Any, weights: dict[str, torch.Tensor]) -> int:
     """Put ``weights`` into a store as its next version, which is returned."""
     import ray
 
-    from policies.weights import pack
+    from policies.engines.weights import pack
 
     newest = ray.get(store.newest.remote())
     version = newest.version + 1 if newest else 1
@@ -148,7 +148,7 @@ def serve_policy(
     name: str, model_path: Path, store: Any, config: ServerConfig, http: bool = False
 ) -> Iterator[ServedPolicy]:
     """Serve ``model_path`` in the block. Needs ``ray_cluster``, and Serve's proxy for ``http``."""
-    from actors.policy_server import PolicyApp
+    from actors.serving.policy_server import PolicyApp
 
     port = _free_port() if http else None
     app = PolicyApp(name, str(model_path), replace(config, http_port=port), store)
@@ -160,7 +160,7 @@ def serve_policy(
 @pytest.fixture(scope="session")
 def weight_store(ray_cluster: None) -> Any:
     """The store that ``policy_app`` follows."""
-    from actors.weight_store import WeightStore
+    from actors.weights.store import WeightStore
 
     return WeightStore.remote()
 
@@ -193,7 +193,7 @@ def late_policy(policy_app: ServedPolicy, untied_model: Path) -> Iterator[Served
     from transformers_reference import perturbed, weights_of
 
     from actors.settings import ServerConfig
-    from actors.weight_store import WeightStore
+    from actors.weights.store import WeightStore
     from policies.settings import EngineConfig
 
     store, weights = WeightStore.remote(), weights_of(untied_model)
@@ -236,7 +236,7 @@ def make_learner(
     Groups take long to start, so one with the same settings is used again: its weights are put back and
     its optimizer is a fresh one. Only the last ``MAX_LEARNERS`` groups that were asked for are alive.
     """
-    from actors.learner_group import LearnerGroup
+    from actors.learning.learner_group import LearnerGroup
     from policies.learning.algorithms import resolve
     from policies.learning.settings import AlgorithmConfig, LearnerConfig
 
@@ -270,7 +270,7 @@ def verl_on_cpu() -> None:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl's, about engines that are not installed
         patch.setenv("VERL_PLATFORM", "cpu")
-        import policies.learning.verl_config  # noqa: F401
+        import policies.learning.verl.config  # noqa: F401
 
 
 @pytest.fixture(scope="session")
@@ -290,7 +290,7 @@ def make_rank(process_group: None, tiny_model: Path) -> MakeRank:
     """``make_rank(learner, algorithm, seed)``: a learner of one rank in this process, in half a second."""
     from policies.learning.algorithms import resolve
     from policies.learning.settings import AlgorithmConfig, LearnerConfig
-    from policies.learning.verl_learner import VerlLearner
+    from policies.learning.verl.learner import VerlLearner
 
     def make(
         learner: LearnerConfig | None = None, algorithm: AlgorithmConfig | None = None, seed: int = 0
@@ -307,7 +307,7 @@ def make_rank(process_group: None, tiny_model: Path) -> MakeRank:
 def make_critic_rank(process_group: None, tiny_model: Path) -> MakeRank:
     """``make_critic_rank(learner, seed)``: a critic of one rank in this process."""
     from policies.learning.settings import LearnerConfig
-    from policies.learning.verl_critic import VerlCritic
+    from policies.learning.verl.critic import VerlCritic
 
     def make(learner: LearnerConfig | None = None, seed: int = 0) -> VerlCritic:
         with pytest.MonkeyPatch.context() as patch:

@@ -27,13 +27,13 @@ FORBIDDEN_AT_START = {
     "policies": ("ray", *HEAVY),
     "policies.sampler": ("ray", *HEAVY),
     "policies.agents.*": ("ray", *HEAVY),
-    "actors.rollout": ("ray.serve", *HEAVY),
+    "actors.rollouts.rollout": ("ray.serve", *HEAVY),
     "launch.train": HEAVY,
 }
 """What importing a module (a pattern names several) must not load, neither itself nor by its imports."""
 
-VLLM_HOMES = ("policies.engine",)
-VERL_HOMES = ("policies.learning", "actors.learner_group", "actors.learner_worker")
+VLLM_HOMES = ("policies.engines.vllm",)
+VERL_HOMES = ("policies.learning", "actors.learning.learner_group", "actors.learning.learner_worker")
 
 TOP_LEVEL = {*LAYERS, "tests", "pyproject.toml", "README.md", "Makefile", "LICENSE", "CHANGELOG.md"}
 EMPTY_NAMES = {"utils", "util", "helpers", "common", "misc", "legacy", "experimental"}
@@ -231,7 +231,7 @@ def test_light_modules_import_nothing_heavy(start: str, forbidden: tuple[str, ..
     assert heavy_imports_at_start(ROOT, start, forbidden) == []
 
 
-@pytest.mark.parametrize("start", ["actors.rollout", "launch.train"])
+@pytest.mark.parametrize("start", ["actors.rollouts.rollout", "launch.train"])
 def test_light_modules_load_nothing_heavy_when_run(start: str) -> None:
     """Sees what ``ast`` cannot: a library that imports a heavy one behind our back."""
     code = (
@@ -260,38 +260,46 @@ def of_vllm(root: Path) -> list[str]:
 
 
 def from_rollout(root: Path) -> list[str]:
-    return heavy_imports_at_start(root, "actors.rollout", FORBIDDEN_AT_START["actors.rollout"])
+    return heavy_imports_at_start(
+        root, "actors.rollouts.rollout", FORBIDDEN_AT_START["actors.rollouts.rollout"]
+    )
 
 
 CHECKS_AND_BREACHES: list[tuple[Callable[[Path], list[str]], dict[str, str]]] = [
     (imports_to_the_left, {"environments/base.py": "from policies import chat"}),
     (imports_to_the_left, {"environments/base.py": "def f():\n    import ray"}),
-    (imports_to_the_left, {"policies/chat.py": "if TYPE_CHECKING:\n    import actors.fleet"}),
+    (imports_to_the_left, {"policies/chat.py": "if TYPE_CHECKING:\n    import actors.rollouts.fleet"}),
     (imports_to_the_left, {"policies/chat.py": "from ray import serve"}),
-    (imports_to_the_left, {"actors/fleet.py": "async def f():\n    from launch import train"}),
+    (imports_to_the_left, {"actors/rollouts/fleet.py": "async def f():\n    from launch import train"}),
     (foreign_imports_of_environments, {"environments/rewards/math.py": "import numpy"}),
     (foreign_imports_of_environments, {"environments/base.py": "try:\n    import gymnasium\nfinally: pass"}),
-    (of_vllm, {"actors/policy_server.py": "def f():\n    import vllm"}),
-    (eager_imports_of_vllm, {"policies/engine.py": "class A:\n    from vllm import LLM"}),
-    (from_rollout, {"actors/rollout.py": "import torch.nn"}),
-    (from_rollout, {"actors/rollout.py": "from ray import serve"}),
-    (from_rollout, {"actors/rollout.py": "from policies import a", "policies/a.py": "import transformers"}),
-    (from_rollout, {"actors/rollout.py": "import policies.a", "policies/__init__.py": "import torch"}),
+    (of_vllm, {"actors/serving/policy_server.py": "def f():\n    import vllm"}),
+    (eager_imports_of_vllm, {"policies/engines/vllm.py": "class A:\n    from vllm import LLM"}),
+    (from_rollout, {"actors/rollouts/rollout.py": "import torch.nn"}),
+    (from_rollout, {"actors/rollouts/rollout.py": "from ray import serve"}),
+    (
+        from_rollout,
+        {"actors/rollouts/rollout.py": "from policies import a", "policies/a.py": "import transformers"},
+    ),
+    (
+        from_rollout,
+        {"actors/rollouts/rollout.py": "import policies.a", "policies/__init__.py": "import torch"},
+    ),
     (
         from_rollout,
         {
-            "actors/rollout.py": "from . import a",
-            "actors/a.py": "from .b import c",
-            "actors/b.py": "import verl",
+            "actors/rollouts/rollout.py": "from . import a",
+            "actors/rollouts/a.py": "from .b import c",
+            "actors/rollouts/b.py": "import verl",
         },
     ),
-    (from_rollout, {"actors/rollout.py": "", "actors/__init__.py": "import vllm"}),
-    (from_rollout, {"actors/fleet.py": ""}),
+    (from_rollout, {"actors/rollouts/rollout.py": "", "actors/__init__.py": "import vllm"}),
+    (from_rollout, {"actors/rollouts/fleet.py": ""}),
     (strangers_at_the_top, {".gitignore": "outputs/", "scripts/run.py": ""}),
     (names_that_say_nothing, {"policies/utils.py": ""}),
-    (oversized, {"launch/loop.py": "def f():\n" + "    pass\n" * MAX_FUNCTION_LINES}),
-    (oversized, {"launch/loop.py": "class A:\n" + "    a = 1\n" * MAX_CLASS_LINES}),
-    (oversized, {"launch/loop.py": "\n" * (MAX_MODULE_LINES + 1)}),
+    (oversized, {"launch/training/loop.py": "def f():\n" + "    pass\n" * MAX_FUNCTION_LINES}),
+    (oversized, {"launch/training/loop.py": "class A:\n" + "    a = 1\n" * MAX_CLASS_LINES}),
+    (oversized, {"launch/training/loop.py": "\n" * (MAX_MODULE_LINES + 1)}),
 ]
 
 
@@ -313,9 +321,9 @@ def test_the_checks_allow_what_the_design_allows(tmp_path: Path) -> None:
             "README.md": "",
             "environments/base.py": "import json, environments.types\ndef f():\n    import numpy",
             "environments/types.py": "",
-            "policies/engine.py": "import environments\ndef f():\n    import vllm",
-            "policies/learning/verl_learner.py": "import torch, verl.utils",
-            "actors/rollout.py": "import ray\nfrom policies import engine\ndef f():\n    import torch",
+            "policies/engines/vllm.py": "import environments\ndef f():\n    import vllm",
+            "policies/learning/verl/learner.py": "import torch, verl.utils",
+            "actors/rollouts/rollout.py": "import ray\nimport policies\ndef f():\n    import torch",
             "launch/train.py": "from actors import rollout",
         },
     )

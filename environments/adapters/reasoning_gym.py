@@ -12,10 +12,10 @@ from typing import Any, Self
 
 from environments.adapters import foreign, unknown
 from environments.base import BaseEnv, split_info
-from environments.datasets import Dataset
+from environments.data.datasets import Dataset
 from environments.errors import ConfigError, DatasetError, EnvironmentFailure
-from environments.rewards.grader import Grader, GradingError
 from environments.rewards.math import last_boxed
+from environments.sandbox.grader import Grader, GradingError
 
 logger = logging.getLogger(__name__)
 

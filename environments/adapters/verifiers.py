@@ -15,7 +15,7 @@ from typing import Any, Self
 from environments.adapters import foreign
 from environments.adapters.verifiers_episode import AgentAsModel, ModelCall, play
 from environments.base import BaseEnv, split_info
-from environments.datasets import Dataset
+from environments.data.datasets import Dataset
 from environments.errors import AgentError, ConfigError, DatasetError, EnvironmentFailure
 from environments.types import Message
 

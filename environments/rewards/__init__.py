@@ -1,7 +1,7 @@
 """How answers are judged."""
 
 from environments.rewards.base import RewardFunction, RewardOutput
-from environments.rewards.code import code_reward_fn
+from environments.rewards.code.reward import code_reward_fn
 from environments.rewards.math import math_reward_fn
 from environments.rewards.search import search_reward_fn
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from environments.errors import DatasetError
 from environments.rewards.base import RewardOutput
-from environments.rewards.grader import Grader, GradingError
+from environments.sandbox.grader import Grader, GradingError
 
 TIME_LIMIT_SECONDS = 10.0
 """For comparing two expressions; an answer that takes longer, such as 10^{10^{10}}, is wrong."""

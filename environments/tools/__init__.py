@@ -10,7 +10,7 @@ from environments.errors import ConfigError
 from environments.tools.base import Tool, ToolCall, ToolOutput
 from environments.tools.calculator import CalculatorTool
 from environments.tools.function import FunctionTool, ToolFunction
-from environments.tools.mcp import MCPServer
+from environments.tools.mcp.tool import MCPServer
 
 __all__ = [
     "TOOLS",

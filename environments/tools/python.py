@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 
+from environments.sandbox.run import Ending, SandboxLimits, SandboxResult, run_python
 from environments.tools.base import Tool, ToolOutput
-from environments.tools.sandbox import Ending, SandboxLimits, SandboxResult, run_python
 
 MODEL_LIMITS = SandboxLimits(output_bytes=8 << 10)
 """The sandbox's limits, but with no more output than a model's context bears."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from environments.datasets import DatasetRegistry, Row
+from environments.data.datasets import DatasetRegistry, Row
 from environments.errors import ConfigError
 from environments.tools.base import Tool, ToolOutput
 from environments.tools.passage_index import Passage, PassageIndex, open_index

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from environments import ToolEnvironment
+from environments.data.search_questions import search_passages, search_questions
 from environments.rewards.search import search_reward_fn
-from environments.search_questions import search_passages, search_questions
 from environments.tools.retrieval import LocalRetrievalTool
 from environments.types import Message
 from launch.recipes.demonstration import demonstrate

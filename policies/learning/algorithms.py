@@ -14,7 +14,8 @@ from typing import Any
 from environments.errors import ConfigError
 from policies.learning.checks import one_of, within
 from policies.learning.correction import resolve_correction
-from policies.learning.ingredients import (
+from policies.learning.kl import resolve_kl
+from policies.learning.registry import (
     ALGORITHMS,
     ESTIMATORS,
     LOSSES,
@@ -26,7 +27,6 @@ from policies.learning.ingredients import (
     Loss,
     Recipe,
 )
-from policies.learning.kl import resolve_kl
 from policies.learning.settings import AlgorithmConfig
 
 
@@ -112,7 +112,7 @@ def resolve(config: AlgorithmConfig, max_response_tokens: int | None = None) -> 
     """
     recipe = _recipe(config)
     estimator, loss = ESTIMATORS.get(recipe.advantage, OWN_ESTIMATOR), LOSSES.get(recipe.loss, OWN_LOSS)
-    _refuse_without_effect(config, recipe, estimator, loss)
+    _check_effect(config, recipe, estimator, loss)
     _check_values(config, loss)
     overlong_penalty = _or(config.overlong_penalty, recipe.overlong_penalty)
     aggregation = _or(config.loss_aggregation, recipe.loss_aggregation or loss.aggregation)
@@ -230,7 +230,7 @@ def _check_registered(algorithm: Algorithm) -> None:
 # -- what has no effect, and what makes no sense -------------------------------------------------------
 
 
-def _refuse_without_effect(config: AlgorithmConfig, recipe: Recipe, estimator: Estimator, loss: Loss) -> None:
+def _check_effect(config: AlgorithmConfig, recipe: Recipe, estimator: Estimator, loss: Loss) -> None:
     custom = config.name == "custom"
     per_turn = estimator.compares or estimator is OWN_ESTIMATOR
     per_step = config.credit == "per_step"

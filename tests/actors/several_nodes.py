@@ -11,12 +11,12 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from actors.fleet import RolloutFleet
-from actors.placement import beside_driver
-from actors.rollout import Pair, RolloutLimits, RolloutOrder
-from actors.sampling import SamplerActor
+from actors.ray_tools.placement import beside_driver
+from actors.rollouts.fleet import RolloutFleet
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.stream import TrajectoryStream
+from actors.sampling.sampler_actor import SamplerActor
 from actors.settings import RAYLET_ENVIRONMENT, FleetConfig
-from actors.stream import TrajectoryStream
 from environments import BaseEnv
 from environments.types import Trajectory
 from policies import GameAgent
@@ -59,7 +59,7 @@ def main() -> None:
 
     def order(name: str, count: int) -> None:
         orders = [
-            RolloutOrder(rollout_id=f"{name}/{index}", group_id=name, task={}) for index in range(count)
+            RolloutRequest(rollout_id=f"{name}/{index}", group_id=name, task={}) for index in range(count)
         ]
         ray.get(fleet.submit.remote(orders))
 

@@ -32,9 +32,9 @@ from environments import (
     read_trajectories,
 )
 from environments.base import BaseEnv
+from environments.data.trajectory_file import TrajectoryFile
 from environments.errors import AgentError, ConfigError, DatasetError, SamplerError
 from environments.tools.retrieval import LocalRetrievalTool
-from environments.trajectory_file import TrajectoryFile
 from policies import GameAgent, ToolAgent
 
 TIMEOUT_SECONDS = 5.0

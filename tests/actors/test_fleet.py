@@ -1,4 +1,4 @@
-"""Every order is answered exactly once, whatever its environment does to the process that it runs in."""
+"""Every request is answered exactly once, whatever its environment does to the process that it runs in."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import ray
 
-from actors.fleet import RolloutFleet
-from actors.rollout import Pair, RolloutLimits, RolloutOrder
-from actors.sampling import SamplerActor
+from actors.rollouts.fleet import RolloutFleet
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.stream import TrajectoryStream
+from actors.sampling.sampler_actor import SamplerActor
 from actors.settings import FleetConfig
-from actors.stream import TrajectoryStream
 from environments.base import BaseEnv
 from environments.types import TerminationReason, Trajectory
 from policies import GameAgent
@@ -86,12 +86,12 @@ def fleet(stream: TrajectoryStream) -> Iterator[Any]:
 
 def play(fleet: Any, stream: TrajectoryStream, group_id: str, tasks: list[dict]) -> list[Trajectory]:
     """The trajectories of one group, in the order of its tasks."""
-    orders = [
-        RolloutOrder(rollout_id=f"{group_id}/{index}", group_id=group_id, task=task)
+    requests = [
+        RolloutRequest(rollout_id=f"{group_id}/{index}", group_id=group_id, task=task)
         for index, task in enumerate(tasks)
     ]
-    (group,) = stream.groups(orders)
-    assert [each.rollout_id for each in group.trajectories] == [order.rollout_id for order in orders]
+    (group,) = stream.groups(requests)
+    assert [each.rollout_id for each in group.trajectories] == [request.rollout_id for request in requests]
     assert [each.task for each in group.trajectories] == tasks
     return list(group.trajectories)
 
@@ -152,17 +152,17 @@ def test_a_fleet_that_shrinks_answers_everything_all_the_same(
 def test_a_fleet_that_shrinks_while_nobody_reads_loses_nothing(
     fleet: Any, stream: TrajectoryStream, tmp_path: Path
 ) -> None:
-    num_orders = 40  # more than stream, fleet and actors can hold together
-    orders = [
-        RolloutOrder(rollout_id=f"full-{index}/0", group_id=f"full-{index}", task=task("fine", tmp_path))
-        for index in range(num_orders)
+    num_requests = 40  # more than stream, fleet and actors can hold together
+    requests = [
+        RolloutRequest(rollout_id=f"full-{index}/0", group_id=f"full-{index}", task=task("fine", tmp_path))
+        for index in range(num_requests)
     ]
-    ray.get(fleet.submit.remote(orders))
+    ray.get(fleet.submit.remote(requests))
     while stream.queue.qsize() < 2 or ray.get(fleet.status.remote()).num_running < NUM_ACTORS:
         time.sleep(0.1)
     ray.get(fleet.resize.remote(1))
-    delivered = [each.rollout_id for each in stream.trajectories(num_orders)]
-    assert sorted(delivered) == sorted(order.rollout_id for order in orders)
+    delivered = [each.rollout_id for each in stream.trajectories(num_requests)]
+    assert sorted(delivered) == sorted(request.rollout_id for request in requests)
     ray.get(fleet.resize.remote(NUM_ACTORS))
 
 
@@ -170,9 +170,9 @@ def test_a_fleet_that_is_gone_ends_the_wait(ray_cluster: None, tmp_path: Path) -
     stream = TrajectoryStream(capacity=2)
     pair = Pair(agent_class=GameAgent, env_class=UnrulyEnv)
     fleet = RolloutFleet.remote(pair, None, stream.queue, RolloutLimits(), FleetConfig())
-    orders = [RolloutOrder(rollout_id="0/0", group_id="0", task=task("fine", tmp_path))]
+    requests = [RolloutRequest(rollout_id="0/0", group_id="0", task=task("fine", tmp_path))]
     stream.connect(fleet)
-    stream.order(orders)
+    stream.request(requests)
     ray.kill(fleet)
     with pytest.raises(ray.exceptions.RayActorError):
         stream.take("0")

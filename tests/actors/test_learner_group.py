@@ -67,7 +67,7 @@ def test_two_ranks_load_what_one_has_saved(
 
 
 def test_a_rank_whose_disk_is_another_is_refused(tmp_path: Path) -> None:
-    from actors.learner_worker import check_shared
+    from actors.learning.learner_worker import check_shared
 
     shared = tmp_path / ".lock"
     shared.write_text("this run")
@@ -93,7 +93,7 @@ def test_logprobs_come_back_in_order_without_padding_from_two_ranks(
 def test_what_keeps_a_model_from_being_loaded_is_said_in_a_sentence(
     weight_store: Any, tiny_model: Path
 ) -> None:
-    from actors.learner_group import LearnerGroup
+    from actors.learning.learner_group import LearnerGroup
 
     learner = LearnerConfig(lora=LoRAConfig(rank=4, target_modules="no_such_layer"))
     group = LearnerGroup(str(tiny_model), learner, resolve(AlgorithmConfig()), 100, 0, weight_store)

@@ -14,11 +14,11 @@ from fastapi.testclient import TestClient
 from ray import serve
 from starlette.requests import ClientDisconnect
 
-from actors.policy_server import _respond, http
+from actors.serving.policy_server import _respond, http
 from environments.errors import SamplerError
 from policies.chat import ChatRenderer
-from policies.openai_frontend import OpenAIFrontend
-from policies.openai_protocol import ChatRequest
+from policies.openai.frontend import OpenAIFrontend
+from policies.openai.protocol import ChatRequest
 from policies.sampler import SamplingParams, TokenOutput
 from policies.tiny import build_tokenizer
 

@@ -25,9 +25,9 @@ import pytest
 from test_engine import EchoHandler, EchoServer
 
 from environments import DatasetRegistry, TerminationReason, Trajectory
-from environments.search_questions import search_passages, search_questions
+from environments.data.search_questions import search_passages, search_questions
 from environments.types import Message
-from launch.model_folder import newest_checkpoint
+from launch.run_folder.model_paths import newest_checkpoint
 
 pytestmark = pytest.mark.engine
 

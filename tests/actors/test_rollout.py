@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from actors.rollout import Pair, RolloutLimits, RolloutOrder, TokenBudget, failed, run_rollout
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, TokenBudget, failed, run_rollout
 from environments.base import BaseEnv
 from environments.errors import AgentError, EnvironmentFailure, SamplerError
 from environments.types import Completion, Step, TerminationReason, Trajectory
 from policies import GameAgent
 from policies.sampler import SampleRequest, SamplingParams, ScriptedSampler
 
-ORDER = RolloutOrder(rollout_id="7/2", group_id="7", task={"level": 1}, seed=100, min_version=3)
+ORDER = RolloutRequest(rollout_id="7/2", group_id="7", task={"level": 1}, seed=100, min_version=3)
 
 
 class CountdownEnv(BaseEnv):
@@ -204,10 +204,10 @@ def test_sampling_parameters_of_the_order_are_kept() -> None:
         requests.append(request)
         return Completion(text="a", finish_reason="stop")
 
-    order = RolloutOrder(
+    request = RolloutRequest(
         rollout_id="0/0", group_id="0", task={}, params=SamplingParams(temperature=0.7, top_p=0.9)
     )
-    run_rollout(GameAgent(), CountdownEnv(1), sample, order, RolloutLimits())
+    run_rollout(GameAgent(), CountdownEnv(1), sample, request, RolloutLimits())
     assert (requests[0].params.temperature, requests[0].params.top_p) == (0.7, 0.9)
 
 
@@ -337,8 +337,8 @@ def test_only_an_environment_that_wants_a_seed_is_given_one(wanted: bool) -> Non
             env.info = info
             return env
 
-    order = RolloutOrder(rollout_id="0/0", group_id="0", task={"level": 1}, env_seed=5)
-    env = Pair(agent_class=GameAgent, env_class=Picky).make_env(order)
+    request = RolloutRequest(rollout_id="0/0", group_id="0", task={"level": 1}, env_seed=5)
+    env = Pair(agent_class=GameAgent, env_class=Picky).make_env(request)
     assert env.info == ({"seed": 5, "level": 1} if wanted else {"level": 1})
 
 
@@ -351,7 +351,7 @@ def test_an_environment_knows_the_position_of_its_task_unless_it_has_an_index_of
             return env
 
     def index_of(env_class: type[BaseEnv], index: int | None) -> int | None:
-        order = RolloutOrder(rollout_id="0/0", group_id="0", task={"own": 7}, index=index)
-        return Pair(agent_class=GameAgent, env_class=env_class).make_env(order).idx
+        request = RolloutRequest(rollout_id="0/0", group_id="0", task={"own": 7}, index=index)
+        return Pair(agent_class=GameAgent, env_class=env_class).make_env(request).idx
 
     assert [index_of(CountdownEnv, 3), index_of(CountdownEnv, None), index_of(Numbered, 3)] == [3, None, 7]

@@ -16,11 +16,11 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from actors.fleet import RolloutFleet
-from actors.rollout import Pair, RolloutLimits, RolloutOrder
-from actors.sampling import SamplerActor
+from actors.rollouts.fleet import RolloutFleet
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.stream import TrajectoryStream
+from actors.sampling.sampler_actor import SamplerActor
 from actors.settings import FleetConfig
-from actors.stream import TrajectoryStream
 from environments.base import BaseEnv
 from environments.errors import TroupeError
 from environments.types import TerminationReason, TrajectoryGroup
@@ -69,8 +69,11 @@ class Pipeline:
 
     def order(self, names: Sequence[str], seconds: float) -> None:
         """Order groups of one."""
-        self.stream.order(
-            [RolloutOrder(rollout_id=f"{name}/0", group_id=name, task={"seconds": seconds}) for name in names]
+        self.stream.request(
+            [
+                RolloutRequest(rollout_id=f"{name}/0", group_id=name, task={"seconds": seconds})
+                for name in names
+            ]
         )
 
     def play(self, num_groups: int, seconds: float) -> list[str]:
@@ -174,7 +177,7 @@ def test_a_queue_or_a_fleet_that_hangs_ends_the_wait_too(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = pipeline.play(2, seconds=60)
-    monkeypatch.setattr("actors.answers.ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr("actors.ray_tools.get_soon.ANSWER_SECONDS", 2.0)
     for actor in (pipeline.stream.queue.actor, pipeline.fleet):
         pid = pid_of(actor)
         os.kill(pid, signal.SIGSTOP)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors import time_limit
-from actors.time_limit import TimeLimitReached, Watchdog
+from actors.rollouts import time_limit
+from actors.rollouts.time_limit import TimeLimitReached, Watchdog
 
 HANG_SECONDS = 5.0
 

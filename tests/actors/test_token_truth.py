@@ -11,10 +11,10 @@ import ray
 import torch
 from transformers_reference import load, token_logprobs
 
-from actors.fleet import RolloutFleet
-from actors.rollout import Pair, RolloutLimits, RolloutOrder
+from actors.rollouts.fleet import RolloutFleet
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.stream import TrajectoryStream
 from actors.settings import FleetConfig
-from actors.stream import TrajectoryStream
 from environments.text_games import GuessEnvironment
 from environments.types import Completion, TerminationReason, Trajectory
 from policies import GameAgent, SamplingParams
@@ -39,7 +39,7 @@ def trajectories(ray_cluster: None, sampler: Any) -> Iterator[list[Trajectory]]:
     fleet = RolloutFleet.remote(pair, sampler, stream.queue, limits, FleetConfig(num_actors=2))
     ray.get(fleet.resize.remote(2))
     orders = [
-        RolloutOrder(
+        RolloutRequest(
             rollout_id=f"0/{index}",
             group_id="0",
             task={},

@@ -17,7 +17,7 @@ from conftest import publish, wait_until
 from ray import serve
 from transformers_reference import perturbed, weights_of
 
-from actors.request_board import LEASE_SECONDS, ReplicaStatus
+from actors.sampling.request_queue import LEASE_SECONDS, ReplicaStatus
 from policies.sampler import SampleRequest, SamplingParams
 
 if TYPE_CHECKING:

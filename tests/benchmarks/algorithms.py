@@ -16,7 +16,7 @@ import repository  # noqa: F401
 from programs import run, warm_started_model
 from report import Report
 
-from launch.tracking import read_metrics
+from launch.reporting.tracker import read_metrics
 
 RUN = [
     "recipe=guess",

@@ -38,7 +38,7 @@ from report import Report
 
 from environments.text_games import GuessEnvironment
 from launch.recipes import guess
-from launch.tracking import read_metrics
+from launch.reporting.tracker import read_metrics
 from launch.workload import Workload
 
 MEDIAN_SECONDS, SECONDS_95 = 0.2, 2.0

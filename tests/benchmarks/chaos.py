@@ -29,8 +29,8 @@ from report import Report
 
 from environments.errors import ConfigError
 from launch.chaos import strike
-from launch.checkpoint import CheckpointFolder
-from launch.journal import read_journal
+from launch.run_folder.checkpoint import CheckpointFolder
+from launch.run_folder.consumed_log import read_consumed_log
 
 ROLES = ("driver", "learner", "queue", "replica", "actor")
 REPLACED = ("replica", "actor")
@@ -189,7 +189,7 @@ def compare(undisturbed: Path, harried: Path, bits: bool) -> list[str]:
 def _consumed(directory: Path) -> Counter[str]:
     """How often each rollout was consumed; the way of consumption is part of the name."""
     counts: Counter[str] = Counter()
-    for record in read_journal(directory):
+    for record in read_consumed_log(directory):
         counts.update(f"step {record['step']} trained {each}" for each in record["trained"])
         for reason, dropped in record["dropped"].items():
             counts.update(f"step {record['step']} dropped ({reason}) {each}" for each in dropped)

@@ -25,11 +25,11 @@ import repository  # noqa: F401
 from report import Report
 from worlds import TalkEnvironment
 
-from actors.fleet import RolloutFleet
-from actors.rollout import Pair, RolloutLimits, RolloutOrder
-from actors.sampling import SamplerActor
+from actors.rollouts.fleet import RolloutFleet
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.stream import TrajectoryStream
+from actors.sampling.sampler_actor import SamplerActor
 from actors.settings import RAYLET_ENVIRONMENT, FleetConfig
-from actors.stream import TrajectoryStream
 from environments.types import Trajectory
 from policies import GameAgent
 from policies.sampler import ScriptedSampler
@@ -139,7 +139,7 @@ def measure_engine(num_pairs: int, step_seconds: float) -> tuple[float, float, l
     memory = median_memory("ray::RolloutActor")
     rng = random.Random(0)
     orders = [
-        RolloutOrder(
+        RolloutRequest(
             rollout_id=str(index),
             group_id=str(index),
             task={

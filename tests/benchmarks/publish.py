@@ -17,10 +17,10 @@ import ray
 import repository  # noqa: F401
 from report import Report
 
-from actors.learner_group import LearnerGroup
-from actors.policy_server import PolicyApp
+from actors.learning.learner_group import LearnerGroup
+from actors.serving.policy_server import PolicyApp
 from actors.settings import ServerConfig
-from actors.weight_store import WeightStore
+from actors.weights.store import WeightStore
 from policies.learning.algorithms import resolve
 from policies.learning.settings import AlgorithmConfig, LearnerConfig
 from policies.settings import EngineConfig

@@ -29,12 +29,12 @@ import ray
 import repository  # noqa: F401
 from report import Report
 
-from actors.policy_server import PolicyApp
-from actors.request_board import Orders, ReplicaReport
-from actors.sampling import ServeSampler
+from actors.sampling.request_queue import Assignment, ReplicaReport
+from actors.sampling.sampler_actor import ServeSampler
+from actors.serving.policy_server import PolicyApp
 from actors.settings import RAYLET_ENVIRONMENT, ServerConfig
-from actors.weight_store import WeightStore
-from policies.engine import VLLMEngine
+from actors.weights.store import WeightStore
+from policies.engines.vllm import VLLMEngine
 from policies.sampler import SamplingParams, TokenRequest
 from policies.settings import EngineConfig
 from policies.settings import environment as engine_environment
@@ -115,8 +115,8 @@ class FetchedArm:
     def __init__(self, app_name: str, model: str) -> None:
         self._sampler = ServeSampler(app_name, model)
 
-    async def exchange(self, report: ReplicaReport) -> Orders:
-        return await self._sampler.board.exchange(report)
+    async def poll(self, report: ReplicaReport) -> Assignment:
+        return await self._sampler.queue.poll(report)
 
     async def measure(self, prompts: Prompts, in_flight: int) -> Rate:
         await self._sampler.open()

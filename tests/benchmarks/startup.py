@@ -16,7 +16,7 @@ from pathlib import Path
 import repository
 from report import Report
 
-from launch.tracking import read_metrics
+from launch.reporting.tracker import read_metrics
 
 COMMAND = ("-m", "launch.train", "recipe=calculator", "run.num_steps=5", "evaluation.num_tasks=16")
 MOMENTS = {

@@ -24,7 +24,7 @@ from programs import Program, warm_started_model
 from report import Report
 
 from launch.chaos import members
-from launch.tracking import read_metrics
+from launch.reporting.tracker import read_metrics
 
 NUM_STEPS = 60
 RUN = [

@@ -29,9 +29,9 @@ from sampling import BareArm, Prompts
 from worlds import TalkEnvironment
 
 from actors.engine import AgentExecutionEngine
-from actors.policy_server import PolicyApp
+from actors.serving.policy_server import PolicyApp
 from actors.settings import RAYLET_ENVIRONMENT, ServerConfig
-from actors.weight_store import WeightStore
+from actors.weights.store import WeightStore
 from environments.types import Completion, Trajectory
 from policies import GameAgent
 from policies.settings import EngineConfig

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from environments.errors import DatasetError
-from environments.rewards.code import (
+from environments.rewards.code.reward import (
     CodeTest,
     code_reward_fn,
     last_code_block,

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from environments.dataset_files import plain_rows, read_rows, write_rows
+from environments.data.dataset_files import plain_rows, read_rows, write_rows
 from environments.errors import DatasetError
 
 ROWS = [{"question": "Zoë, \u2028 or?", "n": 7, "deep": {"list": [1.5, None, True]}}, {"n": 8}]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from environments.errors import EnvironmentFailure
-from environments.rewards.grader import Grader, GradingError
-from environments.tools.sandbox import run_python
+from environments.sandbox.grader import Grader, GradingError
+from environments.sandbox.run import run_python
 
 NOTHING_LEFT_SECONDS = 10
 
@@ -171,7 +171,7 @@ def test_a_forked_process_gets_its_own_child(grader):
 
 PARENT = """
 import sys
-from environments.rewards.grader import Grader
+from environments.sandbox.grader import Grader
 pid, state = "__import__('os').getpid()", sys.argv[1]
 grader = Grader("builtins:eval")
 sys.stdout.write(f"{grader.call(pid, time_limit_seconds=30)}\\n")

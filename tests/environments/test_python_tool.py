@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from environments import ToolEnvironment, math_reward_fn
+from environments.sandbox.run import SandboxLimits
 from environments.tools.python import PythonTool
-from environments.tools.sandbox import SandboxLimits
 
 
 def shown(code, **limits):

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from environments import DatasetRegistry
+from environments.data.search_questions import search_passages, search_questions
 from environments.errors import ConfigError, DatasetError, EnvironmentFailure
-from environments.search_questions import search_passages, search_questions
 from environments.tools import passage_index
 from environments.tools.passage_index import words
 from environments.tools.retrieval import LocalRetrievalTool

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from environments.errors import ConfigError, EnvironmentFailure
-from environments.tools import sandbox
-from environments.tools.sandbox import Ending, SandboxLimits, clip, run_python
+from environments.sandbox import run as sandbox
+from environments.sandbox.run import Ending, SandboxLimits, clip, run_python
 
 MARK = "troupe-test-straggler"
 
@@ -62,7 +62,7 @@ REFUSED = {
 def kernel(request, tmp_path, monkeypatch):
     """Runs a test again on kernels that refuse all namespaces, or are older than Linux 5.12."""
     if request.param in REFUSED:
-        source = Path(sandbox.__file__).with_name("sandbox_child.py").read_text()
+        source = Path(sandbox.__file__).with_name("child.py").read_text()
         assert REFUSED[request.param][0] in source
         child = tmp_path / "child.py"
         child.write_text(source.replace(*REFUSED[request.param]))
@@ -118,7 +118,7 @@ def test_a_traceback_shows_the_program_and_nothing_of_the_sandbox(kernel):
 def test_source_that_is_no_python_is_an_error_of_the_program(source):
     result = run_python(source)
     assert result.ending is Ending.EXITED
-    assert ("sandbox_child" in result.stderr, "Traceback" in result.stderr) == (False, False)
+    assert ("child.py" in result.stderr, "Traceback" in result.stderr) == (False, False)
 
 
 def test_an_exit_code_is_told():
@@ -276,7 +276,7 @@ only_here.value, child.stdout + child.stderr, sorted(glob.glob({str(home)!r} + "
 
 
 def test_a_container_that_masks_proc_still_isolates(tmp_path, monkeypatch):
-    source = Path(sandbox.__file__).with_name("sandbox_child.py").read_text()
+    source = Path(sandbox.__file__).with_name("child.py").read_text()
     fresh = 'mount("proc", f"{root}/proc", "proc"'
     assert fresh in source
     child = tmp_path / "child.py"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from environments.data.trajectory_file import TrajectoryFile, read_trajectories
 from environments.errors import ConfigError, DatasetError
-from environments.trajectory_file import TrajectoryFile, read_trajectories
 from environments.types import Completion, Step, TerminationReason, Trajectory
 
 EVALUATION = {"agent": "GameAgent", "sampling": {"temperature": 0.6}}

@@ -17,7 +17,7 @@ import pytest
 from environments.errors import ConfigError, TroupeError
 from launch.chaos import Member, choose, main, members, role_of, strike
 from launch.config import compose
-from launch.journal import read_journal
+from launch.run_folder.consumed_log import read_consumed_log
 from launch.trainer import run_training
 from launch.workload import load_workload
 
@@ -144,7 +144,7 @@ def train(directory: Path, model: Path) -> None:
 
 def kill_at_step(step: int, directory: Path, spared: set[int], struck: list[float]) -> None:
     """Wait until ``step`` is in the journal, then end the learner's process that is not ``spared``."""
-    while len(read_journal(directory)) < step:
+    while len(read_consumed_log(directory)) < step:
         time.sleep(0.05)
     (learner,) = learners() - spared
     struck.append(time.monotonic())
@@ -167,7 +167,7 @@ def test_a_learner_that_is_killed_ends_the_run_and_the_same_command_loses_nothin
     assert time.monotonic() - struck[0] < 10
     train(tmp_path, tiny_model)
 
-    trained = [rollout_id for record in read_journal(tmp_path) for rollout_id in record["trained"]]
+    trained = [rollout_id for record in read_consumed_log(tmp_path) for rollout_id in record["trained"]]
     assert sorted(trained) == [
         f"{group:08d}/{member:04d}" for group in range(NUM_STEPS * NUM_GROUPS) for member in range(GROUP_SIZE)
     ]

@@ -13,7 +13,7 @@ import pytest
 
 from environments.errors import ConfigError
 from environments.types import Completion, Step, TerminationReason, Trajectory
-from launch.checkpoint import CheckpointFolder, Progress, StreamState
+from launch.run_folder.checkpoint import CheckpointFolder, Progress, StreamState
 
 NOTHING = StreamState()
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from actors import address
+from actors.ray_tools import address
 from environments.errors import ConfigError
-from launch import cluster
 from launch.config import compose
+from launch.process import cluster
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +38,7 @@ def test_a_child_that_nobody_has_waited_for_does_not_disturb_the_end() -> None:
     # In a process of its own: it ends the Ray of its process, which here is everybody's.
     script = """
 import subprocess, time
-from launch import cluster
+from launch.process import cluster
 child = subprocess.Popen(["true"])
 while open(f"/proc/{child.pid}/stat").read().split()[2] != "Z":
     time.sleep(0.01)
@@ -67,11 +67,11 @@ def test_what_others_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose(["learner.num_workers=2", "server.num_replicas=2", "server.engine.num_gpus=1"])
     free = {"CPU": 64.0, "GPU": 2.0}
     monkeypatch.setattr(cluster.ray, "available_resources", lambda: free)
-    assert cluster.taken(config) is None
+    assert cluster.shortage(config) is None
     free["GPU"] = 1.0
-    assert "2 Ray GPUs, of which 1 are free, and waits" in str(cluster.taken(config))
+    assert "2 Ray GPUs, of which 1 are free, and waits" in str(cluster.shortage(config))
     del free["GPU"]  # as Ray says it
-    assert "of which 0 are free" in str(cluster.taken(config))
+    assert "of which 0 are free" in str(cluster.shortage(config))
 
 
 def test_only_a_cluster_that_is_there_already_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from omegaconf import OmegaConf
 
 from environments.errors import ConfigError
 from launch.config import TrainConfig, as_train_config, compose, field_names, help_text, recipe_names
-from launch.refusals import check
+from launch.validation import check
 
 
 def test_the_defaults_and_all_recipes_pass_the_check() -> None:

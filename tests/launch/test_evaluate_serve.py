@@ -28,8 +28,8 @@ from environments import read_trajectories
 from environments.errors import ConfigError
 from launch import evaluate, serve
 from launch.config import compose
-from launch.model_folder import adapter_folder, model_folder, newest_checkpoint
-from launch.refusals import check
+from launch.run_folder.model_paths import adapter_folder, model_folder, newest_checkpoint
+from launch.validation import check
 
 PROMPT = tuple(range(5, 40))
 ROOT = Path(__file__).resolve().parents[2]

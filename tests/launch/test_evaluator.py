@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import ray
 
-from actors.rollout import RolloutOrder
+from actors.rollouts.rollout import RolloutRequest
 from environments import BaseEnv, Dataset
 from environments.types import Trajectory, TrajectoryGroup
 from launch.config import TrainConfig
-from launch.evaluator import Evaluator, evaluation_config
+from launch.training.evaluator import Evaluator, evaluation_config
 from launch.workload import Workload
 from policies.agents.base import BaseAgent
 
@@ -27,24 +27,24 @@ class FakeCrew:
     def __init__(self, error: Exception | None = None) -> None:
         self.stream = self
         self.free = threading.Event()
-        self.orders: list[RolloutOrder] = []
+        self.requests: list[RolloutRequest] = []
         self._error = error
 
     def wait_until_up(self) -> None:
         if self._error:
             raise self._error
 
-    def groups(self, orders: Sequence[RolloutOrder]) -> Iterator[TrajectoryGroup]:
-        self.orders += orders
+    def groups(self, requests: Sequence[RolloutRequest]) -> Iterator[TrajectoryGroup]:
+        self.requests += requests
         assert self.free.wait(10)
-        for order in reversed(orders):
-            trajectory = Trajectory(task=order.task, rollout_id=order.rollout_id)
-            yield TrajectoryGroup(group_id=order.group_id, task=order.task, trajectories=(trajectory,))
+        for request in reversed(requests):
+            trajectory = Trajectory(task=request.task, rollout_id=request.rollout_id)
+            yield TrajectoryGroup(group_id=request.group_id, task=request.task, trajectories=(trajectory,))
 
 
 @pytest.fixture
 def stores(ray_cluster: None) -> tuple[Any, Any]:
-    from actors.weight_store import WeightStore
+    from actors.weights.store import WeightStore
 
     return WeightStore.remote(), WeightStore.remote()
 
@@ -57,7 +57,7 @@ def test_between_updates_an_evaluation_is_finished_when_it_has_begun() -> None:
     evaluation = evaluator.collect(wait=False)
     assert evaluation is not None and evaluation.step == 4
     assert [group.task for group in evaluation.groups] == list(TASKS)
-    assert {order.min_version for order in crew.orders} == {5}
+    assert {request.min_version for request in crew.requests} == {5}
     assert evaluator.collect(wait=True) is None, "an evaluation is reported once"
 
 
@@ -88,7 +88,7 @@ def test_a_version_is_evaluated_again_where_nothing_was_learned_since(stores: tu
         evaluator.begin(step, version=5)
         evaluation = evaluator.collect(wait=True)
         assert evaluation is not None and evaluation.step == step
-    assert {order.min_version for order in crew.orders} == {5}
+    assert {request.min_version for request in crew.requests} == {5}
 
 
 @pytest.mark.engine

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from launch.interrupt import Interrupts
+from launch.process.interrupt import Interrupts
 
 
 def interrupt(number: int = signal.SIGINT) -> None:
@@ -26,7 +26,7 @@ def test_a_signal_interrupts_at_once_outside_of_whole_work(number: int) -> None:
 def test_whole_work_is_finished_before_the_interrupt(number: int) -> None:
     interrupts, done = Interrupts(), []
     with interrupts.installed(), pytest.raises(KeyboardInterrupt):
-        with interrupts.whole():
+        with interrupts.atomic_section():
             interrupt(number)
             done.append("work")
         done.append("after")
@@ -35,32 +35,32 @@ def test_whole_work_is_finished_before_the_interrupt(number: int) -> None:
 
 def test_nested_whole_work_is_finished_to_its_outer_end() -> None:
     interrupts, done = Interrupts(), []
-    with interrupts.installed(), pytest.raises(KeyboardInterrupt), interrupts.whole():
-        with interrupts.whole():
+    with interrupts.installed(), pytest.raises(KeyboardInterrupt), interrupts.atomic_section():
+        with interrupts.atomic_section():
             interrupt()
             done.append("inner")
         done.append("outer")
     assert done == ["inner", "outer"]
-    assert not interrupts.torn
+    assert not interrupts.was_forced
 
 
 def test_a_second_signal_is_not_put_off() -> None:
     interrupts, done = Interrupts(), []
-    with interrupts.installed(), pytest.raises(KeyboardInterrupt), interrupts.whole():
+    with interrupts.installed(), pytest.raises(KeyboardInterrupt), interrupts.atomic_section():
         interrupt()
         done.append("first")
         interrupt()
         done.append("second")
     assert done == ["first"]
-    assert interrupts.torn, "what was cut off is no state to save"
+    assert interrupts.was_forced, "what was cut off is no state to save"
 
 
 def test_an_interrupt_is_raised_once() -> None:
     interrupts = Interrupts()
     with interrupts.installed():
-        with pytest.raises(KeyboardInterrupt), interrupts.whole():
+        with pytest.raises(KeyboardInterrupt), interrupts.atomic_section():
             interrupt()
-        with interrupts.whole():  # such as the checkpoint that is written because of it
+        with interrupts.atomic_section():  # such as the checkpoint that is written because of it
             pass
 
 
@@ -85,7 +85,7 @@ def test_a_handler_that_a_library_has_replaced_is_put_back() -> None:
 
 def test_an_error_in_whole_work_is_not_replaced_by_the_interrupt() -> None:
     interrupts = Interrupts()
-    with interrupts.installed(), pytest.raises(ValueError, match="of the work"), interrupts.whole():
+    with interrupts.installed(), pytest.raises(ValueError, match="of the work"), interrupts.atomic_section():
         interrupt()
         raise ValueError("of the work")
 
@@ -103,7 +103,7 @@ def test_other_threads_may_train_too() -> None:
     def work() -> None:
         try:
             interrupts = Interrupts()
-            with interrupts.installed(), interrupts.whole():
+            with interrupts.installed(), interrupts.atomic_section():
                 pass
         except ValueError as error:  # what signal.signal raises there
             errors.append(error)

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 from ray.exceptions import GetTimeoutError, RayError
-from test_feed import FakeStream, make_orders
+from test_group_scheduler import FakeStream, make_requests
 
 from environments.errors import TroupeError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
-from launch.checkpoint import Progress
 from launch.config import SelectionConfig, TrainConfig
-from launch.feed import GroupFeed
-from launch.loop import disagreement, make_batches, select_groups
-from launch.orders import group_name
-from launch.tracking import Tracker
+from launch.reporting.tracker import Tracker
+from launch.run_folder.checkpoint import Progress
+from launch.training.group_scheduler import GroupScheduler
+from launch.training.loop import disagreement, make_batches, select_groups
+from launch.training.rollout_requests import group_name
 from policies.learning.algorithms import resolve
 from policies.learning.samples import TrainBatch, TrainingSample
 from policies.learning.settings import AlgorithmConfig
@@ -48,7 +48,7 @@ def group(number: int, rewards: Iterable[float], reason: str = "env_done") -> Tr
     )
 
 
-class FakeFeed:
+class FakeScheduler:
     def __init__(self, groups: list[TrajectoryGroup]) -> None:
         self._groups = list(groups)
         self.num_dropped = 0
@@ -72,7 +72,7 @@ class FakeTracker:
 
 @dataclass
 class FakeRun:
-    feed: FakeFeed
+    feed: FakeScheduler
     algorithm: object = REFILL
     progress: Progress = field(default_factory=Progress)
     tracker: FakeTracker = field(default_factory=FakeTracker)
@@ -80,7 +80,7 @@ class FakeRun:
     learner: Any = None
     probe: Any = None
 
-    def order_rollouts(self, num_selected: int = 0) -> None:
+    def request_rollouts(self, num_selected: int = 0) -> None:
         self.ordered.append(num_selected)
 
 
@@ -91,7 +91,7 @@ def config(**selection: object) -> TrainConfig:
 
 
 def test_another_group_takes_the_place_of_one_that_is_dropped() -> None:
-    run = FakeRun(FakeFeed([group(0, [1, 1]), group(1, [0, 1]), group(2, [0, 0]), group(3, [1, 0])]))
+    run = FakeRun(FakeScheduler([group(0, [1, 1]), group(1, [0, 1]), group(2, [0, 0]), group(3, [1, 0])]))
     selection = select_groups(config(), run)
     assert [each.group_id for each in selection.groups] == [group_name(1), group_name(3)]
     assert [each.group_id for each in selection.dropped["zero_signal"]] == [group_name(0), group_name(2)]
@@ -100,7 +100,7 @@ def test_another_group_takes_the_place_of_one_that_is_dropped() -> None:
 
 
 def test_an_update_makes_do_with_what_it_has_rather_than_wait_for_ever() -> None:
-    run = FakeRun(FakeFeed([group(0, [0, 1]), *(group(number, [1, 1]) for number in range(1, 9))]))
+    run = FakeRun(FakeScheduler([group(0, [0, 1]), *(group(number, [1, 1]) for number in range(1, 9))]))
     selection = select_groups(config(max_dropped=3), run)
     assert [each.group_id for each in selection.groups] == [group_name(0)]
     assert len(selection.all_dropped) == 4
@@ -108,7 +108,7 @@ def test_an_update_makes_do_with_what_it_has_rather_than_wait_for_ever() -> None
 
 
 def test_a_run_in_which_everything_fails_ends_with_the_error() -> None:
-    run = FakeRun(FakeFeed([group(number, [0, 0], "crashed") for number in range(9)]))
+    run = FakeRun(FakeScheduler([group(number, [0, 0], "crashed") for number in range(9)]))
     with pytest.raises(TroupeError, match=r"All of 4 rollouts failed.*the disk is full"):
         select_groups(config(), run)
 
@@ -118,11 +118,11 @@ def test_a_run_in_which_everything_fails_ends_with_the_error() -> None:
 def test_a_run_in_which_no_rollout_comes_to_its_end_is_ended(reason: str, algorithm: object) -> None:
     groups = [group(number, [0, 0], reason) for number in range(9)]
     with pytest.raises(TroupeError, match=r"All of 4 rollouts failed"):
-        select_groups(config(), FakeRun(FakeFeed(groups), algorithm))
+        select_groups(config(), FakeRun(FakeScheduler(groups), algorithm))
 
 
 def test_single_failures_are_announced_and_cost_their_group_only() -> None:
-    run = FakeRun(FakeFeed([group(0, [0, 1]), group(1, [0, 0], "crashed"), group(2, [1, 0])]))
+    run = FakeRun(FakeScheduler([group(0, [0, 1]), group(1, [0, 0], "crashed"), group(2, [1, 0])]))
     selection = select_groups(config(), run)
     assert len(selection.groups) == 2 and len(selection.dropped["too_few_members"]) == 1
     assert run.tracker.said == ["2 of 6 rollouts failed, the first with: the disk is full"]
@@ -130,12 +130,12 @@ def test_single_failures_are_announced_and_cost_their_group_only() -> None:
 
 def test_groups_without_a_signal_are_left_out_and_counted_or_kept() -> None:
     groups = [group(0, [0, 1]), group(1, [1, 1])]
-    left_out = select_groups(config(), FakeRun(FakeFeed(groups), GRPO))
+    left_out = select_groups(config(), FakeRun(FakeScheduler(groups), GRPO))
     assert [each.group_id for each in left_out.groups] == [group_name(0), group_name(1)]
     assert [each.group_id for each in left_out.useful] == [group_name(0)]
     assert [each.group_id for each in left_out.unused["zero_signal"]] == [group_name(1)]
     keep = resolve(AlgorithmConfig(zero_signal_groups="keep"), 64)
-    assert len(select_groups(config(), FakeRun(FakeFeed(groups), keep)).useful) == 2
+    assert len(select_groups(config(), FakeRun(FakeScheduler(groups), keep)).useful) == 2
 
 
 def test_mini_batches_hold_every_trajectory_once() -> None:
@@ -155,17 +155,17 @@ def test_without_groups_there_is_no_mini_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("groups_per_step", "max_staleness", "silent_share"), [(128, 0, 0.5), (128, 1, 0.5), (64, 0, 0.6)]
+    ("groups_per_step", "max_staleness", "zero_signal_share"), [(128, 0, 0.5), (128, 1, 0.5), (64, 0, 0.6)]
 )
 def test_updates_that_make_do_leave_nothing_behind_that_grows_stale(
-    groups_per_step: int, max_staleness: int, silent_share: float
+    groups_per_step: int, max_staleness: int, zero_signal_share: float
 ) -> None:
     rng = random.Random(0)
 
     class Stream(FakeStream):
         def take(self, group_id: str) -> TrajectoryGroup:
             taken = super().take(group_id)
-            silent = rng.random() < silent_share
+            silent = rng.random() < zero_signal_share
             for index, each in enumerate(taken.trajectories):
                 each.reward = each.steps[0].reward = 1.0 if silent else float(index == 0)
                 each.termination_reason = TerminationReason.ENV_DONE
@@ -174,15 +174,15 @@ def test_updates_that_make_do_leave_nothing_behind_that_grows_stale(
     settings = config()
     settings.rollout.groups_per_step, settings.rollout.max_staleness = groups_per_step, max_staleness
     num_steps = 8
-    feed = GroupFeed(Stream(), make_orders, (max_staleness + 1) * groups_per_step, first=0)
+    feed = GroupScheduler(Stream(), make_requests, (max_staleness + 1) * groups_per_step, first=0)
     run = FakeRun(feed)
 
-    def order_rollouts(num_selected: int = 0) -> None:
+    def request_rollouts(num_selected: int = 0) -> None:
         left = (num_steps - run.progress.step) * groups_per_step
         feed.fill(run.progress.version, left - num_selected)
 
-    run.order_rollouts = order_rollouts
-    run.order_rollouts()
+    run.request_rollouts = request_rollouts
+    run.request_rollouts()
     for _ in range(num_steps):
         selection = select_groups(settings, run)
         assert not selection.dropped["stale"]
@@ -190,7 +190,7 @@ def test_updates_that_make_do_leave_nothing_behind_that_grows_stale(
         run.progress.step += 1
         run.progress.version += 1
         feed.commit()
-        run.order_rollouts()
+        run.request_rollouts()
 
 
 # -- engine and learner --------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def sampled(sample_id: str, version: int, old: float | None = None, engine: floa
 def compared(probe: FakeProbe, *samples: TrainingSample, bypass: bool = False) -> tuple[float, FakeRun]:
     """The difference that is found under version 3, and the run."""
     algorithm, progress = replace(GRPO, bypass=bypass), Progress(version=3)
-    run = FakeRun(FakeFeed([]), algorithm, progress, learner=FakeLearner(), probe=probe)
+    run = FakeRun(FakeScheduler([]), algorithm, progress, learner=FakeLearner(), probe=probe)
     numbers = disagreement(config(), run, [TrainBatch(samples=samples)])
     return numbers.get("learn/fresh_logprob_diff_mean", -1.0), run
 

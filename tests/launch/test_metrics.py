@@ -7,7 +7,7 @@ import pytest
 
 from environments.pass_at_k import compute_pass_at_k
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
-from launch.metrics import (
+from launch.reporting.metrics import (
     evaluation_metrics,
     idle_share,
     mismatch_alarm,

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from environments.errors import ConfigError
-from launch.run_lock import JOB, RunLock, run_directory
+from launch.run_folder.lock import JOB, RunLock, run_directory
 
 ROOT = Path(__file__).parents[2]
 
 
 def elsewhere(directory: Path) -> subprocess.CompletedProcess[str]:
     """Another process that wants the folder."""
-    script = "import pathlib, sys; from launch.run_lock import RunLock; RunLock(pathlib.Path(sys.argv[1]))"
+    script = (
+        "import pathlib, sys; from launch.run_folder.lock import RunLock; RunLock(pathlib.Path(sys.argv[1]))"
+    )
     command = [sys.executable, "-c", script, str(directory)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from environments import ToolEnvironment
-from environments.search_questions import search_passages, search_questions
+from environments.data.search_questions import search_passages, search_questions
 from launch.recipes.search import AGENT_ARGS, ENV_ARGS, TOOL_MAP, oracle_replies, workload
 from policies import ToolAgent
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from launch.checkpoint import CheckpointFolder
 from launch.config import TrainConfig, compose
-from launch.journal import read_journal
-from launch.metrics import FRESH_MISMATCH
-from launch.tracking import read_metrics
+from launch.reporting.metrics import FRESH_MISMATCH
+from launch.reporting.tracker import read_metrics
+from launch.run_folder.checkpoint import CheckpointFolder
+from launch.run_folder.consumed_log import read_consumed_log
 from launch.train import main
 from launch.trainer import run_training
 from launch.workload import load_workload
@@ -81,7 +81,9 @@ def test_a_resumed_run_equals_one_that_never_stopped(ray_cluster: None, tmp_path
 def test_rollouts_and_evaluations_go_on_while_the_learner_learns(
     ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.probe.MAX_MISSED", 0)  # compare engine and learner after each update
+    monkeypatch.setattr(
+        "launch.training.logprob_probe.MAX_MISSED", 0
+    )  # compare engine and learner after each update
     small_run(
         tmp_path,
         "run.num_steps=4",
@@ -99,7 +101,7 @@ def test_rollouts_and_evaluations_go_on_while_the_learner_learns(
     evaluated = [each for each in records if "eval/reward_mean" in each]
     assert sorted(each["step"] for each in evaluated) == [0, 2, 4]
     assert CheckpointFolder(tmp_path, 1).best() is not None
-    consumed = [rollout for each in read_journal(tmp_path) for rollout in each["trained"]]
+    consumed = [rollout for each in read_consumed_log(tmp_path) for rollout in each["trained"]]
     assert consumed == [f"{group:08d}/{member:04d}" for group in range(12) for member in range(4)]
 
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from actors.fleet import FleetStatus
-from actors.request_board import BoardStatus, ReplicaStatus
-from launch.utilization import Utilization
+from actors.rollouts.fleet import FleetStatus
+from actors.sampling.request_queue import QueueStatus, ReplicaStatus
+from launch.reporting.utilization import Utilization
 from policies.sampler import EngineStats
 
 
@@ -21,8 +21,8 @@ def fleet(busy_seconds: float, seconds: float = 0.0, num_replayed_tokens: int = 
     )
 
 
-def board(num_late_tokens: int, is_live: bool = True, **engines: tuple[float, float, int]) -> BoardStatus:
-    return BoardStatus(
+def queue(num_late_tokens: int, is_live: bool = True, **engines: tuple[float, float, int]) -> QueueStatus:
+    return QueueStatus(
         num_waiting=0,
         num_late_tokens=num_late_tokens,
         replicas={
@@ -39,15 +39,15 @@ def board(num_late_tokens: int, is_live: bool = True, **engines: tuple[float, fl
 
 
 def test_shares_are_of_the_time_since_the_last_look() -> None:
-    utilized = Utilization()
-    assert utilized.look(fleet(8.0, 100.0), board(5, a=(50.0, 40.0, 0))) == {}
-    second = utilized.look(fleet(18.0, 110.0, 4), board(7, a=(60.0, 42.0, 3)))
+    utilization = Utilization()
+    assert utilization.since_last(fleet(8.0, 100.0), queue(5, a=(50.0, 40.0, 0))) == {}
+    second = utilization.since_last(fleet(18.0, 110.0, 4), queue(7, a=(60.0, 42.0, 3)))
     assert second["time/fleet_idle"] == pytest.approx(1 - 10 / 40)
     assert second["time/engine_idle"] == pytest.approx(0.8)
     assert second["stream/wasted_tokens_unwanted"] == 5
     assert second["stream/wasted_tokens_replayed"] == 4
     # The engine was replaced: the new one counts from 0, and is looked at from the next time on.
-    third = utilized.look(fleet(18.0, 130.0, 4), board(7, b=(1.0, 1.0, 9)))
+    third = utilization.since_last(fleet(18.0, 130.0, 4), queue(7, b=(1.0, 1.0, 9)))
     assert third["time/fleet_idle"] == 1.0
     assert third["time/engine_idle"] == 0.0
     assert third["stream/wasted_tokens_unwanted"] == 0
@@ -55,6 +55,6 @@ def test_shares_are_of_the_time_since_the_last_look() -> None:
 
 
 def test_a_sampling_actor_that_was_started_anew_has_wasted_nothing() -> None:
-    utilized = Utilization()
-    utilized.look(fleet(0.0), board(7))
-    assert utilized.look(fleet(0.0), board(2))["stream/wasted_tokens_unwanted"] == 0
+    utilization = Utilization()
+    utilization.since_last(fleet(0.0), queue(7))
+    assert utilization.since_last(fleet(0.0), queue(2))["stream/wasted_tokens_unwanted"] == 0

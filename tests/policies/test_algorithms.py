@@ -17,7 +17,7 @@ from policies.learning.algorithms import (
     resolve,
 )
 from policies.learning.credit import assign_credit
-from policies.learning.ingredients import ALGORITHMS, LOSSES
+from policies.learning.registry import ALGORITHMS, LOSSES
 from policies.learning.samples import training_samples
 from policies.learning.settings import AlgorithmConfig, CorrectionConfig, KLConfig
 

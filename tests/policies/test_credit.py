@@ -12,7 +12,7 @@ from environments.errors import LearnerError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from policies.learning.algorithms import Algorithm, resolve
 from policies.learning.credit import assign_credit
-from policies.learning.ingredients import ESTIMATORS
+from policies.learning.registry import ESTIMATORS
 from policies.learning.samples import TrainingSample, training_samples
 from policies.learning.settings import AlgorithmConfig, KLConfig
 

@@ -105,7 +105,7 @@ def through_verl(
     from verl.utils import tensordict_utils as tu
     from verl.workers.engine.utils import prepare_micro_batches
 
-    from policies.learning.verl_data import Share
+    from policies.learning.verl.data import Share
 
     num_ranks, max_tokens = cut
     batch = TrainBatch(samples=samples)
@@ -143,9 +143,9 @@ def policy_loss_through_verl(
     weighted: bool = False,
     samples: Samples = SAMPLES,
 ) -> tuple[float, list[dict[str, Any]]]:
-    from policies.learning.verl_config import actor_config
-    from policies.learning.verl_data import POLICY_COLUMNS
-    from policies.learning.verl_losses import policy_loss
+    from policies.learning.verl.config import actor_config
+    from policies.learning.verl.data import POLICY_COLUMNS
+    from policies.learning.verl.losses import policy_loss
 
     columns = dict(POLICY_COLUMNS)
     if settings.kl_place == "loss":
@@ -302,8 +302,8 @@ def test_the_value_loss_is_ppos(cut: tuple[int, int]) -> None:
     from verl.workers.utils.losses import value_loss
 
     from policies.learning.settings import CriticConfig
-    from policies.learning.verl_config import critic_config
-    from policies.learning.verl_data import VALUE_COLUMNS
+    from policies.learning.verl.config import critic_config
+    from policies.learning.verl.data import VALUE_COLUMNS
 
     expected_rows, rows = new_logprobs(), new_logprobs()
     losses = []

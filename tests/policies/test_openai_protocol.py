@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
 from policies.chat import ChatRenderer
-from policies.openai_frontend import OpenAIFrontend
-from policies.openai_protocol import ChatRequest, CompletionRequest, error_body
+from policies.openai.frontend import OpenAIFrontend
+from policies.openai.protocol import ChatRequest, CompletionRequest, error_body
 from policies.sampler import SamplingParams, TokenOutput
 from policies.tiny import build_tokenizer
 

@@ -14,13 +14,13 @@ from environments.errors import LearnerError
 from policies.learning.samples import TrainBatch, TrainingSample
 
 if TYPE_CHECKING:
-    from policies.learning.verl_data import Share
+    from policies.learning.verl.data import Share
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 
 def shares(samples: Sequence[TrainingSample], num_ranks: int, max_tokens: int = 1000) -> list[Share]:
-    from policies.learning.verl_data import Share
+    from policies.learning.verl.data import Share
 
     batch = TrainBatch(samples=tuple(samples))
     return [Share(batch, rank, num_ranks, max_tokens) for rank in range(num_ranks)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.versions import VersionSpans
+from policies.engines.versions import VersionSpans
 
 
 def test_without_an_exchange_one_version_samples_all() -> None:

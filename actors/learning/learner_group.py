@@ -1,0 +1,232 @@
+"""The learner: verl's worker groups, one for the policy and one for its critic, behind a few calls."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from actors.ray_tools.get_soon import answers
+from environments.errors import TroupeError
+from policies.learning.algorithms import Algorithm
+from policies.learning.samples import LearnerUpdate, TrainBatch
+from policies.learning.settings import LearnerConfig, OptimizerConfig
+
+if TYPE_CHECKING:
+    from verl.single_controller.ray import RayResourcePool
+
+CRITIC = "critic"
+"""The critic's folder in a checkpoint."""
+
+
+class LearnerGroup:
+    """The policy in training and its critic, if the algorithm has one: ``learner.num_workers`` ranks each.
+
+    An update is three calls with what the driver does in between: ``score`` the mini-batches, assign credit,
+    ``update`` with the same mini-batches. Policy and critic work at the same time.
+
+    The models load in the background; what goes wrong with that, the first call raises.
+
+    Args:
+        model_path: folder in Hugging Face format to start from.
+        num_schedule_steps: updates over which a cosine schedule runs.
+        store: where ``publish`` puts the weights.
+        shared_file: a file that every rank has to see, by path and text, before it loads anything: they all
+            write into the folder that it is in.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        learner: LearnerConfig,
+        algorithm: Algorithm,
+        num_schedule_steps: int,
+        seed: int,
+        store: ray.actor.ActorHandle,
+        shared_file: tuple[str, str] | None = None,
+    ) -> None:
+        policy_worker, critic_worker = _worker_classes(learner.device)
+        arguments = {
+            "model_path": model_path,
+            "learner": learner,
+            "num_schedule_steps": num_schedule_steps,
+            "seed": seed,
+            "shared_file": shared_file,
+        }
+        pool = _resource_pool(learner)
+        self._policy = _WorkerGroup(policy_worker, pool, learner, **arguments, algorithm=algorithm)
+        self._critic = None
+        if algorithm.uses_critic:
+            # A rank takes its CPU only while it starts; a GPU it takes for good.
+            pool = pool if learner.device == "cpu" else _resource_pool(learner)
+            self._critic = _WorkerGroup(critic_worker, pool, learner, **arguments)
+        self._critic_optimizer = learner.critic.optimizer
+        self._store = store
+
+    # -- learning ------------------------------------------------------------------------------------
+
+    def begin_phase(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
+        """A fresh optimizer and schedule on the present weights, which become the reference policy."""
+        calls = [self._policy.begin("begin_phase", optimizer, num_schedule_steps)]
+        if self._critic is not None:
+            calls.append(self._critic.begin("begin_phase", self._critic_optimizer, num_schedule_steps))
+        for call in calls:
+            _answer(call)
+
+    def fit(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
+        """Supervised learning: one optimizer step per batch."""
+        return self._policy.call("fit", ray.put(list(batches)))
+
+    def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
+        """The mini-batches of one update with what is known before it: ``old_logprobs``, and
+        ``reference_logprobs`` and ``values`` where the algorithm needs them.
+        """
+        reference = ray.put(list(batches))
+        scoring = self._policy.begin("score", reference)
+        valuing = self._critic.begin("values", reference) if self._critic is not None else None
+        scored = _answer(scoring)
+        return scored if valuing is None else _with_values(scored, _answer(valuing))
+
+    def update(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
+        """One optimizer step per mini-batch, of the policy and of the critic if there is one, on samples that
+        have been scored and credited.
+        """
+        reference = ray.put(list(batches))
+        updating = self._policy.begin("update", reference)
+        valuing = self._critic.begin("update", reference) if self._critic is not None else None
+        update: LearnerUpdate = _answer(updating)
+        return update if valuing is None else replace(update, metrics=update.metrics | _answer(valuing))
+
+    def logprobs(self, batch: TrainBatch) -> list[list[float]]:
+        """Log-probabilities of every response token of each sample."""
+        return self._policy.call("logprobs", ray.put(batch))
+
+    # -- weights and checkpoints ---------------------------------------------------------------------
+
+    def publish(self, version: int) -> None:
+        """Put the present weights into the store as ``version``, adapters merged."""
+        buckets = self._policy.call("export_weights")
+        ray.get(self._store.publish.remote(version, *buckets))
+
+    def save(self, folder: str) -> None:
+        """Write weights (Hugging Face format), optimizer, schedule, generators, reference policy and critic
+        to ``folder``.
+        """
+        self._policy.call("save", folder)
+        if self._critic is not None:
+            self._critic.call("save", os.path.join(folder, CRITIC))
+
+    def load(self, folder: str) -> str | None:
+        """Restore what ``save`` wrote, whatever the number of ranks then and now.
+
+        Returns:
+            A sentence on what could not be restored; ``None`` if all of it was.
+
+        Raises:
+            ConfigError: the checkpoint lacks what this algorithm needs, or is of another model.
+        """
+        left_out: str | None = self._policy.call("load", folder)
+        if self._critic is not None:
+            self._critic.call("load", os.path.join(folder, CRITIC))
+        return left_out
+
+    def check(self) -> None:
+        """Raise if a rank has died or hangs: for when nothing else is asked of them."""
+        for group in (self._policy, self._critic):
+            if group is not None:
+                group.check()
+
+    def close(self) -> None:
+        """End the workers and give back their resources."""
+        for group in (self._policy, self._critic):
+            if group is not None:
+                group.close()
+
+
+class _WorkerGroup:
+    """verl's worker group: a method called by name on all ranks, answered by rank 0."""
+
+    def __init__(
+        self, worker: type, pool: RayResourcePool, settings: LearnerConfig, **arguments: Any
+    ) -> None:
+        from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
+
+        on_gpu = settings.device != "cpu"
+        self._pool = pool
+        self._group = RayWorkerGroup(
+            pool,
+            RayClassWithInitArgs(ray.remote(worker), **arguments),
+            bin_pack=False,  # ranks may spread over nodes
+            device_name=settings.device,
+            worker_env={}
+            if on_gpu
+            else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "VERL_PLATFORM": "cpu"},
+            use_gpu=on_gpu,
+        )
+        self._opened = self._group.execute_all_async("open")
+
+    def begin(self, method: str, *args: Any) -> list[ray.ObjectRef]:
+        """Call all ranks; ``_answer`` waits for them. Raises what has kept a model from being loaded."""
+        _answer(self._opened)
+        return self._group.execute_all_async(method, *args)
+
+    def call(self, method: str, *args: Any) -> Any:
+        return _answer(self.begin(method, *args))
+
+    def check(self) -> None:
+        _answer(self._opened)  # which may take minutes, and is no sign that a rank hangs
+        answers([worker.__ray_ready__.remote() for worker in self._group.workers], "A learner rank")
+
+    def close(self) -> None:
+        for worker in self._group.workers:
+            ray.kill(worker)
+        for placement_group in self._pool.pgs or []:
+            ray.util.remove_placement_group(placement_group)
+        self._pool.pgs = None
+
+
+def _answer(references: list[ray.ObjectRef]) -> Any:
+    """The first rank's answer, when all have answered. A rank that died raises here."""
+    try:
+        return ray.get(references)[0]
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, TroupeError):  # already a sentence for the user
+            raise error.cause from error
+        raise
+
+
+def _with_values(
+    batches: Sequence[TrainBatch], values: Sequence[Sequence[tuple[float, ...]]]
+) -> list[TrainBatch]:
+    return [
+        replace(
+            batch,
+            samples=tuple(
+                replace(sample, values=row) for sample, row in zip(batch.samples, rows, strict=True)
+            ),
+        )
+        for batch, rows in zip(batches, values, strict=True)
+    ]
+
+
+def _worker_classes(device: str) -> tuple[type, type]:
+    """The policy's and the critic's.
+
+    Imports verl, which then settles on a device, in this process too, which computes nothing.
+    """
+    if device == "cpu":
+        os.environ["VERL_PLATFORM"] = "cpu"
+    with warnings.catch_warnings():  # verl warns of every engine that it has and we do not use
+        warnings.simplefilter("ignore")
+        from actors.learning.learner_worker import CriticWorker, LearnerWorker
+    return LearnerWorker, CriticWorker
+
+
+def _resource_pool(settings: LearnerConfig) -> RayResourcePool:
+    from verl.single_controller.ray import RayResourcePool
+
+    return RayResourcePool([settings.num_workers], use_gpu=settings.device != "cpu", max_colocate_count=1)

@@ -1,0 +1,69 @@
+"""The learner's ranks as Ray actors. Importing this module imports verl and torch."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from environments.errors import ConfigError
+from policies.engines.weights import pack
+from policies.learning.verl.critic import VerlCritic
+from policies.learning.verl.learner import VerlLearner
+from policies.learning.verl.worker import on_all_ranks
+
+
+class OpenedLater:
+    """Loads its model in a call: Ray hands back an exception as it was raised from a call, but not from a
+    constructor.
+
+    Args:
+        shared_file: a file in the run's folder, and its text; ``None`` where nothing is to be shared.
+        arguments: of the class that is opened.
+    """
+
+    def __init__(self, shared_file: tuple[str, str] | None, **arguments: Any) -> None:
+        self._shared_file = shared_file
+        self._arguments = arguments
+
+    def open(self) -> None:
+        """Load the model. Comes before everything else.
+
+        Raises:
+            ConfigError: this rank writes its part of a checkpoint into another folder than the driver.
+        """
+        if self._shared_file is not None:
+            check_shared(*self._shared_file)
+        super().__init__(**self._arguments)
+
+
+class LearnerWorker(OpenedLater, VerlLearner):
+    """``VerlLearner`` that has a way out for its weights."""
+
+    @on_all_ranks
+    def export_weights(self) -> list[ray.ObjectRef]:
+        """References to the weights' buckets. All ranks take part in gathering them; rank 0 puts them."""
+        if self.rank != 0:
+            for _ in self.weights():
+                pass
+            return []
+        return [ray.put(bucket) for bucket in pack(self.weights())]
+
+
+class CriticWorker(OpenedLater, VerlCritic):
+    """``VerlCritic`` as a Ray actor."""
+
+
+def check_shared(path: str, text: str) -> None:
+    """Raise ``ConfigError`` unless the file ``path`` holds ``text`` on this node, too."""
+    try:
+        seen = Path(path).read_text(encoding="utf-8")
+    except OSError:
+        seen = ""
+    if seen != text:
+        raise ConfigError(
+            f"run.directory={Path(path).parent} is another folder on {socket.gethostname()}, where a rank of "
+            "the learner is, than on the driver's node: put it on a disk that all nodes share."
+        )

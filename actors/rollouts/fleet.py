@@ -1,0 +1,242 @@
+"""The rollout actors as one elastic fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.queue import Queue
+
+from actors.ray_tools.placement import EVERYWHERE
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, failed
+from actors.rollouts.rollout_actor import CLOSE_SECONDS, RolloutActor
+from actors.settings import FleetConfig
+from environments.errors import ConfigError
+from environments.types import TerminationReason, Trajectory
+
+logger = logging.getLogger(__name__)
+
+MAX_UNDELIVERED = 16
+"""Finished trajectories that wait for the stream before the actors that have played them do."""
+GRACE_SECONDS = 5.0
+"""How much longer than its own limits an actor may take before the fleet ends it."""
+MAX_START_FAILURES = 3
+"""Actors of a slot that may fail to start, one after the other, before the fleet itself has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetStatus:
+    """What the fleet is doing: requests that wait, rollouts in play, actors lost since it started.
+
+    Of ``num_actors``, ``num_ready`` are up and can play. ``busy_seconds`` are those that all actors together
+    have played in the ``seconds`` since the fleet started. ``num_replayed_tokens`` were sampled in rollouts
+    that have failed and were played again, unless their process died with them.
+    """
+
+    num_actors: int
+    num_ready: int
+    num_waiting: int
+    num_running: int
+    num_lost: int
+    busy_seconds: float
+    seconds: float
+    num_replayed_tokens: int
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class _Attempt:
+    """A try at a request. A request that is tried again goes before all that came after it."""
+
+    position: tuple[bool, int]
+    """Whether it can wait for the urgent ones, and when it was submitted."""
+    request: RolloutRequest = field(compare=False)
+    number: int = field(default=1, compare=False)
+
+
+@ray.remote(num_cpus=0)
+class RolloutFleet:
+    """Hands requests to rollout actors and puts each trajectory into the stream, exactly once per request.
+
+    A slot is the coroutine that keeps one actor busy, and puts another in its place when it is lost. It
+    takes a request only when its actor is up, so no request waits for an actor that the cluster has no room
+    for. The fleet, not the rollout actor, writes to the stream: only it knows whether an actor that died had
+    already delivered.
+
+    consumes requests · waits for room in the stream · produces one trajectory per request
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        sampler: ray.actor.ActorHandle,
+        queue: Queue,
+        limits: RolloutLimits,
+        config: FleetConfig,
+    ) -> None:
+        self._pair, self._sampler, self._queue = pair, sampler, queue
+        self._limits, self._config = limits, config
+        self._options = actor_options(pair, config)
+        self._attempts: asyncio.PriorityQueue[_Attempt] = asyncio.PriorityQueue()
+        self._num_submitted = 0
+        self._finished: asyncio.Queue[Trajectory] = asyncio.Queue(MAX_UNDELIVERED)
+        self._delivery: asyncio.Task[None] | None = None
+        self._slots: dict[int, asyncio.Task[None]] = {}
+        self._playing: set[int] = set()
+        self._since: dict[int, float] = {}
+        """When the rollout that a slot's actor is at began."""
+        self._start = time.monotonic()
+        self._busy_seconds = 0.0
+        self._num_ready = 0
+        self._num_lost = 0
+        self._num_replayed_tokens = 0
+
+    async def resize(self, num_actors: int) -> None:
+        """Grow or shrink at once; an actor that is still playing ends with its rollout."""
+        self._config.num_actors = num_actors
+        if self._delivery is None:
+            self._delivery = asyncio.create_task(self._deliver())
+        for index, slot in self._slots.items():
+            if index >= num_actors and index not in self._playing:
+                slot.cancel()
+        for index in range(num_actors):
+            if index not in self._slots or self._slots[index].done() or self._slots[index].cancelling():
+                self._slots[index] = asyncio.create_task(self._slot(index))
+
+    async def submit(self, requests: Sequence[RolloutRequest]) -> None:
+        """Queue requests for the next free actors, urgent ones before all others."""
+        for request in requests:
+            self._attempts.put_nowait(_Attempt((not request.urgent, self._num_submitted), request))
+            self._num_submitted += 1
+
+    async def status(self) -> FleetStatus:
+        """Counts.
+
+        Raises:
+            The error of a slot or of the delivery that has died: a fleet with a bug must not look idle. A
+            slot whose actors do not start is only missing, as long as another one is alive.
+        """
+        if self._delivery is not None and self._delivery.done():
+            self._delivery.result()  # raises: it has no end of its own
+        alive = any(not slot.done() for slot in self._slots.values())
+        for slot in self._slots.values():
+            error = slot.exception() if slot.done() and not slot.cancelled() else None
+            if error is not None and not (alive and isinstance(error, RayActorError)):
+                raise error
+        now = time.monotonic()
+        return FleetStatus(
+            num_actors=sum(not slot.done() for slot in self._slots.values()),
+            num_ready=self._num_ready,
+            num_waiting=self._attempts.qsize(),
+            num_running=len(self._playing),
+            num_lost=self._num_lost,
+            busy_seconds=self._busy_seconds + sum(now - since for since in self._since.values()),
+            seconds=now - self._start,
+            num_replayed_tokens=self._num_replayed_tokens,
+        )
+
+    async def _slot(self, index: int) -> None:
+        num_failures = 0
+        while index < self._config.num_actors:
+            actor = RolloutActor.options(**self._options).remote(  # type: ignore[attr-defined]
+                self._pair, self._sampler, self._limits
+            )
+            try:
+                await actor.ready.remote()
+                num_failures = 0
+                self._num_ready += 1
+                try:
+                    await self._keep_busy(index, actor)
+                finally:
+                    self._num_ready -= 1
+            except RayActorError as error:
+                num_failures += 1
+                logger.warning("A rollout actor did not start: %s", error)
+                if num_failures == MAX_START_FAILURES:
+                    raise
+            finally:
+                ray.kill(actor)
+
+    async def _keep_busy(self, index: int, actor: ray.actor.ActorHandle) -> None:
+        """Play requests with ``actor`` until it is lost, or one too many."""
+        while index < self._config.num_actors:
+            attempt = await self._attempts.get()
+            self._playing.add(index)
+            self._since[index] = time.monotonic()
+            trajectory, usable = await self._play(attempt.request, actor)
+            self._busy_seconds += time.monotonic() - self._since.pop(index)
+            reason = trajectory.termination_reason
+            assert reason is not None
+            if reason.is_failure and attempt.number <= self._config.retries:
+                logger.warning("Rollout %s failed: %s", trajectory.rollout_id, trajectory.error)
+                self._num_replayed_tokens += trajectory.num_sampled_tokens
+                self._attempts.put_nowait(_Attempt(attempt.position, attempt.request, attempt.number + 1))
+            else:
+                if reason.is_failure and attempt.number > 1:
+                    trajectory.error = f"{trajectory.error}\n(after {attempt.number} attempts)"
+                await self._finished.put(trajectory)
+            self._playing.discard(index)  # not before: a slot that shrinking finds idle is cancelled
+            if not usable:
+                self._num_lost += 1
+                return
+
+    async def _deliver(self) -> None:
+        """Put what is finished into the stream, while the actors go on with the next requests."""
+        while True:
+            await self._queue.put_async(await self._finished.get())
+
+    async def _play(self, request: RolloutRequest, actor: ray.actor.ActorHandle) -> tuple[Trajectory, bool]:
+        """The trajectory of ``request``, and whether the actor can be used again."""
+        seconds = self._limits.timeout_seconds + CLOSE_SECONDS + GRACE_SECONDS
+        try:
+            return await asyncio.wait_for(actor.run.remote(request), seconds)
+        except TimeoutError:  # it could not even be interrupted
+            text = (
+                f"The rollout ran longer than its limit of {self._limits.timeout_seconds:g} s. Nothing could "
+                "interrupt it, so its process was ended, and its environment not closed."
+            )
+            return failed(request, TerminationReason.TIMEOUT, text), False
+        except RayActorError as error:
+            return failed(request, TerminationReason.CRASHED, f"The rollout actor died: {error}"), False
+        except RayTaskError as error:  # mostly: what it returned cannot be sent
+            return failed(
+                request, TerminationReason.ENV_ERROR, f"The rollout could not be returned: {error}"
+            ), False
+        except RayError as error:  # lost with its node, or it cannot be read in this process
+            return failed(
+                request, TerminationReason.CRASHED, f"The rollout's result was lost: {error}"
+            ), False
+
+
+def actor_options(pair: Pair, config: FleetConfig) -> dict[str, Any]:
+    """The Ray options of an actor: what its environment class needs, else what the fleet's settings say."""
+    needs = pair.env_class.actor_needs
+    return {
+        "num_cpus": config.num_cpus_per_actor if needs.num_cpus is None else needs.num_cpus,
+        "memory": needs.memory_bytes,
+        "resources": dict(needs.resources),
+        "runtime_env": dict(needs.runtime_env),
+        **EVERYWHERE,
+    }
+
+
+def check_room(options: dict[str, Any]) -> None:
+    """Refuse actors that no node can hold: their rollouts would wait for ever.
+
+    Raises:
+        ConfigError: names what is needed and the most that a node has.
+    """
+    needed = {"CPU": options["num_cpus"], "memory": options["memory"] or 0, **options["resources"]}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if any(all(node.get(name, 0) >= amount for name, amount in needed.items()) for node in nodes):
+        return
+    most = {name: max((node.get(name, 0) for node in nodes), default=0) for name in needed}
+    raise ConfigError(
+        f"One rollout actor needs {needed} and no node of the cluster has that (the most of each: {most}): "
+        "lower the environment class's actor_needs or fleet.num_cpus_per_actor, or add a node."
+    )

@@ -1,0 +1,304 @@
+"""Playing one task to its end, and the data that it takes.
+
+This module is imported in every rollout worker. It must stay light: no torch, no transformers, no Serve.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from environments.base import BaseEnv
+from environments.contract import final_reward_faults, reset_faults, step_faults
+from environments.errors import AgentError, EnvironmentFailure, PromptTooLongError, TroupeError
+from environments.types import Action, Completion, Step, TerminationReason, Trajectory
+from policies.agents.base import BaseAgent
+from policies.sampler import SampleRequest, SamplingParams, Turn
+
+Sample = Callable[[SampleRequest], Completion]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutLimits:
+    """Where a rollout ends if its environment does not end it. Tokens count over the whole trajectory."""
+
+    max_steps: int = 5
+    max_prompt_tokens: int | None = None
+    """Longest first prompt."""
+    max_response_tokens: int = 8192
+    """Everything after the first prompt: what was sampled and what the environment answered."""
+    max_turn_tokens: int | None = None
+    """Most tokens of one completion."""
+    budget_per_turn: bool = False
+    """Whether both limits hold for each turn instead of the trajectory: for agents that rewrite history."""
+    overlong_filter: bool = False
+    """Whether a trajectory that a limit has ended is masked: neither judged at its end nor trained on."""
+    timeout_seconds: float = 600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """The agent and environment classes that a rollout actor puts together, and their arguments."""
+
+    agent_class: type[BaseAgent]
+    env_class: type[BaseEnv]
+    agent_args: dict[str, Any] = field(default_factory=dict)
+    env_args: dict[str, Any] = field(default_factory=dict)
+
+    def make_agent(self) -> BaseAgent:
+        """A new agent. Raises ``AgentError``."""
+        with boundary(AgentError, "agent", self.agent_class.__name__, "__init__"):
+            return self.agent_class(**self.agent_args)
+
+    def make_env(self, request: RolloutRequest) -> BaseEnv:
+        """The environment of a task, in which the environment arguments stand over the task's own keys.
+
+        Raises:
+            EnvironmentFailure: ``from_dict`` raised, or returned no environment.
+        """
+        name = self.env_class.__name__
+        seed = {"seed": request.env_seed} if self.env_class.wants_seed else {}
+        with boundary(EnvironmentFailure, "environment", name, "from_dict"):
+            env = self.env_class.from_dict({**seed, **request.task, **self.env_args})
+        if not isinstance(env, BaseEnv):
+            raise EnvironmentFailure(f"{name}.from_dict returned {env!r}: it has to return an environment.")
+        if env.idx is None:  # else it has one of its own
+            env.idx = request.index
+        return env
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutRequest:
+    """One rollout to be played: the same order always names the same task, seed and ids."""
+
+    rollout_id: str
+    group_id: str
+    task: dict[str, Any]
+    params: SamplingParams = SamplingParams()
+    seed: int | None = None
+    """Of the first turn's sampling; the next turns have the next ones. ``None`` leaves it to the server."""
+    env_seed: int = 0
+    """For an environment that wants a seed and whose task has none: the same for all of a group."""
+    min_version: int = 0
+    """The oldest policy version that may sample for it."""
+    index: int | None = None
+    """Position of the task among those of its batch, for ``BaseEnv.idx``."""
+    urgent: bool = False
+    """Whether it goes before the requests that are not: an evaluation does not wait for training."""
+
+
+def run_rollout(
+    agent: BaseAgent, env: BaseEnv, sample: Sample, request: RolloutRequest, limits: RolloutLimits
+) -> Trajectory:
+    """Play ``request.task`` to its end and return the agent's trajectory, rewards and completions filled in.
+
+    Raises:
+        AgentError, EnvironmentFailure: the agent or the environment raised or broke its contract.
+        SamplerError: the policy could not be sampled.
+    """
+    in_agent, in_env = owned_by(AgentError, "agent", agent), owned_by(EnvironmentFailure, "environment", env)
+    with in_env("reset"):
+        observation, info = reset(env)
+    with in_agent("reset"):
+        agent.reset()
+    budget = TokenBudget(limits)
+    with in_agent("update_from_env"):
+        agent.update_from_env(observation, 0.0, False, budget.report(info))
+    reason = TerminationReason.MAX_STEPS
+    previous: Turn | None = None
+    refusal: str | None = None
+    for turn in range(limits.max_steps):
+        if budget.spent:
+            reason = TerminationReason.RESPONSE_BUDGET_SPENT
+            break
+        sample_request = _request(request, agent, turn, previous, budget)
+        try:
+            completion = sample(sample_request)
+        except PromptTooLongError as error:
+            reason = TerminationReason.PROMPT_TOO_LONG
+            refusal = str(error)
+            break
+        previous = Turn(messages=sample_request.messages, completion=completion, tools=sample_request.tools)
+        budget.count(completion)
+        step, action = take_step(agent, completion, turn)
+        with in_env("step"):
+            observation, step.reward, step.done, info = take_action(env, action)
+        info = budget.report(info)
+        with in_agent("update_from_env"):
+            agent.update_from_env(observation, step.reward, step.done, info)
+            step.info.update(info)
+        if step.done:
+            reason = TerminationReason.ENV_DONE
+            break
+    with in_agent("trajectory"):
+        trajectory = finish(agent.trajectory, request, reason)
+    trajectory.masked = limits.overlong_filter and reason.is_overlong
+    if not trajectory.steps:  # else it is the usual end of a long conversation
+        trajectory.error = refusal
+    if trajectory.steps and not trajectory.masked:
+        with in_env("compute_final_reward"):
+            judge_episode(env, trajectory)
+    return trajectory
+
+
+def take_step(agent: BaseAgent, completion: Completion, turn: int) -> tuple[Step, Any]:
+    """Hand a completion to the agent; return the step that it appended and the action that it chose."""
+    with boundary(AgentError, "agent", type(agent).__name__, "update_from_model"):
+        extras = {"tool_calls": list(completion.tool_calls)} if completion.tool_calls else {}
+        action = agent.update_from_model(completion.text, **extras)
+        steps = agent.trajectory.steps
+    if not isinstance(action, Action):
+        raise AgentError(
+            f"{type(agent).__name__}.update_from_model returned {action!r}: write return Action(action=...)."
+        )
+    if len(steps) != turn + 1:
+        raise AgentError(
+            f"{type(agent).__name__}.update_from_model has left {len(steps)} steps in its trajectory after "
+            f"turn {turn + 1}: it has to append exactly one Step to self.trajectory.steps per call."
+        )
+    step = steps[-1]
+    step.completion = completion
+    step.model_response = step.model_response or completion.text
+    if step.action is None:
+        step.action = action.action
+    return step, action.action
+
+
+def reset(env: BaseEnv) -> tuple[Any, dict[str, Any]]:
+    """First observation and info. Raises ``EnvironmentFailure`` for anything else than these two."""
+    result = env.reset()
+    _check_values(env, reset_faults(result))
+    observation, info = result
+    return observation, info
+
+
+def take_action(env: BaseEnv, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+    """Observation, reward, done and info. Raises ``EnvironmentFailure`` for anything else than these four."""
+    result = env.step(action)
+    _check_values(env, step_faults(result))
+    observation, reward, done, info = result
+    return observation, float(reward), bool(done), info
+
+
+def judge_episode(env: BaseEnv, trajectory: Trajectory) -> None:
+    """Put the environment's verdict on the whole episode, if it has one, in the place of the last reward."""
+    final = env.compute_final_reward()
+    _check_values(env, final_reward_faults(final))
+    if final is not None:
+        trajectory.steps[-1].reward = float(final)
+        trajectory.reward = sum(step.reward for step in trajectory.steps)
+
+
+def _check_values(env: BaseEnv, faults: list[str]) -> None:
+    if faults:
+        raise EnvironmentFailure(f"{type(env).__name__}.{' '.join(faults)}")
+
+
+class TokenBudget:
+    """How many tokens a trajectory may still sample.
+
+    What was sampled counts, and whatever a prompt has more than the turn before: that is what the
+    environment said. Nothing is given back where an agent or a template drops a part of the history.
+    """
+
+    def __init__(self, limits: RolloutLimits) -> None:
+        self._limits = limits
+        self._used = 0
+        self._last_turn = 0
+        """Prompt and completion of the last turn; 0 before the first."""
+
+    @property
+    def spent(self) -> bool:
+        return not self._limits.budget_per_turn and self._left < 1
+
+    @property
+    def max_tokens(self) -> int:
+        return min(self._left, self._limits.max_turn_tokens or self._left)
+
+    @property
+    def max_prompt_tokens(self) -> int | None:
+        """Limit of the next prompt as such: of the first one, and of each where turns have own budgets."""
+        return None if self._grows else self._limits.max_prompt_tokens
+
+    @property
+    def max_total_tokens(self) -> int | None:
+        """Limit of a later prompt with its completion: what the environment says counts too."""
+        return self._last_turn + self._left if self._grows else None
+
+    @property
+    def _left(self) -> int:
+        return self._limits.max_response_tokens - (0 if self._limits.budget_per_turn else self._used)
+
+    @property
+    def _grows(self) -> bool:
+        return self._last_turn > 0 and not self._limits.budget_per_turn
+
+    def count(self, completion: Completion) -> None:
+        prompt, sampled = completion.num_prompt_tokens, completion.num_completion_tokens
+        said = max(0, prompt - self._last_turn) if self._last_turn else 0
+        self._used += said + sampled
+        self._last_turn = prompt + sampled
+
+    def report(self, info: dict[str, Any]) -> dict[str, Any]:
+        """The environment's info with what rLLM v0.1 tells agents about their limits."""
+        return {**info, "max_steps": self._limits.max_steps, "cur_tokens": self._used}
+
+
+def finish(trajectory: Trajectory, request: RolloutRequest, reason: TerminationReason) -> Trajectory:
+    """Fill in what the engine knows about a trajectory that has ended."""
+    trajectory.task = request.task
+    trajectory.rollout_id = request.rollout_id
+    trajectory.termination_reason = reason
+    trajectory.reward = sum(step.reward for step in trajectory.steps)
+    return trajectory
+
+
+def failed(
+    request: RolloutRequest, reason: TerminationReason, error: str, steps: Sequence[Step] = ()
+) -> Trajectory:
+    """The trajectory of a rollout that failed, with the ``steps`` that it had played: data like any other."""
+    trajectory = finish(Trajectory(steps=list(steps)), request, reason)
+    trajectory.error = error
+    return trajectory
+
+
+@contextmanager
+def boundary(error_type: type[TroupeError], kind: str, owner: str, method: str) -> Iterator[None]:
+    """Attribute whatever escapes the block to the user's class and method that it came from."""
+    try:
+        yield
+    except TroupeError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise error_type(f"The {kind} raised in {owner}.{method}: {type(error).__name__}: {error}") from error
+
+
+def owned_by(error_type: type[TroupeError], kind: str, owner: object) -> Callable[[str], Any]:
+    """``boundary`` for one object: what it returns is called with the name of the method."""
+    return partial(boundary, error_type, kind, type(owner).__name__)
+
+
+def _request(
+    request: RolloutRequest, agent: BaseAgent, turn: int, previous: Turn | None, budget: TokenBudget
+) -> SampleRequest:
+    with boundary(AgentError, "agent", type(agent).__name__, "chat_completions"):
+        messages = copy.deepcopy(agent.chat_completions)  # many agents hand out a list that they go on with
+        tools = agent.tool_schemas
+    return SampleRequest(
+        messages=messages,
+        params=replace(
+            request.params,
+            max_tokens=budget.max_tokens,
+            seed=None if request.seed is None else request.seed + turn,
+        ),
+        session_id=request.rollout_id,
+        previous=previous,
+        min_version=request.min_version,
+        tools=tools,
+        max_prompt_tokens=budget.max_prompt_tokens,
+        max_total_tokens=budget.max_total_tokens,
+    )

@@ -1,0 +1,171 @@
+"""The Ray actor that plays rollouts: one agent, one environment, one process.
+
+This module is imported in every rollout worker. It must stay light: no torch, no transformers, no Serve.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+import traceback
+from pathlib import Path
+
+import ray
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, failed, owned_by, run_rollout
+from actors.rollouts.time_limit import TimeLimitReached, Watchdog
+from environments.base import DEFAULT_MEMORY_BYTES, BaseEnv
+from environments.errors import AgentError, EnvironmentFailure, SamplerError, TroupeError
+from environments.types import Completion, Step, TerminationReason, Trajectory
+from policies.agents.base import BaseAgent
+from policies.sampler import SampleRequest
+
+UNUSABLE_AFTER = {TerminationReason.TIMEOUT, TerminationReason.OUT_OF_MEMORY, TerminationReason.CRASHED}
+"""Endings that leave the process in a state that nobody knows."""
+RESTART_SECONDS = 60.0
+"""How long a sampling actor that has died is waited for."""
+RETRY_SECONDS = 0.5
+CLOSE_SECONDS = 10.0
+"""What an environment gets for its ``close``, beyond the rollout's own limit."""
+
+
+@ray.remote(num_cpus=0)
+class RolloutActor:
+    """One agent and one environment at a time, in a process of their own that is used for many rollouts."""
+
+    def __init__(self, pair: Pair, sampler: ray.actor.ActorHandle, limits: RolloutLimits) -> None:
+        self._pair = pair
+        self._limits = limits
+        self._sampler = sampler
+        self._deadline = 0.0
+        self._watchdog = Watchdog()
+        limit_memory(pair.env_class.actor_needs.memory_bytes or DEFAULT_MEMORY_BYTES)
+
+    def ready(self) -> bool:
+        """True, once the process is up."""
+        return True
+
+    def run(self, request: RolloutRequest) -> tuple[Trajectory, bool]:
+        """Play ``request``. Whatever agent, environment or sampler raise is in the trajectory.
+
+        Also returns whether the process can be used again: what was interrupted at a time limit, or has
+        used up its memory, leaves it in a state that nobody knows.
+        """
+        start = time.monotonic()
+        self._deadline = start + self._limits.timeout_seconds
+        agent: BaseAgent | None = None
+        env: BaseEnv | None = None
+        try:
+            with self._watchdog.limit(self._limits.timeout_seconds):
+                agent, env = self._pair.make_agent(), self._pair.make_env(request)
+                trajectory = run_rollout(agent, env, self._sample, request, self._limits)
+        except TroupeError as error:
+            trajectory = failed(request, _reason(error), _report(error), _played_steps(agent))
+        except Exception as error:  # noqa: BLE001  # a gap in the boundaries: the environment is closed all the same
+            text = "".join(traceback.format_exception(error))
+            trajectory = failed(request, TerminationReason.ENV_ERROR, text, _played_steps(agent))
+        except KeyboardInterrupt as error:  # also Ray's own, which it raises instead when it was waiting
+            text = f"The rollout ran longer than its limit of {self._limits.timeout_seconds:g} s.\n"
+            text += _innermost(error)
+            trajectory = failed(request, TerminationReason.TIMEOUT, text, _played_steps(agent))
+            trajectory.masked = self._limits.overlong_filter
+        usable = trajectory.termination_reason not in UNUSABLE_AFTER
+        if env is not None:
+            usable = self._close(env, trajectory) and usable
+        trajectory.seconds = time.monotonic() - start
+        return trajectory, usable
+
+    def _close(self, env: BaseEnv, trajectory: Trajectory) -> bool:
+        """Close ``env``, and return whether it was in time.
+
+        If it fails, the trajectory is as good as before, but says so.
+        """
+        try:
+            with (
+                self._watchdog.limit(CLOSE_SECONDS),
+                owned_by(EnvironmentFailure, "environment", env)("close"),
+            ):
+                env.close()
+        except TroupeError as error:
+            trajectory.error = trajectory.error or _report(error)
+        except KeyboardInterrupt:
+            text = f"{type(env).__name__}.close ran longer than {CLOSE_SECONDS:g} s."
+            trajectory.error = trajectory.error or text
+            return False
+        return True
+
+    def _sample(self, request: SampleRequest) -> Completion:
+        """One completion. Ray starts a sampling actor that has died anew; meanwhile this waits for it."""
+        lost_at: float | None = None
+        while True:
+            try:
+                return self._ask(request)
+            except ActorUnavailableError as error:
+                now = time.monotonic()
+                lost_at = lost_at or now
+                if now - lost_at > RESTART_SECONDS:
+                    raise SamplerError(f"The sampler's process has not come back: {error}") from error
+                time.sleep(RETRY_SECONDS)
+            except RayActorError as error:  # for good; not ours, so a new rollout actor would not help
+                raise SamplerError(f"The sampler's process has ended: {error}") from error
+
+    def _ask(self, request: SampleRequest) -> Completion:
+        asked = self._sampler.sample.remote(request)
+        try:
+            left = max(0.0, self._deadline - time.monotonic())
+            return ray.get(asked, timeout=left)
+        except (GetTimeoutError, KeyboardInterrupt):
+            ray.cancel(asked)  # else the engine would go on for nobody
+            raise TimeLimitReached from None
+        except RayTaskError as error:  # Ray's wrapper around what the sampler raised
+            if isinstance(error.cause, TroupeError):
+                raise error.cause from None
+            raise SamplerError(f"The sampler failed: {error}") from error
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Let this process allocate ``num_bytes`` beyond what it has: more is a ``MemoryError``.
+
+    Without a limit one environment would have the kernel end whatever process it likes best.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    present = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    wanted = present + num_bytes
+    resource.setrlimit(
+        resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+    )
+
+
+def _played_steps(agent: BaseAgent | None) -> list[Step]:
+    if agent is None:
+        return []
+    try:
+        with owned_by(AgentError, "agent", agent)("trajectory"):
+            return list(agent.trajectory.steps)
+    except AgentError:  # it failed before it had one; what failed is reported already
+        return []
+
+
+def _reason(error: TroupeError) -> TerminationReason:
+    if isinstance(error.__cause__, MemoryError):
+        return TerminationReason.OUT_OF_MEMORY
+    if isinstance(error.__cause__, SystemExit):
+        return TerminationReason.CRASHED
+    if isinstance(error, SamplerError):
+        return TerminationReason.SAMPLER_ERROR
+    if isinstance(error, AgentError):
+        return TerminationReason.AGENT_ERROR
+    return TerminationReason.ENV_ERROR
+
+
+def _report(error: TroupeError) -> str:
+    """The error's sentence, and below it the traceback of the user's code that caused it."""
+    cause = error.__cause__
+    details = "".join(traceback.format_exception(cause)) if cause is not None else ""
+    return f"{type(error).__name__}: {error}\n{details}".rstrip()
+
+
+def _innermost(error: BaseException) -> str:
+    """Where the rollout was: the last calls of its stack."""
+    return "".join(traceback.format_tb(error.__traceback__)[-4:-1]).rstrip()

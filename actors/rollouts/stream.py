@@ -1,0 +1,172 @@
+"""The bounded queue between the fleet and whoever consumes trajectories."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+import ray
+from ray.exceptions import RayActorError
+from ray.util.queue import Queue
+
+from actors.ray_tools.get_soon import answers
+from actors.ray_tools.placement import beside_driver
+from actors.rollouts.rollout import RolloutRequest
+from environments.types import Trajectory, TrajectoryGroup
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+DRAIN_SECONDS = 1.0
+"""The most that emptying the queue may take; if nothing comes for a tenth of it, it is empty."""
+START_SECONDS = 60.0
+"""After this long without any rollout actor, something is said."""
+WHY_NOT = (
+    "the cluster may have no CPUs or memory left for them (`ray status` shows it), or the modules of the "
+    "agent and the environment may take long to import."
+)
+ASKED_IN_ADVANCE = 4
+"""Trajectories asked of the queue before they are there, so that nobody waits for its answers in turn."""
+BASELINE = "greedy"
+"""The member of a group that is rolled out greedily, for the algorithms that compare with it."""
+
+
+class TrajectoryStream:
+    """Trajectories as they finish, and groups when they are complete.
+
+    The queue holds at most ``capacity`` trajectories: a fleet that is ahead of its consumer waits. Connect
+    the fleet before anything is taken: it is asked what holds it up when nothing comes.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.queue = Queue(maxsize=capacity, actor_options={"num_cpus": 0, **beside_driver()})
+        self._fleet: ray.actor.ActorHandle | None = None
+        self._check: Callable[[], None] = _nothing
+        self._asked: list[ray.ObjectRef] = []
+        self._idle_since: float | None = None
+        """When this wait first saw that no rollout actor was up, if none has been since."""
+        self._groups: dict[str, dict[str, Trajectory | None]] = {}
+        """Of each group that was requested: its rollout ids, and what has come back of them."""
+
+    def connect(self, fleet: ray.actor.ActorHandle) -> None:
+        """Take trajectories from ``fleet`` from now on."""
+        self._fleet = fleet
+
+    def watch(self, check: Callable[[], None]) -> None:
+        """Call ``check`` about once a second while nothing comes: what it raises ends the wait."""
+        self._check = check
+
+    def trajectories(self, count: int) -> Iterator[Trajectory]:
+        """The next ``count`` trajectories, about in the order in which they finish.
+
+        Raises:
+            RayActorError, or the fleet's own error: nobody is left who could deliver.
+        """
+        for _ in range(count):
+            yield self._next()
+
+    def request(self, requests: Sequence[RolloutRequest]) -> None:
+        """Have ``requests`` rolled out. All requests of a group have to come in the same call."""
+        for request in requests:
+            self._groups.setdefault(request.group_id, {})[request.rollout_id] = None
+        self._send(requests)
+
+    def take(self, group_id: str) -> TrajectoryGroup:
+        """The group ``group_id``, once its last trajectory is there. Raises as ``trajectories`` does."""
+        while None in (members := self._groups[group_id]).values():
+            self._keep(self._next())
+        del self._groups[group_id]
+        return _group(group_id, members)
+
+    def groups(self, requests: Sequence[RolloutRequest]) -> Iterator[TrajectoryGroup]:
+        """Have ``requests`` rolled out; their groups, each as soon as it is complete."""
+        self.request(requests)
+        waiting = {request.group_id for request in requests}
+        while waiting:
+            group_id = self._keep(self._next())
+            if group_id in waiting and None not in self._groups[group_id].values():
+                waiting.remove(group_id)
+                yield self.take(group_id)
+
+    # -- what a checkpoint holds ---------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Take over what lies in the queue, and wait for nothing that is still being played.
+
+        Quiet about a queue that has died: what it held is played again, and the next ``take`` raises.
+        """
+        deadline = time.monotonic() + DRAIN_SECONDS
+        with suppress(RayActorError):
+            while time.monotonic() < deadline and (trajectory := self._arrived(DRAIN_SECONDS / 10)):
+                self._keep(trajectory)
+
+    def finished(self) -> list[Trajectory]:
+        """The trajectories that are there and were not taken yet."""
+        return [each for members in self._groups.values() for each in members.values() if each is not None]
+
+    def restore(self, requests: Sequence[RolloutRequest], finished: Sequence[Trajectory]) -> None:
+        """``request``, but for what is ``finished`` already: a resumed run plays nothing twice."""
+        there = {trajectory.rollout_id: trajectory for trajectory in finished}
+        for request in requests:
+            members = self._groups.setdefault(request.group_id, {})
+            members[request.rollout_id] = there.get(request.rollout_id)
+        self._send([request for request in requests if request.rollout_id not in there])
+
+    def close(self) -> None:
+        """End the queue's actor."""
+        self.queue.shutdown(force=True)
+
+    # -- the queue -----------------------------------------------------------------------------------
+
+    def _send(self, requests: Sequence[RolloutRequest]) -> None:
+        assert self._fleet is not None, "connect() comes first"
+        answers([self._fleet.submit.remote(list(requests))], "The fleet")
+
+    def _keep(self, trajectory: Trajectory) -> str:
+        group_id, _, _ = trajectory.rollout_id.rpartition("/")
+        self._groups[group_id][trajectory.rollout_id] = trajectory
+        return group_id
+
+    def _next(self) -> Trajectory:
+        while (trajectory := self._arrived(POLL_SECONDS)) is None:
+            self._ask_why()
+        self._idle_since = None
+        return trajectory
+
+    def _arrived(self, seconds: float) -> Trajectory | None:
+        """A trajectory that is there, or comes within ``seconds``."""
+        while len(self._asked) < ASKED_IN_ADVANCE:
+            self._asked.append(self.queue.actor.get.remote())
+        # Any of them: the queue's actor does not begin calls in the order in which they were made. And only
+        # we have a time limit: one of the queue's own would end in an error, and a line in the log, for each
+        # that nobody waited for.
+        arrived, self._asked = ray.wait(self._asked, timeout=seconds)
+        return ray.get(arrived[0]) if arrived else None
+
+    def _ask_why(self) -> None:
+        """Raise where it would be waited for ever, and say so where no rollout actor is up."""
+        assert self._fleet is not None, "connect() comes first"
+        self._check()
+        status, _ = answers([self._fleet.status.remote(), self.queue.actor.qsize.remote()], "Fleet or queue")
+        now = time.monotonic()
+        if status.num_ready:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since > START_SECONDS:
+            self._idle_since = now
+            logger.warning("Of %d rollout actors none is up: %s", status.num_actors, WHY_NOT)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _group(group_id: str, members: dict[str, Trajectory | None]) -> TrajectoryGroup:
+    baseline = members.pop(f"{group_id}/{BASELINE}", None)
+    trajectories = tuple(members[rollout_id] for rollout_id in sorted(members))
+    complete = tuple(each for each in trajectories if each is not None)
+    assert len(complete) == len(trajectories), "a group is taken when it is complete"
+    return TrajectoryGroup(group_id=group_id, task=complete[0].task, trajectories=complete, baseline=baseline)

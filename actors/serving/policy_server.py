@@ -1,0 +1,304 @@
+"""The current policy as a Ray Serve application: it fetches what rollouts ask, and is an OpenAI server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from typing import Any
+
+import ray
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from ray import serve
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+from ray.serve.exceptions import RayServeException
+from starlette.types import Receive, Scope, Send
+
+from actors.sampling.queue_worker import QueueWorker
+from actors.settings import MODEL_NAME, ServerConfig
+from actors.weights.store import PublishedWeights
+from environments.errors import SamplerError, TroupeError
+from policies.chat import ChatRenderer, load_tokenizer
+from policies.engines.vllm import VLLMEngine
+from policies.openai.frontend import OpenAIFrontend
+from policies.openai.protocol import ChatRequest, CompletionRequest, OpenAIError, error_body
+from policies.settings import environment
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+"""Between two attempts to reach a sampling actor that Ray is starting anew."""
+# The engine's thread needs the interpreter's lock all the time, and each further thread of a replica takes it
+# away, as a line of log per request does.
+REPLICA_ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+SWITCH_SECONDS = 0.0005
+LOGGING = {"enable_access_log": False}
+
+http = FastAPI(title="Troupe policy server")
+
+
+@http.exception_handler(TroupeError)
+async def _refuse(_: Request, error: Exception) -> JSONResponse:
+    status, body = error_body(error)
+    return JSONResponse(body, status_code=status)
+
+
+@http.exception_handler(RequestValidationError)
+async def _refuse_body(request: Request, error: RequestValidationError) -> JSONResponse:
+    return await _refuse(request, OpenAIError.from_validation(error.errors()))
+
+
+# Serve copies the endpoints when it decorates the class, with the names that exist by then: these come first.
+async def _respond(parts: AsyncGenerator[dict[str, Any], None], stream: bool | None) -> Response:
+    """One JSON body, or server-sent events. Errors before the first part become an HTTP status."""
+    first = await anext(parts)
+    if stream:
+        return _EventStream(first, parts)
+    await parts.aclose()
+    return JSONResponse(first, headers={"x-policy-version": str(first["policy_version"])})
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events. However the response ends, its parts are closed: nothing is sampled for nobody."""
+
+    def __init__(self, first: dict[str, Any], rest: AsyncGenerator[dict[str, Any], None]) -> None:
+        super().__init__(_events(first, rest), media_type="text/event-stream")
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._rest):
+            await super().__call__(scope, receive, send)
+
+
+async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+    yield _event(first)
+    try:
+        async for part in rest:
+            yield _event(part)
+    except TroupeError as error:  # the status is sent already: OpenAI clients look for an error in the events
+        yield _event(error_body(error)[1])
+        return
+    yield "data: [DONE]\n\n"
+
+
+def _event(part: dict[str, Any]) -> str:
+    return f"data: {json.dumps(part)}\n\n"
+
+
+async def _end_application() -> None:
+    """Take down the application that this replica is of: the program that wanted it was killed.
+
+    The weight store has died with that program, Serve has not: it would start replicas of it for ever.
+    """
+    name = serve.get_replica_context().app_name
+    logger.warning("The program that has started %s is gone: so this ends too.", name)
+    await asyncio.to_thread(serve.delete, name, _blocking=False)
+
+
+@serve.deployment(max_ongoing_requests=100_000)
+@serve.ingress(http)
+class PolicyServer:
+    """One replica: a vLLM engine that follows the weight store, and samples for all actors registered there.
+
+    A replica that starts late loads the newest version before it takes a request.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, model_path: str, model_name: str, config: ServerConfig, store: ray.actor.ActorHandle
+    ) -> None:
+        # The engine's thread gives the interpreter's lock away at every tensor operation, and has to ask for
+        # it again: at Python's 5 ms the replica answered an eighth fewer requests.
+        sys.setswitchinterval(SWITCH_SECONDS)
+        self._store = store
+        # In a thread: a model that takes minutes to load must not keep Serve from hearing of this replica.
+        self._engine = await asyncio.to_thread(VLLMEngine, model_path, config.engine, config.adapters)
+        renderer = ChatRenderer(load_tokenizer(model_path))
+        self._openai = OpenAIFrontend(model_name, renderer, self._engine, config.adapters)
+        self._changed = asyncio.Condition()
+        self._loading = asyncio.Lock()
+        self._links: dict[ray.actor.ActorHandle, QueueWorker] = {}
+        await self._catch_up()
+        self._followers = [
+            asyncio.create_task(self._follow_weights()),
+            asyncio.create_task(self._follow_samplers()),
+        ]
+
+    # -- versions ------------------------------------------------------------------------------------
+
+    async def _follow_weights(self) -> None:
+        """consumes published versions · waits for the store · produces an engine that serves the newest"""
+        try:
+            while True:
+                await self._load(await self._store.newer_than.remote(self._engine.version))
+        except ActorDiedError:
+            await _end_application()
+            raise
+        finally:
+            await self._wake()  # nobody waits for a version that will not come
+
+    async def _catch_up(self) -> None:
+        try:
+            newest: PublishedWeights | None = await self._store.newest.remote()
+        except ActorDiedError:
+            await _end_application()
+            raise
+        if newest is not None:
+            await self._load(newest)
+
+    async def _load(self, weights: PublishedWeights) -> None:
+        async with self._loading:
+            if weights.version <= self._engine.version:
+                return
+            buckets = await asyncio.gather(*weights.buckets)
+            await self._engine.load_weights(weights.version, buckets)
+        for link in self._links.values():
+            link.wake()
+        await self._wake()
+
+    async def _wake(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def serve_version(self, version: int) -> int:
+        """Wait until ``version`` or a newer one is served, and return which."""
+        weights_follower = self._followers[0]
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._engine.version >= version or weights_follower.done())
+        self.check_health()
+        return self._engine.version
+
+    def check_health(self) -> None:
+        """Serve replaces the replica if this raises: a dead engine, or one that no longer follows."""
+        self._engine.check()
+        for follower in self._followers:
+            if follower.done():
+                raise SamplerError(f"The replica has stopped following its store: {follower.exception()!r}")
+
+    # -- rollouts, whose requests are fetched --------------------------------------------------------
+
+    async def weight_store(self) -> ray.actor.ActorHandle:
+        """The store that the replicas follow: sampling actors register there."""
+        return self._store
+
+    async def _follow_samplers(self) -> None:
+        """consumes sampling actors · waits for the store · produces a link to each"""
+        newest = 0
+        tasks = set()
+        while True:
+            for number, sampler in (await self._store.samplers_after.remote(newest)).items():
+                newest = max(newest, number)
+                if sampler not in self._links:
+                    task = asyncio.create_task(self._sample_for(number, sampler))
+                    tasks.add(task)  # asyncio itself keeps no reference to a running task
+                    task.add_done_callback(tasks.discard)
+
+    async def _sample_for(self, number: int, sampler: ray.actor.ActorHandle) -> None:
+        """consumes a sampling actor's requests · waits for the actor · produces answers, until it is dead"""
+        replica_id = serve.get_replica_context().replica_id.unique_id
+        name = f"{replica_id} (pid {os.getpid()} on {socket.gethostname()})"
+        try:
+            while True:
+                link = QueueWorker(name, self._engine, sampler.poll.remote, self._catch_up)
+                self._links[sampler] = link
+                try:
+                    await link.run()
+                except ActorUnavailableError:
+                    await asyncio.sleep(RETRY_SECONDS)
+        except RayError as error:  # where it lives on, it registers again: it hears of no replica any more
+            logger.info("A sampling actor is gone: %s", error)
+            await self._store.forget.remote(number)
+        except SamplerError as error:  # check_health says so too, and Serve replaces this replica
+            logger.error("The engine has failed: %s", error)
+        finally:
+            self._links.pop(sampler, None)
+
+    # -- everyone else, over HTTP --------------------------------------------------------------------
+
+    @http.get("/v1/models")
+    async def models(self) -> dict[str, Any]:
+        return self._openai.models()
+
+    @http.post("/v1/chat/completions")
+    async def chat_completions(self, body: ChatRequest) -> Response:
+        return await _respond(self._openai.chat(body), body.stream)
+
+    @http.post("/v1/completions")
+    async def completions(self, body: CompletionRequest) -> Response:
+        return await _respond(self._openai.complete(body), body.stream)
+
+
+def start_serve(config: ServerConfig) -> None:
+    """Start Serve, with the address that outsiders are to have, unless it runs already.
+
+    Not by two threads at once: the second one would fail.
+    """
+    if config.http_port is None:
+        serve.start(proxy_location="Disabled")
+    else:
+        http_options = {"host": config.http_host, "port": config.http_port}
+        serve.start(http_options=http_options, logging_config=LOGGING)
+
+
+class PolicyApp:
+    """The policy server as one Serve application.
+
+    Args:
+        name: of the application; unique in the cluster.
+        model_path: folder that the engines start from.
+        model_name: how OpenAI clients call the model.
+        store: the ``WeightStore`` that the replicas follow.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model_path: str,
+        config: ServerConfig,
+        store: ray.actor.ActorHandle,
+        model_name: str = MODEL_NAME,
+    ) -> None:
+        self.name = name
+        self._bound = PolicyServer.options(  # type: ignore[attr-defined]
+            num_replicas=config.num_replicas,
+            ray_actor_options={
+                "num_cpus": config.num_cpus,
+                "num_gpus": config.engine.num_gpus,
+                "runtime_env": {"env_vars": environment(config.engine) | REPLICA_ENVIRONMENT},
+            },
+            logging_config=LOGGING,
+            graceful_shutdown_timeout_s=2,
+            graceful_shutdown_wait_loop_s=0.2,
+            health_check_period_s=5,
+            health_check_timeout_s=10,  # three in a row and Serve replaces it: a stopped process too
+        ).bind(model_path, model_name, config, store)
+        self._config = config
+
+    def start(self) -> None:
+        """Deploy and wait until all replicas are ready.
+
+        Raises:
+            SamplerError: a replica did not come up; Serve's message says why.
+        """
+        config = self._config
+        start_serve(config)
+        route = None if config.http_port is None else "/"
+        try:
+            serve.run(self._bound, name=self.name, route_prefix=route)
+        except (RuntimeError, RayServeException) as error:
+            raise SamplerError(f"The policy server did not start: {error}") from error
+
+    def wait_for_version(self, version: int) -> None:
+        """Return when every running replica serves ``version`` or a newer one."""
+        serve.get_app_handle(self.name).broadcast("serve_version", version).results()
+
+    def stop(self) -> None:
+        """Take this application down, if it was ever up; Serve itself, and other applications, stay."""
+        with suppress(RayServeException):  # no Serve
+            serve.delete(self.name)

@@ -1,0 +1,263 @@
+"""The program that plays tests on a solution. It runs in the sandbox, see ``reward``.
+
+Reads from stdin, which is a file: the size of a plan in ``SIZE_DIGITS`` digits; the plan ``{"solution":
+source, "seconds": float, "tests": [{"kind", "function", "max_bytes", "start", "size"}]}``; and the inputs of
+the tests as JSON, each ``size`` bytes that begin ``start`` bytes after the plan. Writes a line per test,
+``{"text": str, "error": str | null}``. Each test runs in a fork of its own, so that a hang, a crash or an
+exit ends that test alone. No verdict is made here: for ``stdin`` the text is what the solution printed, for
+``call`` its result as JSON; what is expected of these is not known here.
+
+For ``assert``, test code has to run, so the fork is two: the tests in one process, the solution in another,
+which is asked by pipe and answers with plain values. No exit, ``__eq__`` or patch of it reaches the tests,
+and it cannot look them up: they are read once it is forked, from a file that it has closed.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import ctypes
+import functools
+import json
+import linecache
+import os
+import resource
+import signal
+import sys
+import time
+import types
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from environments.rewards.code.remote import NAMES, Line, base_values, serve
+
+PR_SET_DUMPABLE = 4
+SIZE_DIGITS = 20
+SOLUTION = "solution.py"
+TESTS = "tests.py"
+PASSED = "passed"
+MAX_ERROR_BYTES = 2000
+
+# What solutions of the public sets take for granted.
+PRELUDE = """\
+import bisect, collections, functools, heapq, itertools, math, operator, random, re, string, sys
+from bisect import *
+from collections import *
+from functools import *
+from heapq import *
+from itertools import *
+from math import *
+from typing import *
+"""
+
+
+def main() -> None:
+    """Play all tests; in a fork, return once its one test is over."""
+    plan = json.loads(os.read(0, int(os.read(0, SIZE_DIGITS))))
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no fork can look into this process
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    prelude: dict[str, Any] = {}
+    exec(PRELUDE, prelude)
+    for test in plan["tests"]:
+        inputs, result, errors = (os.memfd_create(name) for name in ("inputs", "result", "errors"))
+        pid = os.fork()
+        if pid == 0:
+            play(plan["solution"], test, (inputs, result, errors), prelude)
+            return
+        error = wait(pid, plan["seconds"])
+        if error and error.startswith("exit"):
+            said = os.pread(errors, MAX_ERROR_BYTES, max(0, os.fstat(errors).st_size - MAX_ERROR_BYTES))
+            error = said.decode("utf-8", "replace").strip() or error
+        text = os.pread(result, test["max_bytes"], 0).decode("utf-8", "replace")
+        os.write(1, json.dumps({"text": text, "error": error}).encode() + b"\n")
+        for descriptor in (inputs, result, errors):
+            os.close(descriptor)
+
+
+def wait(pid: int, seconds: float) -> str | None:
+    """Wait until a fork ended, kill what is left of its group, and say what went wrong with it."""
+    deadline = time.monotonic() + seconds
+    with suppress(PermissionError, ProcessLookupError):  # it was faster to do it itself
+        os.setpgid(pid, pid)
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        signal.sigtimedwait({signal.SIGCHLD}, left)
+    timed_out = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    with suppress(ProcessLookupError):  # it went over to another group
+        os.killpg(pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if timed_out:
+        return f"time limit of {seconds:g} s exceeded"
+    if code < 0:
+        return f"crashed: {signal.strsignal(-code)}"
+    return f"exit code {code}" if code else None
+
+
+def play(solution: str, test: dict[str, Any], files: tuple[int, int, int], prelude: dict[str, Any]) -> None:
+    """Play one test in this fork; an exception of the solution or of the tests goes through."""
+    with suppress(PermissionError):
+        os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    result = files[1]
+    if test["kind"] == "assert":
+        requests, replies = os.pipe(), os.pipe()
+        if os.fork() == 0:
+            redirect(files, test)
+            for descriptor in (requests[1], replies[0], result):
+                os.close(descriptor)
+            load = functools.partial(own_names, solution, prelude)
+            serve(load, os.fdopen(requests[0], "rb"), os.fdopen(replies[1], "wb"))
+            return
+        for descriptor in (requests[0], replies[1]):
+            os.close(descriptor)
+        source = read_input(test)  # not before: the solution would have it
+        redirect(files, test)
+        line = Line(os.fdopen(requests[1], "wb"), os.fdopen(replies[0], "rb"), {})
+        run_tests(source, test["function"], prelude, line)
+        os.write(result, PASSED.encode())
+        return
+    given = read_input(test)
+    redirect(files, test, given)
+    if test["kind"] == "stdin":
+        execute(solution, SOLUTION, "__main__", {})
+    else:
+        names = execute(solution, SOLUTION, "solution", prelude)
+        value = find(names, test["function"])(*json.loads(given))
+        os.write(result, json.dumps(jsonable(value)).encode())
+
+
+def read_input(test: dict[str, Any]) -> str:
+    """The input of a test, from where the plan came from."""
+    text = json.loads(os.pread(0, test["size"], os.lseek(0, 0, os.SEEK_CUR) + test["start"]))
+    assert isinstance(text, str)
+    return text
+
+
+def redirect(files: tuple[int, int, int], test: dict[str, Any], given: str = "") -> None:
+    """Give this fork standard streams and an output limit of its own, and close what the plan came from."""
+    inputs, result, errors = files
+    if test["kind"] == "stdin":
+        os.write(inputs, given.encode("utf-8", "replace"))
+        os.lseek(inputs, 0, os.SEEK_SET)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (test["max_bytes"], test["max_bytes"]))
+    prints = result if test["kind"] == "stdin" else os.open(os.devnull, os.O_WRONLY)
+    for descriptor, standard in ((inputs, 0), (prints, 1), (errors, 2)):
+        os.dup2(descriptor, standard)
+    sys.stdin = os.fdopen(0, encoding="utf-8", errors="replace", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)
+    sys.excepthook = show_error
+
+
+def execute(source: str, file: str, name: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Run ``source`` as the module ``name``, in which ``names`` are known; return all that it knows then."""
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    vars(module).update(names)
+    sys.setrecursionlimit(10_000)  # what judges of programming contests allow
+    exec(compile(source, file, "exec"), vars(module))
+    return vars(module)
+
+
+def own_names(solution: str, prelude: dict[str, Any]) -> dict[str, Any]:
+    """What a solution defines."""
+    names = execute(solution, SOLUTION, "solution", prelude)
+    return {name: value for name, value in names.items() if value is not prelude.get(name)}
+
+
+def find(names: dict[str, Any], function: str) -> Callable[..., Any]:
+    """The function of that name, or the method of a ``Solution``."""
+    if function in names:
+        return names[function]
+    if "Solution" in names and hasattr(names["Solution"], function):
+        return getattr(names["Solution"](), function)
+    raise NameError(f"the solution has no function {function!r}")
+
+
+def jsonable(value: Any) -> Any:
+    """Plain data like ``value``: what can be iterated over becomes a list, keys become texts.
+
+    Raises:
+        TypeError: it holds something else.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float | str):
+        return base_values(value)[0]
+    if isinstance(value, dict):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted((jsonable(item) for item in value), key=repr)
+    if hasattr(value, "tolist"):  # numpy's arrays and numbers
+        return jsonable(value.tolist())
+    if isinstance(value, Iterable) and not isinstance(value, bytes | bytearray):
+        return [jsonable(item) for item in value]
+    raise TypeError(f"the result is a {type(value).__name__}, which is no plain data")
+
+
+def show_error(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+    """Say in a few lines where in the solution or the tests it went wrong."""
+    import traceback
+
+    where = [frame for frame in traceback.extract_tb(trace) if frame.filename in (SOLUTION, TESTS)]
+    if where:
+        sys.stderr.write(f"{where[-1].filename}, line {where[-1].lineno}: {where[-1].line}\n")
+    sys.stderr.write("".join(traceback.format_exception_only(kind, error)))
+
+
+# -- assertions --------------------------------------------------------------------------------------
+
+
+def meant_names(source: str, function: str | None, prelude: dict[str, Any]) -> set[str]:
+    """The names by which tests mean the solution, also where a builtin or the prelude has the same.
+
+    The one that the task says, and those that the tests import; else, where they use no name that is the
+    solution's for certain, what they call first, as in ``assert sum(10, 15) == 25``.
+    """
+    nodes = list(ast.walk(ast.parse(source, TESTS)))
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module == "solution"]
+    meant = {alias.name for node in imports for alias in node.names} | ({function} if function else set())
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    stored |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    if meant or used - stored - prelude.keys() - vars(builtins).keys():
+        return meant
+    return set([name for name in called_names(nodes[0]) if name not in stored][:1])
+
+
+def called_names(node: ast.AST) -> Iterator[str]:
+    """The names that ``node`` calls, in the order in which Python would: arguments before their function."""
+    for child in ast.iter_child_nodes(node):
+        yield from called_names(child)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        yield node.func.id
+
+
+def run_tests(source: str, function: str | None, prelude: dict[str, Any], line: Line) -> None:
+    """Run the source of the tests, then ``check(candidate)`` and every ``test...()`` that it defines."""
+    module = types.ModuleType("solution")
+    meant = meant_names(source, function, prelude)
+    for name in line.ask(0, NAMES):
+        # With an `abs` or an `isclose` of its own, a solution would be its own judge.
+        if name in meant or not (name in prelude or hasattr(builtins, name) or name[:2] == "__"):
+            setattr(module, name, line.ask(0, name))
+    sys.modules["solution"] = module
+    known = vars(module)
+    if function:
+        candidate = find(known, function) if function.isidentifier() else eval(function, dict(known))
+        known = known | {"candidate": candidate}
+    names = execute(source, TESTS, "tests", {**prelude, **known, "__name__": "tests"})
+    if function and isinstance(names.get("check"), types.FunctionType):
+        names["check"](names["candidate"])
+    for name, value in list(names.items()):
+        if name.startswith("test") and isinstance(value, types.FunctionType):
+            value()
+
+
+if __name__ == "__main__":
+    main()

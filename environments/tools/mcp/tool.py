@@ -1,0 +1,140 @@
+"""The tools of any MCP server, spoken to by the official client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from environments.errors import ConfigError
+from environments.tools.base import Tool, ToolOutput
+from environments.tools.mcp.connection import connection
+
+if TYPE_CHECKING:
+    from mcp.types import CallToolResult, ContentBlock
+    from mcp.types import Tool as Definition
+
+
+@dataclass(frozen=True, kw_only=True)
+class MCPServer:
+    """Where an MCP server is. ``tools=[MCPServer(...)]`` stands for all tools that it has.
+
+    With a ``command`` and its ``args``, each process that uses the server starts one of its own and speaks
+    to it by stdio: the agent and the environment of an actor share it, and it ends with the process.
+    ``env`` is added to ``HOME``, ``PATH`` and the like; nothing else of our environment reaches it.
+    With a ``url`` and ``headers``, it is one server for all actors, spoken to by streamable HTTP. To share
+    a server, run it that way.
+
+    ``prefix`` is put before the tools' names. A connection is made within ``start_seconds`` and kept for
+    the life of the process; a call is answered within ``timeout_seconds``.
+
+    Raises:
+        ConfigError: there is not exactly one of ``command`` and ``url``, an argument belongs to the other,
+            or a time is not above 0.
+    """
+
+    command: str | None = None
+    args: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
+    url: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
+    prefix: str = ""
+    start_seconds: float = 60.0
+    timeout_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if (self.command is None) == (self.url is None):
+            raise ConfigError(
+                f"An MCPServer has command={self.command!r} and url={self.url!r}: pass the command that "
+                "starts it in each process, or the url of one that runs."
+            )
+        if self.url is None and self.headers:
+            raise ConfigError(f"headers do not reach the command {self.command!r}: pass env, or a url.")
+        if self.command is None and (self.args or self.env):
+            raise ConfigError(f"args and env do not reach the url {self.url!r}: pass headers, or a command.")
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"url={self.url!r} has to start with http:// or https://.")
+        if isinstance(self.args, str):
+            raise ConfigError(f"args={self.args!r} is a text: pass a list, {self.args.split()!r}.")
+        if not (self.start_seconds > 0 and self.timeout_seconds > 0):
+            raise ConfigError(
+                f"start_seconds={self.start_seconds} and timeout_seconds={self.timeout_seconds} have to be "
+                "above 0."
+            )
+        object.__setattr__(self, "args", tuple(str(arg) for arg in self.args))  # hashable
+
+    def __str__(self) -> str:
+        """What to call the server in a message. It holds no secret: neither ``env`` nor ``headers``."""
+        return f"MCP server {self.url or ' '.join((str(self.command), *self.args))!r}"
+
+    def tools(self) -> list[Tool]:
+        """Return the server's tools. The first use in a process connects; after that it costs nothing.
+
+        Raises:
+            EnvironmentFailure: the server cannot be started or reached; its last words are in the message.
+        """
+        return [MCPTool(self, definition) for definition in connection(self).definitions()]
+
+    def close(self) -> None:
+        """End this process's connection, and the server that was started for it. A later use reconnects.
+
+        Nobody has to call this: both end with the process. It must not be called after each episode, since
+        the next one would start the server anew.
+        """
+        connection(self).close()
+
+
+class MCPTool(Tool):
+    """One tool of a server. The schema is the server's, and so is the check of the arguments."""
+
+    def __init__(self, server: MCPServer, definition: Definition) -> None:
+        description = definition.description or definition.title or definition.name
+        super().__init__(server.prefix + definition.name, description)
+        self._server = server
+        self._definition = definition
+
+    @property
+    def json(self) -> dict[str, Any]:
+        schema = self._definition.input_schema
+        function = {"name": self.name, "description": self.description, "parameters": schema}
+        return {"type": "function", "function": function}
+
+    def forward(self, /, **arguments: Any) -> ToolOutput:
+        """Have the server run the tool. An error is what it refuses or does not answer in time.
+
+        Raises:
+            EnvironmentFailure: the server has ended, and cannot be started or reached again.
+        """
+        from mcp import MCPError
+
+        try:
+            result = connection(self._server).call(self._definition.name, arguments)
+        except TimeoutError:
+            limit = self._server.timeout_seconds
+            return ToolOutput(self.name, error=f"{self.name!r} gave no answer within {limit:g} seconds.")
+        except (MCPError, ConnectionError) as error:
+            return ToolOutput(self.name, error=f"{self.name!r} failed: {error}.")
+        return _output(self.name, result)
+
+
+def _output(name: str, result: CallToolResult) -> ToolOutput:
+    """The text of a result or, where there is none, its structured content, which texts mostly repeat."""
+    text = "\n".join(_text(block) for block in result.content)
+    if result.is_error:
+        return ToolOutput(name, error=text or "the tool failed and did not say why.")
+    structured = result.structured_content
+    metadata = {} if structured is None else {"structured_content": structured}
+    return ToolOutput(name, output=text or structured, metadata=metadata)
+
+
+def _text(block: ContentBlock) -> str:
+    """A block of content as text; what a model cannot read is described in a line."""
+    match block.type:
+        case "text":
+            return block.text
+        case "image" | "audio":
+            return f"[{block.type}: {block.mime_type}, {len(block.data)} characters of base64]"
+        case "resource_link":
+            return f"[resource {block.uri}: {block.name}]"
+        case "resource":
+            return f"[resource {block.resource.uri}: {block.resource.mime_type or 'unknown type'}]"

@@ -1,0 +1,132 @@
+"""Ray: join the cluster that is there, or start one that ends with us."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+
+import psutil
+import ray
+
+from actors.ray_tools.address import check_answers, unreachable
+from actors.settings import RAYLET_ENVIRONMENT, shows_worker_logs
+from environments.errors import ConfigError
+from launch.config import TrainConfig
+from policies.learning.algorithms import resolve
+
+LOCAL_CPUS = 64
+"""Ray's CPUs only count: on one machine they must not keep small actors from starting."""
+
+ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "PYTHONWARNINGS": "ignore",
+}
+
+
+def connect() -> bool:
+    """Connect this process to Ray and return whether we started the cluster, and so may stop it.
+
+    A cluster is found as Ray does it: by ``RAY_ADDRESS``, inside a job, or by ``ray start`` on this
+    machine; one that another program started for itself is left alone. If this process is killed, the
+    cluster that it started ends within seconds, but for two of Ray's own agents: for a minute they try to
+    report that to the head that has died too, and then end.
+
+    Raises:
+        ConfigError: the cluster does not answer.
+    """
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    if ray.is_initialized():
+        return False
+    check_answers()
+    os.environ.update(RAYLET_ENVIRONMENT)
+    options = {
+        "log_to_driver": shows_worker_logs(),
+        "logging_level": logging.ERROR,
+        # What a job sets itself, Ray refuses to have set again.
+        "runtime_env": {
+            "env_vars": {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+        },
+    }
+    try:
+        try:
+            ray.init(num_cpus=LOCAL_CPUS, include_dashboard=False, **options)
+            return True
+        except ValueError as error:
+            if "existing cluster" not in str(error):  # its CPUs are not ours to set; Ray has no other sign
+                raise
+            ray.init(**options)
+            return False
+    except ConnectionError as error:
+        raise unreachable(error) from error
+
+
+def end() -> None:
+    """Stop the cluster that ``connect`` has started, to the last process.
+
+    A worker that is still starting has not met its raylet yet, and would outlive it by many seconds.
+    """
+    ours: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):  # it has ended meanwhile, or nobody has taken note of its end
+            if f"{os.sep}ray{os.sep}" in " ".join(child.cmdline()):
+                ours += [child, *child.children(recursive=True)]
+    ray.shutdown()
+    for process in ours:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(ours, timeout=5)
+
+
+def check_resources(config: TrainConfig) -> None:
+    """Refuse a run that the cluster can never hold: its actors would wait for ever.
+
+    Raises:
+        ConfigError: names what is needed, what is there, and what to lower.
+    """
+    there = ray.cluster_resources()
+    for name, (needed, remedy) in _needs(config).items():
+        if needed > there.get(name, 0):
+            raise ConfigError(
+                f"The run needs {needed:g} Ray {name}s and the cluster has {there.get(name, 0):g}: "
+                f"add nodes, or lower {remedy}."
+            )
+
+
+def shortage(config: TrainConfig) -> str | None:
+    """A sentence on what the run has to wait for, because others have it; ``None`` if there is room."""
+    free = ray.available_resources()
+    short = [
+        f"{needed:g} Ray {name}s, of which {free.get(name, 0):g} are free"
+        for name, (needed, _) in _needs(config).items()
+        if needed > free.get(name, 0)
+    ]
+    if not short:
+        return None
+    return f"The run needs {' and '.join(short)}, and waits for the others: `ray status` shows who has them."
+
+
+def _needs(config: TrainConfig) -> dict[str, tuple[float, str]]:
+    """By resource: how much, and the settings to lower."""
+    on_gpu = config.learner.device == "cuda"
+    num_replicas = config.server.num_replicas + config.evaluation.num_replicas
+    num_actors = config.fleet.num_actors * (2 if config.evaluation.num_replicas else 1)
+    cpus = (
+        config.learner.num_workers
+        + num_replicas * config.server.num_cpus
+        + num_actors * config.fleet.num_cpus_per_actor
+    )
+    algorithm = resolve(config.algorithm, config.rollout.max_response_tokens)
+    num_groups = 2 if algorithm.uses_critic else 1  # on CPUs policy and critic share theirs
+    gpus = num_replicas * config.server.engine.num_gpus + config.learner.num_workers * num_groups * on_gpu
+    return {
+        "CPU": (
+            cpus,
+            "learner.num_workers, server.num_replicas, evaluation.num_replicas or fleet.num_actors",
+        ),
+        "GPU": (
+            gpus,
+            "learner.num_workers, server.num_replicas or evaluation.num_replicas, or set learner.device=cpu",
+        ),
+    }

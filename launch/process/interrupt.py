@@ -1,0 +1,72 @@
+"""Ctrl-C and SIGTERM arrive between two pieces of work, never inside one that must be whole."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Turns SIGINT and SIGTERM into ``KeyboardInterrupt``, put off while work is ``whole``.
+
+    A second signal is not put off: who asks twice wants out.
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._pending = False
+        self._raised = False
+        self.was_forced = False
+        """Whether a second signal has cut off what was to be whole: what it left is no state to save."""
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle the signals in the block. Does nothing outside the main thread, where Python cannot."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {each: signal.getsignal(each) for each in SIGNALS}
+        self.install()
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+    def install(self) -> None:
+        """Handle the signals, also where a library has put its own handler in the place of ours."""
+        if threading.current_thread() is threading.main_thread():
+            for each in SIGNALS:
+                signal.signal(each, self._handle)
+
+    def check(self) -> None:
+        """Raise an interrupt that was raised before and has come to nothing.
+
+        Libraries that catch whatever an import raises swallow it, and so does Python in a ``__del__``.
+        """
+        if self._raised:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def atomic_section(self) -> Iterator[None]:
+        """Finish the block before an interrupt is raised."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+        if self._pending and self._depth == 0:
+            self._pending, self._raised = False, True
+            raise KeyboardInterrupt
+
+    def _handle(self, _signal: int, _frame: FrameType | None) -> None:
+        if self._depth and not self._pending:
+            self._pending = True
+            return
+        self._pending, self._raised, self.was_forced = False, True, self._depth > 0
+        raise KeyboardInterrupt

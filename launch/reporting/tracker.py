@@ -1,0 +1,171 @@
+"""What a run tells: a line per step, a JSON-lines file, TensorBoard, and two pictures at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from environments.types import TrajectoryGroup
+from launch.reporting.plots import draw_curve, draw_timeline
+from launch.run_folder.jsonl_log import JsonlLog, read_records
+from launch.training.selection import has_failed
+
+METRICS = "metrics.jsonl"
+CURVE = "learning_curve.png"
+TIMELINE = "timeline.png"
+BAR_WIDTH = 10
+LINE_WIDTH = 109
+
+
+class Tracker:
+    """Writes a run's progress to its folder and to the terminal.
+
+    Args:
+        directory: the run's folder.
+        num_steps: policy updates of the whole run, for the progress bar.
+        last_step: what was recorded after it is dropped: a resumed run records it again.
+    """
+
+    def __init__(self, directory: Path, num_steps: int, last_step: int = 0) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._directory = directory
+        self._num_steps = num_steps
+        self._start = time.monotonic()
+        self._first_step = last_step
+        self._file = JsonlLog(directory / METRICS, last_step)
+        self._evaluated = {record["step"] for record in self._file.kept if _is_evaluation(record)}
+        self._new_alarms = 0
+        self._num_alarms = sum(int(record.get("learn/alarms", 0)) for record in self._file.kept)
+        self._board = SummaryWriter(str(directory / "tensorboard"), purge_step=last_step + 1)
+
+    @property
+    def evaluated(self) -> frozenset[int]:
+        """The steps whose evaluation is recorded, those from before a resume included."""
+        return frozenset(self._evaluated)
+
+    def announce(self, text: str) -> None:
+        """One line about what is going on, with the seconds since the start."""
+        self._print(f"[{time.monotonic() - self._start:6.1f} s] {text}")
+
+    def alarm(self, text: str) -> None:
+        """Announce what a person should look into; the step that is recorded next counts it."""
+        self._new_alarms += 1
+        self.announce(f"ALARM: {text}")
+
+    def failures(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """Announce how many rollouts failed or ran out of time, and what the first of them said."""
+        trajectories = [each for group in groups for each in group.trajectories]
+        errors = [each.error for each in trajectories if has_failed(each)]
+        if errors:
+            self.announce(
+                f"{len(errors)} of {len(trajectories)} rollouts failed, the first with: {errors[0]}"
+            )
+
+    def warm_start(self, step: int, num_steps: int, metrics: dict[str, float]) -> None:
+        """Progress of the supervised warm start."""
+        self._print(
+            f"{self._bar(step, num_steps)} warm start {step:4d}/{num_steps}  loss {metrics['learn/loss']:.3f}"
+        )
+
+    def step(
+        self,
+        step: int,
+        metrics: dict[str, float],
+        histograms: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        """The metrics of one policy update.
+
+        Args:
+            metrics: with ``time/step`` and ``rollout/reward_mean``.
+            histograms: values by name, such as each trajectory's staleness, which TensorBoard shows.
+        """
+        self._num_alarms += self._new_alarms
+        self._record({"step": step, **metrics, "learn/alarms": self._new_alarms})
+        self._new_alarms = 0
+        self._draw_histograms(step, histograms or {})
+        left = (self._num_steps - step) * (time.monotonic() - self._steps_since) / (step - self._first_step)
+        self._print(self._step_line(step, metrics, left))
+
+    def begin_steps(self) -> None:
+        """The updates begin: the time left is estimated from here."""
+        self._steps_since = time.monotonic()
+
+    def evaluation(self, step: int, metrics: dict[str, float]) -> None:
+        """Success on the held-out tasks after ``step`` updates; later steps may have been recorded before.
+
+        Of each step one evaluation is recorded: the first, also if the run was resumed in between.
+        """
+        if step not in self._evaluated:
+            self._evaluated.add(step)
+            self._record({"step": step, **metrics})
+        self._print(
+            f"  held-out success after step {step}: {metrics['eval/reward_mean']:.3f} "
+            f"({int(metrics['eval/num_tasks'])} tasks, {metrics['time/evaluate']:.1f} s)"
+        )
+
+    def close(self) -> None:
+        """Draw the learning curve and the timeline, and close the files."""
+        self._file.close()
+        self._board.close()
+        records = read_metrics(self._directory)
+        if any("rollout/reward_mean" in record for record in records):
+            draw_curve({self._directory.name: records}, self._directory / CURVE)
+            draw_timeline(records, self._directory / TIMELINE)
+
+    def _record(self, record: dict[str, Any]) -> None:
+        self._file.append(record)
+        for name, value in record.items():
+            self._board.add_scalar(name, value, record["step"])
+
+    def _draw_histograms(self, step: int, histograms: Mapping[str, Sequence[float]]) -> None:
+        import numpy as np
+
+        for name, values in histograms.items():
+            if values:
+                self._board.add_histogram(name, np.asarray(values), step)
+
+    def _step_line(self, step: int, metrics: Mapping[str, float], seconds_left: float) -> str:
+        """At most ``LINE_WIDTH`` characters: what matters less is left out where there is no room."""
+        line = (
+            f"{self._bar(step, self._num_steps)} step {step:4d}/{self._num_steps}"
+            f"  reward {metrics['rollout/reward_mean']:.3f}  loss {metrics.get('learn/loss', 0.0):+.4f}"
+        )
+        end = f"  {_duration(metrics['time/step'])}  {_duration(seconds_left)} left"
+        for part in (
+            f"  ALARMS {self._num_alarms}" if self._num_alarms else "",
+            f"  stale {metrics['stream/staleness_mean']:.1f}" if metrics.get("stream/staleness_max") else "",
+            f"  idle {metrics['time/learner_idle']:.0%}" if "time/learner_idle" in metrics else "",
+            f"  grad {metrics['learn/grad_norm']:.2f}" if "learn/grad_norm" in metrics else "",
+        ):
+            if len(line) + len(part) + len(end) <= LINE_WIDTH:
+                line += part
+        return line + end
+
+    @staticmethod
+    def _bar(done: int, total: int) -> str:
+        filled = BAR_WIDTH * done // max(1, total)
+        return "█" * filled + "░" * (BAR_WIDTH - filled)
+
+    @staticmethod
+    def _print(line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+
+def read_metrics(directory: Path) -> list[dict[str, Any]]:
+    """The records of a run as they came; a line that was cut off by a crash is left out."""
+    return read_records(directory / METRICS)
+
+
+def _is_evaluation(record: Mapping[str, Any]) -> bool:
+    return "eval/reward_mean" in record
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.0f} h"

@@ -1,0 +1,46 @@
+"""How busy fleet and engines are, as shares of the time between two looks."""
+
+from __future__ import annotations
+
+from actors.rollouts.fleet import FleetStatus
+from actors.sampling.request_queue import QueueStatus
+from launch.reporting.metrics import idle_share
+
+
+class Utilization:
+    """What changed since the last look: the first one has nothing to compare with."""
+
+    def __init__(self) -> None:
+        self._last: tuple[FleetStatus, QueueStatus] | None = None
+
+    def since_last(self, fleet: FleetStatus, queue: QueueStatus) -> dict[str, float]:
+        """Idle shares of the rollout actors and the engines, and tokens that were sampled for rollouts that
+        were played again or for nobody.
+
+        An engine that was not there at the last look, or is gone, counts for nothing: its counters begin at
+        0, and when it stopped working nobody knows.
+        """
+        last, self._last = self._last, (fleet, queue)
+        if last is None:
+            return {}
+        fleet_before, queue_before = last
+        engines = [
+            (replica.engine, queue_before.replicas[name].engine)
+            for name, replica in queue.replicas.items()
+            if replica.is_live and name in queue_before.replicas
+        ]
+        busy = sum(after.busy_seconds - before.busy_seconds for after, before in engines)
+        there = sum(after.seconds - before.seconds for after, before in engines)
+        return {
+            "time/fleet_idle": idle_share(
+                fleet_before.busy_seconds,
+                fleet.busy_seconds,
+                fleet.seconds - fleet_before.seconds,
+                fleet.num_actors,
+            ),
+            "time/engine_idle": idle_share(0.0, busy, there),
+            "stream/wasted_tokens_replayed": fleet.num_replayed_tokens - fleet_before.num_replayed_tokens,
+            # A sampling actor that was started anew counts from 0.
+            "stream/wasted_tokens_unwanted": max(0, queue.num_late_tokens - queue_before.num_late_tokens)
+            + sum(after.num_aborted_tokens - before.num_aborted_tokens for after, before in engines),
+        }

@@ -1,0 +1,327 @@
+"""Checkpoints: written to a temporary folder, renamed when whole, found again by a pointer file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from environments.errors import ConfigError
+from environments.types import Trajectory
+
+LATEST = "latest"
+BEST = "best"
+STATE = "state.json"
+READY = "ready.pkl"
+PREFIX = "step_"
+
+
+@dataclass
+class Progress:
+    """How far a run has come: with the learner's state, all that a resumed run needs to know."""
+
+    warm_start_steps: int = 0
+    """Optimizer steps of the warm start that are done."""
+    step: int = 0
+    """Policy updates that are done."""
+    version: int = 0
+    """Version of the policy that is published."""
+    num_groups: int = 0
+    """Groups consumed so far, trained on or dropped: the data cursor."""
+    tasks_digest: str = ""
+    """Of what decides which task a group plays: what was under way belongs to these tasks."""
+    kl_coef: float | None = None
+    """What the adaptive KL controller has come to; null without one."""
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """What was between the fleet and the loop."""
+
+    ready: tuple[Trajectory, ...] = ()
+    """Finished and not consumed yet."""
+    in_flight: tuple[str, ...] = ()
+    """Ids of the rollouts that were requested and had not come back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileDigest:
+    """What a file has to be like to be the one that was written."""
+
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Manifest:
+    """``state.json``: what the other files of a checkpoint mean, and how to tell that they are whole."""
+
+    progress: Progress
+    in_flight: tuple[str, ...]
+    num_ready: int
+    files: dict[str, FileDigest]
+    """By the path inside the checkpoint."""
+
+    @staticmethod
+    def read(checkpoint: Path) -> _Manifest:
+        """Raises OSError, ValueError or TypeError for what is no manifest."""
+        fields = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+        manifest = _Manifest(**fields)
+        return _Manifest(
+            progress=Progress(**fields["progress"]),
+            in_flight=tuple(manifest.in_flight),
+            num_ready=manifest.num_ready,
+            files={name: FileDigest(**digest) for name, digest in fields["files"].items()},
+        )
+
+
+class CheckpointFolder:
+    """The checkpoints of one run, in ``checkpoints/`` of its folder.
+
+    A checkpoint is a folder ``step_000012`` with the manifest ``state.json``, the learner's shards (weights,
+    optimizer, schedule, random generators), ``huggingface/``, which ``AutoModelForCausalLM.from_pretrained``
+    loads, and ``ready.pkl``, the trajectories that were waiting. That is a pickle, which can run code when
+    it is read: resume only from folders of your own. No random generator of the driver is saved, because
+    none is used: requests, seeds and batches are functions of the run's seed and of ``Progress``.
+
+    Two files name checkpoints: ``latest``, and ``best`` with the value that it was found best by. However a
+    run ends, ``latest`` names a whole one. Once a checkpoint is written, those are deleted that are neither
+    among the newest ``kept`` nor best, whichever process has written them; and so are those of later steps,
+    which are left of a future that the run has gone back from.
+
+    Args:
+        directory: the run's folder.
+        kept: checkpoints to keep, at least 1.
+    """
+
+    def __init__(self, directory: Path, kept: int) -> None:
+        self._directory = directory / "checkpoints"
+        self._kept = kept
+
+    def save(self, progress: Progress, stream: StreamState, save_learner: Callable[[str], None]) -> Path:
+        """Write a checkpoint. What ``save_learner`` writes goes to the folder that it is given."""
+        self._undo_half_a_save()
+        name = _name(progress.step)
+        temporary = self._directory / f".{name}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        save_learner(str(temporary))
+        _write_ready(temporary, stream.ready)
+        _write_manifest(temporary, progress, stream)
+        final = self._put_in_place(temporary, name)
+        self._point(LATEST, name)
+        self._drop_old()
+        return final
+
+    def mark_best(self, checkpoint_step: int, value: float) -> bool:
+        """Make the checkpoint of that step ``best`` if ``value`` is higher than that of the best so far.
+
+        A step that is best already and is evaluated again has the new value. False, and nothing changes, if
+        the value is not higher or not a number, or if no checkpoint of that step is kept.
+        """
+        self._undo_half_a_save()
+        name, latest = _name(checkpoint_step), self.latest()
+        if latest is None or checkpoint_step > _step(latest) or not (self._directory / name).exists():
+            return False  # a folder beyond the newest is what an interrupted run has left
+        if math.isnan(value):
+            return False
+        best = self._best()
+        if best is not None and best[0] != name and value <= best[1]:
+            return False
+        self._point(BEST, f"{name} {value!r}")
+        self._drop_old()
+        return True
+
+    def latest(self) -> Path | None:
+        """The newest whole checkpoint."""
+        pointer = self._directory / LATEST
+        if not pointer.exists():
+            return None
+        name = pointer.read_text(encoding="utf-8").strip()
+        named, replaced = self._directory / name, self._directory / f".{name}.old"
+        # A reader leaves it where it is: the run that writes here may be between the two renames just now.
+        return replaced if replaced.exists() and not named.exists() else named
+
+    def best(self) -> Path | None:
+        """The checkpoint that ``mark_best`` has found best, if any."""
+        best = self._best()
+        return None if best is None else self._directory / best[0]
+
+    @staticmethod
+    def progress(checkpoint: Path) -> Progress:
+        """What was done when ``checkpoint`` was written. All its files are read, to see if they are whole.
+
+        Raises:
+            ConfigError: a file is missing or damaged.
+        """
+        with _damage_explained(checkpoint):
+            manifest = _Manifest.read(checkpoint)
+            _check(checkpoint, manifest.files)
+            return manifest.progress
+
+    @staticmethod
+    def stream(checkpoint: Path) -> StreamState:
+        """What was ready and in flight when ``checkpoint`` was written.
+
+        Raises:
+            ConfigError: it cannot be read, for example because a class in it is no longer where it was.
+        """
+        with _damage_explained(checkpoint):
+            manifest = _Manifest.read(checkpoint)
+            _check(checkpoint, {READY: manifest.files[READY]})
+            ready = _read_ready(checkpoint)
+            if len(ready) != manifest.num_ready:
+                raise ValueError(f"{READY} holds {len(ready)} trajectories instead of {manifest.num_ready}")
+            return StreamState(ready=ready, in_flight=manifest.in_flight)
+
+    def _undo_half_a_save(self) -> None:
+        """Give the newest checkpoint its name back, if ``_put_in_place`` was killed between its renames."""
+        latest = self.latest()
+        if latest is not None and latest.name.startswith("."):
+            latest.rename(self._directory / latest.name.removeprefix(".").removesuffix(".old"))
+
+    def _put_in_place(self, temporary: Path, name: str) -> Path:
+        final, replaced = self._directory / name, self._directory / f".{name}.old"
+        if final.exists():  # the same step again, for example at a Ctrl-C right after a checkpoint
+            shutil.rmtree(replaced, ignore_errors=True)
+            final.rename(replaced)
+        temporary.rename(final)
+        _sync(self._directory)
+        return final
+
+    def _point(self, pointer: str, text: str) -> None:
+        temporary = self._directory / f".{pointer}.tmp"
+        temporary.write_text(text + "\n", encoding="utf-8")
+        _sync(temporary)
+        os.replace(temporary, self._directory / pointer)
+        _sync(self._directory)
+
+    def _best(self) -> tuple[str, float] | None:
+        """Name and value of the best checkpoint, if it is there."""
+        pointer = self._directory / BEST
+        if not pointer.exists():
+            return None
+        text = pointer.read_text(encoding="utf-8")
+        try:
+            name, value = text.split()[0], float(text.split()[1])
+        except (IndexError, ValueError) as error:
+            raise ConfigError(
+                f"{pointer} holds {text!r}, which is not a checkpoint's name and a value, such as "
+                f"'{_name(12)} 0.5': repair or delete it."
+            ) from error
+        return (name, value) if (self._directory / name).exists() else None
+
+    def _drop_old(self) -> None:
+        newest = self.latest()
+        assert newest is not None, "nothing is dropped before something is saved"
+        checkpoints = sorted((each for each in self._directory.iterdir() if _step(each) >= 0), key=_step)
+        past = [each for each in checkpoints if _step(each) <= _step(newest)]
+        best = self.best()
+        if best is not None and best not in past:
+            (self._directory / BEST).unlink()
+        kept = {*past[-self._kept :], *(each for each in past if each == best)}
+        for leftover in self._directory.glob(f".{PREFIX}*"):
+            shutil.rmtree(leftover)
+        for checkpoint in checkpoints:
+            if checkpoint not in kept:  # renamed first, so that none is ever seen half deleted
+                shutil.rmtree(checkpoint.rename(self._directory / f".{checkpoint.name}.old"))
+
+
+def _name(step: int) -> str:
+    return f"{PREFIX}{step:06d}"
+
+
+def _step(checkpoint: Path) -> int:
+    """The step of a checkpoint's folder, -1 of anything else."""
+    match = re.fullmatch(rf"{PREFIX}(\d+)", checkpoint.name)
+    return int(match[1]) if match else -1
+
+
+# -- what a checkpoint holds ---------------------------------------------------------------------------
+
+
+def _write_ready(folder: Path, ready: tuple[Trajectory, ...]) -> None:
+    import cloudpickle  # as Ray does, which has brought them here: whatever they hold, it can write
+
+    (folder / READY).write_bytes(cloudpickle.dumps(ready))
+
+
+def _read_ready(checkpoint: Path) -> tuple[Trajectory, ...]:
+    import cloudpickle
+
+    try:
+        ready: tuple[Trajectory, ...] = cloudpickle.loads((checkpoint / READY).read_bytes())
+    except Exception as error:  # users' classes are made anew here, and may raise what they like
+        raise ValueError(f"{READY}: {type(error).__name__}: {error}") from error
+    return ready
+
+
+def _write_manifest(folder: Path, progress: Progress, stream: StreamState) -> None:
+    """Write ``state.json``, and force all to disk: no power cut leaves a renamed folder of empty files."""
+    paths = sorted(folder.rglob("*"))
+    manifest = _Manifest(
+        progress=progress,
+        in_flight=stream.in_flight,
+        num_ready=len(stream.ready),
+        files=_digests(folder, [str(path.relative_to(folder)) for path in paths if path.is_file()]),
+    )
+    (folder / STATE).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
+    for path in (*paths, folder / STATE, folder):
+        _sync(path)
+
+
+def _digests(checkpoint: Path, names: Sequence[str]) -> dict[str, FileDigest]:
+    """Of the named files, in parallel: a large model's are hundreds of gigabytes."""
+
+    def digest(name: str) -> FileDigest:
+        with (checkpoint / name).open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            return FileDigest(num_bytes=os.fstat(file.fileno()).st_size, sha256=sha256)
+
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(names, pool.map(digest, names), strict=True))
+
+
+def _check(checkpoint: Path, files: dict[str, FileDigest]) -> None:
+    """Raise ValueError for the first file that is not as it was written."""
+    for name, digest in files.items():
+        path = checkpoint / name
+        if not path.is_file():
+            raise ValueError(f"{name} is missing")
+        if path.stat().st_size != digest.num_bytes:
+            raise ValueError(f"{name} has {path.stat().st_size} bytes instead of {digest.num_bytes}")
+    for name, found in _digests(checkpoint, list(files)).items():
+        if found != files[name]:
+            raise ValueError(f"{name} is not what was written: its SHA-256 differs")
+
+
+def _sync(path: Path) -> None:
+    """Force a file, or what a folder lists, to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _damage_explained(checkpoint: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        others = sorted(
+            each.name for each in checkpoint.parent.glob("*") if _step(each) >= 0 and each != checkpoint
+        )
+        another = f"another one ({', '.join(others)})" if others else "another one"
+        raise ConfigError(
+            f"The checkpoint {checkpoint} cannot be read ({error}): write the name of {another} into "
+            f"{checkpoint.parent / LATEST}, or start with a new run.directory."
+        ) from error

@@ -1,0 +1,42 @@
+"""A model behind the policy server, for as long as a block lasts."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from actors.ray_tools.placement import beside_driver
+from actors.serving.policy_server import PolicyApp
+from actors.weights.store import WeightStore
+from launch.config import EvaluationConfig, TrainConfig
+from launch.process import cluster
+from launch.process.interrupt import Interrupts
+
+
+@contextmanager
+def policy_app(config: TrainConfig, model_path: str) -> Iterator[tuple[PolicyApp, Interrupts]]:
+    """The application that serves ``model_path`` as version 0, to be started in the block; it ends with it.
+
+    SIGINT and SIGTERM raise ``KeyboardInterrupt`` in the block; ``Interrupts.check`` raises it again where a
+    library has swallowed it.
+
+    Raises:
+        ConfigError: the cluster cannot hold the replicas.
+    """
+    started_ray = cluster.connect()
+    app: PolicyApp | None = None
+    try:
+        interrupts = Interrupts()
+        with interrupts.installed():  # after Ray, which puts a handler of its own in the place of SIGTERM's
+            learner = replace(config.learner, num_workers=0)
+            cluster.check_resources(replace(config, learner=learner, evaluation=EvaluationConfig()))
+            store = WeightStore.options(**beside_driver()).remote()  # type: ignore[attr-defined]
+            app = PolicyApp(f"policy-{uuid.uuid4().hex[:8]}", model_path, config.server, store)
+            yield app, interrupts
+    finally:
+        if started_ray:
+            cluster.end()
+        elif app is not None:
+            app.stop()

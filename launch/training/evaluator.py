@@ -1,0 +1,99 @@
+"""Sampled success on held-out tasks, under a policy version that stays the same meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+
+import ray
+
+from environments.types import TrajectoryGroup
+from launch.config import TrainConfig
+from launch.process.background import in_background
+from launch.training.crew import Crew
+from launch.training.rollout_requests import evaluation_requests
+from launch.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What an evaluation has found: one group of one trajectory per task."""
+
+    step: int
+    groups: Sequence[TrajectoryGroup]
+    seconds: float
+
+
+class Evaluator:
+    """Evaluates on the training crew between two updates, or on a crew of its own during them.
+
+    A crew of its own has a weight store of its own: what is published there is what stays pinned.
+
+    Args:
+        crew: that rolls out.
+        pinned: its weight store, if the crew is not the training's.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        workload: Workload,
+        crew: Crew,
+        store: ray.actor.ActorHandle,
+        pinned: ray.actor.ActorHandle | None,
+    ) -> None:
+        self._config, self._workload, self._crew = config, workload, crew
+        self._store, self._pinned = store, pinned
+        self._pinned_version = 0
+        self._running: Future[Evaluation] | None = None
+
+    def begin(self, step: int, version: int) -> None:
+        """Begin to evaluate ``version``, the newest one, after ``step`` updates."""
+        assert self._running is None, "one evaluation at a time: collect() comes before begin()"
+        if self._pinned is None:
+            evaluated = Future[Evaluation]()
+            evaluated.set_result(self._evaluate(step, version))
+            self._running = evaluated  # not before: what is interrupted leaves nothing to wait for
+            return
+        if version > self._pinned_version:  # else nothing was learned since the last evaluation
+            # Taken here and now: by the time that the thread runs there may be a newer one.
+            newest = ray.get(self._store.newest.remote())
+            ray.get(self._pinned.publish.remote(version, *newest.buckets))
+            self._pinned_version = version
+        self._running = in_background(partial(self._evaluate, step, version), "evaluation")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an evaluation has been begun and not collected."""
+        return self._running is not None
+
+    def collect(self, wait: bool) -> Evaluation | None:
+        """The evaluation that has been begun, once it is finished, and once only.
+
+        Raises:
+            What has ended it.
+        """
+        running = self._running
+        if running is None or not (wait or running.done()):
+            return None
+        evaluation = running.result()
+        self._running = None
+        return evaluation
+
+    def _evaluate(self, step: int, version: int) -> Evaluation:
+        tasks = self._workload.val_dataset
+        assert tasks is not None
+        self._crew.wait_until_up()
+        start = time.monotonic()
+        requests = evaluation_requests(self._config, tasks, step, version)
+        groups = sorted(self._crew.stream.groups(requests), key=lambda group: group.group_id)
+        return Evaluation(step, groups, time.monotonic() - start)
+
+
+def evaluation_config(config: TrainConfig) -> TrainConfig:
+    """The configuration of a crew that only evaluates: engines of its own, and no address for outsiders."""
+    server = replace(config.server, num_replicas=config.evaluation.num_replicas, http_port=None)
+    return replace(config, server=server)

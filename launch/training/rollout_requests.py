@@ -1,0 +1,104 @@
+"""Which rollouts are asked for: a function of configuration, tasks and numbers, so that runs repeat."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from functools import lru_cache
+
+from actors.rollouts.rollout import RolloutRequest
+from actors.rollouts.stream import BASELINE
+from environments.data.datasets import Dataset
+from launch.config import TrainConfig
+from policies.sampler import SamplingParams
+
+
+def group_name(number: int) -> str:
+    """The id of the training group ``number``."""
+    return f"{number:08d}"
+
+
+def group_requests(
+    config: TrainConfig, tasks: Dataset, greedy_baseline: bool, number: int, version: int
+) -> list[RolloutRequest]:
+    """``group_size`` rollouts of the task whose turn it is, and, for ReMax, a greedy one beside them.
+
+    Args:
+        greedy_baseline: whether there is one.
+        number: of the group; tasks come in an order that every epoch has anew.
+        version: the oldest policy version that may sample for it.
+    """
+    epoch, position = divmod(number, len(tasks))
+    name = group_name(number)
+    task = tasks[epoch_order(_weights(tasks, config.rollout.task_weights), config.seed, epoch)[position]]
+    members = {f"{member:04d}": config.rollout.temperature for member in range(config.rollout.group_size)}
+    if greedy_baseline:
+        members[BASELINE] = 0.0
+    return [
+        RolloutRequest(
+            rollout_id=f"{name}/{member}",
+            group_id=name,
+            task=task,
+            params=SamplingParams(temperature=temperature),
+            seed=derived_seed(config.seed, f"{name}/{member}"),
+            env_seed=environment_seed(config.seed, name),
+            min_version=version,
+        )
+        for member, temperature in members.items()
+    ]
+
+
+def evaluation_requests(config: TrainConfig, tasks: Dataset, step: int, version: int) -> list[RolloutRequest]:
+    """One rollout of each of the first ``evaluation.num_tasks`` tasks, the same at every evaluation."""
+    params = SamplingParams(temperature=config.rollout.temperature)
+    return [
+        RolloutRequest(
+            rollout_id=f"eval-{step}-{index:06d}/0000",
+            group_id=f"eval-{step}-{index:06d}",
+            task=tasks[index],
+            params=params,
+            seed=derived_seed(config.seed, f"eval/{index}"),
+            env_seed=environment_seed(config.seed, f"eval/{index}"),
+            min_version=version,
+            urgent=True,
+        )
+        for index in range(min(config.evaluation.num_tasks, len(tasks)))
+    ]
+
+
+def tasks_digest(config: TrainConfig, tasks: Dataset) -> str:
+    """Equal for runs in which every group has the same task, the same seeds and the same temperature."""
+    rollout = config.rollout
+    digest = hashlib.sha256(f"{config.seed} {rollout.task_weights} {rollout.temperature}".encode())
+    for task in tasks:
+        digest.update(repr(task).encode())
+    return digest.hexdigest()
+
+
+def derived_seed(seed: int, name: str) -> int:
+    """A 62-bit seed for ``name``: neighbouring names have unrelated seeds."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "big") >> 2
+
+
+def environment_seed(seed: int, name: str) -> int:
+    """A 30-bit seed for the environments of a group: many libraries take no larger one."""
+    return derived_seed(seed, f"environment/{name}") & (1 << 30) - 1
+
+
+def _weights(tasks: Dataset, key: str | None) -> tuple[float, ...]:
+    return (1.0,) * len(tasks) if key is None else tuple(float(task[key]) for task in tasks)
+
+
+@lru_cache(maxsize=2)
+def epoch_order(weights: tuple[float, ...], seed: int, epoch: int) -> tuple[int, ...]:
+    """The tasks of ``epoch``, as many as there are.
+
+    Equal weights play each task once, in an order of the epoch's own. Else each place is drawn on its own,
+    by the weights: what weighs 0 is never played.
+    """
+    rng = random.Random(f"{seed}/epoch/{epoch}")
+    if len(set(weights)) > 1:
+        return tuple(rng.choices(range(len(weights)), weights, k=len(weights)))
+    order = list(range(len(weights)))
+    rng.shuffle(order)
+    return tuple(order)

@@ -1,0 +1,391 @@
+"""The vLLM adapter: token ids in, token ids out, with exact log-probabilities and policy version.
+
+vLLM's engine runs in a thread of this process. Between two of its steps nothing is in motion, so that is
+where requests are added and weights are exchanged: an update is atomic without pausing anything, and every
+token has exactly one version. This is the only module that imports vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, get_args
+
+from environments.errors import ConfigError, PromptTooLongError, SamplerError
+from policies.engines.versions import VersionSpans
+from policies.engines.weights import WeightBucket
+from policies.sampler import EngineStats, SamplingParams, TokenOutput
+from policies.settings import EngineConfig, adapter_config, environment
+
+if TYPE_CHECKING:
+    from vllm import LLMEngine, RequestOutput
+    from vllm.lora.request import LoRARequest
+
+
+class VLLMEngine:
+    """One vLLM engine in a thread of this process, used from one asyncio loop.
+
+    Args:
+        model_path: folder (or hub name) in Hugging Face format.
+        config: engine settings.
+        adapters: folders in peft's format by name, served beside the model itself.
+
+    Raises:
+        ConfigError: vLLM refuses a setting, the model or an adapter.
+    """
+
+    def __init__(
+        self, model_path: str, config: EngineConfig, adapters: Mapping[str, str] | None = None
+    ) -> None:
+        for name, value in environment(config).items():
+            os.environ.setdefault(name, value)
+        self.version = 0
+        self.max_model_tokens = config.max_model_tokens
+        self._ids = itertools.count()
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._outputs: dict[str, asyncio.Queue[TokenOutput | BaseException]] = {}
+        self._running: dict[str, _Running] = {}
+        self._keeps_cache = config.cache_after_publish == "keep"
+        self._start = time.monotonic()
+        self._busy_seconds = 0.0
+        self._num_tokens = 0
+        self._num_aborted_tokens = 0
+        self._failure: BaseException | None = None
+        self._stopped = False
+        self._engine = _start_vllm(model_path, config, _adapter_args(adapters or {}))
+        self._adapters = _load_adapters(self._engine, adapters or {})
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
+        self._thread.start()
+
+    # -- used from the asyncio loop ------------------------------------------------------------------
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
+        """Sample one completion, whole.
+
+        Raises:
+            PromptTooLongError: the prompt leaves no room for a token.
+            ConfigError: vLLM refuses the request, or it asks for an adapter that is not there.
+            SamplerError: the engine has failed.
+        """
+        async for output in self._request(prompt_ids, params, stream=False):
+            return output
+        raise SamplerError("The engine ended a request without an answer.")
+
+    def stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[TokenOutput]:
+        """Sample one completion and yield its tokens as they come. Raises as ``generate`` does."""
+        return self._request(prompt_ids, params, stream=True)
+
+    async def load_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
+        """Exchange the weights between two engine steps; requests in flight go on under the new ones.
+
+        ``cache_after_publish`` says what becomes of their keys and values. A load that fails leaves the
+        engine with a mixture of weights: it counts as lost then.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def load() -> None:
+            self._exchange_weights(version, buckets)
+            loop.call_soon_threadsafe(_resolve, done)
+
+        self._loop = loop
+        self._submit(load)
+        waiting = {done, loop.create_task(self._until_failure())}
+        finished, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        if done not in finished:
+            self.check()
+
+    def stats(self) -> EngineStats:
+        """What this engine has done so far."""
+        return EngineStats(
+            seconds=time.monotonic() - self._start,
+            busy_seconds=self._busy_seconds,
+            num_tokens=self._num_tokens,
+            num_aborted_tokens=self._num_aborted_tokens,
+            num_running=len(self._running),
+        )
+
+    def check(self) -> None:
+        """Raise what ended the engine, if anything did."""
+        if self._failure is not None:
+            raise SamplerError(f"The vLLM engine has stopped: {self._failure!r}") from self._failure
+
+    def stop(self) -> None:
+        """End the engine's thread; requests in flight are abandoned."""
+        self._inbox.put(self._set_stopped)
+        self._thread.join(timeout=10)
+
+    async def _until_failure(self) -> None:
+        while self._failure is None:
+            await asyncio.sleep(0.2)
+
+    async def _request(
+        self, prompt_ids: Sequence[int], params: SamplingParams, stream: bool
+    ) -> AsyncIterator[TokenOutput]:
+        room = self.max_model_tokens - len(prompt_ids)
+        if room < 1:
+            raise PromptTooLongError(
+                f"The prompt has {len(prompt_ids)} tokens and the server's context holds "
+                f"{self.max_model_tokens}: shorten the prompt or raise server.engine.max_model_tokens."
+            )
+        if params.adapter not in self._adapters:
+            names = ", ".join(str(name) for name in self._adapters)
+            raise ConfigError(f"adapter={params.adapter!r} is not served: use one of {names}.")
+        self._loop = loop = asyncio.get_running_loop()
+        request_id = str(next(self._ids))
+        outputs: asyncio.Queue[TokenOutput | BaseException] = asyncio.Queue()
+        self._outputs[request_id] = outputs
+        running = _Running(
+            list(prompt_ids), _vllm_params(params, room, stream), self._adapters[params.adapter]
+        )
+        finished = False
+
+        def add() -> None:
+            try:
+                self._add(request_id, running)
+            except Exception as error:  # noqa: BLE001  # this request is at fault, not the engine
+                refusal = ConfigError(f"vLLM refuses the request: {error}")
+                loop.call_soon_threadsafe(outputs.put_nowait, refusal)
+
+        try:
+            self._submit(add)
+            while not finished:
+                output = await outputs.get()
+                if isinstance(output, ConfigError):
+                    raise output
+                if isinstance(output, BaseException):
+                    raise SamplerError(f"The vLLM engine has stopped: {output!r}") from output
+                finished = output.finish_reason is not None
+                yield output
+        finally:
+            self._outputs.pop(request_id, None)
+            if not finished:  # the caller went away: stop sampling for nobody
+                self._inbox.put(lambda: self._abort(request_id))
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        self.check()
+        self._inbox.put(work)
+
+    # -- the engine's thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped:
+                self._drain_inbox()
+                if self._engine.has_unfinished_requests():
+                    start = time.monotonic()
+                    outputs = self._engine.step()
+                    self._busy_seconds += time.monotonic() - start
+                    self._deliver(outputs)
+        except BaseException as error:  # noqa: BLE001  # a thread's end: hand the failure to all who wait
+            self._failure = error
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._fail_all, error)
+
+    def _drain_inbox(self) -> None:
+        """Do what was asked for; wait for work if there is nothing to sample."""
+        if not self._engine.has_unfinished_requests():
+            self._inbox.get()()
+        while not self._inbox.empty():
+            self._inbox.get()()
+
+    def _add(self, request_id: str, running: _Running) -> None:
+        prompt: dict[str, Any] = {"prompt_token_ids": running.prompt_ids}
+        if self._keeps_cache:  # what older weights have cached is never taken for a prefix of this request
+            prompt["cache_salt"] = f"version {self.version}"
+        running.vllm_id = self._engine.add_request(
+            request_id, prompt, running.vllm_params, lora_request=running.adapter
+        )
+        running.versions = VersionSpans(self.version)
+        self._running[request_id] = running
+
+    def _abort(self, request_id: str) -> None:
+        running = self._running.pop(request_id, None)
+        if running is not None:  # else it ended in the meantime, or was refused
+            num_sampled = _num_sampled(self._engine, running)
+            self._num_tokens += num_sampled - running.versions.num_taken
+            self._num_aborted_tokens += num_sampled
+            self._engine.abort_request([running.vllm_id], internal=True)
+
+    def _exchange_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
+        self._engine.collective_rpc(_load_into_worker, args=(buckets,))
+        self.version = version
+        for request_id, running in list(self._running.items()):
+            num_sampled = _num_sampled(self._engine, running)
+            if num_sampled == 0 and self._keeps_cache:  # it has nothing to keep, but its salt is the old one
+                self._engine.abort_request([running.vllm_id], internal=True)
+                self._add(request_id, running)
+            else:
+                running.versions.exchanged(num_sampled, version)
+        if not self._keeps_cache:
+            self._engine.reset_prefix_cache(reset_running_requests=True)
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        ready = []
+        for output in outputs:
+            request_id = output.request_id
+            sampled = output.outputs[0]
+            running = self._running[request_id]
+            if output.finished:
+                del self._running[request_id]
+            self._num_tokens += len(sampled.token_ids)
+            ready.append((request_id, _token_output(sampled, running)))
+        if ready and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._hand_over, ready)
+
+    def _hand_over(self, ready: list[tuple[str, TokenOutput]]) -> None:
+        for request_id, output in ready:
+            if request_id in self._outputs:
+                self._outputs[request_id].put_nowait(output)
+
+    def _fail_all(self, error: BaseException) -> None:
+        for outputs in self._outputs.values():
+            outputs.put_nowait(error)
+
+    def _set_stopped(self) -> None:
+        self._stopped = True
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request in the engine's thread. ``vllm_id`` is vLLM's own name for it."""
+
+    prompt_ids: list[int]
+    vllm_params: Any
+    adapter: LoRARequest | None
+    vllm_id: str = ""
+    versions: VersionSpans = field(default_factory=lambda: VersionSpans(0))
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _start_vllm(model_path: str, config: EngineConfig, adapter_args: dict[str, Any]) -> LLMEngine:
+    from vllm import EngineArgs, LLMEngine
+
+    ours: dict[str, Any] = {
+        "model": model_path,
+        "dtype": config.dtype,
+        "max_model_len": config.max_model_tokens,
+        "max_num_seqs": 256,
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        # Else a step is always in flight when weights are exchanged: see _num_sampled.
+        "async_scheduling": False,
+        # The distribution that was sampled from, after temperature: what a policy gradient needs.
+        "logprobs_mode": "processed_logprobs",
+    }
+    if not config.num_gpus:
+        # vLLM 0.29 rewinds a seeded request's generator after a partial prefill by a call that CPU
+        # generators refuse, which ends the engine: so here a prompt is never split.
+        ours |= {
+            "enforce_eager": True,
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(8192, config.max_model_tokens),
+        }
+    try:
+        return LLMEngine.from_engine_args(EngineArgs(**(ours | adapter_args | config.vllm)))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"vLLM refuses the model {model_path!r} or a setting in server.engine: {error}"
+        ) from error
+
+
+def _adapter_args(adapters: Mapping[str, str]) -> dict[str, Any]:
+    if not adapters:
+        return {}
+    from vllm.config.lora import MaxLoRARanks
+
+    largest = max(adapter_config(folder)["r"] for folder in adapters.values())
+    return {
+        "enable_lora": True,
+        "max_lora_rank": next((rank for rank in get_args(MaxLoRARanks) if rank >= largest), largest),
+        # On a CPU vLLM 0.29 gives requests without an adapter the last slot's, where others of their batch
+        # have one: so the last slot stays empty.
+        "max_loras": len(adapters) + 1,
+    }
+
+
+def _load_adapters(engine: LLMEngine, adapters: Mapping[str, str]) -> dict[str | None, LoRARequest | None]:
+    """What vLLM has to be told with a request, by the adapter that is to answer; ``None`` is the model."""
+    from vllm.lora.request import LoRARequest
+
+    requests: dict[str | None, LoRARequest | None] = {None: None}
+    for number, (name, folder) in enumerate(adapters.items(), start=1):
+        requests[name] = request = LoRARequest(name, number, folder)
+        try:
+            engine.add_lora(request)
+        except (ValueError, RuntimeError) as error:
+            raise ConfigError(f"vLLM refuses the adapter {name!r} in {folder!r}: {error}") from error
+    return requests
+
+
+def _vllm_params(params: SamplingParams, room: int, stream: bool) -> Any:
+    from vllm import SamplingParams as VLLMSamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return VLLMSamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        max_tokens=min(params.max_tokens or room, room),
+        stop=list(params.stop) or None,
+        seed=params.seed,
+        logprobs=0,  # of the sampled token only
+        flat_logprobs=True,  # lists of numbers, not an object for each token
+        skip_clone=True,  # made for this request alone: the deep copy was 15 % of the thread in a profile
+        detokenize=bool(params.stop),
+        output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _token_output(sampled: Any, running: _Running) -> TokenOutput:
+    versions = running.versions.take(len(sampled.token_ids))
+    return TokenOutput(
+        token_ids=tuple(sampled.token_ids),
+        logprobs=tuple(sampled.logprobs.logprobs if sampled.logprobs else ()),
+        finish_reason=sampled.finish_reason,
+        policy_version=min(versions, default=running.versions.newest),
+        token_versions=versions,
+    )
+
+
+def _num_sampled(engine: LLMEngine, running: _Running) -> int:
+    """How many tokens were sampled so far, also of a request that tells nothing before its end.
+
+    Without asynchronous scheduling every token that was computed is counted here before the step returns.
+    """
+    detokenizer = engine.output_processor.request_states[running.vllm_id].detokenizer
+    assert detokenizer is not None
+    return detokenizer.num_output_tokens()
+
+
+def _load_into_worker(worker: Any, buckets: Sequence[WeightBucket]) -> None:
+    """Load all buckets into one vLLM worker.
+
+    vLLM packs linear weights when it loads a model, so they are loaded layer by layer through the same
+    path. On a CPU a tied output layer owns a packed copy of the embedding which that path forgets:
+    without the last loop it would go on with the old weights, silently.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    runner = worker.model_runner
+    initialize_layerwise_reload(runner.model)
+    for bucket in buckets:
+        runner.model.load_weights(bucket.tensors())
+    finalize_layerwise_reload(runner.model, runner.model_config)
+    for module in runner.model.modules():
+        if isinstance(module, VocabParallelEmbedding):
+            module.quant_method.process_weights_after_loading(module)

@@ -1,0 +1,162 @@
+"""Our settings in verl's words: the configuration objects of its workers and losses.
+
+Modules that import verl import this one first: verl settles on its device as soon as it is imported, and the
+``cpu`` that we teach it has to be there by then.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from environments.errors import ConfigError
+from policies.learning.algorithms import Algorithm
+from policies.learning.settings import LearnerConfig, OptimizerConfig
+
+if os.environ.get("VERL_PLATFORM") == "cpu":
+    from policies.learning.verl import cpu_platform
+
+    cpu_platform.install()
+
+from verl.trainer.config import CheckpointConfig
+from verl.workers.config import (
+    CriticConfig,
+    FSDPActorConfig,
+    FSDPEngineConfig,
+    FSDPOptimizerConfig,
+    HFModelConfig,
+    PolicyLossConfig,
+    TrainingWorkerConfig,
+)
+
+PRECISION = {"float32": "fp32", "bfloat16": "bf16"}
+SECTIONS = ("engine", "model", "actor", "optimizer")
+CHECKPOINT_CONTENTS = ["model", "optimizer", "extra"]
+
+
+def policy_worker_config(
+    model_path: str, learner: LearnerConfig, num_schedule_steps: int
+) -> TrainingWorkerConfig:
+    """verl's worker for the policy."""
+    lora = learner.lora
+    adapters = {"lora_rank": lora.rank, "lora_alpha": lora.alpha, "target_modules": lora.target_modules}
+    return _worker_config(
+        "language_model",
+        model_path,
+        learner,
+        optimizer_config(learner.optimizer, learner, num_schedule_steps),
+        **(adapters if lora.rank else {}),
+    )
+
+
+def critic_worker_config(
+    model_path: str, learner: LearnerConfig, num_schedule_steps: int
+) -> TrainingWorkerConfig:
+    """verl's worker for the value model."""
+    optimizer = optimizer_config(learner.critic.optimizer, learner, num_schedule_steps)
+    return _worker_config("value_model", model_path, learner, optimizer)
+
+
+def _worker_config(
+    model_type: str, model_path: str, learner: LearnerConfig, optimizer: FSDPOptimizerConfig, **model: Any
+) -> TrainingWorkerConfig:
+    precision = PRECISION[learner.dtype]
+    return TrainingWorkerConfig(
+        model_type=model_type,
+        model_config=_verl(
+            HFModelConfig,
+            "model",
+            learner,
+            path=model_path,
+            use_remove_padding=False,  # packing needs flash attention
+            enable_gradient_checkpointing=learner.device != "cpu",
+            override_config={"attn_implementation": "sdpa"},
+            **model,
+        ),
+        engine_config=_verl(
+            FSDPEngineConfig,
+            "engine",
+            learner,
+            strategy="fsdp2",
+            fsdp_size=-1,
+            use_torch_compile=False,
+            use_remove_padding=False,
+            dtype=learner.dtype,
+            model_dtype="fp32",
+            mixed_precision={"param_dtype": precision, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+            use_dynamic_bsz=True,
+            max_token_len_per_gpu=learner.micro_batch_tokens,
+            infer_max_token_len_per_gpu=learner.micro_batch_tokens,
+        ),
+        optimizer_config=optimizer,
+        checkpoint_config=CheckpointConfig(
+            save_contents=CHECKPOINT_CONTENTS, load_contents=CHECKPOINT_CONTENTS
+        ),
+    )
+
+
+def optimizer_config(
+    optimizer: OptimizerConfig, learner: LearnerConfig, num_schedule_steps: int
+) -> FSDPOptimizerConfig:
+    """AdamW and its schedule over ``num_schedule_steps`` calls of ``update``."""
+    return _verl(
+        FSDPOptimizerConfig,
+        "optimizer",
+        learner,
+        lr=optimizer.lr,
+        lr_scheduler_type=optimizer.schedule,
+        lr_warmup_steps=optimizer.warmup_steps,
+        min_lr_ratio=optimizer.min_lr_ratio,
+        total_training_steps=num_schedule_steps,
+        weight_decay=optimizer.weight_decay,
+        betas=tuple(optimizer.betas),
+        clip_grad=optimizer.max_grad_norm,
+    )
+
+
+def actor_config(learner: LearnerConfig, algorithm: Algorithm) -> FSDPActorConfig:
+    """What ``policy_loss`` reads.
+
+    The sums of seq-mean-token-sum-norm are divided by the length that a response may have, not by that of
+    the micro-batch's longest, which is verl's default.
+    """
+    return _verl(
+        FSDPActorConfig,
+        "actor",
+        learner,
+        strategy="fsdp2",
+        rollout_n=1,  # verl asks for it, but only its own trainer reads it
+        use_dynamic_bsz=True,
+        use_torch_compile=False,
+        clip_ratio=algorithm.clip_low,
+        clip_ratio_low=algorithm.clip_low,
+        clip_ratio_high=algorithm.clip_high,
+        loss_agg_mode=algorithm.loss_aggregation,
+        loss_scale_factor=algorithm.max_response_tokens,
+        entropy_coeff=algorithm.entropy_coef,
+        use_kl_loss=algorithm.kl_place == "loss",
+        kl_loss_coef=algorithm.kl_coef,
+        kl_loss_type=algorithm.kl_estimator,
+        policy_loss=PolicyLossConfig(loss_mode=algorithm.loss),
+    )
+
+
+def critic_config(learner: LearnerConfig) -> CriticConfig:
+    """What verl's ``value_loss`` reads. A value is the token's own, so its loss is the mean over tokens."""
+    return CriticConfig(
+        strategy="fsdp2",
+        use_dynamic_bsz=True,
+        cliprange_value=learner.critic.clip_range,
+        loss_agg_mode="token-mean",
+    )
+
+
+def _verl(cls: type, section: str, learner: LearnerConfig, **ours: Any) -> Any:
+    """``cls`` with our settings, and over them the user's own from ``learner.verl.<section>``."""
+    unknown = set(learner.verl) - set(SECTIONS)
+    if unknown:
+        raise ConfigError(f"learner.verl has {sorted(unknown)}: its keys are {', '.join(SECTIONS)}.")
+    try:
+        return cls(**(ours | dict(learner.verl.get(section, {}))))
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(f"verl refuses learner.verl.{section}: {error}") from error

@@ -1,0 +1,98 @@
+"""The critic on one rank: a value for every token, and the clipped value loss (PPO)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import AutoModelForTokenClassification
+
+from policies.learning.samples import TrainBatch
+from policies.learning.settings import LearnerConfig
+from policies.learning.verl.config import critic_config, critic_worker_config
+from policies.learning.verl.data import VALUE_COLUMNS, as_column, sampled
+from policies.learning.verl.worker import VerlWorker, mean_metrics, on_all_ranks
+
+# isort: split
+import verl.utils.model
+from verl.workers.utils.losses import value_loss
+
+METRIC_NAMES = {
+    "loss": "learn/value_loss",
+    "grad_norm": "learn/value_grad_norm",
+    "lr": "learn/value_lr",
+    "critic/vf_clipfrac": "learn/value_clip_fraction",
+}
+
+
+class VerlCritic(VerlWorker):
+    """One rank of the value model: the language model's body with a scalar in the place of its last layer.
+
+    Args:
+        model_path: folder in Hugging Face format of the policy that it starts from.
+        num_schedule_steps: calls of ``update`` over which a cosine schedule runs.
+    """
+
+    def __init__(self, model_path: str, learner: LearnerConfig, num_schedule_steps: int, seed: int) -> None:
+        verl.utils.model.load_valuehead_model = _load_value_model
+        super().__init__(critic_worker_config(model_path, learner, num_schedule_steps), learner, seed)
+        self.loss_fn = partial(value_loss, critic_config(learner))
+
+    @on_all_ranks
+    def values(self, batches: Sequence[TrainBatch]) -> list[list[tuple[float, ...]]]:
+        """The column ``values`` of every sample: what the state before each sampled token is worth."""
+        return [
+            [
+                as_column(row, sample)
+                for row, sample in zip(self._forward(batch, "values"), batch.samples, strict=True)
+            ]
+            for batch in batches
+        ]
+
+    @on_all_ranks
+    def update(self, batches: Sequence[TrainBatch]) -> dict[str, float]:
+        """One optimizer step per mini-batch towards ``returns``, then one step of the schedule.
+
+        ``learn/explained_variance`` is 1 - Var(returns - values) / Var(returns), before the first step; it is
+        left out where all returns are the same. A mini-batch without a sampled token takes no step.
+        """
+        batches = [batch for batch in batches if any(sample.num_sampled_tokens for sample in batch.samples)]
+        if not batches:
+            return {}
+        last = len(batches) - 1
+        steps = [
+            self._step(self._share(batch).scored(VALUE_COLUMNS), advance_schedule=index == last)
+            for index, batch in enumerate(batches)
+        ]
+        return mean_metrics(steps, METRIC_NAMES) | _explained_variance(batches)
+
+
+def _explained_variance(batches: Sequence[TrainBatch]) -> dict[str, float]:
+    returns = sampled(batches, "returns")
+    unexplained = returns - sampled(batches, "values")
+    spread = float(returns.var(correction=0))
+    if spread == 0:
+        return {}
+    return {"learn/explained_variance": 1 - float(unexplained.var(correction=0)) / spread}
+
+
+def _load_value_model(
+    local_path: str, torch_dtype: torch.dtype, model_config: Any, trust_remote_code: bool
+) -> torch.nn.Module:
+    """In the place of verl's function of this name, which insists on flash attention.
+
+    What the policy does not have begins at zero: the first values are 0, and not noise.
+    """
+    model, report = AutoModelForTokenClassification.from_pretrained(
+        local_path,
+        dtype=torch_dtype,
+        config=model_config,
+        attn_implementation="sdpa",
+        trust_remote_code=trust_remote_code,
+        output_loading_info=True,
+    )
+    for name in report["missing_keys"]:
+        torch.nn.init.zeros_(model.get_parameter(name))
+    return model

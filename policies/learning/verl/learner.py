@@ -1,0 +1,266 @@
+"""The policy on one rank: supervised and policy-gradient updates, and what they have to know beforehand."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from peft.utils.error import PeftError
+
+from environments.errors import ConfigError, LearnerError
+from policies.learning.algorithms import Algorithm, register_own
+from policies.learning.samples import LearnerUpdate, TrainBatch
+from policies.learning.settings import LearnerConfig, OptimizerConfig
+from policies.learning.verl import weights as verl_weights
+from policies.learning.verl.config import actor_config, policy_worker_config
+from policies.learning.verl.data import POLICY_COLUMNS, as_column, sampled
+from policies.learning.verl.losses import policy_loss
+from policies.learning.verl.weights import Reference
+from policies.learning.verl.worker import VerlWorker, mean_metrics, on_all_ranks
+from policies.settings import ADAPTER
+
+# isort: split
+from verl.workers.utils.losses import sft_loss
+
+REFERENCE = "reference.safetensors"
+ADAPTERS = os.path.join(ADAPTER, "adapter_model.safetensors")
+LORA_RECORD = "lora_train_meta.json"
+"""Where verl writes rank and alpha of a checkpoint's adapters."""
+
+METRIC_NAMES = {
+    "loss": "learn/loss",
+    "grad_norm": "learn/grad_norm",
+    "lr": "learn/lr",
+    "clip_fraction": "learn/clip_fraction",
+    "clip_fraction_low": "learn/clip_fraction_low",
+    "clip_fraction_high": "learn/clip_fraction_high",
+    "kl": "learn/kl",
+    "ratio_mean": "learn/ratio_mean",
+    "kl_loss": "learn/kl_loss",
+    "actor/entropy_loss": "learn/entropy_bonus",
+}
+
+
+class VerlLearner(VerlWorker):
+    """One rank of the policy.
+
+    Args:
+        model_path: folder in Hugging Face format with weights and tokenizer.
+        learner: precision, batch sizes, optimizer, adapters.
+        algorithm: the objective of ``update``.
+        num_schedule_steps: calls of ``update`` over which a cosine schedule runs.
+        seed: of torch's generator on this rank.
+
+    Raises:
+        ConfigError: verl refused one of its options, or adapters where they cannot be merged.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        learner: LearnerConfig,
+        algorithm: Algorithm,
+        num_schedule_steps: int,
+        seed: int,
+    ) -> None:
+        register_own(algorithm)
+        self._algorithm = algorithm
+        self._policy_loss = partial(policy_loss, actor_config(learner, algorithm))
+        self._supervised_loss = partial(sft_loss, None)
+        try:
+            super().__init__(policy_worker_config(model_path, learner, num_schedule_steps), learner, seed)
+        except PeftError as error:
+            raise ConfigError(
+                f"learner.lora.target_modules={learner.lora.target_modules!r}: {error}"
+            ) from error
+        if self._has_adapters:
+            verl_weights.check_adapters(self.engine.module, self.model_config.hf_config.tie_word_embeddings)
+        self._reference = Reference(self.engine.module) if algorithm.uses_reference else None
+
+    @property
+    def _has_adapters(self) -> bool:
+        return bool(self.model_config.lora_rank)
+
+    # -- learning ------------------------------------------------------------------------------------
+
+    @on_all_ranks
+    def begin_phase(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
+        """Start a phase of training: a fresh optimizer and schedule on the present weights, which are the
+        reference policy from here on.
+        """
+        super().begin_phase(optimizer, num_schedule_steps)
+        if self._reference is not None:
+            self._reference = Reference(self.engine.module)
+
+    @on_all_ranks
+    def fit(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
+        """Supervised learning: one optimizer step and one schedule step per batch, in order."""
+        self.loss_fn = self._supervised_loss
+        if not all(map(_has_sampled_tokens, batches)):
+            raise LearnerError("A batch without a single sampled token cannot be learned from.")
+        steps = [self._step(self._share(batch).supervised(), advance_schedule=True) for batch in batches]
+        return LearnerUpdate(metrics=mean_metrics(steps, METRIC_NAMES), num_optimizer_steps=len(steps))
+
+    @on_all_ranks
+    def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
+        """The batches with ``old_logprobs``, and with ``reference_logprobs`` where the algorithm needs them.
+
+        The same weights, mini-batches and micro-batches as in the first step of ``update``: there the ratio
+        is exactly 1. In bypass mode the old log-probabilities are the engine's.
+        """
+        if self._algorithm.bypass:
+            scored = [_with_rollout_logprobs(batch) for batch in batches]
+        else:
+            scored = [_with_column(batch, "old_logprobs", self._logprobs(batch)) for batch in batches]
+        if self._reference is None:
+            return scored
+        with self._reference.in_place():
+            return [_with_column(batch, "reference_logprobs", self._logprobs(batch)) for batch in scored]
+
+    @on_all_ranks
+    def update(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
+        """Policy gradient on scored samples with advantages: one optimizer step per mini-batch, then one of
+        the schedule. A mini-batch of which a correction has masked everything takes no step.
+
+        ``learn/rollout_logprob_diff_*`` is how far engine and learner are apart before the first step; in
+        bypass mode, where nothing was scored, it is taken in the first step. ``learn/entropy`` is estimated
+        by the sampled tokens, as the mean of -log p; ``learn/entropy_bonus`` is exact, and as the loss
+        aggregates it.
+        """
+        batches = [batch for batch in batches if _has_sampled_tokens(batch)]
+        if not batches:
+            return LearnerUpdate(metrics={}, num_optimizer_steps=0)
+        self.loss_fn = self._policy_loss
+        columns = POLICY_COLUMNS
+        if self._algorithm.kl_place == "loss":
+            columns = columns | {"reference_logprobs": "ref_log_prob"}
+        if any(sample.weights for batch in batches for sample in batch.samples if sample.num_sampled_tokens):
+            columns = columns | {"weights": "rollout_is_weights"}
+        last = len(batches) - 1
+        steps = [
+            self._step(
+                self._share(batch).scored(columns), index == last, entropy=self._algorithm.entropy_coef > 0
+            )
+            for index, batch in enumerate(batches)
+        ]
+        metrics = mean_metrics(steps, METRIC_NAMES) | {
+            "learn/ratio_max": max(step["ratio_max"] for step in steps),
+            "learn/entropy": -float(sampled(batches, "old_logprobs").mean()),
+        }
+        mismatch = _first_difference(steps[0]) if self._algorithm.bypass else self._difference(batches)
+        return LearnerUpdate(metrics=metrics | mismatch, num_optimizer_steps=len(steps))
+
+    @on_all_ranks
+    def logprobs(self, batch: TrainBatch) -> list[list[float]]:
+        """Log-probability of every response token [R] of each sample, under the batch's temperature."""
+        return [row.tolist() for row in self._logprobs(batch)]
+
+    def _logprobs(self, batch: TrainBatch) -> list[torch.Tensor]:
+        return self._forward(batch, "log_probs")
+
+    def _difference(self, batches: Sequence[TrainBatch]) -> dict[str, float]:
+        difference = (sampled(batches, "old_logprobs") - sampled(batches, "rollout_logprobs")).abs()
+        return {
+            "learn/rollout_logprob_diff_max": float(difference.max()),
+            "learn/rollout_logprob_diff_mean": float(difference.mean()),
+            "learn/rollout_logprob_diff_share": float(
+                (difference > self._learner.mismatch_alarm).float().mean()
+            ),
+        }
+
+    # -- weights and checkpoints ---------------------------------------------------------------------
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Full tensors by checkpoint name, adapters merged. Collective: every rank iterates to the end."""
+        if not self._has_adapters:
+            yield from super().weights()
+            return
+        for name, tensor in verl_weights.merged(self.engine.module):
+            if not self._is_tied(name):
+                yield name, tensor
+
+    @on_all_ranks
+    def save(self, folder: str) -> None:
+        """Write this rank's optimizer state, and from rank 0 the model in Hugging Face format, the adapters
+        in peft's, and the reference policy.
+        """
+        super().save(folder)
+        if self._has_adapters:
+            verl_weights.write(self._adapters().items(), os.path.join(folder, ADAPTERS))
+            if dist.get_rank() == 0:
+                self.engine.module.peft_config[verl_weights.ADAPTER].save_pretrained(
+                    os.path.dirname(os.path.join(folder, ADAPTERS))
+                )
+        if self._reference is not None:
+            self._reference.save(os.path.join(folder, REFERENCE))
+
+    @on_all_ranks
+    def load(self, folder: str) -> str | None:
+        """Restore what ``save`` wrote; return a sentence on what could not be restored, if there is any.
+
+        Raises:
+            ConfigError: the checkpoint has other adapters, or no reference policy where one is needed.
+        """
+        saved = _adapters_of(folder)
+        present = (self.model_config.lora_rank, self.model_config.lora_alpha if self._has_adapters else 0)
+        if saved != present:
+            raise ConfigError(
+                f"The checkpoint {folder} has adapters of rank {saved[0]} and alpha {saved[1]}, and this run "
+                f"of learner.lora.rank={present[0]} and alpha {present[1]}: resume with what it was trained "
+                "with (rank 0 is without adapters), or start a new run from its huggingface folder with "
+                "model.path."
+            )
+        left_out = super().load(folder)
+        if self._reference is not None:
+            self._reference.load(os.path.join(folder, REFERENCE))
+        return left_out
+
+    def _load_weights(self, folder: str) -> None:
+        if self._has_adapters:  # what they are added to has never changed
+            verl_weights.read(os.path.join(folder, ADAPTERS), self._adapters())
+        else:
+            super()._load_weights(folder)
+
+    def _adapters(self) -> dict[str, torch.Tensor]:
+        tensors = verl_weights.trainable(self.engine.module)
+        return {name.replace(f".{verl_weights.ADAPTER}.", "."): each for name, each in tensors.items()}
+
+
+def _adapters_of(folder: str) -> tuple[int, int]:
+    """Rank and alpha of a checkpoint's adapters; zeros if it has none."""
+    path = os.path.join(folder, LORA_RECORD)
+    if not os.path.exists(path):
+        return 0, 0
+    with open(path, encoding="utf-8") as file:
+        record = json.load(file)
+    return int(record["r"]), int(record["lora_alpha"])
+
+
+def _has_sampled_tokens(batch: TrainBatch) -> bool:
+    return any(sample.num_sampled_tokens for sample in batch.samples)
+
+
+def _with_column(batch: TrainBatch, name: str, rows: Sequence[torch.Tensor]) -> TrainBatch:
+    columns: list[dict[str, Any]] = [
+        {name: as_column(row, sample)} for row, sample in zip(rows, batch.samples, strict=True)
+    ]
+    samples = zip(batch.samples, columns, strict=True)
+    return replace(batch, samples=tuple(replace(sample, **column) for sample, column in samples))
+
+
+def _with_rollout_logprobs(batch: TrainBatch) -> TrainBatch:
+    samples = tuple(replace(sample, old_logprobs=sample.rollout_logprobs) for sample in batch.samples)
+    return replace(batch, samples=samples)
+
+
+def _first_difference(step: Mapping[str, float]) -> dict[str, float]:
+    return {
+        "learn/rollout_logprob_diff_max": step["logprob_diff_max"],
+        "learn/rollout_logprob_diff_mean": step["logprob_diff_mean"],
+    }

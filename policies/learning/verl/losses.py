@@ -1,0 +1,91 @@
+"""The policy loss: verl's, by name, with exact metrics of the ratio between new and old policy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from policies.learning.verl import config as verl_config  # noqa: F401  # before verl: see there
+
+# isort: split
+from tensordict import TensorDict
+from verl.trainer.ppo.core_algos import compute_policy_loss_geo_mean, register_policy_loss
+from verl.utils.metric import AggregationType, Metric
+from verl.workers.config import ActorConfig
+from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import no_padding_2_padding
+
+
+def policy_loss(
+    config: ActorConfig, model_output: dict[str, torch.Tensor], data: TensorDict, dp_group: Any = None
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """verl's ``ppo_loss`` of one micro-batch: its gradients add up to the batch's over micro-batches and
+    ranks, whichever way the batch is cut. Metrics are means over the sampled tokens of the whole batch.
+    """
+    loss, metrics = ppo_loss(config, model_output, data, dp_group)
+    with torch.no_grad():
+        return loss, metrics | _ratio_metrics(config, model_output["log_probs"], data)
+
+
+def _ratio_metrics(config: ActorConfig, log_probs: torch.Tensor, data: TensorDict) -> dict[str, Metric]:
+    """How far the new policy is from the old one, and the share of tokens whose clipping takes effect."""
+    padded = data.select("response_mask", "old_log_probs", "advantages").to_padded_tensor()
+    mask, advantages = padded["response_mask"].bool(), padded["advantages"]
+    log_ratio = (no_padding_2_padding(log_probs, data) - padded["old_log_probs"]) * mask
+    ratio = log_ratio.exp()
+    scale = data["dp_size"] / data["batch_num_tokens"]
+
+    def mean(values: torch.Tensor) -> Metric:
+        return Metric(AggregationType.SUM, (values * mask).sum(dtype=torch.float64) * scale)
+
+    def largest(values: torch.Tensor) -> Metric:
+        return Metric(AggregationType.MAX, torch.where(mask, values, 0.0).max())
+
+    metrics = {
+        "kl": mean(-log_ratio),
+        "ratio_mean": mean(ratio),
+        "ratio_max": largest(ratio),
+        "logprob_diff_mean": mean(log_ratio.abs()),
+        "logprob_diff_max": largest(log_ratio.abs()),
+    }
+    loss = config.policy_loss.loss_mode
+    if loss in CLIP_RANGES:
+        low, high = CLIP_RANGES[loss](config)
+        if loss == "gspo":  # one ratio per sequence: Zheng et al. 2025, equation 7
+            ratio = (log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).exp()
+        whatever_the_sign = loss == "cispo"
+        below = (ratio < low) & ((advantages < 0) | whatever_the_sign)
+        above = (ratio > high) & ((advantages > 0) | whatever_the_sign)
+        metrics["clip_fraction_low"] = mean(below)
+        metrics["clip_fraction_high"] = mean(above)
+        metrics["clip_fraction"] = mean(below | above)
+    return metrics
+
+
+def _around_one(config: ActorConfig) -> tuple[float, float]:
+    return 1 - config.clip_ratio_low, 1 + config.clip_ratio_high
+
+
+def _in_log_space(config: ActorConfig) -> tuple[float, float]:
+    return math.exp(-config.clip_ratio_low), math.exp(config.clip_ratio_high)
+
+
+CLIP_RANGES = {
+    "vanilla": _around_one,
+    "gspo": _around_one,
+    "cispo": _around_one,
+    "geo_mean": _in_log_space,
+}
+"""The losses that clip the ratio, and between what. The others have no clip fraction."""
+
+
+@register_policy_loss("geo_mean")
+def _geo_mean(
+    *, response_mask: torch.Tensor, config: ActorConfig, **arguments: Any
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """GMPO. verl takes the mean over a micro-batch's rows, padding included; here it is the batch's."""
+    loss, metrics = compute_policy_loss_geo_mean(response_mask=response_mask, config=config, **arguments)
+    batch = config.global_batch_info
+    return loss * len(response_mask) * batch["dp_size"] / batch["global_batch_size"], metrics

@@ -1,0 +1,192 @@
+"""One rank of a worker group: verl's TrainingWorker with phases of training, shares of batches, checkpoints.
+
+Every public method is called on all ranks at once with the same arguments; each rank takes its own share
+of the samples, so callers need to know nothing about ranks, padding or micro-batches.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from environments.errors import ConfigError, LearnerError
+from policies.learning.samples import TrainBatch
+from policies.learning.settings import LearnerConfig, OptimizerConfig
+from policies.learning.verl import weights as verl_weights
+from policies.learning.verl.config import optimizer_config
+from policies.learning.verl.data import Share
+
+# isort: split
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import Metric
+from verl.utils.model import convert_weight_keys
+from verl.workers.config import TrainingWorkerConfig
+from verl.workers.engine_workers import TrainingWorker
+
+WEIGHTS = os.path.join("huggingface", "model.safetensors")
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def on_all_ranks(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """A method that all ranks have to call together. Rank 0 answers; the others would say the same again."""
+
+    @functools.wraps(method)
+    def call(self: VerlWorker, *args: P.args, **kwargs: P.kwargs) -> T:
+        answer = method(self, *args, **kwargs)
+        return answer if dist.get_rank() == 0 else cast(T, None)
+
+    return call
+
+
+class VerlWorker(TrainingWorker):
+    """One rank of a model that is trained.
+
+    Args:
+        config: verl's, of the model.
+        seed: of torch's generator on this rank.
+    """
+
+    def __init__(self, config: TrainingWorkerConfig, learner: LearnerConfig, seed: int) -> None:
+        self._learner = learner
+        if learner.device == "cpu":
+            # One thread a rank: the ranks share the cores, and the same sums in the same order are
+            # what makes a resumed run equal to an uninterrupted one.
+            torch.set_num_threads(1)
+            if not dist.is_initialized():  # verl's own backend string is one that torch rejects on a CPU
+                dist.init_process_group(
+                    "gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+                )
+        torch.manual_seed(seed)
+        super().__init__(config)
+        self.reset()
+
+    @on_all_ranks
+    def begin_phase(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
+        """Start a phase of training: a fresh optimizer and schedule on the present weights."""
+        engine = self.engine
+        engine.optimizer_config = optimizer_config(optimizer, self._learner, num_schedule_steps)
+        engine.optimizer = engine._build_optimizer(engine.module)
+        engine.lr_scheduler = engine._build_lr_scheduler(engine.optimizer)
+        engine.checkpoint_manager.optimizer = engine.optimizer
+        engine.checkpoint_manager.lr_scheduler = engine.lr_scheduler
+
+    # -- one pass over a batch -----------------------------------------------------------------------
+
+    def _share(self, batch: TrainBatch) -> Share:
+        return Share(batch, dist.get_rank(), dist.get_world_size(), self._learner.micro_batch_tokens)
+
+    def _step(self, data: TensorDict, advance_schedule: bool, entropy: bool = False) -> dict[str, float]:
+        """One optimizer step under ``self.loss_fn``, and what verl reports of it."""
+        tu.assign_non_tensor(data, update_lr_scheduler=advance_schedule, calculate_entropy=entropy)
+        reported = tu.get(self.train_batch(data), "metrics")
+        metrics = {name: _number(value) for name, value in reported.items()}
+        if not torch.isfinite(torch.tensor(metrics["grad_norm"])):
+            raise LearnerError(
+                f"The gradient norm is {metrics['grad_norm']}: verl skipped the step. Lower the lr."
+            )
+        return metrics
+
+    def _forward(self, batch: TrainBatch, output: str) -> list[torch.Tensor]:
+        """What the model says of every response token [R], of all samples in order, on every rank."""
+        share = self._share(batch)
+        data = share.unscored()
+        tu.assign_non_tensor(data, compute_loss=False)
+        own = share.responses(tu.get(self.infer_batch(data), output))
+        gathered: list[dict[int, torch.Tensor]] = [{}] * dist.get_world_size()
+        dist.all_gather_object(gathered, own)
+        by_index = {index: row for part in gathered for index, row in part.items()}
+        return [by_index[index] for index in range(len(batch.samples))]
+
+    # -- weights and checkpoints ---------------------------------------------------------------------
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Full tensors by checkpoint name. Collective: every rank has to iterate to the end."""
+        parameters, _ = self.engine.get_per_tensor_param()
+        for name, tensor in parameters:
+            if not self._is_tied(name):
+                yield name, tensor
+
+    def _is_tied(self, name: str) -> bool:
+        return name == "lm_head.weight" and bool(self.model_config.hf_config.tie_word_embeddings)
+
+    @on_all_ranks
+    def save(self, folder: str) -> None:
+        """Write this rank's optimizer state, and from rank 0 the whole model in Hugging Face format."""
+        self.save_checkpoint(folder)
+        # verl has put config and tokenizer there already; its own export would round to bfloat16.
+        verl_weights.write(self.weights(), os.path.join(folder, WEIGHTS))
+
+    @on_all_ranks
+    def load(self, folder: str) -> str | None:
+        """Restore what ``save`` wrote; return a sentence on what could not be restored, if there is any.
+
+        Weights, optimizer, schedule and generators with as many ranks as saved them; with another number
+        weights and schedule.
+        """
+        saved, present = _num_ranks_of(folder), dist.get_world_size()
+        if saved == present:
+            self.load_checkpoint(folder)
+            return None
+        self._load_weights(folder)
+        self._load_schedule(os.path.join(folder, f"extra_state_world_size_{saved}_rank_0.pt"))
+        return (
+            f"The checkpoint was written by {saved} learner rank(s) and is loaded by {present}: weights and "
+            "schedule are as they were; the optimizer's moments and the random generators begin anew."
+        )
+
+    def _load_weights(self, folder: str) -> None:
+        module = self.engine.module
+        tensors = convert_weight_keys(module.state_dict(), module)
+        own = {name: tensor for name, tensor in tensors.items() if not self._is_tied(name)}
+        verl_weights.read(os.path.join(folder, WEIGHTS), own)
+
+    def _load_schedule(self, path: str) -> None:
+        schedule = self.engine.lr_scheduler
+        schedule.load_state_dict(torch.load(path, weights_only=False)["lr_scheduler"])
+        for group, lr in zip(self.engine.optimizer.param_groups, schedule.get_last_lr(), strict=True):
+            group["lr"] = lr
+
+
+def _num_ranks_of(folder: str) -> int:
+    """How many ranks wrote the checkpoint."""
+    paths = glob.glob(os.path.join(glob.escape(folder), "model_world_size_*_rank_0.pt"))
+    if len(paths) != 1:
+        raise ConfigError(f"{folder} is not a whole checkpoint: it has {len(paths)} files of rank 0, not 1.")
+    found = re.search(r"world_size_(\d+)_rank", os.path.basename(paths[0]))
+    assert found is not None
+    return int(found.group(1))
+
+
+# -- metrics -------------------------------------------------------------------------------------------
+
+
+def _number(value: Any) -> float:
+    """A metric over micro-batches and ranks as one number."""
+    if isinstance(value, list):
+        if value and isinstance(value[0], Metric):
+            return float(Metric.aggregate_dp(value))
+        return sum(map(_number, value)) / max(1, len(value))
+    if isinstance(value, Metric):
+        return float(value.aggregate())
+    return float(value)
+
+
+def mean_metrics(steps: Sequence[Mapping[str, float]], names: Mapping[str, str]) -> dict[str, float]:
+    """The metrics in ``names`` (verl's -> ours), as means over the steps that report them."""
+    values: dict[str, list[float]] = {}
+    for metrics in steps:
+        for theirs, ours in names.items():
+            if theirs in metrics:
+                values.setdefault(ours, []).append(metrics[theirs])
+    return {name: sum(numbers) / len(numbers) for name, numbers in values.items()}

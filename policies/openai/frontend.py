@@ -1,0 +1,258 @@
+"""Serves OpenAI requests with a token engine: the endpoints of a model and its adapters, without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Protocol
+
+from environments.errors import PromptTooLongError
+from policies.openai.protocol import ChatRequest, CompletionRequest, OpenAIError, SamplingRequest
+from policies.openai.reply import REPLACEMENT_CHARACTER, ChatReply, Json, Piece, Reply, TextReply
+from policies.sampler import SamplingParams, TokenRequest
+
+if TYPE_CHECKING:
+    from policies.chat import ChatRenderer
+    from policies.sampler import TokenOutput
+
+
+class Engine(Protocol):
+    """What samples. ``stream`` ends a request for which its iterator is cancelled."""
+
+    version: int
+    max_model_tokens: int
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
+        """One completion, whole."""
+        ...
+
+    def stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[TokenOutput]:
+        """One completion, as its tokens are sampled. The last output has a ``finish_reason``."""
+        ...
+
+
+class OpenAIFrontend:
+    """OpenAI's endpoints for a model and its adapters.
+
+    Args:
+        model_name: the name under which requests ask for the model.
+        adapters: names under which they ask for one of its adapters.
+        renderer: the model's chat template and tokenizer.
+        engine: samples tokens.
+    """
+
+    def __init__(
+        self, model_name: str, renderer: ChatRenderer, engine: Engine, adapters: Iterable[str] = ()
+    ) -> None:
+        self._adapters: dict[str, str | None] = {model_name: None} | {name: name for name in adapters}
+        self._renderer = renderer
+        self._engine = engine
+        # A reply's log-probabilities name each token; a vocabulary is small, decoding one token is not free.
+        self._token_text = functools.cache(lambda token_id: renderer.decode((token_id,)))
+
+    def models(self) -> Json:
+        """The body of ``GET /v1/models``."""
+        models = [
+            {
+                "id": name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "troupe",
+                "max_model_len": self._engine.max_model_tokens,
+                "policy_version": self._engine.version,
+            }
+            for name in self._adapters
+        ]
+        return {"object": "list", "data": models}
+
+    def chat(self, body: ChatRequest) -> AsyncGenerator[Json, None]:
+        """One ``chat.completion``, or with ``stream`` its chunks. Close it to stop sampling.
+
+        Raises:
+            OpenAIError: the request cannot be served.
+            PromptTooLongError: the messages leave no room for a token.
+            ConfigError: the sampling parameters are impossible.
+            SamplerError: the engine has failed.
+        """
+        self._check_model(body)
+        calls_tools = bool(body.tools) and body.tool_choice != "none"
+        requests = self._requests(body, [self._render(body, body.tools if calls_tools else None)])
+        reply = ChatReply(body, self._token_text, calls_tools)
+        # A tool call is only known when it is complete, so such an answer is sent in one piece.
+        pieces = self._sample(requests, in_pieces=bool(body.stream) and not calls_tools)
+        return _answer(body, requests, reply, pieces)
+
+    def complete(self, body: CompletionRequest) -> AsyncGenerator[Json, None]:
+        """One ``text_completion``, or with ``stream`` several. Closes and raises as ``chat`` does."""
+        self._check_model(body)
+        requests = self._requests(body, [self._encode(prompt) for prompt in body.prompts()])
+        reply = TextReply(body, self._token_text)
+        return _answer(body, requests, reply, self._sample(requests, in_pieces=bool(body.stream)))
+
+    def _check_model(self, body: SamplingRequest) -> None:
+        if body.model not in self._adapters:
+            served = ", ".join(map(repr, self._adapters))
+            raise OpenAIError(
+                404,
+                f"The model {body.model!r} does not exist: this server serves {served}.",
+                param="model",
+                code="model_not_found",
+            )
+
+    def _render(self, body: ChatRequest, tools: list[Json] | None) -> list[int]:
+        from jinja2 import TemplateError
+
+        messages = [message.for_template() for message in body.messages]
+        try:
+            return self._renderer.with_options(body.chat_template_kwargs).prompt_ids(messages, tools=tools)
+        except TemplateError as error:
+            raise OpenAIError(
+                400, f"The model's chat template refuses the messages: {error}", param="messages"
+            ) from error
+
+    def _encode(self, prompt: str | list[int]) -> list[int]:
+        return self._renderer.encode(prompt) if isinstance(prompt, str) else prompt
+
+    def _requests(self, body: SamplingRequest, prompts: list[list[int]]) -> list[TokenRequest]:
+        """One request for each choice: first all of the first prompt."""
+        if not prompts or not all(prompts):
+            raise OpenAIError(400, "The prompt is empty: send at least one token.", param="prompt")
+        for prompt_ids in prompts:
+            # The engine would say so too, but only when the first chunk is due.
+            if len(prompt_ids) >= self._engine.max_model_tokens:
+                raise PromptTooLongError(
+                    f"The prompt has {len(prompt_ids)} tokens and the model's context holds "
+                    f"{self._engine.max_model_tokens}, the answer included: shorten the prompt."
+                )
+        params = body.sampling_params().replace(adapter=self._adapters[body.model])
+        seeds = [None if params.seed is None else params.seed + index for index in range(body.num_choices)]
+        return [
+            TokenRequest(tuple(prompt_ids), params.replace(seed=seed))
+            for prompt_ids in prompts
+            for seed in seeds
+        ]
+
+    def _sample(self, requests: list[TokenRequest], in_pieces: bool) -> AsyncGenerator[Piece, None]:
+        return self._sample_in_pieces(requests) if in_pieces else self._sample_whole(requests)
+
+    async def _sample_whole(self, requests: list[TokenRequest]) -> AsyncGenerator[Piece, None]:
+        tasks = [
+            asyncio.create_task(self._engine.generate(request.prompt_ids, request.params))
+            for request in requests
+        ]
+        try:
+            outputs = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # where one choice fails, nobody waits for the others
+                task.cancel()
+        for index, (request, output) in enumerate(zip(requests, outputs, strict=True)):
+            text = _before_stop(self._renderer.decode(output.token_ids), request.params.stop)
+            yield Piece(index, request, text, output, is_first=True)
+
+    async def _sample_in_pieces(self, requests: list[TokenRequest]) -> AsyncGenerator[Piece, None]:
+        texts = [_GrowingText(self._renderer.decode, request.params.stop) for request in requests]
+        started: set[int] = set()
+        streams = [self._engine.stream(request.prompt_ids, request.params) for request in requests]
+        async with aclosing(_merge(streams)) as outputs:
+            async for index, output in outputs:
+                text = texts[index].add(output.token_ids, is_last=output.finish_reason is not None)
+                yield Piece(index, requests[index], text, output, is_first=index not in started)
+                started.add(index)
+
+
+async def _answer(
+    body: SamplingRequest, requests: list[TokenRequest], reply: Reply, source: AsyncGenerator[Piece, None]
+) -> AsyncGenerator[Json, None]:
+    """What the client gets: the whole reply, or its chunks."""
+    pieces = []
+    async with aclosing(source):
+        async for piece in source:
+            pieces.append(piece)
+            if body.stream:
+                for chunk in reply.chunks(piece):
+                    yield chunk
+    # Every prompt counts once, however many choices it has.
+    num_prompt_tokens = sum(len(request.prompt_ids) for request in requests) // body.num_choices
+    if not body.stream:
+        yield reply.whole(pieces, num_prompt_tokens)
+    elif body.includes_usage:
+        yield reply.usage_chunk(pieces, num_prompt_tokens)
+
+
+async def _merge(
+    streams: Sequence[AsyncIterator[TokenOutput]],
+) -> AsyncGenerator[tuple[int, TokenOutput], None]:
+    """The outputs of all streams as they come, each with its stream's index."""
+    arrived: asyncio.Queue[tuple[int, TokenOutput | None]] = asyncio.Queue()
+
+    async def pump(index: int, stream: AsyncIterator[TokenOutput]) -> None:
+        # A cancelled pump always waits inside the stream, so the stream hears of it and ends its request.
+        try:
+            async for output in stream:
+                arrived.put_nowait((index, output))
+        finally:
+            arrived.put_nowait((index, None))
+
+    pumps = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    num_open = len(pumps)
+    try:
+        while num_open:
+            index, output = await arrived.get()
+            if output is None:
+                await pumps[index]  # raises what the stream raised
+                num_open -= 1
+            else:
+                yield index, output
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+# -- text ------------------------------------------------------------------------------------------------
+
+
+class _GrowingText:
+    """The text of tokens that come one by one. Its pieces join to the text of all tokens, cut at a stop.
+
+    Held back is what later tokens may change: an unfinished character, the beginning of a stop string.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
+        self._decode = decode
+        self._stops = stops
+        self._token_ids: list[int] = []
+        # Tokens are decoded together with those just before them: decoders treat a text's start differently.
+        self._context_start = 0
+        self._num_decoded = 0
+        self._held = ""
+        self._stopped = False
+
+    def add(self, token_ids: Sequence[int], is_last: bool) -> str:
+        """The text that these tokens make certain."""
+        self._token_ids += token_ids
+        before = self._decode(self._token_ids[self._context_start : self._num_decoded])
+        text = self._decode(self._token_ids[self._context_start :])
+        if not is_last and (len(text) <= len(before) or text.endswith(REPLACEMENT_CHARACTER)):
+            return ""
+        self._context_start, self._num_decoded = self._num_decoded, len(self._token_ids)
+        return self._cut(self._held + text[len(before) :], is_last)
+
+    def _cut(self, text: str, is_last: bool) -> str:
+        if self._stopped:
+            return ""
+        kept = _before_stop(text, self._stops)
+        self._stopped = len(kept) < len(text)
+        if is_last or self._stopped:
+            return kept
+        beginnings = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
+        num_held = max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
+
+
+def _before_stop(text: str, stops: Sequence[str]) -> str:
+    """OpenAI's answers end before the stop string; the token ids keep it."""
+    return text[: min((text.index(stop) for stop in stops if stop in text), default=len(text))]

@@ -1,0 +1,202 @@
+"""OpenAI's answers: sampled tokens in the words of one endpoint, whole or in chunks.
+
+``token_ids`` and ``prompt_token_ids`` are vLLM's extensions. Troupe's are ``policy_version``, than which no
+token of the answer was sampled by an older one, and beside the token ids ``token_versions``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from policies.agents.parsers import INVALID_TOOL_CALL, get_tool_parser
+from policies.openai.protocol import ChatRequest, SamplingRequest
+from policies.sampler import TokenOutput, TokenRequest
+
+Json = dict[str, Any]
+REPLACEMENT_CHARACTER = "\ufffd"
+"""What the bytes of an unfinished character are decoded to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one choice gained: all of it, or what was sampled since the piece before."""
+
+    index: int
+    request: TokenRequest
+    text: str
+    output: TokenOutput
+    is_first: bool
+
+
+class Reply:
+    """Puts what was sampled into the words of one endpoint."""
+
+    id_prefix: ClassVar[str]
+    whole_object: ClassVar[str]
+    chunk_object: ClassVar[str]
+
+    def __init__(self, body: SamplingRequest, token_text: Callable[[int], str]) -> None:
+        self._head = {
+            "id": self.id_prefix + uuid.uuid4().hex,
+            "created": int(time.time()),
+            "model": body.model,
+        }
+        self._returns_token_ids = bool(body.return_token_ids)
+        self._returns_logprobs = body.returns_logprobs
+        self._token_text = token_text
+
+    def whole(self, pieces: list[Piece], num_prompt_tokens: int) -> Json:
+        """The answer to a request without ``stream``."""
+        return {
+            **self._head,
+            "object": self.whole_object,
+            "choices": [self._choice(piece) for piece in pieces],
+            "policy_version": _oldest_version(pieces),
+            "usage": _usage(pieces, num_prompt_tokens),
+        }
+
+    def usage_chunk(self, pieces: list[Piece], num_prompt_tokens: int) -> Json:
+        """The last chunk, for clients that ask for it."""
+        return {**self._chunk(_oldest_version(pieces), []), "usage": _usage(pieces, num_prompt_tokens)}
+
+    def chunks(self, piece: Piece) -> Iterator[Json]:
+        """Nothing where a piece has nothing to tell: its text is held back, its tokens are not asked for."""
+        tells_tokens = self._returns_token_ids or self._returns_logprobs
+        if piece.text or piece.output.finish_reason or tells_tokens:
+            yield self._chunk(piece.output.policy_version, [self._delta(piece)])
+
+    def _chunk(self, policy_version: int, choices: list[Json]) -> Json:
+        return {
+            **self._head,
+            "object": self.chunk_object,
+            "choices": choices,
+            "policy_version": policy_version,
+        }
+
+    def _choice(self, piece: Piece) -> Json:
+        raise NotImplementedError
+
+    def _delta(self, piece: Piece) -> Json:
+        raise NotImplementedError
+
+    def _logprobs(self, tokens: list[str], logprobs: Sequence[float]) -> Json:
+        raise NotImplementedError
+
+    def _common(self, piece: Piece) -> Json:
+        """What a choice has in all shapes."""
+        output = piece.output
+        choice: Json = {"index": piece.index, "finish_reason": output.finish_reason, "logprobs": None}
+        if self._returns_logprobs:
+            tokens = [self._token_text(token_id) for token_id in output.token_ids]
+            choice["logprobs"] = self._logprobs(tokens, output.logprobs)
+        if self._returns_token_ids:
+            choice["token_ids"] = list(output.token_ids)
+            choice["token_versions"] = list(output.token_versions)
+        return choice
+
+
+class TextReply(Reply):
+    """``POST /v1/completions``."""
+
+    id_prefix = "cmpl-"
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def _choice(self, piece: Piece) -> Json:
+        choice = {**self._common(piece), "text": piece.text}
+        if self._returns_token_ids and piece.is_first:
+            choice["prompt_token_ids"] = list(piece.request.prompt_ids)
+        return choice
+
+    _delta = _choice
+
+    def _logprobs(self, tokens: list[str], logprobs: Sequence[float]) -> Json:
+        return {"tokens": tokens, "token_logprobs": list(logprobs), "top_logprobs": None}
+
+
+class ChatReply(Reply):
+    """``POST /v1/chat/completions``. With ``calls_tools`` every piece has to be a whole answer."""
+
+    id_prefix = "chatcmpl-"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, body: ChatRequest, token_text: Callable[[int], str], calls_tools: bool) -> None:
+        super().__init__(body, token_text)
+        self._calls_tools = calls_tools
+
+    def whole(self, pieces: list[Piece], num_prompt_tokens: int) -> Json:
+        return {**super().whole(pieces, num_prompt_tokens), **self._prompt(pieces[0])}
+
+    def chunks(self, piece: Piece) -> Iterator[Json]:
+        if piece.is_first:
+            delta = {"role": "assistant", "content": ""}
+            opening = {"index": piece.index, "delta": delta, "finish_reason": None, "logprobs": None}
+            yield {**self._chunk(piece.output.policy_version, [opening]), **self._prompt(piece)}
+        yield from super().chunks(piece)
+
+    def _prompt(self, piece: Piece) -> Json:
+        return {"prompt_token_ids": list(piece.request.prompt_ids)} if self._returns_token_ids else {}
+
+    def _choice(self, piece: Piece) -> Json:
+        message, changes = self._message(piece)
+        return {**self._common(piece), **changes, "message": {"role": "assistant", **message}}
+
+    def _delta(self, piece: Piece) -> Json:
+        delta, changes = self._message(piece)
+        for index, call in enumerate(delta.get("tool_calls", ())):
+            call["index"] = index
+        return {**self._common(piece), **changes, "delta": delta}
+
+    def _message(self, piece: Piece) -> tuple[Json, Json]:
+        """The message without its role, and what tool calls change in the choice."""
+        calls = _tool_calls(piece.text) if self._calls_tools else []
+        if not calls:
+            return {"content": piece.text}, {}
+        content = piece.text.partition("<tool_call>")[0].strip() or None
+        return {"content": content, "tool_calls": calls}, {"finish_reason": "tool_calls"}
+
+    def _logprobs(self, tokens: list[str], logprobs: Sequence[float]) -> Json:
+        entries = [
+            {"token": token, "logprob": logprob, "bytes": _utf8(token), "top_logprobs": []}
+            for token, logprob in zip(tokens, logprobs, strict=True)
+        ]
+        return {"content": entries}
+
+
+def _oldest_version(pieces: list[Piece]) -> int:
+    return min(piece.output.policy_version for piece in pieces)
+
+
+def _usage(pieces: list[Piece], num_prompt_tokens: int) -> Json:
+    num_completion_tokens = sum(len(piece.output.token_ids) for piece in pieces)
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_completion_tokens,
+        "total_tokens": num_prompt_tokens + num_completion_tokens,
+    }
+
+
+def _utf8(token: str) -> list[int] | None:
+    """The token's bytes; unknown where it is a part of a character."""
+    return None if REPLACEMENT_CHARACTER in token else list(token.encode())
+
+
+def _tool_calls(text: str) -> list[Json]:
+    """The calls in OpenAI's shape. Empty if one is malformed: the client then sees the text as it is."""
+    calls = get_tool_parser("hermes").parse(text)
+    if any(call.name == INVALID_TOOL_CALL for call in calls):
+        return []
+    return [
+        {
+            "id": f"call_{uuid.uuid4().hex}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+        }
+        for call in calls
+    ]

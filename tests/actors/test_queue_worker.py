@@ -1,0 +1,200 @@
+"""A replica's link, with a real queue and an engine that is a fake."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+import actors.sampling.queue_worker
+from actors.sampling.queue_worker import QueueWorker
+from actors.sampling.request_queue import Assignment, ReplicaReport, RequestQueue
+from environments.errors import PromptTooLongError, SamplerError
+from policies.sampler import EngineStats, SamplingParams, TokenOutput, TokenRequest
+
+
+class EchoEngine:
+    """Says the prompt when it is told to. A prompt of 0 is too long; one of 13 breaks the engine."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.go = asyncio.Event()
+        self.go.set()
+        self.num_cancelled = 0
+        self._broken = False
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+        if prompt_ids[0] == 0:
+            raise PromptTooLongError("It is too long.")
+        if prompt_ids[0] == 13:
+            self._broken = True
+            self.check()
+        return TokenOutput(
+            token_ids=tuple(prompt_ids), logprobs=(), finish_reason="stop", policy_version=self.version
+        )
+
+    def stats(self) -> EngineStats:
+        return EngineStats(num_tokens=42)
+
+    def check(self) -> None:
+        if self._broken:
+            raise SamplerError("The engine is gone.")
+
+
+async def nothing_new() -> None:
+    pass
+
+
+def request(index: int) -> TokenRequest:
+    return TokenRequest((index,), SamplingParams())
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 20))
+
+
+def test_requests_of_all_kinds_are_answered() -> None:
+    async def test() -> None:
+        queue = RequestQueue("policy")
+        link = asyncio.create_task(QueueWorker("a", EchoEngine(), queue.poll, nothing_new).run())
+        for _ in range(3):
+            answers = await asyncio.gather(
+                *(queue.sample(request(index)) for index in range(8)), return_exceptions=True
+            )
+            refusal, *outputs = answers
+            assert isinstance(refusal, PromptTooLongError)
+            assert [each.token_ids for each in outputs if isinstance(each, TokenOutput)] == [
+                (index,) for index in range(1, 8)
+            ]
+        assert queue.status().replicas["a"].engine.num_tokens == 42
+        link.cancel()
+
+    run(test())
+
+
+def test_new_requests_are_fetched_while_others_are_sampled() -> None:
+    async def test() -> None:
+        queue, engine = RequestQueue("policy"), EchoEngine()
+        engine.go.clear()
+        link = asyncio.create_task(QueueWorker("a", engine, queue.poll, nothing_new).run())
+        waiting = []
+        for index in range(1, 4):
+            waiting.append(asyncio.create_task(queue.sample(request(index))))
+            await asyncio.sleep(0.1)
+            assert queue.status().replicas["a"].num_running == index
+        engine.go.set()
+        await asyncio.gather(*waiting)
+        link.cancel()
+
+    run(test())
+
+
+def test_a_link_calls_only_when_there_is_something_to_tell() -> None:
+    async def test() -> None:
+        queue, engine, answers = RequestQueue("policy", lease_seconds=60), EchoEngine(), []
+
+        async def poll(report: ReplicaReport) -> Assignment:
+            answers.append(len(report.answers))
+            return await queue.poll(report)
+
+        link = asyncio.create_task(QueueWorker("a", engine, poll, nothing_new).run())
+        await asyncio.gather(*(queue.sample(request(index)) for index in range(1, 9)))
+        engine.go.clear()
+        waiting = asyncio.create_task(queue.sample(request(9)))
+        await asyncio.sleep(0.1)
+        assert answers == [0, 8, 0]  # to ask, to answer, and to ask beside what is running
+        engine.go.set()
+        await waiting
+        await asyncio.sleep(0.1)
+        assert answers == [0, 8, 0, 1]  # the call that was waiting has ended with this one
+        link.cancel()
+
+    run(test())
+
+
+def test_a_new_version_is_told_at_once() -> None:
+    async def test() -> None:
+        queue, engine = RequestQueue("policy", lease_seconds=60), EchoEngine()
+        link = QueueWorker("a", engine, queue.poll, nothing_new)
+        running = asyncio.create_task(link.run())
+        waiting = asyncio.create_task(queue.sample(TokenRequest((1,), SamplingParams(), min_version=1)))
+        await asyncio.sleep(0.05)
+        engine.version = 1
+        link.wake()
+        assert (await asyncio.wait_for(waiting, 1)).policy_version == 1
+        running.cancel()
+
+    run(test())
+
+
+def test_what_is_revoked_is_not_sampled_any_further() -> None:
+    async def test() -> None:
+        queue, engine = RequestQueue("policy", lease_seconds=0.6), EchoEngine()
+        engine.go.clear()
+        link = asyncio.create_task(QueueWorker("a", engine, queue.poll, nothing_new).run())
+        waiting = asyncio.create_task(queue.sample(request(1)))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        await asyncio.sleep(0.2)
+        assert engine.num_cancelled == 1
+        link.cancel()
+
+    run(test())
+
+
+def test_a_link_whose_engine_breaks_ends_and_another_replica_answers() -> None:
+    async def test() -> None:
+        queue, broken, whole = RequestQueue("policy", lease_seconds=0.3), EchoEngine(), EchoEngine()
+        link = asyncio.create_task(QueueWorker("broken", broken, queue.poll, nothing_new).run())
+        broken.go.clear()
+        waiting = [asyncio.create_task(queue.sample(request(index))) for index in (1, 13)]
+        await asyncio.sleep(0.1)
+        broken.go.set()
+        with pytest.raises(SamplerError, match="gone"):
+            await link
+        whole.go.clear()
+        other = asyncio.create_task(QueueWorker("whole", whole, queue.poll, nothing_new).run())
+        await asyncio.sleep(0.6)
+        assert queue.status().replicas["whole"].num_running == 2
+        for each in (other, *waiting):
+            each.cancel()
+
+    run(test())
+
+
+def test_after_a_stop_the_newest_weights_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue is slow to answer, which looks the same from inside."""
+    monkeypatch.setattr(actors.sampling.queue_worker, "LEASE_SECONDS", 0.1)
+    versions: list[int] = []
+
+    async def test() -> None:
+        engine = EchoEngine()
+        orders = [Assignment(), Assignment([("ticket", request(1))])]
+        answered = asyncio.Event()
+
+        async def poll(report: ReplicaReport) -> Assignment:
+            if report.answers:
+                (answer,) = (answer for _, answer in report.answers)
+                assert isinstance(answer, TokenOutput)
+                versions.append(answer.policy_version)
+                answered.set()
+            if len(orders) == 1:
+                await asyncio.sleep(0.2)
+            return orders.pop(0) if orders else Assignment()
+
+        async def catch_up() -> None:
+            engine.version = 7
+
+        link = asyncio.create_task(QueueWorker("a", engine, poll, catch_up).run())
+        await answered.wait()
+        link.cancel()
+
+    run(test())
+    assert versions == [7]

@@ -1,0 +1,291 @@
+"""Each request is answered once, by a replica that is alive and current."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from actors.sampling.request_queue import MAX_ATTEMPTS, SLACK, Assignment, ReplicaReport, RequestQueue
+from environments.errors import ConfigError, SamplerError
+from policies.sampler import EngineStats, SamplingParams, TokenOutput, TokenRequest
+
+LEASE = 0.12
+PATIENCE = 0.4
+
+Answers = Sequence[tuple[str, TokenOutput | Exception]]
+
+
+def queue() -> RequestQueue:
+    return RequestQueue("policy", lease_seconds=LEASE, patience_seconds=PATIENCE)
+
+
+def request(index: int = 0, min_version: int = 0, session: str = "") -> TokenRequest:
+    return TokenRequest((index,), SamplingParams(), min_version, session)
+
+
+def output(*token_ids: int) -> TokenOutput:
+    return TokenOutput(token_ids=token_ids, logprobs=(), finish_reason="stop", policy_version=0)
+
+
+async def call(
+    to: RequestQueue, replica: str = "a", answers: Answers = (), version: int = 0, tokens: int = 0
+) -> Assignment:
+    return await to.poll(ReplicaReport(replica, version, answers, EngineStats(num_tokens=tokens)))
+
+
+def ask(to: RequestQueue, *requests: TokenRequest) -> list[asyncio.Task[TokenOutput]]:
+    return [asyncio.create_task(to.sample(each)) for each in requests]
+
+
+def ids(orders: Assignment) -> list[int]:
+    return [each.prompt_ids[0] for _, each in orders.requests]
+
+
+async def fetch(to: RequestQueue, count: int, replica: str = "a", version: int = 0) -> Assignment:
+    """Call until ``count`` requests were handed out."""
+    requests: list[tuple[str, TokenRequest]] = []
+    while len(requests) < count:
+        requests += (await call(to, replica, version=version)).requests
+    return Assignment(requests)
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 20))
+
+
+def test_requests_that_arrive_together_are_fetched_together_and_answered_by_ticket() -> None:
+    async def test() -> None:
+        there = queue()
+        waiting = ask(there, request(1), request(2))
+        (first, _), (second, _) = (await fetch(there, 2)).requests
+        assert first != second
+        later = asyncio.create_task(call(there, answers=[(second, output(22)), (first, output(11))]))
+        assert [each.token_ids for each in await asyncio.gather(*waiting)] == [(11,), (22,)]
+        assert (await later).requests == ()
+
+    run(test())
+
+
+def test_a_call_without_work_is_answered_before_the_lease_ends() -> None:
+    async def test() -> None:
+        start = time.monotonic()
+        assert await call(queue()) == Assignment((), [])
+        assert time.monotonic() - start < LEASE
+
+    run(test())
+
+
+def test_the_next_call_of_a_replica_ends_the_one_before() -> None:
+    async def test() -> None:
+        there = RequestQueue("policy", lease_seconds=60)
+        earlier = asyncio.create_task(call(there))
+        await asyncio.sleep(0)
+        later = asyncio.create_task(call(there))
+        assert (await earlier).requests == ()
+        waiting = ask(there, request(1))
+        assert ids(await later) == [1]
+        waiting[0].cancel()
+
+    run(test())
+
+
+def test_an_error_of_one_request_reaches_who_asked() -> None:
+    async def test() -> None:
+        there = queue()
+        (waiting,) = ask(there, request())
+        ((ticket, _),) = (await fetch(there, 1)).requests
+        await call(there, answers=[(ticket, ConfigError("such a request"))])
+        with pytest.raises(ConfigError, match="such a request"):
+            await waiting
+
+    run(test())
+
+
+def test_a_request_waits_for_a_replica_with_its_version() -> None:
+    async def test() -> None:
+        there = queue()
+        waiting = ask(there, request(1), request(2, min_version=5))
+        assert ids(await fetch(there, 1, version=4)) == [1]
+        assert ids(await call(there, version=4)) == []
+        assert ids(await call(there, version=5)) == [2]
+        for each in waiting:
+            each.cancel()
+
+    run(test())
+
+
+def test_a_replica_that_is_behind_the_others_gets_nothing() -> None:
+    async def test() -> None:
+        there = queue()
+        await call(there, "current", version=2)
+        waiting = ask(there, request(1))
+        assert ids(await call(there, "behind", version=1)) == []
+        assert ids(await call(there, "behind", version=2)) == [1]
+        waiting[0].cancel()
+
+    run(test())
+
+
+def test_work_is_spread_and_a_conversation_stays_where_it_is() -> None:
+    async def test() -> None:
+        there = queue()
+        calls = {name: asyncio.create_task(call(there, name)) for name in "ab"}
+        await asyncio.sleep(0)
+        waiting = ask(there, *(request(index, session=str(index)) for index in range(4)))
+        first = {name: ids(await each) for name, each in calls.items()}
+        assert [len(each) for each in first.values()] == [2, 2]
+        waiting += ask(there, *(request(index, session=str(index)) for index in range(4)))
+        assert {name: ids(await fetch(there, 2, name)) for name in "ab"} == first
+        for each in waiting:
+            each.cancel()
+
+    run(test())
+
+
+def test_work_is_spread_though_only_one_of_the_replicas_is_calling_when_it_comes() -> None:
+    async def test() -> None:
+        there = RequestQueue("policy")
+        await asyncio.gather(call(there, "a"), call(there, "b"))
+        waiting = ask(there, *map(request, range(20)))
+        at_once = len(ids(await fetch(there, 1, "a")))
+        assert at_once == SLACK
+        calls = [asyncio.create_task(call(there, name)) for name in "ab"]
+        at_last = [len(ids(each)) for each in await asyncio.gather(*calls)]
+        assert [at_once + at_last[0], at_last[1]] == [10, 10]
+        for each in waiting:
+            each.cancel()
+
+    run(test())
+
+
+def test_a_conversation_leaves_a_replica_that_has_too_much_to_do() -> None:
+    async def test() -> None:
+        there = queue()
+        waiting = ask(there, *(request(index, session="the same") for index in range(20)))
+        await fetch(there, 20, "a")
+        waiting += ask(there, request(99, session="the same"))
+        calls = [asyncio.create_task(call(there, name)) for name in "ab"]
+        assert [ids(each) for each in await asyncio.gather(*calls)] == [[], [99]]
+        for each in waiting:
+            each.cancel()
+
+    run(test())
+
+
+def test_a_silent_replica_loses_its_requests_and_its_late_answers_do_not_count() -> None:
+    async def test() -> None:
+        there = queue()
+        (waiting,) = ask(there, request(1))
+        ((stale, _),) = (await fetch(there, 1, "stopped")).requests
+        ((ticket, _),) = (await fetch(there, 1, "alive")).requests
+        assert not there.status().replicas["stopped"].is_live
+        told = await call(there, "stopped", answers=[(stale, output(1, 2, 3))])
+        assert told == Assignment((), [stale])
+        assert not waiting.done()
+        assert there.status().num_late_tokens == 3
+        assert there.status().replicas["stopped"].is_live
+        await call(there, "alive", answers=[(ticket, output(7))])
+        assert (await waiting).token_ids == (7,)
+
+    run(test())
+
+
+def test_a_replica_that_was_silent_is_given_work_again_once_it_calls() -> None:
+    async def test() -> None:
+        there = queue()
+        (waiting,) = ask(there, request(1))
+        await fetch(there, 1)
+        await asyncio.sleep(2 * LEASE)
+        (told,) = [await fetch(there, 1)]
+        await call(there, answers=[(told.requests[0][0], output(5))])
+        assert (await waiting).token_ids == (5,)
+
+    run(test())
+
+
+def test_a_request_that_outlives_too_many_replicas_fails() -> None:
+    async def test() -> None:
+        there = queue()
+        (waiting,) = ask(there, request(1))
+        for attempt in range(MAX_ATTEMPTS):
+            await fetch(there, 1, f"replica-{attempt}")
+        with pytest.raises(SamplerError, match=r"replica-0.*replica-3"):
+            await waiting
+
+    run(test())
+
+
+def test_with_no_replica_at_work_requests_fail_and_the_silent_one_is_named() -> None:
+    async def test() -> None:
+        there = queue()
+        waiting = ask(there, request(1), request(2))
+        await fetch(there, 1, "the only one (pid 7)")
+        for each in waiting:
+            with pytest.raises(SamplerError, match=r"the only one \(pid 7\), silent for"):
+                await each
+        assert there.is_deserted
+
+    run(test())
+
+
+def test_a_request_that_comes_late_is_waited_with_as_long_as_the_first() -> None:
+    async def test() -> None:
+        there = queue()
+        (first,) = ask(there, request(1))
+        await asyncio.sleep(PATIENCE / 2)
+        (later,) = ask(there, request(2))
+        with pytest.raises(SamplerError):
+            await first
+        await asyncio.sleep(LEASE / 2)
+        assert not later.done(), "a retry of what has failed would fail at once, and the next one too"
+        assert ids(await fetch(there, 1)) == [2]
+        later.cancel()
+
+    run(test())
+
+
+def test_what_nobody_waits_for_any_more_is_revoked() -> None:
+    async def test() -> None:
+        there = queue()
+        (waiting, unfetched) = ask(there, request(1), request(2, min_version=9))
+        ((ticket, _),) = (await fetch(there, 1)).requests
+        for each in (waiting, unfetched):
+            each.cancel()
+        await asyncio.sleep(0)
+        assert (await call(there)).revoked == [ticket]
+        assert there.status().num_waiting == 0
+
+    run(test())
+
+
+def test_tickets_of_an_actor_that_was_started_anew_are_other_ones() -> None:
+    async def test() -> None:
+        before, after = queue(), queue()
+        waiting = ask(before, request(1)) + ask(after, request(2))
+        ((old, _),) = (await fetch(before, 1)).requests
+        await fetch(after, 1)
+        await call(after, answers=[(old, output(1))])
+        assert not waiting[1].done()
+        for each in waiting:
+            each.cancel()
+
+    run(test())
+
+
+def test_the_status_counts_what_replicas_have_done() -> None:
+    async def test() -> None:
+        there = queue()
+        waiting = ask(there, request(1), request(2))
+        ((ticket, _), _) = (await fetch(there, 2)).requests
+        await call(there, answers=[(ticket, output(1))], version=3, tokens=11)
+        status = there.status().replicas["a"]
+        assert (status.version, status.num_running, status.num_answered) == (3, 1, 1)
+        assert status.engine.num_tokens == 11
+        for each in waiting:
+            each.cancel()
+
+    run(test())

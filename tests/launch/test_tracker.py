@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.reporting.plots import draw_timeline
+from launch.reporting.tracker import METRICS, Tracker, read_metrics
+
+EVALUATION = {"eval/reward_mean": 0.5, "eval/num_tasks": 4, "time/evaluate": 2.0}
+
+
+def record(directory: Path, steps: range, last_step: int = 0) -> None:
+    tracker = Tracker(directory, num_steps=10, last_step=last_step)
+    tracker.begin_steps()
+    for step in steps:
+        tracker.step(step, {"time/step": 1.0, "rollout/reward_mean": step / 10})
+    tracker.close()
+
+
+def steps_of(directory: Path) -> list[int]:
+    return [each["step"] for each in read_metrics(directory)]
+
+
+def evaluations(directory: Path) -> dict[int, float]:
+    """Value by step; fails where a step has two."""
+    records = [each for each in read_metrics(directory) if "eval/reward_mean" in each]
+    assert len({each["step"] for each in records}) == len(records)
+    return {each["step"]: each["eval/reward_mean"] for each in records}
+
+
+# -- records -------------------------------------------------------------------------------------------
+
+
+def test_every_step_is_recorded(tmp_path: Path) -> None:
+    record(tmp_path, range(1, 4))
+    assert steps_of(tmp_path) == [1, 2, 3]
+    assert read_metrics(tmp_path)[1]["rollout/reward_mean"] == 0.2
+
+
+def test_what_came_after_the_resumed_step_is_dropped_and_recorded_again(tmp_path: Path) -> None:
+    record(tmp_path, range(1, 6))
+    record(tmp_path, range(3, 5), last_step=2)
+    assert steps_of(tmp_path) == [1, 2, 3, 4]
+
+
+def test_a_fresh_start_in_the_same_folder_drops_everything(tmp_path: Path) -> None:
+    record(tmp_path, range(1, 4))
+    record(tmp_path, range(1, 2))
+    assert steps_of(tmp_path) == [1]
+
+
+def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path: Path) -> None:
+    record(tmp_path, range(1, 4))
+    with (tmp_path / METRICS).open("a") as file:
+        file.write('{"step": 4, "rew')
+    assert steps_of(tmp_path) == [1, 2, 3]
+    record(tmp_path, range(4, 5), last_step=3)
+    assert steps_of(tmp_path) == [1, 2, 3, 4]
+
+
+def test_a_folder_without_metrics_has_none(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path) == []
+
+
+def test_an_evaluation_that_ends_after_later_steps_belongs_to_its_own(tmp_path: Path) -> None:
+    tracker = Tracker(tmp_path, num_steps=10)
+    tracker.begin_steps()
+    assert tracker.evaluated == set()
+    for step in (1, 2, 3):
+        tracker.step(step, {"time/step": 1.0, "rollout/reward_mean": 0.0})
+    tracker.evaluation(1, EVALUATION)
+    tracker.step(4, {"time/step": 1.0, "rollout/reward_mean": 0.0})
+    tracker.evaluation(3, EVALUATION | {"eval/reward_mean": 0.75})
+    tracker.close()
+    assert steps_of(tmp_path) == [1, 2, 3, 1, 4, 3]
+
+    resumed = Tracker(tmp_path, num_steps=10, last_step=2)
+    assert steps_of(tmp_path) == [1, 2, 1], "that of step 1 is kept, that of step 3 is yet to come"
+    assert resumed.evaluated == {1}
+    resumed.evaluation(3, EVALUATION)
+    resumed.close()
+    assert evaluations(tmp_path) == {1: 0.5, 3: 0.5}
+
+
+def test_an_evaluation_that_a_resumed_run_repeats_is_recorded_once(tmp_path: Path) -> None:
+    for _ in range(2):
+        tracker = Tracker(tmp_path, num_steps=10, last_step=2)
+        tracker.evaluation(2, EVALUATION)
+        tracker.close()
+    assert evaluations(tmp_path) == {2: 0.5}
+
+
+def test_histograms_and_scalars_reach_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = Tracker(tmp_path, num_steps=2)
+    tracker.begin_steps()
+    metrics = {"time/step": 1.0, "rollout/reward_mean": 0.5}
+    tracker.step(1, metrics, {"stream/staleness": [0, 0, 1], "rollout/reward": []})
+    tracker.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert events.Scalars("rollout/reward_mean")[0].value == 0.5
+    assert events.Tags()["histograms"] == ["stream/staleness"]
+    assert events.Histograms("stream/staleness")[0].histogram_value.num == 3
+
+
+# -- what is printed -----------------------------------------------------------------------------------
+
+
+def printed_step(tracker: Tracker, capsys: pytest.CaptureFixture[str], step: int, **metrics: float) -> str:
+    capsys.readouterr()
+    tracker.begin_steps()
+    named = {name.replace("__", "/"): value for name, value in metrics.items()}
+    tracker.step(step, {"time/step": 1.5, "rollout/reward_mean": 0.5, **named})
+    return capsys.readouterr().out.rstrip("\n")
+
+
+def test_a_step_line_says_what_matters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tracker = Tracker(tmp_path, num_steps=10)
+    line = printed_step(tracker, capsys, 5, learn__loss=-0.01, learn__grad_norm=0.5, stream__staleness_max=0)
+    assert line == "█████░░░░░ step    5/10  reward 0.500  loss -0.0100  grad 0.50  1.5 s  0.0 s left"
+    metrics = {"stream__staleness_mean": 0.6, "stream__staleness_max": 2, "time__learner_idle": 0.25}
+    line = printed_step(tracker, capsys, 6, **metrics)
+    assert "  stale 0.6  idle 25%  " in line
+    tracker.close()
+
+
+@pytest.mark.parametrize("num_steps", [30, 1_000_000])
+def test_a_step_line_fits_whatever_there_is_to_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_steps: int
+) -> None:
+    tracker = Tracker(tmp_path, num_steps=num_steps)
+    for _ in range(12):
+        tracker.alarm("The engine is stale.")
+    line = printed_step(
+        tracker,
+        capsys,
+        num_steps,
+        rollout__reward_mean=-123.4,
+        learn__loss=-0.1234,
+        learn__grad_norm=12.34,
+        stream__staleness_mean=1.4,
+        stream__staleness_max=2,
+        time__learner_idle=1.0,
+        time__step=99.9,
+    )
+    tracker.close()
+    assert len(line) < 110
+    assert "ALARMS 12" in line, "what matters most is there"
+    assert "idle 100%" in line or num_steps > 30
+    assert "grad" not in line, "what matters least is not"
+
+
+def test_alarms_are_announced_recorded_with_their_step_and_counted_after_a_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = Tracker(tmp_path, num_steps=10)
+    assert "ALARM" not in printed_step(tracker, capsys, 1)
+    tracker.alarm("The engine is stale.")
+    assert "ALARM: The engine is stale." in capsys.readouterr().out
+    printed_step(tracker, capsys, 2)
+    printed_step(tracker, capsys, 3)
+    tracker.alarm("Lost with the steps that are played again.")
+    printed_step(tracker, capsys, 4)
+    tracker.close()
+    assert [each["learn/alarms"] for each in read_metrics(tmp_path)] == [0, 1, 0, 1]
+
+    resumed = Tracker(tmp_path, num_steps=10, last_step=3)
+    assert "ALARMS 1 " in printed_step(resumed, capsys, 4)
+    resumed.close()
+
+
+# -- pictures ------------------------------------------------------------------------------------------
+
+
+def test_the_pictures_are_drawn_at_the_end(tmp_path: Path) -> None:
+    record(tmp_path, range(1, 2))
+    assert (tmp_path / "learning_curve.png").stat().st_size > 1000
+    assert (tmp_path / "timeline.png").stat().st_size > 1000
+
+
+def test_the_timeline_of_a_long_run_is_drawn_in_a_moment(tmp_path: Path) -> None:
+    records = [
+        {"step": step, "time/step": 2.0, "time/wait": 0.5, "time/learn": 1.0, "stream/staleness_max": 1}
+        for step in range(1, 50_001)
+    ]
+    started = time.process_time()
+    draw_timeline(records, tmp_path / "timeline.png")
+    assert time.process_time() - started < 5
+    assert (tmp_path / "timeline.png").stat().st_size > 1000
+
+
+def test_a_run_that_ends_before_its_first_update_has_no_pictures(tmp_path: Path) -> None:
+    tracker = Tracker(tmp_path, num_steps=10)
+    tracker.evaluation(0, EVALUATION)
+    tracker.close()
+    assert list(tmp_path.glob("*.png")) == []
