@@ -175,6 +175,18 @@ class Trajectory:
         return sum(each.num_completion_tokens for each in self.completions)
 
     @property
+    def num_response_tokens(self) -> int:
+        """How much of its token budget it has used: what was sampled, and whatever a later prompt has more
+        than the turn before it. Nothing is given back where an agent rewrites its history.
+        """
+        used = last_turn = 0
+        for each in self.completions:
+            said = max(0, each.num_prompt_tokens - last_turn) if last_turn else 0
+            used += said + each.num_completion_tokens
+            last_turn = each.num_prompt_tokens + each.num_completion_tokens
+        return used
+
+    @property
     def retokenized(self) -> bool:
         """Whether the ids of any completion are not the engine's: it cannot be trained on then."""
         return any(each.retokenized for each in self.completions)

@@ -177,19 +177,14 @@ def _penalize(trails: Sequence[Trail], algorithm: Algorithm, kl_coef: float) -> 
 def _overlong_penalty(trajectory: Trajectory, algorithm: Algorithm) -> float:
     """What is taken off a reward for coming near the token limit: from 0 to ``algorithm.overlong_penalty``.
 
-    The length is what the rollout's own limit counts: everything after the first prompt.
+    The length is what the rollout's own limit counts, also where the agent rewrites its history.
 
     Source: DAPO (Yu et al. 2025), eq. 13, times ``algorithm.overlong_penalty``.
     """
     if not algorithm.overlong_penalty or algorithm.max_response_tokens is None:
         return 0.0
-    completions = trajectory.completions
-    if not completions:
-        return 0.0
-    first, last = completions[0], completions[-1]
-    length = last.num_prompt_tokens + last.num_completion_tokens - first.num_prompt_tokens
     buffer = algorithm.overlong_buffer_tokens
-    inside = length - (algorithm.max_response_tokens - buffer)
+    inside = trajectory.num_response_tokens - (algorithm.max_response_tokens - buffer)
     return algorithm.overlong_penalty * min(max(inside / buffer, 0.0), 1.0)
 
 

@@ -295,10 +295,13 @@ def test_what_was_sampled_counts_even_where_the_agent_drops_it_from_its_history(
 
 
 def test_a_prompt_that_shrinks_gives_no_budget_back_and_one_that_grows_again_costs() -> None:
-    budget = TokenBudget(RolloutLimits(max_response_tokens=100))
+    budget, trajectory = TokenBudget(RolloutLimits(max_response_tokens=100)), Trajectory()
     for prompt, sampled, left, most in ((20, 30, 70, 120), (15, 10, 60, 85), (40, 5, 40, 85)):
-        budget.count(Completion(text="", finish_reason="stop", usage=(prompt, sampled)))
+        completion = Completion(text="", finish_reason="stop", usage=(prompt, sampled))
+        budget.count(completion)
+        trajectory.steps.append(Step(completion=completion))
         assert (budget.max_tokens, budget.max_total_tokens, budget.spent) == (left, most, False)
+        assert trajectory.num_response_tokens == 100 - left  # the overlong penalty counts as the limit does
     assert budget.report({})["cur_tokens"] == 60
 
 

@@ -388,6 +388,15 @@ def test_the_length_is_what_the_rollouts_limit_counts() -> None:
     assert metrics["learn/overlong_penalty_mean"] == pytest.approx(0.25 / 2)
 
 
+def test_a_rewritten_history_gives_no_tokens_back() -> None:
+    """The budget of 12 is spent by 4 + 4 + 4 sampled tokens, though the last sequence has only 4 of them."""
+    member = trajectory("g/0", [(4, 0.0)] * 3, rewrites=True)
+    groups = [TrajectoryGroup(group_id="g", task={}, trajectories=(member, trajectory("g/1", [(4, 0.0)])))]
+    settings = algorithm("dapo", overlong_buffer_tokens=4, normalize_by_std=False)
+    _, metrics = assign_credit(groups, scored(groups), settings, 0.0)
+    assert metrics["learn/overlong_penalty_mean"] == pytest.approx(1 / 2)
+
+
 def test_the_greedy_rollout_is_penalized_like_the_others() -> None:
     groups = [
         TrajectoryGroup(
