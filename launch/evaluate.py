@@ -16,7 +16,7 @@ from environments.types import Trajectory
 from launch.command import run_command
 from launch.config import TrainConfig
 from launch.run_folder.model_paths import model_folder
-from launch.validation import check
+from launch.validation.settings import check_settings
 from launch.workload import Workload, load_workload
 
 TRAJECTORIES = "evaluation.jsonl"
@@ -54,7 +54,9 @@ def check_evaluation(config: TrainConfig) -> None:
         raise ConfigError(f"evaluation.num_tasks={config.evaluation.num_tasks} has to be at least 1.")
     # That a group has something to compare, and chance a part in it, is asked of training only.
     group_size, temperature = max(2, config.rollout.group_size), config.rollout.temperature or 1.0
-    check(replace(config, rollout=replace(config.rollout, group_size=group_size, temperature=temperature)))
+    check_settings(
+        replace(config, rollout=replace(config.rollout, group_size=group_size, temperature=temperature))
+    )
 
 
 def held_out_tasks(config: TrainConfig, workload: Workload) -> Dataset:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launch.config import TrainConfig, compose
-from launch.trainer import check_agent
+from launch.validation.trial import check_agent
 from launch.workload import load_workload
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from environments import BaseEnv, Dataset
-from launch import trainer
-from launch.config import compose
-from launch.trainer import check_agent, check_workload
+from launch.validation.trial import check_agent, try_first_task
 from launch.workload import Workload
 from policies import GameAgent
 
@@ -57,13 +55,11 @@ class Unclosed(Precise):
 
 @pytest.mark.parametrize(("env_class", "said"), [(Stuck, "within 0.2 s"), (Unclosed, "no such container")])
 def test_an_environment_that_cannot_be_tried_out_here_is_left_to_the_nodes(
-    env_class: type[Precise], said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    env_class: type[Precise], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(trainer, "TRIAL_SECONDS", 0.2)
-    monkeypatch.setattr(trainer, "check_model", lambda *_: None)
     workload = Workload(
         agent_class=GameAgent, env_class=env_class, train_dataset=Dataset([{"question": "?"}])
     )
     with caplog.at_level(logging.WARNING):
-        check_workload(compose([]), workload)
+        try_first_task(workload, seconds=0.2)
     assert said in caplog.text

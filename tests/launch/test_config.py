@@ -5,14 +5,14 @@ from omegaconf import OmegaConf
 
 from environments.errors import ConfigError
 from launch.config import TrainConfig, as_train_config, compose, field_names, help_text, recipe_names
-from launch.validation import check
+from launch.validation.settings import check_settings
 
 
 def test_the_defaults_and_all_recipes_pass_the_check() -> None:
-    check(TrainConfig())
+    check_settings(TrainConfig())
     assert recipe_names()
     for name in recipe_names():
-        check(compose([f"recipe={name}"]))
+        check_settings(compose([f"recipe={name}"]))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_the_defaults_and_all_recipes_pass_the_check() -> None:
 def test_what_cannot_work_is_refused_with_value_and_remedy(override: str, message: str) -> None:
     config = compose([override])
     with pytest.raises(ConfigError, match=message):
-        check(config)
+        check_settings(config)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_cannot_work_is_refused_with_value_and_remedy(override: str, messag
 def test_settings_that_contradict_each_other_are_refused(overrides: list[str], message: str) -> None:
     config = compose(overrides)
     with pytest.raises(ConfigError, match=message):
-        check(config)
+        check_settings(config)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from environments.errors import ConfigError
 from launch import evaluate, serve
 from launch.config import compose
 from launch.run_folder.model_paths import adapter_folder, model_folder, newest_checkpoint
-from launch.validation import check
+from launch.validation.settings import check_settings
 
 PROMPT = tuple(range(5, 40))
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,7 +195,7 @@ def test_adapters_need_to_know_their_model(capsys: pytest.CaptureFixture[str]) -
 def test_adapters_are_refused_where_the_model_is_trained_or_evaluated() -> None:
     config = compose(["recipe=calculator", "server.adapters={mine: runs/mine}"])
     with pytest.raises(ConfigError, match=r"launch\.serve"):
-        check(config)
+        check_settings(config)
 
 
 @pytest.mark.parametrize("command", [evaluate, serve])

@@ -1,4 +1,4 @@
-"""What cannot work, and what would change nothing: refused before anything is started."""
+"""Settings that cannot work, or that would change nothing."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MASKABLE = [
 """Endings whose trajectories are trained on unless ``selection.masked_reasons`` names them."""
 
 
-def check(config: TrainConfig) -> None:
-    """Refuse what cannot work, before anything is started.
+def check_settings(config: TrainConfig) -> None:
+    """Check every setting by itself, and the settings against each other.
 
     Raises:
-        ConfigError: names the values and the way out.
+        ConfigError: names the settings, their values and the remedy.
     """
     algorithm = resolve(config.algorithm, config.rollout.max_response_tokens)
     check_group_size(algorithm, config.rollout.group_size)

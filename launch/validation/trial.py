@@ -1,0 +1,65 @@
+"""One step of the first task, played in this process: an agent that breaks its contract shows here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Any
+
+from actors.rollouts.rollout import RolloutLimits, RolloutRequest, owned_by, run_rollout
+from actors.sampling.backends import check_calls
+from environments.errors import EnvironmentFailure
+from launch.process.background import in_background
+from launch.workload import Workload
+from policies.sampler import SampleRequest, ScriptedSampler
+
+logger = logging.getLogger(__name__)
+
+TRIAL_SECONDS = 60.0
+"""Longest trial; an environment that takes longer is left to the first rollouts."""
+
+
+def try_first_task(workload: Workload, seconds: float = TRIAL_SECONDS) -> None:
+    """``check_agent`` with a time limit in ``seconds``.
+
+    Raises:
+        AgentError: the agent broke its contract.
+        ConfigError: the agent cannot be played by a policy server.
+    """
+    try:
+        in_background(partial(check_agent, workload), "check").result(seconds)
+    except TimeoutError:
+        logger.warning(
+            "The first task could not be tried out in this process within %g s: the first rollouts will show "
+            "whether it works.",
+            seconds,
+        )
+
+
+def check_agent(workload: Workload) -> None:
+    """Play one step of the first task with a made-up reply.
+
+    Raises:
+        AgentError: the agent broke its contract.
+        ConfigError: the agent cannot be played by a policy server.
+    """
+    sampler = ScriptedSampler(lambda _messages: "0")
+
+    def sample(request: SampleRequest) -> Any:
+        return asyncio.run(sampler.sample(request))
+
+    task = workload.train_dataset[0]
+    request = RolloutRequest(rollout_id="check/0", group_id="check", task=task)
+    agent = workload.pair.make_agent()
+    check_calls(agent)
+    try:
+        env = workload.pair.make_env(request)
+        try:
+            run_rollout(agent, env, sample, request, RolloutLimits(max_steps=1))
+        finally:
+            with owned_by(EnvironmentFailure, "environment", env)("close"):
+                env.close()
+    except EnvironmentFailure as error:
+        # It may need what only the cluster's nodes have: the first rollouts will show whether it works there.
+        logger.warning("The environment could not be tried out in this process: %s", error)

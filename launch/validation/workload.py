@@ -1,0 +1,76 @@
+"""What a configuration asks of the workload and of the model's folder."""
+
+from __future__ import annotations
+
+import math
+
+from environments.data.datasets import Dataset
+from environments.errors import ConfigError, DatasetError
+from launch.config import TrainConfig
+from launch.run_folder.model_paths import model_folder
+from launch.workload import Workload
+
+
+def check_datasets(config: TrainConfig, workload: Workload) -> None:
+    """There are tasks to train on, and held-out tasks where an evaluation is asked for.
+
+    Raises:
+        DatasetError: there is no task to train on.
+        ConfigError: settings about evaluations, and no held-out tasks.
+    """
+    if not isinstance(workload.train_dataset, Dataset) or not len(workload.train_dataset):
+        raise DatasetError("The training dataset is empty: pass a Dataset with at least one task.")
+    evaluation = config.evaluation
+    if workload.val_dataset is None and (
+        evaluation.every or evaluation.num_replicas or config.run.best_metric
+    ):
+        raise ConfigError(
+            f"evaluation.every={evaluation.every}, evaluation.num_replicas={evaluation.num_replicas} and "
+            f"run.best_metric={config.run.best_metric} are about evaluations, and the workload has no "
+            "val_dataset: give it one, or leave them out."
+        )
+
+
+def check_demonstrations(config: TrainConfig, workload: Workload) -> None:
+    """A warm start has demonstrations to learn from. Raises ``ConfigError``."""
+    if config.warm_start.num_steps and not workload.demonstrations:
+        raise ConfigError(
+            f"warm_start.num_steps={config.warm_start.num_steps} needs demonstrations and the workload has "
+            "none: give it some, or set warm_start.num_steps=0."
+        )
+
+
+def check_task_weights(key: str | None, tasks: Dataset) -> None:
+    """Refuse weights by which no task can be drawn. Raises ``DatasetError``."""
+    if key is None:
+        return
+    weights = [task.get(key) for task in tasks]
+    for index, weight in enumerate(weights):
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+            raise DatasetError(
+                f"rollout.task_weights={key!r}, and task {index} has {key}={weight!r}: give every task a "
+                "number that is not negative."
+            )
+    if not any(weights):
+        raise DatasetError(f"rollout.task_weights={key!r}, and it is 0 for every task: none would be played.")
+
+
+def check_model(config: TrainConfig, workload: Workload) -> None:
+    """Refuse a model folder in which something is missing, and a run that has no model at all."""
+    options = config.model.chat_template_kwargs
+    if config.model.path is not None:
+        folder = model_folder(config.model.path)
+        if options:
+            from policies.chat import ChatRenderer, load_tokenizer
+
+            ChatRenderer(load_tokenizer(folder), options)  # refuses what its template does not know
+    elif options:
+        raise ConfigError(
+            f"model.chat_template_kwargs={options}, but model.path is not set, and the chat template of the "
+            "tiny model has no options: leave them out."
+        )
+    elif not workload.demonstrations:
+        raise ConfigError(
+            "model.path is not set, and the workload has no demonstrations to build a tiny model from: "
+            "set model.path to a Hugging Face name or folder."
+        )
