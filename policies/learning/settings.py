@@ -88,9 +88,9 @@ class OptimizerConfig:
     schedule: str = "constant"
     """constant or cosine, after the warm-up."""
     warmup_steps: int = 0
-    """Schedule steps over which the learning rate rises from 0."""
+    """Schedule steps over which the learning rate rises: step k of n has k/n of it, from k = 1."""
     min_lr_ratio: float = 0.0
-    """Where a cosine schedule ends, as a fraction of lr."""
+    """What a cosine schedule's last step has, as a fraction of lr."""
     weight_decay: float = 0.0
     """Decoupled weight decay."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])

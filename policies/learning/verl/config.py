@@ -98,15 +98,20 @@ def _worker_config(
 def optimizer_config(
     optimizer: OptimizerConfig, learner: LearnerConfig, num_schedule_steps: int
 ) -> FSDPOptimizerConfig:
-    """AdamW and its schedule over ``num_schedule_steps`` calls of ``update``."""
+    """AdamW and its schedule over ``num_schedule_steps`` calls of ``update``.
+
+    Steps count from 1: verl's own constant schedule counts from 0, so that a warm-up's first step learns
+    nothing. A cosine that ends where it began is constant.
+    """
     return _verl(
         FSDPOptimizerConfig,
         "optimizer",
         learner,
         lr=optimizer.lr,
-        lr_scheduler_type=optimizer.schedule,
+        lr_scheduler_type="cosine",
+        zero_indexed_step=False,
         lr_warmup_steps=optimizer.warmup_steps,
-        min_lr_ratio=optimizer.min_lr_ratio,
+        min_lr_ratio=1.0 if optimizer.schedule == "constant" else optimizer.min_lr_ratio,
         total_training_steps=num_schedule_steps,
         weight_decay=optimizer.weight_decay,
         betas=tuple(optimizer.betas),

@@ -89,8 +89,9 @@ class VerlWorker(TrainingWorker):
     def _step(self, data: TensorDict, advance_schedule: bool, entropy: bool = False) -> dict[str, float]:
         """One optimizer step under ``self.loss_fn``, and what verl reports of it."""
         tu.assign_non_tensor(data, update_lr_scheduler=advance_schedule, calculate_entropy=entropy)
+        lr = self.engine.optimizer.param_groups[0]["lr"]  # verl reports the next step's
         reported = tu.get(self.train_batch(data), "metrics")
-        metrics = {name: _number(value) for name, value in reported.items()}
+        metrics = {name: _number(value) for name, value in reported.items()} | {"lr": lr}
         if not torch.isfinite(torch.tensor(metrics["grad_norm"])):
             raise LearnerError(
                 f"The gradient norm is {metrics['grad_norm']}: verl skipped the step. Lower the lr."
