@@ -35,6 +35,7 @@ from launch.training.evaluator import Evaluation, Evaluator, evaluation_config
 from launch.training.group_scheduler import GroupScheduler
 from launch.training.logprob_probe import LogprobProbe
 from launch.training.rollout_requests import group_requests, tasks_digest
+from launch.validation.notices import notices
 from launch.workload import Workload
 from policies.learning.algorithms import resolve
 from policies.learning.kl import KLController
@@ -56,7 +57,8 @@ class Run:
     def __init__(self, config: TrainConfig, workload: Workload, lock: RunLock) -> None:
         self.config = config
         self.workload = workload
-        self.algorithm = resolve(config.algorithm, config.rollout.max_response_tokens)
+        rollout = config.rollout
+        self.algorithm = resolve(config.algorithm, rollout.max_response_tokens, rollout.max_staleness)
         self.directory = lock.directory
         self._lock = lock
         self.interrupts = Interrupts()
@@ -86,6 +88,8 @@ class Run:
         """Start all components. Raises ``ConfigError`` for what the cluster cannot hold."""
         config = self.config
         self.tracker.announce(f"Run folder: {self.directory}")
+        for notice in notices(config):
+            self.tracker.announce(notice)
         if config.run.resume and self._checkpoint is None:
             self.tracker.announce("It holds no checkpoint to resume from: a new run begins.")
         self._model_path = model_path = self._start_model()

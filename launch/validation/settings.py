@@ -26,7 +26,7 @@ def check_settings(config: TrainConfig) -> None:
     Raises:
         ConfigError: names the settings, their values and the remedy.
     """
-    algorithm = resolve(config.algorithm, config.rollout.max_response_tokens)
+    algorithm = resolve(config.algorithm, config.rollout.max_response_tokens, config.rollout.max_staleness)
     check_group_size(algorithm, config.rollout.group_size)
     check_kl_horizon(algorithm, config.rollout.groups_per_step * config.rollout.group_size)
     one_of("learner.device", config.learner.device, ("cpu", "cuda"))

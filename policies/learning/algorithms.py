@@ -94,11 +94,14 @@ AGGREGATIONS = (
 )
 
 
-def resolve(config: AlgorithmConfig, max_response_tokens: int | None = None) -> Algorithm:
+def resolve(
+    config: AlgorithmConfig, max_response_tokens: int | None = None, max_staleness: int = 0
+) -> Algorithm:
     """The algorithm that ``config`` names, with its settings.
 
     ``max_response_tokens`` is what a response may have at most. It is needed where the overlong penalty
-    (dapo has it) or the aggregation seq-mean-token-sum-norm (dr_grpo) is in use.
+    (dapo has it) or the aggregation seq-mean-token-sum-norm (dr_grpo) is in use. ``max_staleness`` is by how
+    many updates a token may be older than the policy that learns from it.
 
     An estimator or loss of one's own: ``name=custom``, its name in ``advantage`` or ``loss``, and in
     ``module`` the module that registers it, when it is imported, with verl's ``register_adv_est`` or
@@ -140,7 +143,7 @@ def resolve(config: AlgorithmConfig, max_response_tokens: int | None = None) -> 
         module=config.module,
         max_response_tokens=max_response_tokens,
         **resolve_kl(config.kl),
-        **resolve_correction(config.correction),
+        **resolve_correction(config.correction, max_staleness),
     )
     register_own(algorithm)
     _check_registered(algorithm)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from policies.learning.algorithms import Algorithm
 
 
+USUAL_TRUNCATION = 2.0
+"""Yao et al. 2025 (Your efficient RL framework secretly brings you off-policy RL training)."""
+
+
 def correct(
     samples: Sequence[TrainingSample], algorithm: Algorithm
 ) -> tuple[list[TrainingSample], dict[str, float]]:
@@ -121,14 +125,35 @@ def _with_weights(sample: TrainingSample, weights: list[float], kept: list[bool]
     return weighted if all(kept) else weighted.without_tokens([not bit for bit in kept])
 
 
-def resolve_correction(config: CorrectionConfig) -> dict[str, Any]:
+def resolve_correction(config: CorrectionConfig, max_staleness: int) -> dict[str, Any]:
     """The fields of ``Algorithm`` that say how it corrects.
 
     Raises:
         ConfigError: an unknown name, a setting without effect, or a combination that makes no sense.
     """
     one_of("algorithm.correction.mode", config.mode, ("decoupled", "bypass"))
-    one_of("algorithm.correction.level", config.level, ("token", "sequence"))
+    one_of("algorithm.correction.level", config.level, ("token", "sequence", "none"))
+    level, truncate_above = _level(config, max_staleness), config.truncate_above
+    _check_bounds(config, level)
+    if level and truncate_above is None and config.mask_above is None:
+        truncate_above = USUAL_TRUNCATION  # a few large weights would rule the update
+    return {
+        "bypass": config.mode == "bypass",
+        "correction_level": level,
+        "truncate_above": truncate_above,
+        "mask_below": config.mask_below,
+        "mask_above": config.mask_above,
+    }
+
+
+def _level(config: CorrectionConfig, max_staleness: int) -> str | None:
+    """Tokens of older policies are corrected unless the user says otherwise."""
+    if config.level is None:
+        return "token" if max_staleness and config.mode == "decoupled" else None
+    return None if config.level == "none" else config.level
+
+
+def _check_bounds(config: CorrectionConfig, level: str | None) -> None:
     bounds = {name: vars(config)[name] for name in ("truncate_above", "mask_below", "mask_above")}
     for setting, value in ({"level": config.level} | bounds).items():
         if config.mode == "bypass" and value is not None:
@@ -137,16 +162,11 @@ def resolve_correction(config: CorrectionConfig) -> dict[str, Any]:
                 "algorithm.correction.mode=bypass: there the ratio of the loss is taken to the engine's "
                 "log-probabilities, and every weight would be 1. Set mode=decoupled, or leave it out."
             )
-        if config.level is None and value is not None:
+        if level is None and setting != "level" and value is not None:
             raise ConfigError(
                 f"algorithm.correction.{setting}={value} has no effect without algorithm.correction.level. "
                 "Set it to token or sequence."
             )
-    if config.level is not None and config.truncate_above is None and config.mask_above is None:
-        raise ConfigError(
-            f"algorithm.correction.level={config.level} without an upper bound: a few weights would rule the "
-            "update. Set algorithm.correction.truncate_above=2, or mask_above."
-        )
     within("algorithm.correction.truncate_above", config.truncate_above, 1.0, math.inf)
     within("algorithm.correction.mask_below", config.mask_below, 0.0, 1.0, open_below=True)
     within("algorithm.correction.mask_above", config.mask_above, 1.0, math.inf)
@@ -156,4 +176,3 @@ def resolve_correction(config: CorrectionConfig) -> dict[str, Any]:
             f"algorithm.correction.mask_above={config.mask_above}: what it would cut is left out already. "
             "Leave one of them out."
         )
-    return {"bypass": config.mode == "bypass", "correction_level": config.level, **bounds}

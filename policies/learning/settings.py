@@ -30,9 +30,10 @@ class CorrectionConfig:
     """decoupled (the ratio is taken to the learner's own log-probabilities before the update) or bypass (to
     the engine's, which saves a forward pass)."""
     level: str | None = None
-    """token or sequence: what an importance weight belongs to; null corrects nothing."""
+    """token or sequence: what an importance weight belongs to. none corrects nothing. null is token
+    where rollout.max_staleness lets older policies sample, and otherwise none."""
     truncate_above: float | None = None
-    """Weights are cut to this (truncated importance sampling)."""
+    """Weights are cut to this (truncated importance sampling); null is 2 unless mask_above is set."""
     mask_below: float | None = None
     """Tokens or sequences with a smaller weight are left out (masked importance sampling)."""
     mask_above: float | None = None

@@ -147,15 +147,34 @@ def test_bypass_and_an_empty_batch_have_no_gap() -> None:
     assert correct([], algorithm(level="token", truncate_above=2.0)) == ([], {})
 
 
+def resolved(max_staleness: int, **correction: object) -> tuple[str | None, float | None]:
+    config = AlgorithmConfig(correction=CorrectionConfig(**correction))
+    settings = resolve(config, max_staleness=max_staleness)
+    return settings.correction_level, settings.truncate_above
+
+
+def test_tokens_of_older_policies_are_corrected_unless_the_user_says_otherwise() -> None:
+    assert resolved(0) == (None, None)
+    assert resolved(2) == ("token", 2.0)
+    assert resolved(2, level="none") == (None, None)
+    assert resolved(2, mode="bypass") == (None, None), "the ratio of the loss corrects"
+    assert resolved(2, truncate_above=5.0) == ("token", 5.0)
+    assert resolved(2, mask_above=5.0) == ("token", None), "what is masked needs no truncation"
+
+
+def test_weights_have_an_upper_bound_also_where_none_is_set() -> None:
+    assert resolved(0, level="sequence") == ("sequence", 2.0)
+    assert resolved(0, level="token", mask_below=0.5) == ("token", 2.0)
+
+
 @pytest.mark.parametrize(
     ("correction", "message"),
     [
         ({"mode": "bypas"}, r"correction\.mode='bypas' .* Did you mean 'bypass'"),
         ({"level": "turn", "truncate_above": 2.0}, r"correction\.level='turn' is not one of token, sequence"),
+        ({"level": "none", "truncate_above": 2.0}, r"truncate_above=2\.0 has no effect without"),
         ({"truncate_above": 2.0}, r"truncate_above=2\.0 has no effect without algorithm\.correction\.level"),
         ({"mask_below": 0.5}, r"mask_below=0\.5 has no effect without algorithm\.correction\.level"),
-        ({"level": "token"}, r"level=token without an upper bound"),
-        ({"level": "token", "mask_below": 0.5}, r"level=token without an upper bound"),
         ({"mode": "bypass", "level": "token", "truncate_above": 2.0}, r"level='token' has no effect with"),
         ({"mode": "bypass", "mask_above": 2.0}, r"mask_above=2\.0 has no effect with .*mode=bypass"),
         ({"level": "token", "truncate_above": 0.5}, r"truncate_above=0\.5 has to be a number at least 1"),

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from launch.config import TrainConfig, compose
+from launch.validation.notices import notices
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ([], None),
+        (
+            ["rollout.max_staleness=2"],
+            r"up to 2 updates old. By default each token's loss is multiplied .* at most 2",
+        ),
+        (["rollout.max_staleness=1", "algorithm.correction.level=none"], "level=none corrects nothing"),
+        (["rollout.max_staleness=2", "algorithm.correction.level=sequence"], None),
+        (["rollout.max_staleness=2", "algorithm.correction.mode=bypass"], None),
+    ],
+)
+def test_a_run_on_older_tokens_says_whether_it_corrects_them(
+    settings: list[str], sentence: str | None
+) -> None:
+    found = notices(compose(settings))
+    assert len(found) == (sentence is not None)
+    if sentence is not None:
+        assert re.search(sentence, found[0])
+
+
+def test_the_defaults_need_no_notice() -> None:
+    assert notices(TrainConfig()) == []
