@@ -34,7 +34,7 @@ def ragged_samples(number: int = 7, seed: int = 0, most: int = 60) -> tuple[Trai
 
 
 def with_random_columns(samples: Sequence[TrainingSample], seed: int = 0) -> tuple[TrainingSample, ...]:
-    """The samples with every other column filled, as if the policy had moved by a little."""
+    """The samples with every other column filled; the reference policy is up to 8 nats away."""
     rng = random.Random(seed)
 
     def column(sample: TrainingSample, low: float, high: float) -> tuple[float, ...]:
@@ -50,7 +50,7 @@ def with_random_columns(samples: Sequence[TrainingSample], seed: int = 0) -> tup
                 old_logprobs=old_logprobs,
                 reference_logprobs=tuple(
                     value + offset
-                    for value, offset in zip(old_logprobs, column(sample, -0.3, 0.3), strict=True)
+                    for value, offset in zip(old_logprobs, column(sample, -8.0, 8.0), strict=True)
                 ),
                 values=column(sample, -1.0, 1.0),
                 returns=column(sample, -1.0, 1.0),

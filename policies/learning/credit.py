@@ -12,6 +12,7 @@ import numpy as np
 from environments.errors import LearnerError
 from environments.types import Trajectory, TrajectoryGroup
 from policies.learning.correction import correct
+from policies.learning.kl import kl_estimate
 from policies.learning.samples import ALIKE, TrainingSample, is_judged, returns_to_go, turn_rewards
 
 if TYPE_CHECKING:
@@ -189,13 +190,12 @@ def _overlong_penalty(trajectory: Trajectory, algorithm: Algorithm) -> float:
 
 
 def _divergence(samples: Sequence[TrainingSample], algorithm: Algorithm) -> np.ndarray:
-    """[T] verl's estimate of the KL to the reference policy, for each sampled token."""
+    """[T] The estimate of the KL to the reference policy, for each sampled token."""
     import torch
-    from verl.trainer.ppo.core_algos import kl_penalty
 
     policy = _on_tokens(samples, [sample.old_logprobs for sample in samples])
     reference = _on_tokens(samples, [sample.reference_logprobs for sample in samples])
-    estimate = kl_penalty(torch.from_numpy(policy), torch.from_numpy(reference), algorithm.kl_estimator)
+    estimate = kl_estimate(torch.from_numpy(policy), torch.from_numpy(reference), algorithm.kl_estimator)
     return np.asarray(estimate)
 
 

@@ -15,7 +15,8 @@ class KLConfig:
     coef: float | None = None
     """Weight of the penalty; with a target, where its controller begins."""
     estimator: str | None = None
-    """verl's estimators: k1, abs, k2, k3 in the reward; abs, k2, k3 and k1+, k2+, k3+ in the loss."""
+    """k1, abs, k2, k3 in the reward; abs, k2, k3 and k1+, k2+, k3+ in the loss. The pull of k3 on a token
+    grows exponentially with its distance below the reference, that of k2 and of the plus ones linearly."""
     target: float | None = None
     """KL per token that an adaptive controller steers to; null keeps coef fixed. In the reward only."""
     horizon: int | None = None

@@ -63,16 +63,18 @@ def column(name: str, samples: Samples = SAMPLES) -> Tokens:
 
 
 def new_logprobs(seed: int = 1) -> Tokens:
-    """[P + R] per sample: what the model says now of each next token, near the old policy; leaves."""
+    """[P + R] per sample: what the model says now of each next token; leaves.
+
+    Two of three tokens are near the old policy, the third one up to 8 nats away.
+    """
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for sample in SAMPLES:
         row = torch.rand(len(sample), generator=generator) - 5.5
         start = len(sample.prompt_ids) - 1
-        near = torch.tensor(sample.old_logprobs) + 0.7 * torch.randn(
-            len(sample.response_ids), generator=generator
-        )
-        row[start : start + len(near)] = near
+        moved = 0.7 * torch.randn(len(sample.response_ids), generator=generator)
+        moved[::3] = 16 * torch.rand(len(moved[::3]), generator=generator) - 8
+        row[start : start + len(moved)] = torch.tensor(sample.old_logprobs) + moved
         rows.append(row.requires_grad_())
     return rows
 
@@ -152,7 +154,7 @@ def policy_loss_through_verl(
         columns["reference_logprobs"] = "ref_log_prob"
     if weighted:
         columns["weights"] = "rollout_is_weights"
-    loss = partial(policy_loss, actor_config(LearnerConfig(), settings))
+    loss = partial(policy_loss, settings, actor_config(LearnerConfig(), settings))
     return through_verl(loss, columns, outputs, cut, samples)
 
 
@@ -296,6 +298,17 @@ def test_kl_and_entropy_are_added_to_the_loss(estimator: str, cut: tuple[int, in
     torch.testing.assert_close(gradient(entropy), gradient(expected_entropy), rtol=1e-5, atol=1e-7)
 
 
+def test_k3_pulls_a_token_back_however_far_below_the_reference_it_is() -> None:
+    """verl's k3 stops at 10: its gradient is 0 from 2.61 nats on."""
+    from policies.learning.kl import kl_estimate
+
+    policy = torch.tensor([-1.0, -3.0, -4.0, -9.0, -21.0], requires_grad=True)
+    reference = torch.full((5,), -1.0)
+    kl_estimate(policy, reference, "k3").sum().backward()
+    assert policy.grad is not None
+    torch.testing.assert_close(policy.grad, 1 - (reference - policy.detach()).exp())
+
+
 @pytest.mark.parametrize("cut", CUTS, ids=["whole", "micro-batches", "two ranks"])
 def test_the_value_loss_is_ppos(cut: tuple[int, int]) -> None:
     """The clipped squared error of PPO's implementations (Engstrom et al. 2020, section 3), halved."""
@@ -334,11 +347,14 @@ def test_metrics_are_means_over_the_tokens_of_the_whole_batch(cut: tuple[int, in
 
     low = ((ratio < 1 - LOW) & (advantages < 0)).float().mean()
     high = ((ratio > 1 + HIGH) & (advantages > 0)).float().mean()
+    dual = ((ratio > 3) & (advantages < 0)).float().mean()
     assert low > 0.05
     assert high > 0.05
+    assert dual > 0.05
     assert total("clip_fraction_low") == pytest.approx(float(low), rel=1e-5)
     assert total("clip_fraction_high") == pytest.approx(float(high), rel=1e-5)
-    assert total("clip_fraction") == pytest.approx(float(low + high), rel=1e-5)
+    assert total("clip_fraction_dual") == pytest.approx(float(dual), rel=1e-5)
+    assert total("clip_fraction") == pytest.approx(float(low + high + dual), rel=1e-5)
     assert total("kl") == pytest.approx(float((old - new).mean()), rel=1e-5)
     assert total("ratio_mean") == pytest.approx(float(ratio.mean()), rel=1e-5)
     assert max(part["ratio_max"].aggregate() for part in parts) == pytest.approx(float(ratio.max()), rel=1e-5)

@@ -120,7 +120,7 @@ def optimizer_config(
 
 
 def actor_config(learner: LearnerConfig, algorithm: Algorithm) -> FSDPActorConfig:
-    """What ``policy_loss`` reads.
+    """What verl's ``ppo_loss`` reads.
 
     The sums of seq-mean-token-sum-norm are divided by the length that a response may have, not by that of
     the micro-batch's longest, which is verl's default.
@@ -139,9 +139,7 @@ def actor_config(learner: LearnerConfig, algorithm: Algorithm) -> FSDPActorConfi
         loss_agg_mode=algorithm.loss_aggregation,
         loss_scale_factor=algorithm.max_response_tokens,
         entropy_coeff=algorithm.entropy_coef,
-        use_kl_loss=algorithm.kl_place == "loss",
-        kl_loss_coef=algorithm.kl_coef,
-        kl_loss_type=algorithm.kl_estimator,
+        use_kl_loss=False,  # ``policy_loss`` adds the term itself
         policy_loss=PolicyLossConfig(loss_mode=algorithm.loss),
     )
 

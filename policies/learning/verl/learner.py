@@ -40,6 +40,7 @@ METRIC_NAMES = {
     "clip_fraction": "learn/clip_fraction",
     "clip_fraction_low": "learn/clip_fraction_low",
     "clip_fraction_high": "learn/clip_fraction_high",
+    "clip_fraction_dual": "learn/clip_fraction_dual",
     "kl": "learn/kl",
     "ratio_mean": "learn/ratio_mean",
     "kl_loss": "learn/kl_loss",
@@ -71,7 +72,7 @@ class VerlLearner(VerlWorker):
     ) -> None:
         register_own(algorithm)
         self._algorithm = algorithm
-        self._policy_loss = partial(policy_loss, actor_config(learner, algorithm))
+        self._policy_loss = partial(policy_loss, algorithm, actor_config(learner, algorithm))
         self._supervised_loss = partial(sft_loss, None)
         try:
             super().__init__(policy_worker_config(model_path, learner, num_schedule_steps), learner, seed)

@@ -1,32 +1,58 @@
-"""The policy loss: verl's, by name, with exact metrics of the ratio between new and old policy."""
+"""The policy loss: verl's, by name, our KL term, and exact metrics of the ratio of new to old policy."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from policies.learning.kl import kl_estimate
 from policies.learning.verl import config as verl_config  # noqa: F401  # before verl: see there
 
 # isort: split
 from tensordict import TensorDict
-from verl.trainer.ppo.core_algos import compute_policy_loss_geo_mean, register_policy_loss
+from verl.trainer.ppo.core_algos import agg_loss, compute_policy_loss_geo_mean, register_policy_loss
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
+if TYPE_CHECKING:
+    from policies.learning.algorithms import Algorithm
+
 
 def policy_loss(
-    config: ActorConfig, model_output: dict[str, torch.Tensor], data: TensorDict, dp_group: Any = None
+    algorithm: Algorithm,
+    config: ActorConfig,
+    model_output: dict[str, torch.Tensor],
+    data: TensorDict,
+    dp_group: Any = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """verl's ``ppo_loss`` of one micro-batch: its gradients add up to the batch's over micro-batches and
-    ranks, whichever way the batch is cut. Metrics are means over the sampled tokens of the whole batch.
+    """verl's ``ppo_loss`` of one micro-batch, and the KL penalty where it belongs to the loss.
+
+    Gradients add up to the batch's over micro-batches and ranks, whichever way the batch is cut. Metrics are
+    means over the sampled tokens of the whole batch.
     """
     loss, metrics = ppo_loss(config, model_output, data, dp_group)
+    if algorithm.kl_place == "loss":
+        kl = _kl_term(algorithm, config, model_output["log_probs"], data)
+        loss = loss + algorithm.kl_coef * kl
+        metrics["kl_loss"] = Metric(AggregationType.SUM, kl.detach())
     with torch.no_grad():
         return loss, metrics | _ratio_metrics(config, model_output["log_probs"], data)
+
+
+def _kl_term(
+    algorithm: Algorithm, config: ActorConfig, log_probs: torch.Tensor, data: TensorDict
+) -> torch.Tensor:
+    """The micro-batch's share of the KL to the reference policy, aggregated as the policy loss is."""
+    padded = data.select("response_mask", "ref_log_prob").to_padded_tensor()
+    mask = padded["response_mask"].bool()
+    # What is padding, or was said by the environment, could overflow: its gap is set to 0.
+    gap = torch.where(mask, no_padding_2_padding(log_probs, data) - padded["ref_log_prob"], 0.0)
+    estimate = kl_estimate(gap, torch.zeros_like(gap), algorithm.kl_estimator)
+    return agg_loss(estimate, mask, config.loss_agg_mode, **config.global_batch_info)
 
 
 def _ratio_metrics(config: ActorConfig, log_probs: torch.Tensor, data: TensorDict) -> dict[str, Metric]:
@@ -58,9 +84,14 @@ def _ratio_metrics(config: ActorConfig, log_probs: torch.Tensor, data: TensorDic
         whatever_the_sign = loss == "cispo"
         below = (ratio < low) & ((advantages < 0) | whatever_the_sign)
         above = (ratio > high) & ((advantages > 0) | whatever_the_sign)
+        clipped = below | above
         metrics["clip_fraction_low"] = mean(below)
         metrics["clip_fraction_high"] = mean(above)
-        metrics["clip_fraction"] = mean(below | above)
+        if loss == "vanilla":  # the dual clip of Ye et al. 2020 (arXiv 1912.09729), section 4.3
+            beyond = (ratio > config.clip_ratio_c) & (advantages < 0)
+            clipped |= beyond
+            metrics["clip_fraction_dual"] = mean(beyond)
+        metrics["clip_fraction"] = mean(clipped)
     return metrics
 
 
