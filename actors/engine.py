@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
 
 from actors.fingerprint import fingerprint
 from actors.progress_bar import RolloutProgress
-from actors.ray_tools.address import check_answers
-from actors.ray_tools.placement import beside_driver
-from actors.rollouts.fleet import RolloutFleet, actor_options, check_room
+from actors.ray_tools.connect import connect
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
-from actors.rollouts.stream import TrajectoryStream
+from actors.rollouts.service import RolloutService
 from actors.sampling.backends import check_calls, one_of, sampler_factory
-from actors.sampling.sampler_actor import SamplerActor
-from actors.settings import RAYLET_ENVIRONMENT, FleetConfig, shows_worker_logs
+from actors.settings import FleetConfig
 from environments.base import BaseEnv
 from environments.data.datasets import Dataset
 from environments.data.trajectory_file import TrajectoryFile
-from environments.errors import ConfigError, SamplerError
+from environments.errors import ConfigError
 from environments.types import Trajectory
 from policies.agents.base import BaseAgent
 from policies.learning.samples import returns_to_go
@@ -42,18 +37,8 @@ POLICY_NAMES = ("model", "model_path", "chat_template_kwargs", "extra_body")
 """The arguments of a sampler that say which policy it is, and how it is asked, wherever it is served."""
 LONGEST_SECONDS = 7200.0
 """Limit of a rollout that was given none: nothing waits for ever."""
-STREAM_CAPACITY = 1024
 SEED_BITS = 30
 """Many servers take a seed as a signed 32-bit number."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Crew:
-    """The Ray actors behind an engine."""
-
-    sampler: ray.actor.ActorHandle
-    stream: TrajectoryStream
-    fleet: ray.actor.ActorHandle
 
 
 class AgentExecutionEngine:
@@ -180,8 +165,7 @@ class AgentExecutionEngine:
         self._config = FleetConfig(num_actors=0, num_cpus_per_actor=0, retries=retry_limit)
         self._num_actors = n_parallel_agents
         self._gamma = gamma
-        self._crew: _Crew | None = None
-        self._num_started = 0
+        self._service: RolloutService | None = None
         self._busy = False
 
     async def execute_tasks(
@@ -224,16 +208,13 @@ class AgentExecutionEngine:
         Raises:
             ConfigError: no node of the cluster has what the environment needs.
         """
-        self._start(self._num_actors)
+        self._running_service().start_actors(self._num_actors)
 
     def close(self) -> None:
         """End the engine's actors. Ray itself goes on; a later ``execute_tasks`` starts new actors."""
-        crew, self._crew = self._crew, None
-        self._num_started = 0
-        if crew is not None and ray.is_initialized():
-            ray.kill(crew.fleet)  # Ray ends the rollout actors with the actor that has made them
-            ray.kill(crew.sampler)
-            crew.stream.close()
+        service, self._service = self._service, None
+        if service is not None and ray.is_initialized():
+            service.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -314,10 +295,10 @@ class AgentExecutionEngine:
             return
         waiting = {request.rollout_id: index for request, index in zip(requests, indices, strict=True)}
         try:
-            crew = await asyncio.to_thread(self._start, min(self._num_actors, len(requests)))
-            await _open_sampler(crew.sampler)
-            await crew.fleet.submit.remote(requests)
-            arriving = crew.stream.trajectories(len(requests))
+            service = await asyncio.to_thread(self._running_service)
+            await asyncio.to_thread(service.start, min(self._num_actors, len(requests)))
+            await asyncio.to_thread(service.submit, requests)
+            arriving = service.stream.trajectories(len(requests))
             while waiting:
                 trajectory = await asyncio.to_thread(next, arriving)
                 yield waiting.pop(trajectory.rollout_id), trajectory
@@ -325,27 +306,13 @@ class AgentExecutionEngine:
             if waiting:  # given up or broken: none of these may end up among the next call's results
                 self.close()
 
-    def _start(self, num_actors: int) -> _Crew:
-        """Have at least ``num_actors`` rollout actors, up or on their way."""
-        if not ray.is_initialized():
-            check_answers()
-            os.environ.update(RAYLET_ENVIRONMENT)
-            ray.init(log_to_driver=shows_worker_logs(), logging_level=logging.ERROR, include_dashboard=False)
-        if self._crew is None:
-            check_room(actor_options(self._pair, self._config))
-            sampler = SamplerActor.options(**beside_driver()).remote(  # type: ignore[attr-defined]
-                self._sampler_of(self._sampler_args)
-            )
-            stream = TrajectoryStream(STREAM_CAPACITY)
-            fleet = RolloutFleet.options(**beside_driver()).remote(  # type: ignore[attr-defined]
-                self._pair, sampler, stream.queue, self._limits, self._config
-            )
-            stream.connect(fleet)
-            self._crew = _Crew(sampler, stream, fleet)
-        if num_actors > self._num_started:
-            ray.get(self._crew.fleet.resize.remote(num_actors))
-            self._num_started = num_actors
-        return self._crew
+    def _running_service(self) -> RolloutService:
+        """The service of the first call, or a new one. Its actors start with its own ``start``."""
+        connect(len(os.sched_getaffinity(0)))
+        if self._service is None:
+            make_sampler = self._sampler_of(self._sampler_args)
+            self._service = RolloutService(self._pair, make_sampler, self._limits, self._config)
+        return self._service
 
 
 def _requests(rows: list[dict[str, Any]], indices: list[int], params: SamplingParams) -> list[RolloutRequest]:
@@ -364,15 +331,6 @@ def _requests(rows: list[dict[str, Any]], indices: list[int], params: SamplingPa
         )
         for index in indices
     ]
-
-
-async def _open_sampler(sampler: ray.actor.ActorHandle) -> None:
-    try:
-        await sampler.open.remote()
-    except RayTaskError as error:  # Ray's wrapper around what the sampler raised
-        raise error.cause from None
-    except RayActorError as error:
-        raise SamplerError(f"The sampler did not start: {error}") from error
 
 
 def fill_returns(trajectory: Trajectory, gamma: float) -> None:

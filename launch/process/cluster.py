@@ -9,8 +9,7 @@ from contextlib import suppress
 import psutil
 import ray
 
-from actors.ray_tools.address import check_answers, unreachable
-from actors.settings import RAYLET_ENVIRONMENT, shows_worker_logs
+from actors.ray_tools.connect import connect as join_or_start
 from environments.errors import ConfigError
 from launch.config import TrainConfig
 from policies.learning.algorithms import resolve
@@ -28,38 +27,14 @@ ENVIRONMENT = {
 def connect() -> bool:
     """Connect this process to Ray and return whether we started the cluster, and so may stop it.
 
-    A cluster is found as Ray does it: by ``RAY_ADDRESS``, inside a job, or by ``ray start`` on this
-    machine; one that another program started for itself is left alone. If this process is killed, the
-    cluster that it started ends within seconds, but for two of Ray's own agents: for a minute they try to
-    report that to the head that has died too, and then end.
+    If this process is killed, the cluster that it started ends within seconds, but for two of Ray's own
+    agents: for a minute they try to report that to the head that has died too, and then end.
 
     Raises:
         ConfigError: the cluster does not answer.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    if ray.is_initialized():
-        return False
-    check_answers()
-    os.environ.update(RAYLET_ENVIRONMENT)
-    options = {
-        "log_to_driver": shows_worker_logs(),
-        "logging_level": logging.ERROR,
-        # What a job sets itself, Ray refuses to have set again.
-        "runtime_env": {
-            "env_vars": {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
-        },
-    }
-    try:
-        try:
-            ray.init(num_cpus=LOCAL_CPUS, include_dashboard=False, **options)
-            return True
-        except ValueError as error:
-            if "existing cluster" not in str(error):  # its CPUs are not ours to set; Ray has no other sign
-                raise
-            ray.init(**options)
-            return False
-    except ConnectionError as error:
-        raise unreachable(error) from error
+    return join_or_start(LOCAL_CPUS, ENVIRONMENT)
 
 
 def end() -> None:

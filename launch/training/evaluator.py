@@ -10,10 +10,11 @@ from functools import partial
 
 import ray
 
+from actors.ray_tools.background import in_background
+from actors.rollouts.service import RolloutService
+from actors.settings import ServerConfig
 from environments.types import TrajectoryGroup
 from launch.config import TrainConfig
-from launch.process.background import in_background
-from launch.training.crew import Crew
 from launch.training.rollout_requests import evaluation_requests
 from launch.workload import Workload
 
@@ -28,24 +29,25 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates on the training crew between two updates, or on a crew of its own during them.
+    """Evaluates on the training's rollout service between two updates, or on one of its own during them.
 
-    A crew of its own has a weight store of its own: what is published there is what stays pinned.
+    A service of its own has a weight store of its own, in which the evaluated version stays the newest.
 
     Args:
-        crew: that rolls out.
-        pinned: its weight store, if the crew is not the training's.
+        service: plays the held-out tasks.
+        store: the weight store of the training.
+        pinned: the weight store of ``service``, if that is not the training's.
     """
 
     def __init__(
         self,
         config: TrainConfig,
         workload: Workload,
-        crew: Crew,
+        service: RolloutService,
         store: ray.actor.ActorHandle,
         pinned: ray.actor.ActorHandle | None,
     ) -> None:
-        self._config, self._workload, self._crew = config, workload, crew
+        self._config, self._workload, self._service = config, workload, service
         self._store, self._pinned = store, pinned
         self._pinned_version = 0
         self._running: Future[Evaluation] | None = None
@@ -86,14 +88,13 @@ class Evaluator:
     def _evaluate(self, step: int, version: int) -> Evaluation:
         tasks = self._workload.val_dataset
         assert tasks is not None
-        self._crew.wait_until_up()
+        self._service.wait_until_up()
         start = time.monotonic()
         requests = evaluation_requests(self._config, tasks, step, version)
-        groups = sorted(self._crew.stream.groups(requests), key=lambda group: group.group_id)
+        groups = sorted(self._service.stream.groups(requests), key=lambda group: group.group_id)
         return Evaluation(step, groups, time.monotonic() - start)
 
 
-def evaluation_config(config: TrainConfig) -> TrainConfig:
-    """The configuration of a crew that only evaluates: engines of its own, and no address for outsiders."""
-    server = replace(config.server, num_replicas=config.evaluation.num_replicas, http_port=None)
-    return replace(config, server=server)
+def evaluation_server(config: TrainConfig) -> ServerConfig:
+    """The policy server of evaluations: engines of its own, and no address for outsiders."""
+    return replace(config.server, num_replicas=config.evaluation.num_replicas, http_port=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -14,12 +15,15 @@ from ray.exceptions import ActorUnavailableError
 
 from actors.learning.learner_group import LearnerGroup
 from actors.ray_tools.placement import beside_driver
-from actors.rollouts.fleet import actor_options, check_room
-from actors.serving.policy_server import start_serve
+from actors.rollouts.rollout import RolloutLimits
+from actors.rollouts.service import RolloutService
+from actors.sampling.sampler_actor import ServeSampler
+from actors.serving.policy_server import PolicyApp, start_serve
+from actors.settings import ServerConfig
 from actors.weights.store import WeightStore
 from environments.errors import ConfigError, SamplerError
 from environments.types import TrajectoryGroup
-from launch.config import TrainConfig
+from launch.config import RolloutConfig, TrainConfig
 from launch.process import cluster
 from launch.process.interrupt import Interrupts
 from launch.reporting.metrics import evaluation_metrics
@@ -30,8 +34,7 @@ from launch.run_folder.consumed_log import ConsumedLog
 from launch.run_folder.lock import RunLock
 from launch.run_folder.model_paths import model_folder
 from launch.serve import reachable, served_models
-from launch.training.crew import Crew
-from launch.training.evaluator import Evaluation, Evaluator, evaluation_config
+from launch.training.evaluator import Evaluation, Evaluator, evaluation_server
 from launch.training.group_scheduler import GroupScheduler
 from launch.training.logprob_probe import LogprobProbe
 from launch.training.rollout_requests import group_requests, tasks_digest
@@ -77,7 +80,7 @@ class Run:
         self._started = False
         self._is_rolling = False
         self._started_ray = False
-        self._crews: list[Crew] = []
+        self._services: list[RolloutService] = []
         self._learner: LearnerGroup | None = None
         self._utilization = Utilization()
         self._asked: list[ray.ObjectRef] = []
@@ -96,17 +99,16 @@ class Run:
         self._started_ray = cluster.connect()
         self.interrupts.install()  # Ray has put a handler of its own in the place of SIGTERM's
         cluster.check_resources(config)
-        check_room(actor_options(self.workload.pair, config.fleet))
         self.tracker.announce(
             "Ray: " + ("started here." if self._started_ray else "joined a running cluster.")
         )
         if waits := cluster.shortage(config):
             self.tracker.announce(waits)
         self._store = WeightStore.options(**beside_driver()).remote()  # type: ignore[attr-defined]
-        self._make_crews(model_path)
+        self._make_services(model_path)
         in_warm_start = self.progress.warm_start_steps < config.warm_start.num_steps
         if not in_warm_start:
-            self._start_crews()
+            self._start_services()
         self._learner = LearnerGroup(
             model_path,
             config.learner,
@@ -118,35 +120,35 @@ class Run:
         )
         if in_warm_start:
             # After the learner, not beside it: the warm start is what everybody waits for.
-            self._start_crews()
+            self._start_services()
             self.learner.begin_phase(config.warm_start.optimizer, config.warm_start.num_steps)
         if self._checkpoint is not None:
             self._restore(self._checkpoint)
         self._started = True
         self.tracker.announce(f"Learner: {config.learner.num_workers} rank(s) on {config.learner.device}.")
 
-    def _make_crews(self, model_path: str) -> None:
+    def _make_services(self, model_path: str) -> None:
         config, workload = self.config, self.workload
-        self.crew = Crew(config, workload, model_path, self._store)
-        self._crews.append(self.crew)
-        crew, pinned = self.crew, None
+        self.service = rollout_service(config, config.server, workload, model_path, self._store)
+        self._services.append(self.service)
+        service, pinned = self.service, None
         if config.evaluation.num_replicas:
             pinned = WeightStore.options(**beside_driver()).remote()  # type: ignore[attr-defined]
-            crew = Crew(evaluation_config(config), workload, model_path, pinned)
-            self._crews.append(crew)
-        self.evaluator = Evaluator(config, workload, crew, self._store, pinned)
-        self.probe = LogprobProbe(self.crew.sample, config.rollout.temperature)
+            service = rollout_service(config, evaluation_server(config), workload, model_path, pinned)
+            self._services.append(service)
+        self.evaluator = Evaluator(config, workload, service, self._store, pinned)
+        self.probe = LogprobProbe(self.service.sample, config.rollout.temperature)
         make_requests = partial(
             group_requests, config, workload.train_dataset, self.algorithm.uses_greedy_baseline
         )
         num_slots = (config.rollout.max_staleness + 1) * config.rollout.groups_per_step
-        self.feed = GroupScheduler(self.crew.stream, make_requests, num_slots, self.progress.num_groups)
+        self.feed = GroupScheduler(self.service.stream, make_requests, num_slots, self.progress.num_groups)
 
-    def _start_crews(self) -> None:
-        if len(self._crews) > 1:  # their threads would both start Serve, and one of them fail
+    def _start_services(self) -> None:
+        if len(self._services) > 1:  # their threads would both start Serve, and one of them fail
             start_serve(self.config.server)
-        for crew in self._crews:
-            crew.start_in_background()
+        for service in self._services:
+            service.start_in_background(self.config.fleet.num_actors)
 
     def _restore(self, checkpoint: Path) -> None:
         not_restored = self.learner.load(str(checkpoint))
@@ -164,8 +166,8 @@ class Run:
             elif ray.is_initialized():
                 if self._learner is not None:
                     ending.callback(self._learner.close)
-                for crew in self._crews:
-                    ending.callback(crew.stop)
+                for service in self._services:
+                    ending.callback(service.stop)
 
     # -- what the loop asks for ----------------------------------------------------------------------
 
@@ -177,19 +179,19 @@ class Run:
 
     def check_serving(self) -> None:
         """Raise what kept a server or a fleet from starting, if anything has."""
-        for crew in self._crews:
-            crew.check()
+        for service in self._services:
+            service.check()
 
     def begin_rollouts(self) -> None:
         """Wait until rollouts can be requested, and request the first ones, or those that were under way."""
-        if not self.crew.is_up:
+        if not self.service.is_up:
             self.tracker.announce("Waiting for the policy server.")
-        while not self.crew.wait_until_up(REMIND_SECONDS):
+        while not self.service.wait_until_up(REMIND_SECONDS):
             self.tracker.announce(
                 "Still waiting for it: its replicas load the model, or wait for room (`ray status` shows "
                 "what is free, Serve's logs what keeps them)."
             )
-        self.crew.stream.watch(self.learner.check)
+        self.service.stream.watch(self.learner.check)
         self.tracker.announce(
             f"Policy server: {self.config.server.num_replicas} replica(s); "
             f"{self.config.fleet.num_actors} rollout actors."
@@ -256,12 +258,12 @@ class Run:
 
     def ask_utilization(self) -> None:
         """Ask how busy fleet and engines are; not when they have just been given work, which comes first."""
-        self._asked = self.crew.ask_status()
+        self._asked = self.service.ask_status()
 
     def utilization(self) -> dict[str, float]:
         """How idle they were between the last two questions; nothing while Ray starts an actor anew."""
         try:
-            return self._utilization.since_last(*self.crew.status(self._asked))
+            return self._utilization.since_last(*self.service.status(self._asked))
         except ActorUnavailableError:
             self._utilization = Utilization()
             return {}
@@ -335,6 +337,31 @@ class Run:
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(temporary, folder)
         return str(folder)
+
+
+def rollout_service(
+    config: TrainConfig,
+    server: ServerConfig,
+    workload: Workload,
+    model_path: str,
+    store: ray.actor.ActorHandle,
+) -> RolloutService:
+    """A rollout service with a policy server of its own, whose engines follow ``store``."""
+    app = PolicyApp(f"policy-{uuid.uuid4().hex[:8]}", model_path, server, store)
+    make_sampler = partial(ServeSampler, app.name, model_path, config.model.chat_template_kwargs)
+    return RolloutService(workload.pair, make_sampler, rollout_limits(config.rollout), config.fleet, app)
+
+
+def rollout_limits(rollout: RolloutConfig) -> RolloutLimits:
+    """The limits of one trajectory."""
+    return RolloutLimits(
+        max_steps=rollout.max_steps,
+        max_prompt_tokens=rollout.max_prompt_tokens,
+        max_response_tokens=rollout.max_response_tokens,
+        max_turn_tokens=rollout.max_turn_tokens,
+        overlong_filter=rollout.overlong_filter,
+        timeout_seconds=rollout.timeout_seconds,
+    )
 
 
 def _rollout_ids(groups: Sequence[TrajectoryGroup]) -> list[str]:

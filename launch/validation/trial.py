@@ -10,7 +10,7 @@ from typing import Any
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, owned_by, run_rollout
 from actors.sampling.backends import check_calls
 from environments.errors import EnvironmentFailure
-from launch.process.background import in_background
+from actors.ray_tools.background import in_background
 from launch.workload import Workload
 from policies.sampler import SampleRequest, ScriptedSampler
 

@@ -13,7 +13,7 @@ from actors.rollouts.rollout import RolloutRequest
 from environments import BaseEnv, Dataset
 from environments.types import Trajectory, TrajectoryGroup
 from launch.config import TrainConfig
-from launch.training.evaluator import Evaluator, evaluation_config
+from launch.training.evaluator import Evaluator, evaluation_server
 from launch.workload import Workload
 from policies.agents.base import BaseAgent
 
@@ -21,7 +21,7 @@ TASKS = Dataset([{"question": str(index)} for index in range(3)])
 WORKLOAD = Workload(agent_class=BaseAgent, env_class=BaseEnv, train_dataset=TASKS, val_dataset=TASKS)
 
 
-class FakeCrew:
+class FakeService:
     """Plays what is ordered once ``free`` is set; it is its own stream."""
 
     def __init__(self, error: Exception | None = None) -> None:
@@ -50,29 +50,29 @@ def stores(ray_cluster: None) -> tuple[Any, Any]:
 
 
 def test_between_updates_an_evaluation_is_finished_when_it_has_begun() -> None:
-    crew = FakeCrew()
-    crew.free.set()
-    evaluator = Evaluator(TrainConfig(), WORKLOAD, crew, None, None)
+    service = FakeService()
+    service.free.set()
+    evaluator = Evaluator(TrainConfig(), WORKLOAD, service, None, None)
     evaluator.begin(step=4, version=5)
     evaluation = evaluator.collect(wait=False)
     assert evaluation is not None and evaluation.step == 4
     assert [group.task for group in evaluation.groups] == list(TASKS)
-    assert {request.min_version for request in crew.requests} == {5}
+    assert {request.min_version for request in service.requests} == {5}
     assert evaluator.collect(wait=True) is None, "an evaluation is reported once"
 
 
 @pytest.mark.engine
 def test_during_updates_the_version_that_is_measured_stays(stores: tuple[Any, Any]) -> None:
     newest, pinned = stores
-    crew = FakeCrew()
-    evaluator = Evaluator(TrainConfig(), WORKLOAD, crew, newest, pinned)
+    service = FakeService()
+    evaluator = Evaluator(TrainConfig(), WORKLOAD, service, newest, pinned)
     ray.get(newest.publish.remote(5, "weights of version 5"))
     evaluator.begin(step=4, version=5)
     ray.get(newest.publish.remote(6, "weights of version 6"))
     assert evaluator.collect(wait=False) is None, "training goes on"
     measured = ray.get(pinned.newest.remote())
     assert (measured.version, ray.get(measured.buckets)) == (5, ["weights of version 5"])
-    crew.free.set()
+    service.free.set()
     evaluation = evaluator.collect(wait=True)
     assert evaluation is not None and (evaluation.step, len(evaluation.groups)) == (4, 3)
 
@@ -80,20 +80,20 @@ def test_during_updates_the_version_that_is_measured_stays(stores: tuple[Any, An
 @pytest.mark.engine
 def test_a_version_is_evaluated_again_where_nothing_was_learned_since(stores: tuple[Any, Any]) -> None:
     newest, pinned = stores
-    crew = FakeCrew()
-    crew.free.set()
-    evaluator = Evaluator(TrainConfig(), WORKLOAD, crew, newest, pinned)
+    service = FakeService()
+    service.free.set()
+    evaluator = Evaluator(TrainConfig(), WORKLOAD, service, newest, pinned)
     ray.get(newest.publish.remote(5, "weights of version 5"))
     for step in (4, 5):
         evaluator.begin(step, version=5)
         evaluation = evaluator.collect(wait=True)
         assert evaluation is not None and evaluation.step == step
-    assert {request.min_version for request in crew.requests} == {5}
+    assert {request.min_version for request in service.requests} == {5}
 
 
 @pytest.mark.engine
 def test_what_ends_an_evaluation_reaches_the_loop(stores: tuple[Any, Any]) -> None:
-    evaluator = Evaluator(TrainConfig(), WORKLOAD, FakeCrew(RuntimeError("no engine")), *stores)
+    evaluator = Evaluator(TrainConfig(), WORKLOAD, FakeService(RuntimeError("no engine")), *stores)
     evaluator.begin(step=0, version=0)
     with pytest.raises(RuntimeError, match="no engine"):
         evaluator.collect(wait=True)
@@ -102,6 +102,6 @@ def test_what_ends_an_evaluation_reaches_the_loop(stores: tuple[Any, Any]) -> No
 def test_engines_that_only_evaluate_take_no_address_of_their_own() -> None:
     config = TrainConfig()
     config.server.http_port, config.evaluation.num_replicas = 8000, 2
-    changed = evaluation_config(config)
-    assert (changed.server.num_replicas, changed.server.http_port) == (2, None)
+    changed = evaluation_server(config)
+    assert (changed.num_replicas, changed.http_port) == (2, None)
     assert config.server.http_port == 8000

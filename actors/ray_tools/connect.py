@@ -1,0 +1,48 @@
+"""Joins this process to Ray, or starts a cluster for it: the one ``ray.init`` of the project."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from actors.ray_tools.address import check_answers, unreachable
+from actors.settings import RAYLET_ENVIRONMENT, shows_worker_logs
+
+
+def connect(num_cpus: int, worker_environment: Mapping[str, str] | None = None) -> bool:
+    """Connect this process to Ray and return whether a cluster was started here, and so may be stopped here.
+
+    A cluster is found as Ray does it: by ``RAY_ADDRESS``, inside a job, or by ``ray start`` on this
+    machine; one that another program started for itself is left alone. Does nothing in a process that is
+    connected.
+
+    Args:
+        num_cpus: CPUs that a cluster counts if it is started here.
+        worker_environment: variables for the actors' processes, unless this process has them already.
+
+    Raises:
+        ConfigError: the cluster does not answer.
+    """
+    if ray.is_initialized():
+        return False
+    check_answers()
+    os.environ.update(RAYLET_ENVIRONMENT)
+    options: dict[str, Any] = {"log_to_driver": shows_worker_logs(), "logging_level": logging.ERROR}
+    if worker_environment is not None:  # Ray accepts no variable that a job has set itself
+        missing = {name: value for name, value in worker_environment.items() if name not in os.environ}
+        options["runtime_env"] = {"env_vars": missing}
+    try:
+        try:
+            ray.init(num_cpus=num_cpus, include_dashboard=False, **options)
+            return True
+        except ValueError as error:
+            if "existing cluster" not in str(error):  # its CPUs are not ours to set; Ray has no other sign
+                raise
+            ray.init(**options)
+            return False
+    except ConnectionError as error:
+        raise unreachable(error) from error

@@ -1,0 +1,166 @@
+"""The rollout service: the actors that turn rollout requests into trajectories, wired together.
+
+Trainings, their evaluations and ``AgentExecutionEngine`` have one each. This is the one place that starts a
+sampling actor, a stream and a fleet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from actors.ray_tools.background import in_background
+from actors.ray_tools.get_soon import answers
+from actors.ray_tools.placement import beside_driver
+from actors.rollouts.fleet import FleetStatus, RolloutFleet, actor_options, check_room
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.stream import TrajectoryStream
+from actors.sampling.request_queue import QueueStatus
+from actors.sampling.sampler_actor import SamplerActor
+from actors.settings import FleetConfig
+from environments.errors import SamplerError
+from policies.sampler import Sampler, TokenRequest
+
+if TYPE_CHECKING:  # Ray Serve is not needed where an outside server is sampled
+    from actors.serving.policy_server import PolicyApp
+
+STREAM_CAPACITY = 1024
+"""Trajectories that wait for their consumer before the fleet waits for it."""
+
+
+class RolloutService:
+    """A sampling actor, a stream and a fleet, and the policy server that they sample if it belongs to them.
+
+    Args:
+        pair: what the rollout actors play.
+        make_sampler: makes the sampler, in the sampling actor's process.
+        limits: of one trajectory.
+        fleet: settings of the rollout actors. How many there are, ``start`` says.
+        server: the policy server that starts and ends with this service; ``None`` if another program has it.
+
+    Raises:
+        ConfigError: no node of the cluster has what the environment needs.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        make_sampler: Callable[[], Sampler],
+        limits: RolloutLimits,
+        fleet: FleetConfig,
+        server: PolicyApp | None = None,
+    ) -> None:
+        check_room(actor_options(pair, fleet))
+        self.stream = TrajectoryStream(STREAM_CAPACITY)
+        self._pair, self._make_sampler, self._limits, self._fleet_settings = pair, make_sampler, limits, fleet
+        self._server = server
+        self._num_actors = 0
+        self._fleet: ray.actor.ActorHandle | None = None
+        self._sampler: ray.actor.ActorHandle | None = None
+        self._started = Future[None]()
+
+    # -- start and end -------------------------------------------------------------------------------
+
+    def start_actors(self, num_actors: int) -> None:
+        """Have at least ``num_actors`` rollout actors, up or on their way."""
+        if self._fleet is None:
+            self._sampler = SamplerActor.options(**beside_driver()).remote(  # type: ignore[attr-defined]
+                self._make_sampler
+            )
+            self._fleet = RolloutFleet.options(**beside_driver()).remote(  # type: ignore[attr-defined]
+                self._pair, self._sampler, self.stream.queue, self._limits, self._fleet_settings
+            )
+            self.stream.connect(self._fleet)
+        if num_actors > self._num_actors:
+            ray.get(self._fleet.resize.remote(num_actors))
+            self._num_actors = num_actors
+
+    def start(self, num_actors: int) -> None:
+        """Start everything, and return when rollouts can be requested. A second call only adds actors.
+
+        Raises:
+            SamplerError: the policy server did not start, or there is nothing to sample.
+        """
+        self.start_actors(num_actors)  # they start while the engines load
+        if self._server is not None:
+            self._server.start()
+        self._open_sampler()
+
+    def start_in_background(self, num_actors: int) -> None:
+        """``start`` in a thread; ``wait_until_up`` waits for it."""
+        self._started = in_background(partial(self.start, num_actors), "rollout service")
+
+    def _open_sampler(self) -> None:
+        try:
+            ray.get(self._sampling.open.remote())
+        except RayTaskError as error:  # Ray's wrapper around the error of the sampler
+            raise error.cause from None
+        except RayActorError as error:
+            raise SamplerError(f"The sampler did not start: {error}") from error
+
+    @property
+    def is_up(self) -> bool:
+        """Whether rollouts can be requested."""
+        return self._started.done() and self._started.exception() is None
+
+    def check(self) -> None:
+        """Raise the error that has kept the service from starting, if there was one."""
+        if self._started.done():
+            self._started.result()
+
+    def wait_until_up(self, seconds: float | None = None) -> bool:
+        """Return when rollouts can be requested, or after ``seconds``; and whether they can.
+
+        Raises:
+            The error that has kept the service from starting.
+        """
+        wait([self._started], seconds)
+        self.check()
+        return self.is_up
+
+    def stop(self) -> None:
+        """End all that was started here."""
+        with ExitStack() as ending:
+            ending.callback(self.stream.close)
+            if self._sampler is not None:
+                ending.callback(ray.kill, self._sampler)
+            if self._server is not None:
+                ending.callback(self._server.stop)
+            if self._fleet is not None:
+                ending.callback(ray.kill, self._fleet)  # Ray ends the rollout actors with their fleet
+
+    # -- work ----------------------------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[RolloutRequest]) -> None:
+        """Have ``requests`` rolled out; ``stream.trajectories`` yields them as they end."""
+        answers([self._playing.submit.remote(list(requests))], "The fleet")
+
+    def sample(self, request: TokenRequest) -> ray.ObjectRef:
+        """Ask for one completion outside any rollout; the reference is to a ``TokenOutput``."""
+        return self._sampling.sample_tokens.remote(request)
+
+    def ask_status(self) -> list[ray.ObjectRef]:
+        """Ask fleet and engines for their counts; ``status`` waits for the answers."""
+        return [self._playing.status.remote(), self._sampling.status.remote()]
+
+    @staticmethod
+    def status(asked: list[ray.ObjectRef]) -> tuple[FleetStatus, QueueStatus]:
+        """The counts of the fleet and of the engines at the time when they were asked."""
+        fleet, queue = answers(asked, "Fleet or sampling actor")
+        return fleet, queue
+
+    @property
+    def _playing(self) -> Any:
+        assert self._fleet is not None, "start() comes first"
+        return self._fleet
+
+    @property
+    def _sampling(self) -> Any:
+        assert self._sampler is not None, "start() comes first"
+        return self._sampler
