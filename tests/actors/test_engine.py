@@ -587,10 +587,10 @@ def test_what_breaks_while_actors_are_at_work_ends_them(monkeypatch: pytest.Monk
     ended: list[str] = []
     monkeypatch.setattr(engine, "close", lambda: ended.append("the actors"))
 
-    def start(num_actors: int) -> None:
+    def service() -> None:
         raise SamplerError("Nobody is there.")
 
-    monkeypatch.setattr(engine, "_start", start)
+    monkeypatch.setattr(engine, "_running_service", service)
     with pytest.raises(SamplerError):
         play(engine, [{"question": "a"}])
     assert ended == ["the actors"]
@@ -626,10 +626,10 @@ def test_what_the_actors_log_is_shown_on_request(
     def init(**options: Any) -> None:
         raise ConnectionError(f"log_to_driver={options['log_to_driver']}")
 
-    monkeypatch.setattr("actors.engine.RAYLET_ENVIRONMENT", {})
+    monkeypatch.setattr("actors.ray_tools.connect.RAYLET_ENVIRONMENT", {})
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
-    with pytest.raises(ConnectionError, match=f"log_to_driver={shown}"):
+    with pytest.raises(ConfigError, match=f"log_to_driver={shown}"):
         make_engine().start()
 
 

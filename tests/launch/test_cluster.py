@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.ray_tools import address
+from actors.ray_tools import address, connect
 from environments.errors import ConfigError
 from launch.config import compose
 from launch.process import cluster
@@ -66,7 +66,7 @@ def test_a_cluster_that_is_gone_is_named_at_once(monkeypatch: pytest.MonkeyPatch
 def test_what_others_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose(["learner.num_workers=2", "server.num_replicas=2", "server.engine.num_gpus=1"])
     free = {"CPU": 64.0, "GPU": 2.0}
-    monkeypatch.setattr(cluster.ray, "available_resources", lambda: free)
+    monkeypatch.setattr(connect.ray, "available_resources", lambda: free)
     assert cluster.shortage(config) is None
     free["GPU"] = 1.0
     assert "2 Ray GPUs, of which 1 are free, and waits" in str(cluster.shortage(config))
@@ -81,9 +81,9 @@ def test_only_a_cluster_that_is_there_already_is_joined(monkeypatch: pytest.Monk
         calls.append(options)
         raise ValueError("Ray component metrics_export is trying to use a port number that is used")
 
-    monkeypatch.setattr(cluster, "RAYLET_ENVIRONMENT", {})  # which would stay in the environment of all tests
-    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(cluster.ray, "init", refuse)
+    monkeypatch.setattr(connect, "RAYLET_ENVIRONMENT", {})  # which would stay in the environment of all tests
+    monkeypatch.setattr(connect.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(connect.ray, "init", refuse)
 
     with pytest.raises(ValueError, match="port number"):
         cluster.connect()
