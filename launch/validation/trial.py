@@ -7,10 +7,10 @@ import logging
 from functools import partial
 from typing import Any
 
+from actors.ray_tools.background import in_background
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, owned_by, run_rollout
 from actors.sampling.backends import check_calls
 from environments.errors import EnvironmentFailure
-from actors.ray_tools.background import in_background
 from launch.workload import Workload
 from policies.sampler import SampleRequest, ScriptedSampler
 
