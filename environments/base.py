@@ -97,6 +97,16 @@ class BaseEnv(ABC):
         """Judge the whole episode after its last step; ``None`` leaves that step's reward as it is."""
         return None
 
+    def compute_metrics(self) -> Mapping[str, float]:
+        """Numbers of this episode besides its reward, by name, such as ``{"called": 1.0}``.
+
+        Asked once, when the rollout is over, whatever has ended it; a rollout that failed has none. They
+        arrive in ``Trajectory.metrics``, and a training run reports the mean of each as ``rollout/<name>``
+        and ``eval/<name>``: over the trajectories that have the name. So a number that does not apply is
+        left out, and the mean of ``success_when_called`` is the success of those that have called.
+        """
+        return {}
+
     def close(self) -> None:  # noqa: B027  (optional on purpose)
         """Free what the environment holds.
 

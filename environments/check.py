@@ -22,6 +22,7 @@ from environments.contract import (
     final_reward_faults,
     json_doubts,
     kind_of,
+    metrics_faults,
     observation_doubts,
     opening_doubts,
     reset_faults,
@@ -108,9 +109,9 @@ def check_environment(
 ) -> Report:
     """Use an environment as rollouts do, and tell what is wrong with it.
 
-    Checked are the class and ``from_dict``, what ``reset``, ``step`` and ``compute_final_reward`` return, a
-    second episode, a second environment (the same task and seed should give the same), ``close``, and
-    pickling, which is the way to another process.
+    Checked are the class and ``from_dict``, what ``reset``, ``step``, ``compute_final_reward`` and
+    ``compute_metrics`` return, a second episode, a second environment (the same task and seed should give
+    the same), ``close``, and pickling, which is the way to another process.
     Nothing that the environment raises gets out of here.
 
     Args:
@@ -219,6 +220,7 @@ class _Probe:
             heard.append(f"step({action!r}) with {_comparable([observation, float(reward), bool(done)])}")
         final = self._caller.call("compute_final_reward()", self._env.compute_final_reward)
         self._refuse(final_reward_faults(final))
+        self._refuse(metrics_faults(self._caller.call("compute_metrics()", self._env.compute_metrics)))
         return heard
 
     def close(self) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import re
 import textwrap
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -50,6 +52,29 @@ def final_reward_faults(reward: Any) -> list[str]:
     """What is wrong with the answer of ``compute_final_reward``: it has to be a reward or None."""
     method = "compute_final_reward()"
     return async_faults(method, reward) or ([] if reward is None else _reward_faults(method, reward))
+
+
+def metrics_faults(metrics: Any) -> list[str]:
+    """What is wrong with the answer of ``compute_metrics``: it has to hold finite numbers by name."""
+    method = "compute_metrics()"
+    if faults := async_faults(method, metrics):
+        return faults
+    if not isinstance(metrics, Mapping):
+        return [f"{method} returned {kind_of(metrics)}: it has to be a dict of numbers by name."]
+    names = [name for name in metrics if not (isinstance(name, str) and re.fullmatch(r"\w+", name))]
+    values = {name: value for name, value in metrics.items() if not _is_finite_number(value)}
+    return [
+        f"{method} names a metric {name!r}: use letters, digits and underscores, such as 'num_calls'."
+        for name in names
+    ] + [
+        f"{method} returned {kind_of(value)} as {name!r}: it has to be a finite number. Leave it out where "
+        "it does not apply."
+        for name, value in values.items()
+    ]
+
+
+def _is_finite_number(value: Any) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 def async_faults(method: str, result: Any) -> list[str]:

@@ -26,6 +26,9 @@ class ToolEnvironment(BaseEnv):
     cannot be run, for whatever reason, is answered by ``"Error: ..."`` under its id. If the action of
     step ``max_steps`` is still no answer, the episode ends with reward 0 and the calls are not run:
     nobody would read the results, and judging the calls as if they were an answer could only mislead.
+
+    Metrics: ``called`` is 1 if any tool was run, else 0. ``success_when_called`` is there only where one was:
+    1 if the episode's answer got a reward above 0.
     """
 
     def __init__(
@@ -46,9 +49,12 @@ class ToolEnvironment(BaseEnv):
         self.reward_fn = required_reward_fn(reward_fn, self)
         self.max_steps = max_steps
         self.step_count = 0
+        self._called = False
+        self._succeeded = False
 
     def reset(self) -> tuple[Task, dict[str, Any]]:
         self.step_count = 0
+        self._called = self._succeeded = False
         return self.task, {}
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
@@ -65,6 +71,7 @@ class ToolEnvironment(BaseEnv):
         answer = action if isinstance(action, str) else _answer(calls)
         if answer is not None:
             verdict = judge(self.reward_fn, self.task, answer)
+            self._succeeded = verdict.reward > 0
             return {}, verdict.reward, True, {"response": answer, "metadata": verdict.metadata}
         if self.step_count >= self.max_steps:
             metadata = {"error": f"No answer within max_steps={self.max_steps}."}
@@ -73,6 +80,10 @@ class ToolEnvironment(BaseEnv):
         for call_id, call in calls:
             outputs[_free_id(call_id, outputs)] = self._run(call).to_string()
         return {"tool_outputs": outputs}, 0.0, False, {"response": action, "metadata": {}}
+
+    def compute_metrics(self) -> dict[str, float]:
+        called = {"called": float(self._called)}
+        return called | {"success_when_called": float(self._succeeded)} if self._called else called
 
     @classmethod
     def from_dict(cls, info: dict[str, Any]) -> Self:
@@ -88,6 +99,7 @@ class ToolEnvironment(BaseEnv):
         if call.name not in self.tools:
             known = ", ".join(self.tools) or "none"
             return ToolOutput(call.name, error=f"unknown tool {call.name!r}, known: {known}.")
+        self._called = True
         return self.tools[call.name](**call.arguments)
 
 

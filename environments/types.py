@@ -145,6 +145,8 @@ class Trajectory:
     error: str | None = None
     """What failed, with the traceback of the user's code. Also set where only ``close`` has failed, and
     where not even the first prompt fits."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What ``BaseEnv.compute_metrics`` said of the episode."""
     masked: bool = False
     """Not to be trained on: a limit has ended it, and ``overlong_filter`` is set."""
     seconds: float = 0.0

@@ -15,6 +15,7 @@ from environments.pass_at_k import compute_pass_at_k
 from environments.types import Trajectory
 from launch.command import run_command
 from launch.config import TrainConfig
+from launch.reporting.metrics import environment_metrics
 from launch.run_folder.model_paths import model_folder
 from launch.validation.settings import check_settings
 from launch.workload import Workload, load_workload
@@ -109,7 +110,7 @@ def roll_out(
 
 
 def report(trajectories: Sequence[Trajectory]) -> None:
-    """Print success, the pass@k table and how the rollouts ended.
+    """Print success, the environment's metrics, the pass@k table and how the rollouts ended.
 
     Raises:
         TroupeError: every rollout failed, so nothing was measured.
@@ -123,6 +124,9 @@ def report(trajectories: Sequence[Trajectory]) -> None:
         f"success {correct / len(trajectories):.3f} ({correct} of {len(trajectories)} rollouts), "
         f"mean reward {mean:.3f}\n"
     )
+    for name, value in environment_metrics(trajectories).items():
+        number = sum(name in each.metrics for each in trajectories)
+        sys.stdout.write(f"{name} {value:.3f} (mean of {number} rollouts)\n")
     compute_pass_at_k(trajectories)
     reasons = Counter(str(each.termination_reason) for each in trajectories)
     ended = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from environments.base import BaseEnv
-from environments.contract import final_reward_faults, reset_faults, step_faults
+from environments.contract import final_reward_faults, metrics_faults, reset_faults, step_faults
 from environments.errors import AgentError, EnvironmentFailure, PromptTooLongError, TroupeError
 from environments.types import Action, Completion, Step, TerminationReason, Trajectory
 from policies.agents.base import BaseAgent
@@ -142,6 +142,8 @@ def run_rollout(
     if trajectory.steps and not trajectory.masked:
         with in_env("compute_final_reward"):
             judge_episode(env, trajectory)
+    with in_env("compute_metrics"):
+        trajectory.metrics = episode_metrics(env)
     return trajectory
 
 
@@ -191,6 +193,13 @@ def judge_episode(env: BaseEnv, trajectory: Trajectory) -> None:
     if final is not None:
         trajectory.steps[-1].reward = float(final)
         trajectory.reward = sum(step.reward for step in trajectory.steps)
+
+
+def episode_metrics(env: BaseEnv) -> dict[str, float]:
+    """The environment's numbers of the episode, as floats. Raises ``EnvironmentFailure`` for others."""
+    metrics = env.compute_metrics()
+    _check_values(env, metrics_faults(metrics))
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def _check_values(env: BaseEnv, faults: list[str]) -> None:

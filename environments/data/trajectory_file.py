@@ -17,7 +17,7 @@ from environments.types import Completion, Step, TerminationReason, Trajectory
 Json = dict[str, Any]
 
 _BEGINNING = b'{"evaluation": '
-_TRAJECTORY_FIELDS = {each.name for each in fields(Trajectory)}
+_TRAJECTORY_FIELDS = {each.name for each in fields(Trajectory)} - {"metrics"}
 _STEP_FIELDS = {each.name for each in fields(Step)}
 
 
@@ -131,6 +131,7 @@ def _lines(path: Path) -> Iterator[Json]:
 def _index_and_trajectory(path: Path, line: Json) -> tuple[int, Trajectory]:
     try:
         values = {name: line[name] for name in _TRAJECTORY_FIELDS}
+        values["metrics"] = line.get("metrics", {})  # which files of earlier versions do not have
         index = int(line["index"])
         values["steps"] = [_step(step) for step in line["steps"]]
         if values["termination_reason"] is not None:

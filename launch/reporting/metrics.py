@@ -1,4 +1,4 @@
-"""What the numbers of a run mean: pure functions from what was rolled out and learnt to named metrics."""
+"""The metrics of a run, by name: pure functions of its rollouts and of its learner's results."""
 
 from __future__ import annotations
 
@@ -6,26 +6,57 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from environments.errors import ConfigError
 from environments.pass_at_k import pass_at_k
 from environments.types import Completion, TerminationReason, Trajectory, TrajectoryGroup
 from policies.learning.samples import TrainingSample
 
 FRESH_MISMATCH = "learn/fresh_logprob_diff_mean"
 LEARNER_STAGES = ("time/score", "time/learn", "time/publish", "time/checkpoint")
-"""What the learner has a part in."""
+"""The stages in which the learner works."""
 UNTRAINED = ("failed", "timeout", "masked")
-"""Why nothing is learnt from a member of a group that is trained on."""
+"""Reasons why a member of a group is left out when the group is trained on."""
 
 
 # -- rollouts ------------------------------------------------------------------------------------------
 
 
 def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """``rollout/``: rewards, pass@k, lengths and endings of the trajectories.
+    """``rollout/``: rewards, pass@k, lengths and endings of the trajectories, and the environment's metrics.
 
     ``prompt_tokens`` is the length of a trajectory's first prompt, ``response_tokens`` the most tokens that
     it held after it, as in ``rollout.max_prompt_tokens`` and ``rollout.max_response_tokens``.
+
+    Raises:
+        ConfigError: an environment has given one of its metrics the name of a metric that every run has.
     """
+    trajectories = _members(groups)
+    metrics = _standard_metrics(groups)
+    named = environment_metrics(trajectories)
+    if taken := sorted(name for name in named if is_standard(f"rollout/{name}")):
+        raise ConfigError(
+            f"compute_metrics() of the environment names a metric {taken[0]!r}, which every run reports "
+            "already: choose another name."
+        )
+    return metrics | {f"rollout/{name}": value for name, value in named.items()}
+
+
+def environment_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The mean of each metric that the environments have named, over the trajectories that have it."""
+    values: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for name, value in trajectory.metrics.items():
+            values.setdefault(name, []).append(value)
+    return {name: _mean(values[name]) for name in sorted(values)}
+
+
+def is_standard(name: str) -> bool:
+    """Whether a metric ``rollout/...`` is one of every run, and no environment's own."""
+    taken = {*_standard_metrics([]), "rollout/num_tasks"}
+    return name.startswith("rollout/pass_at_") or name in taken
+
+
+def _standard_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     trajectories = _members(groups)
     played = [completions for each in trajectories if (completions := each.completions)]
     reasons = Counter(each.termination_reason for each in trajectories)
@@ -46,7 +77,7 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
 
 
 def evaluation_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """``eval/``: the same of held-out tasks, and how many there were."""
+    """``eval/``: the same for held-out tasks, and the number of tasks."""
     metrics = {name.replace("rollout/", "eval/"): value for name, value in rollout_metrics(groups).items()}
     return metrics | {"eval/num_tasks": len(groups)}
 
@@ -73,7 +104,7 @@ def _response_tokens(completions: Sequence[Completion]) -> int:
 
 
 def staleness(groups: Sequence[TrajectoryGroup], version: int) -> list[int]:
-    """Of each trajectory: how many versions the oldest of its tokens is behind ``version``.
+    """The staleness of each trajectory: by how many versions its oldest token is behind ``version``.
 
     Trajectories without a sampled token have none and are left out.
     """
@@ -83,7 +114,7 @@ def staleness(groups: Sequence[TrajectoryGroup], version: int) -> list[int]:
 def staleness_metrics(
     groups: Sequence[TrajectoryGroup], version: int, max_staleness: int
 ) -> dict[str, float]:
-    """``stream/``: how old ``groups`` are when they are consumed by a learner that has ``version``.
+    """``stream/``: how old ``groups`` are when a learner that has ``version`` consumes them.
 
     ``staleness_<n>`` is the share of the trajectories that are n versions old; the shares add up to 1. A
     ``version_span`` is the newest minus the oldest version of a trajectory's tokens.
@@ -104,14 +135,15 @@ def staleness_metrics(
 def token_metrics(
     trained: Sequence[TrajectoryGroup], dropped: Mapping[str, Sequence[TrajectoryGroup]]
 ) -> dict[str, float]:
-    """``stream/``: what became of the groups and of their sampled tokens.
+    """``stream/``: how many groups and sampled tokens were trained on, and how many were wasted.
 
-    Tokens are wasted that no gradient comes from: those of dropped groups, of members of trained groups that
-    have failed, timed out or are masked, and of greedy baselines.
+    Wasted tokens are those that no gradient comes from: tokens of dropped groups, of members of trained
+    groups that have failed, timed out or are masked, and of greedy baselines.
 
     Args:
         trained: the groups that are trained on.
-        dropped: the others, by the reason. One without groups is reported as 0, so its curve has no gaps.
+        dropped: the other groups, by reason. A reason without groups is reported as 0, so that its curve has
+            no gaps.
     """
     tokens: Counter[str] = Counter()
     for trajectory in _members(trained):
@@ -122,12 +154,13 @@ def token_metrics(
         group.baseline for groups in (trained, *dropped.values()) for group in groups if group.baseline
     )
     wasted = tokens.total() - tokens["trained"]
-    num_silent = len(dropped.get("zero_signal", ()))
+    num_zero_signal = len(dropped.get("zero_signal", ()))
     alike = [group for group in trained if len({each.reward for each in group.trajectories}) <= 1]
     return {
         "stream/groups_trained": len(trained),
         **{f"stream/groups_{reason}": len(groups) for reason, groups in dropped.items()},
-        "stream/zero_signal_fraction": (len(alike) + num_silent) / max(1, len(trained) + num_silent),
+        "stream/zero_signal_fraction": (len(alike) + num_zero_signal)
+        / max(1, len(trained) + num_zero_signal),
         "stream/tokens_trained": tokens["trained"],
         **{f"stream/tokens_{cause}": tokens[cause] for cause in (*UNTRAINED, "baseline", *dropped)},
         "stream/wasted_fraction": wasted / max(1, tokens.total()),
@@ -135,7 +168,7 @@ def token_metrics(
 
 
 def _use(trajectory: Trajectory) -> str:
-    """``trained``, or which of ``UNTRAINED`` keeps ``training_samples`` from making anything of it."""
+    """``trained``, or the reason of ``UNTRAINED`` for which ``training_samples`` leaves it out."""
     if trajectory.failed:
         return "failed"
     if trajectory.termination_reason is TerminationReason.TIMEOUT:
@@ -161,8 +194,8 @@ def _versions(groups: Sequence[TrajectoryGroup]) -> list[set[int]]:
 
 
 def time_metrics(stages: Mapping[str, float], step_seconds: float) -> dict[str, float]:
-    """``time/``: the seconds of each stage and of the whole step, and the share in which the learner did
-    nothing: it waited for rollouts, an evaluation or the driver.
+    """``time/``: the seconds of each stage and of the whole step, and the share of them in which the learner
+    was idle: it waited for rollouts, an evaluation or the driver.
 
     Args:
         stages: seconds by name, such as ``time/learn``.
@@ -190,8 +223,8 @@ def idle_share(busy_before: float, busy_after: float, wall_seconds: float, num_w
 def mismatch_metrics(samples: Iterable[TrainingSample], version: int) -> dict[str, float]:
     """``learn/fresh_logprob_diff_*``: how far engine and learner are apart on the same weights.
 
-    What older weights have sampled is left out: there the difference is what was learnt since, and no fault.
-    Nothing is reported where nothing is left, and with few tokens the mean varies.
+    Tokens that older weights have sampled are left out: there the difference is what was learned since, and
+    no fault. Without any token left nothing is reported, and with few tokens the mean varies.
 
     Args:
         samples: with the learner's own ``old_logprobs``, taken under ``version``; others are left out.
@@ -212,10 +245,10 @@ def mismatch_metrics(samples: Iterable[TrainingSample], version: int) -> dict[st
 
 
 def mismatch_alarm(metrics: Mapping[str, float], threshold: float) -> str | None:
-    """What to say if engine and learner disagree by more than ``threshold`` on what the engine has sampled.
+    """The text of an alarm if engine and learner disagree by more than ``threshold`` on the sampled tokens.
 
     Args:
-        metrics: with those of ``mismatch_metrics``; without them there is nothing to say.
+        metrics: with those of ``mismatch_metrics``; without them there is no alarm.
         threshold: mean difference of log-probabilities, in nats per token.
     """
     difference = metrics.get(FRESH_MISMATCH, 0.0)

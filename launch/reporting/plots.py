@@ -1,4 +1,4 @@
-"""The pictures of a run: what it learnt, and where its time went."""
+"""The plots of a run, which ``Tracker`` draws at its end: what was learned, and where the time went."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from launch.reporting.metrics import is_standard
 
 Records = Sequence[dict[str, Any]]
 
@@ -17,37 +19,49 @@ STAGES = {
     "time/checkpoint": "#8c6bb1",
     "time/evaluate": "#5aa469",
 }
-"""What the seconds of a step are spent on, from the bottom of the picture, and the colours."""
+"""What the seconds of an update are spent on, from the bottom of the plot upward, with the colours."""
 OTHER = "#ececec"
 STALE = "#c44e52"
 MAX_COLUMNS = 150
 
 
-def draw_curve(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Plot reward in training (line) and success on held-out tasks (dots) over the updates of ``runs``."""
+def draw_curve(records: Records, path: Path) -> None:
+    """Plot reward in training (line) and success on held-out tasks (dots) over the updates of a run.
+
+    Metrics that the environment names are drawn below it in the same way.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for name, records in runs.items():
-        (line,) = axes.plot(*_series(records, "rollout/reward_mean"), label=name, alpha=0.7)
-        tests = _series(records, "eval/reward_mean")
-        axes.plot(*tests, "o", color=line.get_color(), markersize=7)
-    axes.plot([], [], "-", color="gray", label="reward in training")
-    axes.plot([], [], "o", color="gray", label="success on held-out tasks")
-    axes.set(xlabel="policy updates", ylabel="reward", ylim=(0, 1.02))
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", fontsize="small")
+    names = sorted(
+        {
+            name.removeprefix("rollout/")
+            for record in records
+            for name in record
+            if name.startswith("rollout/") and not is_standard(name)
+        }
+    )
+    figure = Figure(figsize=(7, 6 if names else 4), layout="constrained")
+    panels = figure.subplots(2 if names else 1, 1, sharex=True, squeeze=False)[:, 0]
+    for axes, metrics in zip(panels, (["reward_mean"], names), strict=False):
+        for name in metrics:
+            (line,) = axes.plot(*_series(records, f"rollout/{name}"), label=name, alpha=0.7)
+            axes.plot(*_series(records, f"eval/{name}"), "o", color=line.get_color(), markersize=7)
+        axes.plot([], [], "-", color="gray", label="in training")
+        axes.plot([], [], "o", color="gray", label="on held-out tasks")
+        axes.grid(alpha=0.3)
+        axes.legend(loc="lower right", fontsize="small")
+    panels[0].set(ylabel="reward", ylim=(0, 1.02))
+    panels[-1].set_xlabel("policy updates")
     figure.savefig(path, dpi=130)
 
 
 def draw_timeline(records: Records, path: Path) -> None:
-    """Plot what each update's seconds were spent on, one stage upon the other, and below it staleness.
+    """Plot the seconds of each update, one stage stacked upon the other, and below them the staleness.
 
-    Of a run with many updates, a column stands for several of them.
+    In a run with many updates, one column stands for several of them.
 
     Args:
-        records: of one run; those with ``time/step`` count, and there has to be one.
+        records: of one run. Records without ``time/step`` are ignored; at least one must have it.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

@@ -1,4 +1,4 @@
-"""What a run tells: a line per step, a JSON-lines file, TensorBoard, and two pictures at the end."""
+"""Reports a run's progress: a line per update, a JSON-lines file, TensorBoard, and two plots at the end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Tracker:
     Args:
         directory: the run's folder.
         num_steps: policy updates of the whole run, for the progress bar.
-        last_step: what was recorded after it is dropped: a resumed run records it again.
+        last_step: the step from which the run goes on. Records of later steps are dropped, since the run
+            makes them again.
     """
 
     def __init__(self, directory: Path, num_steps: int, last_step: int = 0) -> None:
@@ -48,16 +49,16 @@ class Tracker:
         return frozenset(self._evaluated)
 
     def announce(self, text: str) -> None:
-        """One line about what is going on, with the seconds since the start."""
+        """Print one line about the state of the run, with the seconds since its start."""
         self._print(f"[{time.monotonic() - self._start:6.1f} s] {text}")
 
     def alarm(self, text: str) -> None:
-        """Announce what a person should look into; the step that is recorded next counts it."""
+        """Announce something that a person should look into; the next recorded step counts it."""
         self._new_alarms += 1
         self.announce(f"ALARM: {text}")
 
     def failures(self, groups: Sequence[TrajectoryGroup]) -> None:
-        """Announce how many rollouts failed or ran out of time, and what the first of them said."""
+        """Announce how many rollouts failed or ran out of time, with the first error."""
         trajectories = [each for group in groups for each in group.trajectories]
         errors = [each.error for each in trajectories if has_failed(each)]
         if errors:
@@ -77,11 +78,11 @@ class Tracker:
         metrics: dict[str, float],
         histograms: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
-        """The metrics of one policy update.
+        """Record the metrics of one policy update.
 
         Args:
             metrics: with ``time/step`` and ``rollout/reward_mean``.
-            histograms: values by name, such as each trajectory's staleness, which TensorBoard shows.
+            histograms: values by name, such as the staleness of every trajectory, for TensorBoard.
         """
         self._num_alarms += self._new_alarms
         self._record({"step": step, **metrics, "learn/alarms": self._new_alarms})
@@ -91,13 +92,13 @@ class Tracker:
         self._print(self._step_line(step, metrics, left))
 
     def begin_steps(self) -> None:
-        """The updates begin: the time left is estimated from here."""
+        """Note that the updates begin: the time left is estimated from here."""
         self._steps_since = time.monotonic()
 
     def evaluation(self, step: int, metrics: dict[str, float]) -> None:
-        """Success on the held-out tasks after ``step`` updates; later steps may have been recorded before.
+        """Record success on the held-out tasks after ``step`` updates; later steps may be recorded already.
 
-        Of each step one evaluation is recorded: the first, also if the run was resumed in between.
+        One evaluation is recorded per step: the first, also if the run was resumed in between.
         """
         if step not in self._evaluated:
             self._evaluated.add(step)
@@ -113,7 +114,7 @@ class Tracker:
         self._board.close()
         records = read_metrics(self._directory)
         if any("rollout/reward_mean" in record for record in records):
-            draw_curve({self._directory.name: records}, self._directory / CURVE)
+            draw_curve(records, self._directory / CURVE)
             draw_timeline(records, self._directory / TIMELINE)
 
     def _record(self, record: dict[str, Any]) -> None:
@@ -129,7 +130,7 @@ class Tracker:
                 self._board.add_histogram(name, np.asarray(values), step)
 
     def _step_line(self, step: int, metrics: Mapping[str, float], seconds_left: float) -> str:
-        """At most ``LINE_WIDTH`` characters: what matters less is left out where there is no room."""
+        """At most ``LINE_WIDTH`` characters: the less important parts are left out where there is no room."""
         line = (
             f"{self._bar(step, self._num_steps)} step {step:4d}/{self._num_steps}"
             f"  reward {metrics['rollout/reward_mean']:.3f}  loss {metrics.get('learn/loss', 0.0):+.4f}"
@@ -157,7 +158,7 @@ class Tracker:
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """The records of a run as they came; a line that was cut off by a crash is left out."""
+    """The records of a run in the order of the file; a line that a crash has cut off is left out."""
     return read_records(directory / METRICS)
 
 

@@ -7,6 +7,7 @@ import itertools
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, TokenBudget, failed, run_rollout
@@ -262,6 +263,38 @@ def test_the_verdict_on_the_whole_episode_replaces_the_last_reward() -> None:
     assert ([step.reward for step in trajectory.steps], trajectory.reward) == ([0.5, 10.0], 10.5)
     masked, _ = play(Judging(9), ["a", "b"], max_steps=1, overlong_filter=True)
     assert (masked.masked, masked.reward) == (True, 0.5)
+
+
+def test_metrics_of_the_environment_come_with_the_trajectory_whatever_ends_it() -> None:
+    class Measuring(CountdownEnv):
+        def compute_metrics(self) -> dict[str, Any]:
+            return {"left": np.int64(self.left), "in_time": True}
+
+    finished, _ = play(Measuring(1), ["a"])
+    assert finished.metrics == {"left": 0.0, "in_time": 1.0}
+    assert {type(value) for value in finished.metrics.values()} == {float}
+    cut, _ = play(Measuring(9), ["a"], max_steps=1, overlong_filter=True)
+    assert cut.metrics == {"left": 8.0, "in_time": 1.0}
+    assert play(CountdownEnv(1), ["a"])[0].metrics == {}
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (None, r"returned None: it has to be a dict of numbers by name"),
+        ({"share": float("nan")}, r"returned nan as 'share': it has to be a finite number. Leave it out"),
+        ({"share": "0.5"}, r"returned '0.5' as 'share'"),
+        ({"a share": 1.0}, r"names a metric 'a share': use letters, digits and underscores"),
+        ({7: 1.0}, r"names a metric 7"),
+    ],
+)
+def test_metrics_that_cannot_be_averaged_fail_the_rollout(returned: Any, words: str) -> None:
+    class Measuring(CountdownEnv):
+        def compute_metrics(self) -> Any:
+            return returned
+
+    with pytest.raises(EnvironmentFailure, match=r"Measuring\.compute_metrics\(\) " + words):
+        play(Measuring(1), ["a"])
 
 
 def test_what_the_environment_says_counts_against_the_budget() -> None:

@@ -247,6 +247,11 @@ class JudgesInWords(Sound):
         return "well done"
 
 
+class NamesAText(Sound):
+    def compute_metrics(self):
+        return {"style": "good"}
+
+
 class EndsTheProgram(Sound):
     def step(self, action):
         sys.exit(3)
@@ -314,6 +319,8 @@ class HoldsALock(Sound):
         (asynchronous("step"), ["step() is async"]),
         (asynchronous("close"), ["close() is async"]),
         (asynchronous("compute_final_reward"), ["compute_final_reward() is async"]),
+        (asynchronous("compute_metrics"), ["compute_metrics() is async"]),
+        (NamesAText, ["compute_metrics() returned 'good' as 'style': it has to be a finite number"]),
         (asynchronous("from_dict"), ["from_dict() is async"]),
     ],
 )

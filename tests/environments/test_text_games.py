@@ -108,3 +108,16 @@ def test_a_step_outside_a_game_is_an_error():
     env.step("3")
     with pytest.raises(EnvironmentFailure, match="reset"):
         env.step("3")
+
+
+def test_a_guess_counts_as_possible_until_an_answer_rules_it_out():
+    env = GuessEnvironment(secret=3, max_guesses=6)
+    assert env.compute_metrics() == {}
+    env.reset()
+    shares = []
+    for guess in ("6", "8", "x", "2", "2", "3"):  # 8 is above 6, x is no number, the second 2 was answered
+        env.step(guess)
+        shares.append(env.compute_metrics()["possible_guesses"])
+    assert shares == pytest.approx([1, 1 / 2, 1 / 3, 2 / 4, 2 / 5, 3 / 6])
+    env.reset()
+    assert env.compute_metrics() == {}, "a new game begins without a guess"

@@ -183,3 +183,23 @@ def test_from_dict_takes_the_rest_as_the_task_and_leaves_the_dict_alone():
     env = ToolEnvironment.from_dict(info)
     assert info == before
     assert (env.task, env.max_steps, list(env.tools)) == (TASK, 3, ["calculator"])
+
+
+def test_success_given_a_call_is_told_of_episodes_with_a_call_alone():
+    env = calculator_env()
+    assert env.compute_metrics() == {"called": 0.0}
+    env.step(r"\boxed{1271}")
+    assert env.compute_metrics() == {"called": 0.0}, "a guess that hits is no success given a call"
+
+    env.reset()
+    outputs(env, [call("calculator", '{"expression": "41*31"}')])
+    assert env.compute_metrics() == {"called": 1.0, "success_when_called": 0.0}, (
+        "right wherever a limit ends it"
+    )
+    env.step(r"\boxed{1271}")
+    assert env.compute_metrics() == {"called": 1.0, "success_when_called": 1.0}
+
+    env.reset()
+    assert env.compute_metrics() == {"called": 0.0}
+    outputs(env, [call("unknown", "{}")])
+    assert env.compute_metrics() == {"called": 0.0}, "a call that cannot be run is none"

@@ -25,7 +25,12 @@ def trajectory(index: int, reason: TerminationReason = TerminationReason.ENV_DON
     )
     step = Step(action="x", reward=0.5, done=True, info={"n": index}, completion=completion)
     return Trajectory(
-        task=TASKS[index], steps=[step], reward=0.5, rollout_id=f"{index}/0", termination_reason=reason
+        task=TASKS[index],
+        steps=[step],
+        reward=0.5,
+        rollout_id=f"{index}/0",
+        termination_reason=reason,
+        metrics={"called": 1.0},
     )
 
 
@@ -182,3 +187,12 @@ def test_a_step_of_a_users_own_class_is_read_as_a_step(tmp_path: Path) -> None:
     with open_file(tmp_path / "results") as file:
         file.append(0, own)
     assert read_trajectories(tmp_path / "results")[0].steps == [Step(action="x")]
+
+
+def test_a_file_from_before_environments_had_metrics_is_read(tmp_path: Path) -> None:
+    with open_file(tmp_path / "results") as file:
+        file.append(0, trajectory(0))
+    text = (tmp_path / "results").read_text()
+    assert ', "metrics": {"called": 1.0}' in text
+    (tmp_path / "results").write_text(text.replace(', "metrics": {"called": 1.0}', ""))
+    assert read_trajectories(tmp_path / "results")[0].metrics == {}

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from environments.errors import ConfigError
 from environments.pass_at_k import compute_pass_at_k
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.reporting.metrics import (
@@ -72,6 +73,31 @@ def test_rewards_lengths_and_turns_are_means_and_maxima_over_trajectories() -> N
     assert picked(metrics, "rollout/response_tokens_mean", "rollout/response_tokens_max") == (8.5, 13)
     assert picked(metrics, "rollout/seconds_mean", "rollout/seconds_max") == (2.5, 4.0)
     assert picked(metrics, "rollout/sampled_tokens", "rollout/requests") == (13, 3)
+
+
+def with_metrics(**metrics: float) -> Trajectory:
+    return trajectory(completion(), metrics=metrics)
+
+
+def test_a_metric_of_the_environment_is_the_mean_of_the_trajectories_that_have_it() -> None:
+    played = [
+        group(with_metrics(called=1.0, success_when_called=1.0), with_metrics(called=0.0)),
+        group(
+            with_metrics(called=1.0, success_when_called=0.0),
+            with_metrics(called=1.0, success_when_called=1.0),
+        ),
+    ]
+    metrics = rollout_metrics(played)
+    assert metrics["rollout/called"] == 3 / 4
+    assert metrics["rollout/success_when_called"] == pytest.approx(2 / 3)
+    assert evaluation_metrics(played)["eval/success_when_called"] == pytest.approx(2 / 3)
+    assert "rollout/called" not in rollout_metrics([group(trajectory(completion()))])
+
+
+@pytest.mark.parametrize("name", ["reward_mean", "pass_at_7", "num_tasks", "ended_timeout"])
+def test_an_environment_cannot_take_the_name_of_another_metric(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name!r}.*choose another name"):
+        rollout_metrics([group(with_metrics(**{name: 1.0}))])
 
 
 def test_every_ending_has_its_share() -> None:
