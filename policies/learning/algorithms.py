@@ -121,6 +121,10 @@ def resolve(
     aggregation = _or(config.loss_aggregation, recipe.loss_aggregation or loss.aggregation)
     clip_low, clip_high = loss.clip or (0.0, 0.0)
     _check_limit(overlong_penalty, aggregation, max_response_tokens)
+    zero_signal_groups = _or(
+        config.zero_signal_groups, recipe.zero_signal_groups if estimator.compares else "keep"
+    )
+    _check_zero_signal(zero_signal_groups, config, overlong_penalty)
     algorithm = Algorithm(
         name=config.name,
         advantage=recipe.advantage,
@@ -135,9 +139,7 @@ def resolve(
         credit=_or(config.credit, "broadcast"),
         gamma=_or(config.gamma, 1.0),
         lam=_or(config.lam, 0.95 if estimator.smooths else 1.0),
-        zero_signal_groups=_or(
-            config.zero_signal_groups, recipe.zero_signal_groups if estimator.compares else "keep"
-        ),
+        zero_signal_groups=zero_signal_groups,
         overlong_penalty=overlong_penalty,
         overlong_buffer_tokens=_overlong_buffer(config, overlong_penalty, max_response_tokens),
         module=config.module,
@@ -310,6 +312,22 @@ def _check_limit(overlong_penalty: float, aggregation: str, max_response_tokens:
         raise ConfigError(
             f"{needs} needs to know how long a response may be: pass rollout.max_response_tokens to "
             "resolve()."
+        )
+
+
+def _check_zero_signal(treatment: str, config: AlgorithmConfig, overlong_penalty: float) -> None:
+    """Groups are left out only where nothing but the environment's rewards could teach by them."""
+    terms = {
+        "algorithm.kl.place=reward": config.kl.place == "reward" and treatment != "keep",
+        "algorithm.kl.place=loss": config.kl.place == "loss" and treatment == "drop",
+        f"algorithm.entropy_coef={config.entropy_coef}": config.entropy_coef > 0 and treatment == "drop",
+        f"algorithm.overlong_penalty={overlong_penalty}": overlong_penalty > 0 and treatment == "drop",
+    }
+    if lost := [term for term, is_lost in terms.items() if is_lost]:
+        raise ConfigError(
+            f"algorithm.zero_signal_groups={treatment} in algorithm.name={config.name!r} would leave out "
+            f"groups that the environment has rewarded alike, and {lost[0]} has something to teach by them. "
+            "Set algorithm.zero_signal_groups=keep."
         )
 
 

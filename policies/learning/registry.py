@@ -95,7 +95,7 @@ class Recipe:
     normalize_by_std: bool | None = None
     """Part of the algorithm's definition, where it is not ``None``."""
     clip_high: float | None = None
-    zero_signal_groups: str = "drop"
+    zero_signal_groups: str = "keep"
     overlong_penalty: float = 0.0
 
 

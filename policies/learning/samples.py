@@ -185,8 +185,9 @@ def has_signal(group: TrajectoryGroup, algorithm: Algorithm) -> bool:
     """Whether the members of ``group`` were rewarded differently, so that comparing them teaches something.
 
     With credit by turn, whether the returns from any turn on differ among those who reached it. These are
-    the environment's rewards, before any penalty of the algorithm. A member that infrastructure has spoilt
-    is not compared.
+    the environment's rewards: where a penalty or bonus of the algorithm teaches by other groups too,
+    ``resolve`` does not let them be left out, but for DAPO's refill, which is defined by the environment's
+    verdict. A member that infrastructure has spoilt is not compared.
 
     Raises:
         LearnerError: a reward is not finite.

@@ -71,8 +71,8 @@ class AlgorithmConfig:
     lam: float | None = None
     """GAE's lambda (ppo)."""
     zero_signal_groups: str | None = None
-    """Groups whose members were all rewarded alike: keep, drop (they do not dilute the batch's mean) or
-    refill (another task takes their place: DAPO's dynamic sampling)."""
+    """Groups whose members the environment has rewarded alike: keep (as the papers' objectives do), drop
+    (fewer optimizer steps) or refill (another task takes their place: DAPO's dynamic sampling)."""
     overlong_penalty: float | None = None
     """Most that is subtracted from the reward of a response that runs into its token limit (DAPO, eq. 13)."""
     overlong_buffer_tokens: int | None = None

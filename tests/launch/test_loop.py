@@ -25,6 +25,7 @@ from policies.learning.settings import AlgorithmConfig
 
 GRPO = resolve(AlgorithmConfig(), 64)
 REFILL = resolve(AlgorithmConfig(zero_signal_groups="refill"), 64)
+DROP = resolve(AlgorithmConfig(zero_signal_groups="drop"), 64)
 
 
 def group(number: int, rewards: Iterable[float], reason: str = "env_done") -> TrajectoryGroup:
@@ -130,12 +131,11 @@ def test_single_failures_are_announced_and_cost_their_group_only() -> None:
 
 def test_groups_without_a_signal_are_left_out_and_counted_or_kept() -> None:
     groups = [group(0, [0, 1]), group(1, [1, 1])]
-    left_out = select_groups(config(), FakeRun(FakeScheduler(groups), GRPO))
+    left_out = select_groups(config(), FakeRun(FakeScheduler(groups), DROP))
     assert [each.group_id for each in left_out.groups] == [group_name(0), group_name(1)]
     assert [each.group_id for each in left_out.useful] == [group_name(0)]
     assert [each.group_id for each in left_out.unused["zero_signal"]] == [group_name(1)]
-    keep = resolve(AlgorithmConfig(zero_signal_groups="keep"), 64)
-    assert len(select_groups(config(), FakeRun(FakeScheduler(groups), keep)).useful) == 2
+    assert len(select_groups(config(), FakeRun(FakeScheduler(groups), GRPO)).useful) == 2
 
 
 def test_mini_batches_hold_every_trajectory_once() -> None:

@@ -43,13 +43,15 @@ def test_what_is_left_open_is_as_it_was_before_there_were_names() -> None:
     assert (grpo.advantage, grpo.normalize_by_std) == ("grpo", True)
     assert (grpo.loss, grpo.loss_aggregation) == ("vanilla", "token-mean")
     assert (grpo.clip_low, grpo.clip_high, grpo.entropy_coef) == (0.2, 0.2, 0.0)
-    assert (grpo.zero_signal_groups, grpo.credit, grpo.bypass) == ("drop", "broadcast", False)
+    assert (grpo.zero_signal_groups, grpo.credit, grpo.bypass) == ("keep", "broadcast", False)
 
 
 def test_papers_values() -> None:
     dapo, gspo, cispo = algorithm("dapo"), algorithm("gspo"), algorithm("cispo")
     assert (dapo.clip_low, dapo.clip_high, dapo.zero_signal_groups) == (0.2, 0.28, "refill")
     assert (dapo.overlong_penalty, dapo.overlong_buffer_tokens) == (1.0, LIMIT // 5)
+    others = [algorithm(name).zero_signal_groups for name in ALGORITHMS if name != "dapo"]
+    assert set(others) == {"keep"}, "their objectives are means over all groups"
     assert (gspo.clip_low, gspo.clip_high, gspo.loss_aggregation) == (3e-4, 4e-4, "seq-mean-token-mean")
     assert cispo.clip_low == 1.0, "a ratio has no lower bound but 0"
     dr_grpo = algorithm("dr_grpo")
@@ -168,7 +170,30 @@ def test_what_makes_no_sense_is_refused(settings: dict[str, object], message: st
 
 def test_a_kl_in_the_reward_and_an_entropy_bonus_go_with_every_algorithm() -> None:
     for name in ALGORITHMS:
-        algorithm(name, entropy_coef=0.01, kl=KLConfig(place="reward", coef=0.1))
+        keep = {"zero_signal_groups": "keep"} if name == "dapo" else {}
+        algorithm(name, entropy_coef=0.01, kl=KLConfig(place="reward", coef=0.1), **keep)
+
+
+@pytest.mark.parametrize(
+    ("settings", "term"),
+    [
+        ({"zero_signal_groups": "drop", "kl": KLConfig(place="reward")}, r"kl\.place=reward"),
+        ({"zero_signal_groups": "refill", "kl": KLConfig(place="reward")}, r"kl\.place=reward"),
+        ({"name": "dapo", "kl": KLConfig(place="reward")}, r"kl\.place=reward"),
+        ({"zero_signal_groups": "drop", "kl": KLConfig(place="loss")}, r"kl\.place=loss"),
+        ({"zero_signal_groups": "drop", "entropy_coef": 0.01}, r"entropy_coef=0\.01"),
+        (
+            {"zero_signal_groups": "drop", "overlong_penalty": 1.0, "overlong_buffer_tokens": 20},
+            r"overlong_penalty=1\.0",
+        ),
+    ],
+)
+def test_groups_by_which_something_else_teaches_are_not_left_out(
+    settings: dict[str, object], term: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{term} has something to teach by them. Set .*=keep"):
+        algorithm(**settings)
+    algorithm(**{**settings, "zero_signal_groups": "keep"})
 
 
 @pytest.mark.parametrize("name", ["dapo", "dr_grpo"])
