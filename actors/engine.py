@@ -21,9 +21,10 @@ from actors.progress_bar import RolloutProgress
 from actors.ray_tools.connect import connect
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.service import RolloutService
-from actors.sampling.backends import check_calls, one_of, sampler_factory
+from actors.sampling.backends import check_calls, sampler_factory
 from actors.settings import FleetConfig
 from environments.base import BaseEnv
+from environments.bounds import check_choice
 from environments.data.datasets import Dataset
 from environments.data.trajectory_file import TrajectoryFile
 from environments.errors import ConfigError
@@ -141,7 +142,7 @@ class AgentExecutionEngine:
         self._sampler_of(policy)  # refuses here what cannot work
         self._sampler_args, self._tokenizer_path = policy, tokenizer_path
         for name in sampling:
-            one_of("sampling_params", name, [field.name for field in fields(SamplingParams)])
+            check_choice("sampling_params key", name, [field.name for field in fields(SamplingParams)])
         self._params = SamplingParams(**sampling)
         self._pair = Pair(
             agent_class=agent_class,

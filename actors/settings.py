@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from environments.bounds import setting
 from policies.settings import EngineConfig
 
 RAYLET_ENVIRONMENT = {
@@ -34,11 +35,11 @@ MODEL_NAME = "policy"
 class FleetConfig:
     """The rollout actors, each one agent with one environment."""
 
-    num_actors: int = 16
+    num_actors: int = setting(16, at_least=1)
     """Pairs that play at the same time."""
-    num_cpus_per_actor: float = 0.01
+    num_cpus_per_actor: float = setting(0.01, at_least=0)
     """What Ray reserves for a pair; raise it for environments that compute."""
-    retries: int = 2
+    retries: int = setting(2, at_least=0)
     """How often a rollout is begun anew when it fails: an error of the agent, the environment or the server,
     or an actor that dies. One that runs into its time limit is not."""
 
@@ -47,11 +48,11 @@ class FleetConfig:
 class ServerConfig:
     """The policy server."""
 
-    num_replicas: int = 1
+    num_replicas: int = setting(1, at_least=1)
     """Engines that serve the policy."""
-    num_cpus: float = 0.5
+    num_cpus: float = setting(0.5, at_least=0)
     """What Ray reserves for a replica."""
-    http_port: int | None = None
+    http_port: int | None = setting(None, at_least=1, at_most=65535)
     """Port of the OpenAI-compatible endpoint; null serves rollouts only."""
     http_host: str = "127.0.0.1"
     """Address that the endpoint listens on; 0.0.0.0 for every interface."""

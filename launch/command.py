@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable
 
 from environments.errors import TroupeError
-from launch.config import TrainConfig, compose, help_text
+from launch.config import TrainConfig, compose
+from launch.help import help_text
 
 
 def run_command(
@@ -15,7 +16,7 @@ def run_command(
     """Do ``work`` with the configuration of ``arguments``.
 
     Returns:
-        The exit status: 0 done, 2 refused or failed for a reason that was printed, 130 interrupted.
+        The exit status: 0 done, 2 invalid settings or a failure whose reason was printed, 130 interrupted.
     """
     if "--help" in arguments or "-h" in arguments:
         sys.stdout.write(help_text(name, summary or ""))

@@ -1,19 +1,28 @@
-"""The whole configuration: one tree of dataclasses, read by Hydra. ``refusals`` checks it.
+"""The whole configuration: one tree of dataclasses, which Hydra fills and ``launch.validation`` checks.
 
-Each component's settings are declared beside it, except where its module is heavy to import; this file
-puts them together.
+Each component's settings are declared in its own folder; this file puts them together. Beside a field stands
+its bound, below it the sentence that ``--help`` prints.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, field, is_dataclass
-from typing import Any, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any
 
 from actors.settings import FleetConfig, ServerConfig
+from environments.bounds import leaves, setting
 from environments.errors import ConfigError
+from environments.types import TerminationReason
 from policies.learning.settings import AlgorithmConfig, LearnerConfig, OptimizerConfig
+
+MASKABLE = [
+    str(reason)
+    for reason in TerminationReason
+    if not reason.is_failure and reason is not TerminationReason.TIMEOUT
+]
+"""Endings whose trajectories are trained on unless ``selection.masked_reasons`` names them."""
 
 
 @dataclass
@@ -22,13 +31,13 @@ class RunConfig:
 
     directory: str = "runs/${now:%Y-%m-%d_%H-%M-%S}"
     """Where checkpoints, metrics and the learning curve go."""
-    num_steps: int = 100
+    num_steps: int = setting(100, at_least=1)
     """Policy updates."""
     resume: bool = False
     """Go on from the newest checkpoint in the directory."""
-    checkpoint_every: int = 50
+    checkpoint_every: int = setting(50, at_least=1)
     """Steps between checkpoints; one is always written at the end and on Ctrl-C."""
-    checkpoints_kept: int = 2
+    checkpoints_kept: int = setting(2, at_least=1)
     """Older checkpoints are deleted, but for the best one."""
     best_metric: str | None = None
     """Metric of the evaluations, such as eval/reward_mean: every evaluated policy is checkpointed, and the
@@ -49,9 +58,9 @@ class ModelConfig:
 class WarmStartConfig:
     """Supervised learning on the workload's demonstrations, before the first rollout."""
 
-    num_steps: int = 0
+    num_steps: int = setting(0, at_least=0)
     """Optimizer steps; 0 leaves it out."""
-    batch_size: int = 32
+    batch_size: int = setting(32, at_least=1)
     """Demonstrations per step."""
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(lr=3e-3, schedule="cosine", warmup_steps=20, min_lr_ratio=0.1)
@@ -62,26 +71,26 @@ class WarmStartConfig:
 class RolloutConfig:
     """What is rolled out for one update, and where a rollout ends."""
 
-    groups_per_step: int = 8
+    groups_per_step: int = setting(8, at_least=1)
     """Tasks per update."""
-    group_size: int = 8
+    group_size: int = setting(8, at_least=1)
     """Rollouts of the same task, compared with each other."""
-    max_staleness: int = 0
+    max_staleness: int = setting(0, at_least=0)
     """Updates by which the policy in training may be ahead of the oldest token that it learns from. 0 rolls
     out and learns in turns; above 0 the fleet goes on while the learner learns."""
     task_weights: str | None = None
     """Key of a task's weight: how often it is played, compared with others. Null plays all equally."""
-    temperature: float = 1.0
+    temperature: float = setting(1.0, at_least=0)
     """Sampling temperature, in training and evaluation."""
-    max_steps: int = 5
+    max_steps: int = setting(5, at_least=1)
     """Turns of a trajectory."""
-    max_prompt_tokens: int = 512
+    max_prompt_tokens: int = setting(512, at_least=1)
     """Longest first prompt."""
-    max_response_tokens: int = 512
+    max_response_tokens: int = setting(512, at_least=1)
     """Everything after the first prompt, over the whole trajectory."""
-    max_turn_tokens: int | None = None
+    max_turn_tokens: int | None = setting(None, at_least=1)
     """Most tokens of one completion; null leaves it to max_response_tokens."""
-    timeout_seconds: float = 600.0
+    timeout_seconds: float = setting(600.0, above=0)
     """A rollout that takes longer is ended together with its actor."""
     overlong_filter: bool = False
     """Do not train on what a limit has ended: steps, tokens or time."""
@@ -91,16 +100,16 @@ class RolloutConfig:
 class SelectionConfig:
     """Which groups are trained on. Another task takes the place of a dropped group; all are counted."""
 
-    min_members: int | None = None
+    min_members: int | None = setting(None, at_least=1)
     """Members that infrastructure has not spoilt; a group with fewer is dropped. Null wants all of them."""
     min_reward: float | None = None
     """A group with a lower mean reward is dropped as too hard."""
     max_reward: float | None = None
     """A group with a higher mean reward is dropped as too easy."""
-    masked_reasons: list[str] = field(default_factory=list)
+    masked_reasons: list[str] = setting([], one_of=MASKABLE)
     """Trajectories that ended so are compared with, but not trained on: [max_steps, prompt_too_long]. What
     has failed or run out of time never is."""
-    max_dropped: int = 64
+    max_dropped: int = setting(64, at_least=1)
     """Groups that are replaced for one update; if more are dropped, it makes do with fewer."""
 
 
@@ -108,11 +117,11 @@ class SelectionConfig:
 class EvaluationConfig:
     """Sampled success on held-out tasks."""
 
-    every: int = 0
+    every: int = setting(0, at_least=0)
     """Steps between evaluations; 0 evaluates before the first and after the last step only."""
-    num_tasks: int = 200
+    num_tasks: int = setting(200, at_least=1)
     """The first tasks of the validation set."""
-    num_replicas: int = 0
+    num_replicas: int = setting(0, at_least=0)
     """Engines of its own, on which an evaluation goes on while the next updates are made. 0 evaluates on
     the policy server, between two updates."""
 
@@ -123,7 +132,7 @@ class TrainConfig:
 
     workload: str | None = None
     """Module with ``workload(seed) -> Workload``: agent, environment, tasks."""
-    seed: int = 0
+    seed: int = setting(0, at_least=0, below=2**63)
     """Of the model, the tasks' order and every sampled token."""
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -229,29 +238,6 @@ def recipe_names() -> list[str]:
     )
 
 
-def field_names(node: Any = TrainConfig, prefix: str = "") -> list[str]:
+def field_names() -> list[str]:
     """All settings by their dotted names."""
-    names = []
-    for name, kind in get_type_hints(node).items():
-        names += field_names(kind, f"{prefix}{name}.") if is_dataclass(kind) else [prefix + name]
-    return names
-
-
-def help_text(command: str, summary: str) -> str:
-    """What ``--help`` prints: usage, recipes, and every setting with its default."""
-    lines = [
-        summary,
-        "",
-        f"usage: python -m {command} [recipe=NAME] [setting=value ...]",
-        "",
-        f"recipes: {', '.join(recipe_names())}",
-        "",
-        "settings and their defaults:",
-    ]
-    defaults = TrainConfig()
-    for name in field_names():
-        value: Any = defaults
-        for part in name.split("."):
-            value = vars(value)[part]
-        lines.append(f"  {name}={'null' if value is None else value}")
-    return "\n".join(lines) + "\n"
+    return [leaf.name for leaf in leaves(TrainConfig())]

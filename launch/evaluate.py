@@ -6,7 +6,6 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from environments.data.datasets import Dataset
@@ -43,21 +42,13 @@ def evaluate(config: TrainConfig) -> None:
 
 
 def check_evaluation(config: TrainConfig) -> None:
-    """Refuse what cannot be evaluated. Raises ``ConfigError``."""
+    """A model is named, and the settings are right. Raises ``ConfigError``."""
     if config.model.path is None:
         raise ConfigError(
             "model.path is not set: name the model to evaluate, a run such as model.path=runs/my-run (its "
             "newest checkpoint), a checkpoint, a Hugging Face folder or name."
         )
-    if config.rollout.group_size < 1:
-        raise ConfigError(f"rollout.group_size={config.rollout.group_size} has to be at least 1.")
-    if config.evaluation.num_tasks < 1:
-        raise ConfigError(f"evaluation.num_tasks={config.evaluation.num_tasks} has to be at least 1.")
-    # That a group has something to compare, and chance a part in it, is asked of training only.
-    group_size, temperature = max(2, config.rollout.group_size), config.rollout.temperature or 1.0
-    check_settings(
-        replace(config, rollout=replace(config.rollout, group_size=group_size, temperature=temperature))
-    )
+    check_settings(config)
 
 
 def held_out_tasks(config: TrainConfig, workload: Workload) -> Dataset:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from actors.settings import MODEL_NAME
+from environments.bounds import check_bounds
 from environments.errors import ConfigError, SamplerError
 from launch.command import run_command
 from launch.config import ServerConfig, TrainConfig
@@ -31,11 +32,10 @@ def serve(config: TrainConfig) -> None:
     Raises:
         TroupeError: something is wrong that its message explains.
     """
+    check_bounds(config)
     server = config.server
     port = DEFAULT_PORT if server.http_port is None else server.http_port
     server = replace(server, http_port=port)
-    if server.num_replicas < 1:
-        raise ConfigError(f"server.num_replicas={server.num_replicas} has to be at least 1.")
     check_port(server.http_host, port)
     if server.adapters and config.model.path is None:
         raise ConfigError(

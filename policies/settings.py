@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from environments.bounds import check_bounds, setting
 from environments.errors import ConfigError
 
 ENVIRONMENT = {
@@ -35,31 +36,25 @@ OWN_ARGUMENTS = {
 }
 """Arguments of vLLM that are decided here, and why."""
 
-CACHE_CHOICES = ("recompute", "keep")
-
 
 @dataclass
 class EngineConfig:
     """How vLLM is started. ``vllm`` is passed to its EngineArgs unread, and checked there."""
 
-    num_gpus: float = 0.0
+    num_gpus: float = setting(0.0, at_least=0)
     """GPUs of an engine; 0 runs vLLM's CPU build."""
-    max_model_tokens: int = 1024
+    max_model_tokens: int = setting(1024, at_least=1)
     """Longest prompt plus completion."""
     dtype: str = "float32"
     """float32 agrees with the learner to rounding; bfloat16 is what GPUs are fast at."""
-    cache_after_publish: str = "recompute"
+    cache_after_publish: str = setting("recompute", one_of=("recompute", "keep"))
     """Keys and values of requests in flight when new weights arrive: recompute (by the new weights; exact)
     or keep (the old ones' stay beside the new ones': saves a prefill, and is off-policy by a little more)."""
     vllm: dict[str, Any] = field(default_factory=dict)
     """Further vLLM engine arguments."""
 
     def __post_init__(self) -> None:
-        if self.cache_after_publish not in CACHE_CHOICES:
-            raise ConfigError(
-                f"server.engine.cache_after_publish={self.cache_after_publish!r} is unknown: use one of "
-                f"{', '.join(CACHE_CHOICES)}."
-            )
+        check_bounds(self, "server.engine.")
         for name, reason in OWN_ARGUMENTS.items():
             if name in self.vllm:
                 raise ConfigError(f"server.engine.vllm.{name} is not yours to set: {reason}.")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from actors.sampling.sampler_actor import ServeSampler
+from environments.bounds import check_choice
 from environments.errors import ConfigError
 from policies.agents.base import BaseAgent
 from policies.openai_sampler import OpenAISampler
@@ -30,7 +30,7 @@ def sampler_factory(
     Raises:
         ConfigError: a name is unknown, or an argument missing or impossible.
     """
-    one_of("engine_name", engine_name, ENGINE_NAMES)
+    check_choice("engine_name", engine_name, ENGINE_NAMES)
     if engine_name == "openai":
         return _openai_sampler(dict(args), tokenizer_path, api_retries)
     return _serve_sampler(dict(args), tokenizer_path)
@@ -48,14 +48,6 @@ def check_calls(agent: BaseAgent) -> None:
             "policy server returns the text that was sampled: have it read the text, with the parser_name of "
             "your model, such as 'qwen', or use engine_name='openai'."
         )
-
-
-def one_of(name: str, value: str, known: Collection[str]) -> None:
-    """Raise a ConfigError if ``value`` is not among ``known``."""
-    if value not in known:
-        near = difflib.get_close_matches(value, known, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
-        raise ConfigError(f"{name}: there is no {value!r}. {hint}")
 
 
 def _openai_sampler(
@@ -87,7 +79,7 @@ def _check_engine_args(
     engine_name: str, args: dict[str, Any], required: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> None:
     for name in args:
-        one_of(f"rollout_engine_args of engine_name={engine_name!r}", name, (*required, *optional))
+        check_choice(f"engine_name={engine_name!r}: rollout_engine_args key", name, (*required, *optional))
     for name in required:
         if not args.get(name):
             given = ", ".join(name for name, value in args.items() if value is not None)  # no secrets

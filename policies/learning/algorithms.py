@@ -7,12 +7,11 @@ own values.
 from __future__ import annotations
 
 import importlib
-import math
 from dataclasses import dataclass
 from typing import Any
 
+from environments.bounds import check_bounds, check_choice
 from environments.errors import ConfigError
-from policies.learning.checks import one_of, within
 from policies.learning.correction import resolve_correction
 from policies.learning.kl import resolve_kl
 from policies.learning.registry import (
@@ -85,15 +84,6 @@ class Algorithm:
         return ESTIMATORS.get(self.advantage, OWN_ESTIMATOR)
 
 
-AGGREGATIONS = (
-    "token-mean",
-    "token-sum",
-    "seq-mean-token-sum",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum-norm",
-)
-
-
 def resolve(
     config: AlgorithmConfig, max_response_tokens: int | None = None, max_staleness: int = 0
 ) -> Algorithm:
@@ -113,10 +103,11 @@ def resolve(
         ConfigError: an unknown name, a combination that makes no sense, or a setting that has no effect in
             this algorithm.
     """
+    check_bounds(config, "algorithm.")
     recipe = _recipe(config)
     estimator, loss = ESTIMATORS.get(recipe.advantage, OWN_ESTIMATOR), LOSSES.get(recipe.loss, OWN_LOSS)
     _check_effect(config, recipe, estimator, loss)
-    _check_values(config, loss)
+    _check_thresholds(config, loss)
     overlong_penalty = _or(config.overlong_penalty, recipe.overlong_penalty)
     aggregation = _or(config.loss_aggregation, recipe.loss_aggregation or loss.aggregation)
     clip_low, clip_high = loss.clip or (0.0, 0.0)
@@ -188,7 +179,7 @@ def check_group_size(algorithm: Algorithm, group_size: int) -> None:
 
 def _recipe(config: AlgorithmConfig) -> Recipe:
     if config.name != "custom":
-        one_of("algorithm.name", config.name, (*ALGORITHMS, "custom"))
+        check_choice("algorithm.name", config.name, (*ALGORITHMS, "custom"))
         return ALGORITHMS[config.name]
     if config.advantage is None or config.loss is None:
         raise ConfigError(
@@ -203,7 +194,7 @@ def _recipe(config: AlgorithmConfig) -> Recipe:
         if value in unfit:
             raise ConfigError(f"{setting}={value!r} cannot be used: {unfit[value]}.")
         if config.module is None:
-            one_of(
+            check_choice(
                 setting, value, known, " For one of your own, name its module: algorithm.module=my_module."
             )
     if config.module is not None and config.advantage in ESTIMATORS and config.loss in LOSSES:
@@ -224,7 +215,7 @@ def _check_registered(algorithm: Algorithm) -> None:
         ("algorithm.advantage", algorithm.advantage, ADV_ESTIMATOR_REGISTRY),
         ("algorithm.loss", algorithm.loss, POLICY_LOSS_REGISTRY),
     ):
-        one_of(
+        check_choice(
             setting,
             value,
             registered,
@@ -286,16 +277,7 @@ def _check_effect(config: AlgorithmConfig, recipe: Recipe, estimator: Estimator,
             )
 
 
-def _check_values(config: AlgorithmConfig, loss: Loss) -> None:
-    one_of("algorithm.credit", config.credit, ("broadcast", "per_step"))
-    one_of("algorithm.zero_signal_groups", config.zero_signal_groups, ("keep", "drop", "refill"))
-    one_of("algorithm.loss_aggregation", config.loss_aggregation, AGGREGATIONS)
-    within("algorithm.clip_low", config.clip_low, 0.0, math.inf, open_below=True)
-    within("algorithm.clip_high", config.clip_high, 0.0, math.inf, open_below=True)
-    within("algorithm.entropy_coef", config.entropy_coef, 0.0, math.inf)
-    within("algorithm.gamma", config.gamma, 0.0, 1.0)
-    within("algorithm.lam", config.lam, 0.0, 1.0)
-    within("algorithm.overlong_penalty", config.overlong_penalty, 0.0, math.inf)
+def _check_thresholds(config: AlgorithmConfig, loss: Loss) -> None:
     if loss.clips and loss.clip is None and (config.clip_low is None or config.clip_high is None):
         raise ConfigError(
             f"algorithm.loss={config.loss!r} with algorithm.clip_low={config.clip_low} and "

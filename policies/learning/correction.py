@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from environments.errors import ConfigError
-from policies.learning.checks import one_of, within
 from policies.learning.samples import TrainingSample
 from policies.learning.settings import CorrectionConfig
 
@@ -131,8 +130,6 @@ def resolve_correction(config: CorrectionConfig, max_staleness: int) -> dict[str
     Raises:
         ConfigError: an unknown name, a setting without effect, or a combination that makes no sense.
     """
-    one_of("algorithm.correction.mode", config.mode, ("decoupled", "bypass"))
-    one_of("algorithm.correction.level", config.level, ("token", "sequence", "none"))
     level, truncate_above = _level(config, max_staleness), config.truncate_above
     _check_bounds(config, level)
     if level and truncate_above is None and config.mask_above is None:
@@ -167,9 +164,6 @@ def _check_bounds(config: CorrectionConfig, level: str | None) -> None:
                 f"algorithm.correction.{setting}={value} has no effect without algorithm.correction.level. "
                 "Set it to token or sequence."
             )
-    within("algorithm.correction.truncate_above", config.truncate_above, 1.0, math.inf)
-    within("algorithm.correction.mask_below", config.mask_below, 0.0, 1.0, open_below=True)
-    within("algorithm.correction.mask_above", config.mask_above, 1.0, math.inf)
     if (config.truncate_above or 0.0) >= (config.mask_above or math.inf):
         raise ConfigError(
             f"algorithm.correction.truncate_above={config.truncate_above} has no effect with "

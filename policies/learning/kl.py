@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from environments.bounds import check_choice
 from environments.errors import ConfigError, LearnerError
-from policies.learning.checks import one_of, within
 from policies.learning.settings import KLConfig
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from policies.learning.algorithms import Algorithm
 
-KL_PLACES = ("none", "loss", "reward")
 KL_ESTIMATORS = {"reward": ("k1", "abs", "k2", "k3"), "loss": ("abs", "k2", "k3", "k1+", "k2+", "k3+")}
 """Without the straight-through gradient of k1+, that of k1 is 0 in expectation: it penalizes nothing."""
 USUAL_KL_ESTIMATORS = {"none": "k3", "loss": "k3", "reward": "k1"}
@@ -113,7 +112,6 @@ def resolve_kl(config: KLConfig) -> dict[str, Any]:
         ConfigError: an unknown name, a setting without effect, or a combination that makes no sense.
     """
     place = config.place
-    one_of("algorithm.kl.place", place, KL_PLACES)
     for setting in ("coef", "estimator", "target", "horizon"):
         if place == "none" and vars(config)[setting] is not None:
             raise ConfigError(
@@ -130,10 +128,7 @@ def resolve_kl(config: KLConfig) -> dict[str, Any]:
             f"algorithm.kl.horizon={config.horizon} has no effect without algorithm.kl.target: the "
             "coefficient is fixed. Set a target, or leave the horizon out."
         )
-    one_of("algorithm.kl.estimator", config.estimator, KL_ESTIMATORS.get(place, ()))
-    within("algorithm.kl.coef", config.coef, 0.0, math.inf, open_below=True)
-    within("algorithm.kl.target", config.target, 0.0, math.inf, open_below=True)
-    within("algorithm.kl.horizon", config.horizon, 1, math.inf)
+    check_choice("algorithm.kl.estimator", config.estimator, KL_ESTIMATORS.get(place, ()))
     return {
         "kl_place": place,
         "kl_coef": 0.0 if place == "none" else (1e-3 if config.coef is None else config.coef),

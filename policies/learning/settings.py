@@ -5,21 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from environments.bounds import setting
+
+AGGREGATIONS = (
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+)
+
 
 @dataclass
 class KLConfig:
     """A penalty for leaving the reference policy: the policy as it was before the first update."""
 
-    place: str = "none"
+    place: str = setting("none", one_of=("none", "loss", "reward"))
     """none, loss (a term beside the policy loss) or reward (subtracted from each token's reward)."""
-    coef: float | None = None
+    coef: float | None = setting(None, above=0)
     """Weight of the penalty; with a target, where its controller begins."""
     estimator: str | None = None
     """k1, abs, k2, k3 in the reward; abs, k2, k3 and k1+, k2+, k3+ in the loss. The pull of k3 on a token
     grows exponentially with its distance below the reference, that of k2 and of the plus ones linearly."""
-    target: float | None = None
+    target: float | None = setting(None, above=0)
     """KL per token that an adaptive controller steers to; null keeps coef fixed. In the reward only."""
-    horizon: int | None = None
+    horizon: int | None = setting(None, at_least=1)
     """Trajectories over which the adaptive controller corrects."""
 
 
@@ -27,17 +37,17 @@ class KLConfig:
 class CorrectionConfig:
     """Correction for tokens that were sampled by older weights or by other arithmetic than the learner's."""
 
-    mode: str = "decoupled"
+    mode: str = setting("decoupled", one_of=("decoupled", "bypass"))
     """decoupled (the ratio is taken to the learner's own log-probabilities before the update) or bypass (to
     the engine's, which saves a forward pass)."""
-    level: str | None = None
+    level: str | None = setting(None, one_of=("token", "sequence", "none"))
     """token or sequence: what an importance weight belongs to. none corrects nothing. null is token
     where rollout.max_staleness lets older policies sample, and otherwise none."""
-    truncate_above: float | None = None
+    truncate_above: float | None = setting(None, at_least=1)
     """Weights are cut to this (truncated importance sampling); null is 2 unless mask_above is set."""
-    mask_below: float | None = None
+    mask_below: float | None = setting(None, above=0, at_most=1)
     """Tokens or sequences with a smaller weight are left out (masked importance sampling)."""
-    mask_above: float | None = None
+    mask_above: float | None = setting(None, at_least=1)
     """Tokens or sequences with a larger weight are left out (masked importance sampling)."""
 
 
@@ -54,28 +64,28 @@ class AlgorithmConfig:
     """Policy loss by verl's name, for name=custom: vanilla (clipped PPO), gspo, cispo, sapo, geo_mean, ..."""
     module: str | None = None
     """Module that registers your own advantage or loss, for name=custom; every learner rank imports it."""
-    loss_aggregation: str | None = None
+    loss_aggregation: str | None = setting(None, one_of=AGGREGATIONS)
     """token-mean, token-sum, seq-mean-token-sum, seq-mean-token-mean or seq-mean-token-sum-norm."""
     normalize_by_std: bool | None = None
     """Divide GRPO advantages by the group's standard deviation."""
-    clip_low: float | None = None
+    clip_low: float | None = setting(None, above=0)
     """Lower clip range: the ratio is kept above 1 - clip_low."""
-    clip_high: float | None = None
+    clip_high: float | None = setting(None, above=0)
     """Upper clip range: the ratio is kept below 1 + clip_high."""
-    entropy_coef: float = 0.0
+    entropy_coef: float = setting(0.0, at_least=0)
     """Weight of the entropy bonus."""
-    credit: str | None = None
+    credit: str | None = setting(None, one_of=("broadcast", "per_step"))
     """broadcast (one advantage for the whole trajectory) or per_step (each turn has its own return)."""
-    gamma: float | None = None
+    gamma: float | None = setting(None, at_least=0, at_most=1)
     """Discount: from turn to turn with credit=per_step, from token to token in ppo, reinforce_plus_plus."""
-    lam: float | None = None
+    lam: float | None = setting(None, at_least=0, at_most=1)
     """GAE's lambda (ppo)."""
-    zero_signal_groups: str | None = None
+    zero_signal_groups: str | None = setting(None, one_of=("keep", "drop", "refill"))
     """Groups whose members the environment has rewarded alike: keep (as the papers' objectives do), drop
     (fewer optimizer steps) or refill (another task takes their place: DAPO's dynamic sampling)."""
-    overlong_penalty: float | None = None
+    overlong_penalty: float | None = setting(None, at_least=0)
     """Most that is subtracted from the reward of a response that runs into its token limit (DAPO, eq. 13)."""
-    overlong_buffer_tokens: int | None = None
+    overlong_buffer_tokens: int | None = setting(None, at_least=1)
     """Tokens before the limit over which that penalty grows from 0."""
     kl: KLConfig = field(default_factory=KLConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
@@ -85,19 +95,19 @@ class AlgorithmConfig:
 class OptimizerConfig:
     """AdamW and its schedule, for one phase of training."""
 
-    lr: float = 1e-6
+    lr: float = setting(1e-6, at_least=0)
     """Peak learning rate."""
-    schedule: str = "constant"
+    schedule: str = setting("constant", one_of=("constant", "cosine"))
     """constant or cosine, after the warm-up."""
-    warmup_steps: int = 0
+    warmup_steps: int = setting(0, at_least=0)
     """Schedule steps over which the learning rate rises: step k of n has k/n of it, from k = 1."""
-    min_lr_ratio: float = 0.0
+    min_lr_ratio: float = setting(0.0, at_least=0, at_most=1)
     """What a cosine schedule's last step has, as a fraction of lr."""
-    weight_decay: float = 0.0
+    weight_decay: float = setting(0.0, at_least=0)
     """Decoupled weight decay."""
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    betas: list[float] = setting([0.9, 0.95], at_least=0, below=1, length=2)
     """AdamW's moment decay rates."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = setting(1.0, above=0)
     """Gradients are scaled down to this norm."""
 
 
@@ -105,9 +115,9 @@ class OptimizerConfig:
 class LoRAConfig:
     """Low-rank adapters instead of all weights. The engines get them merged into the weights."""
 
-    rank: int = 0
+    rank: int = setting(0, at_least=0)
     """Rank of the adapters; 0 trains all weights."""
-    alpha: int = 16
+    alpha: int = setting(16, at_least=1)
     """The adapters are scaled by alpha / rank."""
     target_modules: str = "all-linear"
     """Which layers have an adapter: all-linear, or a regular expression that the whole of a name matches."""
@@ -118,7 +128,7 @@ class CriticConfig:
     """The value model of algorithms that have one (ppo): a second worker group that starts from the model."""
 
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-5))
-    clip_range: float = 0.5
+    clip_range: float = setting(0.5, above=0)
     """Values are kept within this distance of the old ones in the value loss."""
 
 
@@ -126,21 +136,21 @@ class CriticConfig:
 class LearnerConfig:
     """The verl worker group that holds weights and optimizer."""
 
-    num_workers: int = 1
+    num_workers: int = setting(1, at_least=1)
     """Ranks of the FSDP2 group."""
-    device: str = "cpu"
+    device: str = setting("cpu", one_of=("cpu", "cuda"))
     """cpu (gloo) or cuda (NCCL, one GPU per rank)."""
-    dtype: str = "float32"
+    dtype: str = setting("float32", one_of=("float32", "bfloat16"))
     """Compute type: float32 or bfloat16. Master weights stay in float32."""
-    mini_batch_size: int = 64
+    mini_batch_size: int = setting(64, at_least=1)
     """Trajectories per optimizer step."""
-    micro_batch_tokens: int = 16384
+    micro_batch_tokens: int = setting(16384, at_least=1)
     """Most tokens that one rank puts through the model at once."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     verl: dict[str, Any] = field(default_factory=dict)
     """Passed to verl unread: keys engine, model, actor, optimizer hold fields of its config classes. All but
     actor are the critic's, too."""
-    mismatch_alarm: float = 1e-3
+    mismatch_alarm: float = setting(1e-3, at_least=0)
     """Most that the log-probabilities of engine and learner may differ by, on average, without an alarm: in
     nats, over trajectories that the newest version has sampled alone (a few of them with
     algorithm.correction.mode=bypass); where there are none, over a short completion that it was asked for."""

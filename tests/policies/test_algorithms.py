@@ -127,10 +127,10 @@ def test_a_loss_with_its_own_aggregation_takes_no_other() -> None:
         ({"loss_aggregation": "mean"}, "loss_aggregation='mean' is not one of token-mean"),
         ({"credit": "per_turn"}, "credit='per_turn' is not one of broadcast, per_step"),
         ({"zero_signal_groups": "refil"}, "Did you mean 'refill'"),
-        ({"clip_low": -0.1}, r"clip_low=-0\.1 has to be a number above 0"),
+        ({"clip_low": -0.1}, r"clip_low=-0\.1 has to be above 0"),
         ({"clip_high": math.inf}, "clip_high=inf"),
         ({"entropy_coef": math.nan}, "entropy_coef=nan"),
-        ({"credit": "per_step", "gamma": 1.1}, r"gamma=1\.1 has to be a number at least 0 and at most 1"),
+        ({"credit": "per_step", "gamma": 1.1}, r"gamma=1\.1 has to be at least 0 and at most 1"),
         ({"name": "ppo", "lam": -1.0}, r"lam=-1\.0"),
         ({"overlong_penalty": 1.0}, r"overlong_penalty=1\.0 without algorithm\.overlong_buffer_tokens"),
         (

@@ -177,15 +177,15 @@ def test_weights_have_an_upper_bound_also_where_none_is_set() -> None:
         ({"mask_below": 0.5}, r"mask_below=0\.5 has no effect without algorithm\.correction\.level"),
         ({"mode": "bypass", "level": "token", "truncate_above": 2.0}, r"level='token' has no effect with"),
         ({"mode": "bypass", "mask_above": 2.0}, r"mask_above=2\.0 has no effect with .*mode=bypass"),
-        ({"level": "token", "truncate_above": 0.5}, r"truncate_above=0\.5 has to be a number at least 1"),
-        ({"level": "token", "mask_above": 0.5}, r"mask_above=0\.5 has to be a number at least 1"),
+        ({"level": "token", "truncate_above": 0.5}, r"truncate_above=0\.5 has to be at least 1"),
+        ({"level": "token", "mask_above": 0.5}, r"mask_above=0\.5 has to be at least 1"),
         (
             {"level": "token", "mask_above": 2.0, "mask_below": 1.5},
-            r"mask_below=1\.5 has to be a number above 0 and at most 1",
+            r"mask_below=1\.5 has to be above 0 and at most 1",
         ),
         (
             {"level": "token", "mask_above": 2.0, "mask_below": 0.0},
-            r"mask_below=0\.0 has to be a number above 0",
+            r"mask_below=0\.0 has to be above 0",
         ),
         (
             {"level": "token", "truncate_above": 3.0, "mask_above": 2.0},

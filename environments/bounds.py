@@ -1,0 +1,160 @@
+"""Bounds of settings, declared beside the fields of their dataclasses, and the check of a tree of them.
+
+All layers declare their settings with ``setting``; ``check_bounds`` finds a value outside its bound and names
+it as the command line does: ``learner.optimizer.lr=-1.0 has to be at least 0.``
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from typing import Any, TypeVar
+
+from environments.errors import ConfigError
+
+T = TypeVar("T")
+
+KEY = "bound"
+"""Of a bound in the metadata of its field."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """The values that a setting, or every item of its list, may have. ``None`` (not set) always passes."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    one_of: tuple[str, ...] = ()
+    length: int | None = None
+    """Items of a list."""
+
+    def __str__(self) -> str:
+        """Words for a message: ``at least 0 and below 1``, ``cpu or cuda``."""
+        if self.one_of:
+            *others, last = self.one_of
+            return f"{', '.join(others)} or {last}" if others else last
+        return " and ".join(f"{words} {limit}" for words, limit in self._limits())
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise ``ConfigError`` for a value outside, and for a number that is not finite."""
+        if isinstance(value, list):
+            if self.length is not None and len(value) != self.length:
+                raise ConfigError(f"{name}={value} has to be a list of {self.length}.")
+            for index, item in enumerate(value):
+                self.check(f"{name}[{index}]", item)
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{name}={value} has to be a finite number.")
+        elif self.one_of:
+            check_choice(name, value, self.one_of)
+        elif value is not None and self._limits():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigError(f"{name}={value!r} has to be a number {self}.")
+            if not self._holds(value):
+                raise ConfigError(f"{name}={value} has to be {self}.")
+
+    def _limits(self) -> list[tuple[str, float]]:
+        limits = (
+            ("at least", self.at_least),
+            ("above", self.above),
+            ("at most", self.at_most),
+            ("below", self.below),
+        )
+        return [(words, limit) for words, limit in limits if limit is not None]
+
+    def _holds(self, value: float) -> bool:
+        return (
+            (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
+        )
+
+
+def setting(
+    default: T,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    one_of: Collection[str] = (),
+    length: int | None = None,
+) -> T:
+    """A dataclass field with a bound: ``num_steps: int = setting(100, at_least=1)``.
+
+    Args:
+        default: the field's default; a list is copied for each instance.
+        at_least, at_most: limits that the value may have.
+        above, below: limits that the value may not have.
+        one_of: the words that the value may be.
+        length: how many items a list has.
+    """
+    bound = Bound(
+        at_least=at_least, above=above, at_most=at_most, below=below, one_of=tuple(one_of), length=length
+    )
+    made: Any
+    if isinstance(default, list):
+        made = field(default_factory=default.copy, metadata={KEY: bound})
+    else:
+        made = field(default=default, metadata={KEY: bound})
+    return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """One setting of a tree of dataclasses."""
+
+    name: str
+    """Dotted, as on the command line."""
+    owner: type
+    """The dataclass that declares it."""
+    declaration: Field[Any]
+    value: Any
+
+    @property
+    def bound(self) -> Bound:
+        """What its value may be: anything, if nothing was declared."""
+        bound: Bound = self.declaration.metadata.get(KEY, Bound())
+        return bound
+
+
+def leaves(settings: Any, prefix: str = "") -> Iterator[Leaf]:
+    """The settings of a dataclass instance and of the dataclasses in its fields, in the order of the fields.
+
+    Args:
+        settings: an instance, such as ``TrainConfig()``.
+        prefix: the dotted name of ``settings`` itself, with a dot at its end.
+    """
+    for declaration in fields(settings):
+        name, value = prefix + declaration.name, getattr(settings, declaration.name)
+        if is_dataclass(value):
+            yield from leaves(value, f"{name}.")
+        else:
+            yield Leaf(name=name, owner=type(settings), declaration=declaration, value=value)
+
+
+def check_bounds(settings: Any, prefix: str = "") -> None:
+    """Check all settings of a tree by the bounds beside their fields; arguments as of ``leaves``.
+
+    Raises:
+        ConfigError: names the first setting outside its bound, its value and what it has to be.
+    """
+    for leaf in leaves(settings, prefix):
+        leaf.bound.check(leaf.name, leaf.value)
+
+
+def check_choice(name: str, value: str | None, choices: Collection[str], more: str = "") -> None:
+    """Raise ``ConfigError`` for a ``value`` that is not among ``choices``; ``None`` is a value not set.
+
+    Args:
+        name: what has the value, for the message.
+        more: a sentence for the end of the message.
+    """
+    if value is not None and value not in choices:
+        near = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}.{hint}{more}")

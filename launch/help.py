@@ -1,0 +1,83 @@
+"""What ``--help`` prints: every setting with its default, its bound and the sentence below its field."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterable
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+from environments.bounds import Leaf, leaves
+from launch.config import TrainConfig, recipe_names
+
+WIDTH = 100
+
+
+def help_text(command: str, summary: str, settings: Any = None) -> str:
+    """The help of ``python -m command``.
+
+    Args:
+        settings: the dataclass instance whose fields the command can be told; by default ``TrainConfig()``.
+    """
+    sections: dict[str, list[Leaf]] = {}
+    for leaf in leaves(TrainConfig() if settings is None else settings):
+        sections.setdefault(leaf.name.rpartition(".")[0], []).append(leaf)
+    return "\n".join(
+        [
+            summary,
+            "",
+            f"usage: python -m {command} [recipe=NAME] [setting=value ...]",
+            "",
+            f"recipes: {', '.join(recipe_names())}",
+            "",
+            "Settings with their defaults, and in brackets the values that they may have:",
+            *(line for name, section in sections.items() for line in _section(name, section)),
+            "",
+        ]
+    )
+
+
+def _section(name: str, section: Iterable[Leaf]) -> list[str]:
+    lines: list[str] = []
+    for leaf in section:
+        if not lines and name:
+            lines += ["", *_paragraph(f"{name}: {inspect.cleandoc(leaf.owner.__doc__ or '')}", indent=0)]
+        bound = f"  ({leaf.bound})" if str(leaf.bound) else ""
+        shown = f"  {leaf.name}={_as_typed(leaf.value)}{bound}"
+        lines += textwrap.wrap(shown, WIDTH, subsequent_indent=" " * 6)
+        lines += _paragraph(_sentences(leaf.owner.__module__)[leaf.owner.__name__, leaf.declaration.name], 6)
+    return lines
+
+
+def _paragraph(text: str, indent: int) -> list[str]:
+    margin = " " * indent
+    plain = " ".join(text.replace("``", "").split())
+    return textwrap.wrap(plain, WIDTH, initial_indent=margin, subsequent_indent=margin)
+
+
+def _as_typed(value: object) -> str:
+    """A default as the command line takes it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@cache
+def _sentences(module: str) -> dict[tuple[str, str], str]:
+    """By class and field: the string below each field of the module's classes."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {
+        (node.name, field.target.id): text.value.value
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        for field, text in pairwise(node.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
