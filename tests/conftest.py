@@ -287,18 +287,21 @@ def process_group(verl_on_cpu: None) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def make_rank(process_group: None, tiny_model: Path) -> MakeRank:
-    """``make_rank(learner, algorithm, seed)``: a learner of one rank in this process, in half a second."""
+    """``make_rank(learner, algorithm, seed, model)``: a learner of one rank in this process, in 0.5 s."""
     from policies.learning.algorithms import resolve
     from policies.learning.settings import AlgorithmConfig, LearnerConfig
     from policies.learning.verl.learner import VerlLearner
 
     def make(
-        learner: LearnerConfig | None = None, algorithm: AlgorithmConfig | None = None, seed: int = 0
+        learner: LearnerConfig | None = None,
+        algorithm: AlgorithmConfig | None = None,
+        seed: int = 0,
+        model: Path = tiny_model,
     ) -> VerlLearner:
         resolved = resolve(algorithm or AlgorithmConfig(), RESPONSE_TOKENS)
         with pytest.MonkeyPatch.context() as patch:
             _be_the_only_rank(patch)
-            return VerlLearner(str(tiny_model), learner or LearnerConfig(), resolved, 100, seed)
+            return VerlLearner(str(model), learner or LearnerConfig(), resolved, 100, seed)
 
     return make
 

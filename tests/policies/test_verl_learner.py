@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +93,36 @@ def test_a_learning_rate_of_zero_leaves_ratio_and_weights_alone(
     assert update.metrics["learn/grad_norm"] > 0
     assert rank.score([batch, batch]) == scored
     assert_same(weights(rank), weights_of(tiny_model))
+
+
+def test_dropout_is_switched_off(
+    make_rank: MakeRank, tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``score`` and ``update`` would see different policies: the ratio was 22 before anything was learned."""
+    shutil.copytree(tiny_model, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
+    rank = make_rank(LearnerConfig(optimizer=FROZEN), model=tmp_path)
+    metrics = rank.update(rank.score(batches(1))).metrics
+    assert metrics["learn/ratio_mean"] == metrics["learn/ratio_max"] == 1
+    assert "attention_dropout=0.5: it is trained without" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["config", "modules"])
+def test_dropout_is_found_under_any_name(where: str) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from policies.learning.verl.dropout import switch_off_in_config, switch_off_in_modules
+
+    rates = {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5}
+    config = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2, **rates)
+    if where == "config":
+        switch_off_in_config(config)
+    model = GPT2LMHeadModel(config).train()
+    if where == "modules":
+        switch_off_in_modules(model)
+    ids = torch.arange(20).unsqueeze(0)
+    assert torch.equal(model(ids).logits, model(ids).logits)
 
 
 def test_a_learning_rate_above_zero_moves_both(make_rank: MakeRank, tiny_model: Path) -> None:

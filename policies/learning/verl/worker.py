@@ -19,6 +19,7 @@ import torch.distributed as dist
 from environments.errors import ConfigError, LearnerError
 from policies.learning.samples import TrainBatch
 from policies.learning.settings import LearnerConfig, OptimizerConfig
+from policies.learning.verl import dropout
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.config import optimizer_config
 from policies.learning.verl.data import Share
@@ -68,8 +69,10 @@ class VerlWorker(TrainingWorker):
                     "gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
                 )
         torch.manual_seed(seed)
+        dropout.switch_off_in_config(config.model_config.hf_config)
         super().__init__(config)
         self.reset()
+        dropout.switch_off_in_modules(self.engine.module)
 
     @on_all_ranks
     def begin_phase(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
