@@ -24,7 +24,7 @@ import psutil
 from environments.errors import ConfigError, TroupeError
 
 ROLES = {
-    "driver": r"\S*python\S* (-\S+ )*-m launch\.train( |$)",
+    "driver": r"\S*python\S* (-\S+ )*(-m launch\.|\S*/troupe )train( |$)",
     "learner": r"ray::LearnerWorker\b",
     "critic": r"ray::CriticWorker\b",
     "replica": r"ray::ServeReplica:.*:PolicyServer\b",

@@ -31,6 +31,7 @@ def help_text(command: str, summary: str, settings: Any = None) -> str:
             summary,
             "",
             f"usage: python -m {command} [recipe=NAME] [setting=value ...]",
+            f"   or, installed by pip: {command.replace('launch.', 'troupe ')} [recipe=NAME] ...",
             "",
             f"recipes: {', '.join(recipe_names())}",
             "",

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Makes .venv and installs the pinned packages into it; does nothing when that is already so.
-# Called by every make target. PYTHON chooses the interpreter (default: the first of python3.11,
-# python3.12, python3 and python whose version fits).
+# Makes .venv in the current folder and installs the pinned packages into it; does nothing when that is so.
+# Called by every make target; Troupe's wheel has it too, in launch/install/ beside the pins.
+# PYTHON chooses the interpreter (default: the first of python3.11, python3.12, python3 and python whose
+# version fits).
 set -eu
-cd "$(dirname "$0")/../.."
 
-pins=launch/install/pins-cpu.txt
+pins=$(dirname "$0")/pins-cpu.txt
 stamp=.venv/.installed
 cpu_wheels=https://download.pytorch.org/whl/cpu
 

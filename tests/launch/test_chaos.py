@@ -26,6 +26,8 @@ from launch.workload import load_workload
     ("command_line", "role"),
     [
         ("/opt/bin/python3.11 -u -m launch.train recipe=guess", "driver"),
+        ("/opt/bin/python3 /opt/bin/troupe train recipe=guess", "driver"),
+        ("/opt/bin/python3 /opt/bin/troupe serve", None),
         ("ray::LearnerWorker.update", "learner"),
         ("ray::ServeReplica:policy-1:PolicyServer", "replica"),
         ("ray::RolloutActor", "actor"),

@@ -1,0 +1,51 @@
+"""``troupe NAME``: the commands of an installed Troupe. Each is the same as ``python -m launch.NAME``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+
+COMMANDS = {
+    "train": "train an agent",
+    "evaluate": "measure a model on held-out tasks",
+    "serve": "serve a policy to OpenAI clients",
+    "chaos": "list the processes of a run, and kill or stop one of them",
+}
+
+
+def run() -> int:
+    """What the program ``troupe`` calls: ``main`` with the arguments of the process."""
+    # As `python -m` does: the user's own module is in the working directory.
+    sys.path.insert(0, os.getcwd())
+    return main(sys.argv[1:])
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command that the first argument names; return its exit status, 2 if it is unknown."""
+    name = arguments[0] if arguments else "--help"
+    if name in ("--help", "-h"):
+        sys.stdout.write(help_text())
+        return 0
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.3)
+        hint = f"Did you mean 'troupe {near[0]}'?" if near else f"There are: {', '.join(COMMANDS)}."
+        sys.stderr.write(f"There is no command {name!r}. {hint}\n")
+        return 2
+    status: int = importlib.import_module(f"launch.{name}").main(arguments[1:])
+    return status
+
+
+def help_text() -> str:
+    """What ``troupe --help`` prints: the commands, one a line."""
+    commands = "\n".join(f"  {name:<10}{summary}" for name, summary in COMMANDS.items())
+    return f"""\
+Reinforcement learning for language-model agents.
+
+usage: troupe COMMAND [ARGUMENTS ...]
+
+{commands}
+
+`troupe COMMAND --help` lists the settings of a command. `python -m launch.COMMAND` is the same.
+"""

@@ -1,0 +1,258 @@
+"""Troupe as somebody else has it: installed from its wheel, used in a folder of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import wait_until
+
+from launch.console import COMMANDS, main
+from launch.reporting.tracker import read_metrics
+
+ROOT = Path(__file__).resolve().parents[1]
+LAYERS = ("environments", "policies", "actors", "launch")
+LEFT_OUT = {"launch/install/pins.py"}
+"""Resolves the repository's pyproject.toml anew, which a wheel does not have."""
+
+MY_WORKLOAD = """
+from pathlib import Path
+
+import environments
+from environments import Dataset, MultiTurnEnvironment
+from launch.workload import Workload
+from policies import GameAgent
+
+
+class Greeting(MultiTurnEnvironment):
+    def get_reward_and_next_obs(self, task, action):
+        Path(NOTES, "agent-was-in").write_text(__file__)
+        Path(NOTES, "troupe-was-in").write_text(environments.__file__)
+        self.done = True
+        return float(str(action).startswith("H")), {{}}
+
+
+NOTES = {notes!r}
+
+
+def workload(seed):
+    tasks = Dataset([{{"question": "Say hello."}}] * 8)
+    talk = [{{"role": "user", "content": "Say hello."}}, {{"role": "assistant", "content": "Hello."}}]
+    return Workload(
+        agent_class=GameAgent,
+        env_class=Greeting,
+        train_dataset=tasks,
+        val_dataset=tasks,
+        demonstrations=[talk] * 8,
+    )
+"""
+SMALL = [
+    "workload=my_workload",
+    "run.num_steps=2",
+    "rollout.groups_per_step=2",
+    "rollout.group_size=2",
+    "rollout.max_response_tokens=32",
+    "server.engine.max_model_tokens=128",
+    "rollout.max_prompt_tokens=64",
+    "fleet.num_actors=2",
+    "evaluation.num_tasks=2",
+    "learner.mini_batch_size=4",
+    "algorithm.zero_signal_groups=keep",
+]
+
+
+def run(*command: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A program in ``cwd`` that knows nothing of this checkout."""
+    return subprocess.run(
+        list(map(str, command)),
+        cwd=cwd,
+        env=foreign_environment() | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def foreign_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy: setuptools would leave folders in this checkout, and pack what lies in them."""
+    source = tmp_path_factory.mktemp("source")
+    for name in LAYERS:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-q", "--no-index"]
+    built = run(*pip, "--no-deps", "--no-build-isolation", "-w", source / "dist", source, cwd=source)
+    assert built.returncode == 0, built.stderr
+    (path,) = (source / "dist").iterdir()
+    return path
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ``bin`` of a fresh environment with the wheel in it. The packages that it needs are borrowed."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder)
+    packages = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", folder / "bin" / "python"]
+    done = run(*pip, "install", "-q", "--no-index", "--no-deps", wheel, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "bin"
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A folder with nothing but somebody's own ``my_workload.py``."""
+    folder = tmp_path / "foreign"
+    folder.mkdir()
+    (folder / "my_workload.py").write_text(MY_WORKLOAD.format(notes=str(tmp_path)))
+    return folder
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_files_of_the_layers_and_nothing_else(wheel: Path) -> None:
+    tracked = {
+        str(path.relative_to(ROOT))
+        for layer in LAYERS
+        for path in (ROOT / layer).rglob("*")
+        if path.is_file() and path.suffix != ".pyc" and path.name != "README.md"
+    }
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert packed == tracked - LEFT_OUT
+
+
+@pytest.mark.slow
+def test_the_installed_command_knows_its_recipes_in_any_folder(installed: Path, foreign: Path) -> None:
+    helped = run(installed / "troupe", "train", "--help", cwd=foreign)
+    assert "recipes: calculator, " in helped.stdout, helped.stderr
+    # The recipe and the module are found before the error that is meant.
+    for choice in ("recipe=calculator", "workload=my_workload"):
+        refused = run(installed / "troupe", "train", choice, "rollout.group_size=1", cwd=foreign)
+        assert (refused.returncode, "rollout.group_size=1" in refused.stderr) == (2, True), refused.stderr
+
+
+def test_without_a_command_all_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["--help"]):
+        assert main(arguments) == 0
+        listed = capsys.readouterr().out
+        assert all(f"\n  {name} " in listed for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_is_the_module_of_its_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) if name == "chaos" else _nothing():
+        assert main([name, "--help"]) == 0
+    assert f"python -m launch.{name}" in capsys.readouterr().out
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize(("name", "hint"), [("trian", "troupe train"), ("xyz", "train, evaluate")])
+def test_an_unknown_command_names_the_nearest(
+    name: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name]) == 2
+    assert hint in capsys.readouterr().err
+
+
+@pytest.mark.engine
+def test_an_installed_troupe_trains_somebodys_own_module(installed: Path, foreign: Path) -> None:
+    trained = run(installed / "troupe", "train", *SMALL, "run.directory=run", cwd=foreign)
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    assert_trained(foreign / "run", notes=foreign.parent, installed=installed)
+
+
+@pytest.mark.engine
+def test_a_submitted_job_trains_what_is_in_its_working_directory(installed: Path, foreign: Path) -> None:
+    directory = foreign.parent / "run"
+    with head_node(installed) as dashboard:
+        submit = [installed / "python", *RAY, "job", "submit", "--address", dashboard]
+        job = [installed / "troupe", "train", *SMALL, f"run.directory={directory}"]
+        done = run(*submit, "--working-dir", ".", "--", *job, cwd=foreign, RAY_AUTH_MODE="disabled")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_trained(directory, notes=foreign.parent, installed=installed)
+
+
+def assert_trained(directory: Path, notes: Path, installed: Path) -> None:
+    steps = [each["step"] for each in read_metrics(directory) if "learn/loss" in each]
+    assert steps == [1, 2]
+    assert Path((notes / "agent-was-in").read_text()).name == "my_workload.py"
+    assert Path((notes / "troupe-was-in").read_text()).is_relative_to(installed.parent)
+
+
+@contextmanager
+def head_node(installed: Path) -> Iterator[str]:
+    """A cluster of its own, as ``ray start --head`` makes it; yields where jobs are submitted to."""
+    ports = {name: str(free_port()) for name in PORTS}
+    options = [f"--{name}={port}" for name, port in ports.items()]
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # tmp_path is too long for its sockets
+        start = [
+            installed / "python",
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            "--head",
+            "--block",
+            "--num-cpus=8",
+        ]
+        log = Path(folder) / "head.log"
+        with log.open("w") as output:
+            head = subprocess.Popen(
+                [*map(str, start), *options, f"--temp-dir={folder}/ray"],
+                env=foreign_environment() | {"RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": folder},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            wait_until(lambda: answers(int(ports["dashboard-port"])) or head.poll() is not None)
+            assert head.poll() is None, log.read_text()
+            yield f"http://127.0.0.1:{ports['dashboard-port']}"
+        finally:
+            head.send_signal(signal.SIGTERM)
+            head.wait(timeout=60)
+
+
+RAY = ("-m", "ray.scripts.scripts")
+"""The command ``ray``, whose own program is in the environment that the packages are borrowed from."""
+PORTS = (
+    "port",
+    "dashboard-port",
+    "ray-client-server-port",
+    "dashboard-agent-listen-port",
+    "dashboard-agent-grpc-port",
+    "metrics-export-port",
+)
+"""Other clusters of this machine may have the usual ones."""
+
+
+def answers(port: int) -> bool:
+    """Whether something listens on ``port``."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
