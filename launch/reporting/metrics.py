@@ -167,6 +167,11 @@ def token_metrics(
     }
 
 
+def has_failed(trajectory: Trajectory) -> bool:
+    """Whether a rollout failed or ran out of time: ``error`` says how."""
+    return trajectory.failed or trajectory.termination_reason is TerminationReason.TIMEOUT
+
+
 def _use(trajectory: Trajectory) -> str:
     """``trained``, or the reason of ``UNTRAINED`` for which ``training_samples`` leaves it out."""
     if trajectory.failed:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from environments.types import TrajectoryGroup
+from launch.reporting.metrics import has_failed
 from launch.reporting.plots import draw_curve, draw_timeline
 from launch.run_folder.jsonl_log import JsonlLog, read_records
-from launch.training.selection import has_failed
 
 METRICS = "metrics.jsonl"
 CURVE = "learning_curve.png"

@@ -16,7 +16,7 @@ from environments.types import TrajectoryGroup
 from launch.config import TrainConfig
 from launch.reporting import metrics
 from launch.training.run import Run
-from launch.training.selection import REASONS, ZERO_SIGNAL, has_failed, mask, reason_to_drop
+from launch.training.selection import REASONS, ZERO_SIGNAL, mask, reason_to_drop
 from policies.learning.credit import assign_credit
 from policies.learning.samples import LearnerUpdate, TrainBatch, TrainingSample, has_signal, training_samples
 
@@ -197,7 +197,7 @@ def check_any_succeeded(selection: Selection, wanted: int) -> None:
     """Raise ``TroupeError`` when not one rollout of a whole update's worth of groups came to its end."""
     groups = [*selection.groups, *selection.all_dropped]
     trajectories = [each for group in groups for each in group.trajectories]
-    if len(groups) < wanted or not all(map(has_failed, trajectories)):
+    if len(groups) < wanted or not all(map(metrics.has_failed, trajectories)):
         return
     raise TroupeError(f"All of {len(trajectories)} rollouts failed. The first: {trajectories[0].error}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from environments.types import TerminationReason, Trajectory, TrajectoryGroup
+from environments.types import Trajectory, TrajectoryGroup
 from launch.config import TrainConfig
 from policies.learning.algorithms import Algorithm
 from policies.learning.samples import has_signal, is_judged
@@ -48,11 +48,6 @@ def mask(group: TrajectoryGroup, reasons: Collection[str]) -> None:
     """Mark the trajectories that ended for one of ``reasons``: nothing is learnt from their tokens."""
     for trajectory in group.trajectories:
         trajectory.masked = trajectory.masked or trajectory.termination_reason in reasons
-
-
-def has_failed(trajectory: Trajectory) -> bool:
-    """Whether a rollout failed or ran out of time: ``error`` says how."""
-    return trajectory.failed or trajectory.termination_reason is TerminationReason.TIMEOUT
 
 
 def oldest_version(trajectory: Trajectory) -> float:

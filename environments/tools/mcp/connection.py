@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp.types import CallToolResult, Tool
 
-    from environments.tools.mcp.tool import MCPServer
+    from environments.tools.mcp.address import ServerAddress
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +48,11 @@ if os.getppid() == int(parent):
 """Turns into the server, which the kernel then ends when its parent is killed. Most servers end by
 themselves, because their input ends; one that is busy or does not care would stay behind."""
 
-_connections: dict[MCPServer, Connection] = {}
+_connections: dict[ServerAddress, Connection] = {}
 _connections_lock = threading.Lock()
 
 
-def connection(server: MCPServer) -> Connection:
+def connection(server: ServerAddress) -> Connection:
     """Return this process's connection to ``server``: equal descriptions share one."""
     with _connections_lock:
         return _connections.setdefault(server, Connection(server))
@@ -61,7 +61,7 @@ def connection(server: MCPServer) -> Connection:
 class Connection:
     """The way to one server. A session that was lost is replaced by the next call, with one try."""
 
-    def __init__(self, server: MCPServer) -> None:
+    def __init__(self, server: ServerAddress) -> None:
         self._server = server
         self._lock = threading.Lock()
         self._session: _Session | None = None
@@ -108,7 +108,7 @@ class Connection:
 class _Session:
     """One life of a client, in a thread of its own, from the handshake to the server's end or ours."""
 
-    def __init__(self, server: MCPServer) -> None:
+    def __init__(self, server: ServerAddress) -> None:
         self._server = server
         self._stderr = _Tail()
         self._incoming: MemoryObjectReceiveStream[Any] | None = None

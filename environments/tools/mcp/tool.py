@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from environments.errors import ConfigError
 from environments.tools.base import Tool, ToolOutput
+from environments.tools.mcp.address import ServerAddress
 from environments.tools.mcp.connection import connection
 
 if TYPE_CHECKING:
@@ -15,8 +13,7 @@ if TYPE_CHECKING:
     from mcp.types import Tool as Definition
 
 
-@dataclass(frozen=True, kw_only=True)
-class MCPServer:
+class MCPServer(ServerAddress):
     """Where an MCP server is. ``tools=[MCPServer(...)]`` stands for all tools that it has.
 
     With a ``command`` and its ``args``, each process that uses the server starts one of its own and speaks
@@ -32,40 +29,6 @@ class MCPServer:
         ConfigError: there is not exactly one of ``command`` and ``url``, an argument belongs to the other,
             or a time is not above 0.
     """
-
-    command: str | None = None
-    args: Sequence[str] = ()
-    env: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
-    url: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
-    prefix: str = ""
-    start_seconds: float = 60.0
-    timeout_seconds: float = 30.0
-
-    def __post_init__(self) -> None:
-        if (self.command is None) == (self.url is None):
-            raise ConfigError(
-                f"An MCPServer has command={self.command!r} and url={self.url!r}: pass the command that "
-                "starts it in each process, or the url of one that runs."
-            )
-        if self.url is None and self.headers:
-            raise ConfigError(f"headers do not reach the command {self.command!r}: pass env, or a url.")
-        if self.command is None and (self.args or self.env):
-            raise ConfigError(f"args and env do not reach the url {self.url!r}: pass headers, or a command.")
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"url={self.url!r} has to start with http:// or https://.")
-        if isinstance(self.args, str):
-            raise ConfigError(f"args={self.args!r} is a text: pass a list, {self.args.split()!r}.")
-        if not (self.start_seconds > 0 and self.timeout_seconds > 0):
-            raise ConfigError(
-                f"start_seconds={self.start_seconds} and timeout_seconds={self.timeout_seconds} have to be "
-                "above 0."
-            )
-        object.__setattr__(self, "args", tuple(str(arg) for arg in self.args))  # hashable
-
-    def __str__(self) -> str:
-        """What to call the server in a message. It holds no secret: neither ``env`` nor ``headers``."""
-        return f"MCP server {self.url or ' '.join((str(self.command), *self.args))!r}"
 
     def tools(self) -> list[Tool]:
         """Return the server's tools. The first use in a process connects; after that it costs nothing.
