@@ -8,10 +8,10 @@ export PYTHON
 run := .venv/bin/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help install train serve test check format pins clean
+.PHONY: help install train serve test test-fast check format pins clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install:
 	@sh launch/install/install.sh
@@ -22,8 +22,11 @@ train: install  ## Train a small model from scratch: make train RECIPE=calculato
 serve: install  ## Serve a policy to OpenAI clients
 	@$(run) launch.serve $(ARGS)
 
-test: install  ## Run all tests: make test ARGS="-m 'not engine'" leaves out the slow ones
+test: install  ## Run all tests: make test ARGS="-k parsers" chooses some
 	@$(run) pytest $(ARGS)
+
+test-fast: install  ## Run the tests that start no engine and are quick, at every save
+	@$(run) pytest -m "not engine and not slow" $(ARGS)
 
 check: install  ## Lint, formatting, types and layers, in under a minute
 	@$(run) ruff check

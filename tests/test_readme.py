@@ -51,6 +51,7 @@ def test_every_setting_and_recipe_that_the_readme_names_exists() -> None:
     assert isinstance(compose(sorted(overrides)), TrainConfig)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [COLLECT, TRAIN], ids=["collect", "train"])
 def test_the_reference_programs_import_what_exists(program: str) -> None:
     imports = "\n".join(line for line in program.splitlines() if line.startswith(("import ", "from ")))

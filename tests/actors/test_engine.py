@@ -92,7 +92,7 @@ class EchoServer(ThreadingHTTPServer):
     def running(cls) -> Iterator[EchoServer]:
         """A server that answers in the block."""
         with cls() as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
             yield server
             server.shutdown()
 

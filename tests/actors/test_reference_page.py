@@ -137,7 +137,7 @@ class ScriptedServer(EchoServer):
     def saying(cls, reply: Callable[[list[Message]], str]) -> Iterator[str]:
         """The address of a server that answers in the block."""
         with cls(reply) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
             yield server.base_url
             server.shutdown()
 

@@ -183,6 +183,7 @@ if state == "hang":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["exit", "idle", "hang"])
 def test_the_child_ends_with_its_parent(state):
     parent = subprocess.Popen(
@@ -229,6 +230,7 @@ def test_a_confined_child_changes_no_file_and_reaches_no_network_and_no_process(
     assert run(confined, own) == 22
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "message"),
     [

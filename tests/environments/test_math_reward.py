@@ -162,6 +162,7 @@ def test_the_verdict_says_what_was_compared_and_how(answer, truth, judged_by, co
     assert output.metadata == {"answer": answer, "judged_by": judged_by}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", ["10^{10^{10}}", "9^{9^{9^{9}}}"])
 def test_an_answer_that_takes_for_ever_is_wrong_and_costs_its_time_limit_alone(answer):
     start = time.monotonic()

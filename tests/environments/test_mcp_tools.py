@@ -161,6 +161,7 @@ def test_a_closed_server_ends_and_is_started_anew_by_the_next_use(stdio):
 # --- when something goes wrong
 
 
+@pytest.mark.slow
 def test_a_call_that_takes_too_long_is_an_error_and_only_a_stuck_server_is_replaced():
     server = MCPServer(command=sys.executable, args=[ECHO], timeout_seconds=1.5)
     tools = make_tools([server])
@@ -200,6 +201,7 @@ def test_a_server_that_cannot_come_back_ends_the_rollout(tmp_path):
     server.close()
 
 
+@pytest.mark.slow
 def test_an_http_server_that_is_gone_ends_the_rollout_and_one_that_is_back_serves():
     process, url = start_http_server()
     server = MCPServer(url=url, timeout_seconds=5)
@@ -217,6 +219,7 @@ def test_an_http_server_that_is_gone_ends_the_rollout_and_one_that_is_back_serve
     process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("server", "message"),
     [
@@ -256,6 +259,7 @@ if sys.argv[1] == "busy":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["busy", "done"])
 def test_a_server_ends_with_its_owner(state):
     owner = subprocess.Popen(

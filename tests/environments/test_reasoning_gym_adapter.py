@@ -85,6 +85,7 @@ def test_an_answer_is_not_run_in_the_process_of_the_rollout(name, tmp_path):
     assert not note.exists() or int(note.read_text()) != os.getpid()  # where the kernel keeps nothing in
 
 
+@pytest.mark.slow
 def test_an_answer_whose_verdict_takes_for_ever_is_worth_nothing_and_costs_its_time_limit_alone(monkeypatch):
     task = reasoning_gym_tasks("countdown", 1)[0]
     judged(task, "1")

@@ -218,6 +218,7 @@ def searcher(seconds):
     )
 
 
+@pytest.mark.slow
 def test_of_many_processes_one_builds_and_the_others_wait(home):
     DatasetRegistry.register_dataset("search_corpus", ROWS)
     searchers = [searcher(0.5) for _ in range(8)]

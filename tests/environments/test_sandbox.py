@@ -179,6 +179,7 @@ def test_open_files_are_limited(kernel):
     assert "Too many open files" in run_python(source).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0, 30])
 @pytest.mark.parametrize("environment", ["os.environ", "{}"])
 def test_processes_that_left_the_session_are_killed(kernel, seconds, environment):
@@ -295,6 +296,7 @@ def test_missing_isolation_is_told(kernel, caplog):
     assert ("user namespaces" in caplog.text) is not result.isolated
 
 
+@pytest.mark.slow
 def test_a_fork_bomb_ends(kernel):
     source = "import os, time\nfor _ in range(8): os.fork()\ntime.sleep(60)"
     begin = time.monotonic()

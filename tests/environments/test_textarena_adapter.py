@@ -127,7 +127,7 @@ def test_the_opponent_can_be_the_policy_of_a_server():
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Server)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         opponent = PolicyOpponent(f"http://127.0.0.1:{server.server_port}/v1", temperature=0.5)
         env, _ = begun(env_id="TicTacToe-v0", opponent=opponent)

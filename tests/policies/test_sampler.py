@@ -168,7 +168,7 @@ def serving(answer: Callable[[dict[str, Any], int], Answer]) -> Iterator[FakeSer
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     fake.base_url = f"http://127.0.0.1:{server.server_address[1]}/v1"
     try:
         yield fake

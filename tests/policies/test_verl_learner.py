@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from conftest import MakeRank
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:FSDP2-wrapped module"),  # nothing changes its output in place
     pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings"),
 ]
