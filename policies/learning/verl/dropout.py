@@ -1,7 +1,7 @@
 """Switches off what makes a model's answer random while it is trained: dropout, layerdrop, routers' jitter.
 
-``score`` computes the log-probabilities of the old policy without it, and ``update`` those of the new one:
-with dropout in only one of them the ratio is not 1 before anything is learned (measured: up to 22 at p = 0.5).
+``score`` computes the old log-probabilities without it, and ``update`` the new ones: with dropout in only
+one of them the ratio is not 1 before anything is learned (measured: up to 22 at p = 0.5).
 """
 
 from __future__ import annotations
