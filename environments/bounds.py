@@ -39,13 +39,13 @@ class Bound:
             return f"{', '.join(others)} or {last}" if others else last
         return " and ".join(f"{words} {limit}" for words, limit in self._limits())
 
-    def check(self, name: str, value: Any) -> None:
+    def check_value(self, name: str, value: Any) -> None:
         """Raise ``ConfigError`` for a value outside, and for a number that is not finite."""
         if isinstance(value, list):
             if self.length is not None and len(value) != self.length:
                 raise ConfigError(f"{name}={value} has to be a list of {self.length}.")
             for index, item in enumerate(value):
-                self.check(f"{name}[{index}]", item)
+                self.check_value(f"{name}[{index}]", item)
         elif isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{name}={value} has to be a finite number.")
         elif self.one_of:
@@ -144,7 +144,7 @@ def check_bounds(settings: Any, prefix: str = "") -> None:
         ConfigError: names the first setting outside its bound, its value and what it has to be.
     """
     for leaf in leaves(settings, prefix):
-        leaf.bound.check(leaf.name, leaf.value)
+        leaf.bound.check_value(leaf.name, leaf.value)
 
 
 def check_choice(name: str, value: str | None, choices: Collection[str], more: str = "") -> None:

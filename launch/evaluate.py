@@ -96,7 +96,7 @@ def roll_out(
         with engine:
             engine.start()  # its actors start while the server loads the model
             app.start()
-            interrupts.check()
+            interrupts.raise_if_interrupted()
             return asyncio.run(engine.execute_tasks(tasks, results_file))
 
 

@@ -50,7 +50,7 @@ def serve(config: TrainConfig) -> None:
     fleet = replace(config.fleet, num_actors=0)
     with policy_app(replace(config, server=server, fleet=fleet), model_path) as (app, interrupts):
         app.start()
-        interrupts.check()
+        interrupts.raise_if_interrupted()
         url = f"http://{reachable(server.http_host)}:{port}/v1"
         sys.stdout.write(greeting(url, served_models(url), server))
         sys.stdout.flush()

@@ -19,8 +19,8 @@ from launch.process.interrupt import Interrupts
 def policy_app(config: TrainConfig, model_path: str) -> Iterator[tuple[PolicyApp, Interrupts]]:
     """The application that serves ``model_path`` as version 0, to be started in the block; it ends with it.
 
-    SIGINT and SIGTERM raise ``KeyboardInterrupt`` in the block; ``Interrupts.check`` raises it again where a
-    library has swallowed it.
+    SIGINT and SIGTERM raise ``KeyboardInterrupt`` in the block;
+    ``Interrupts.raise_if_interrupted`` raises it again where a library has swallowed it.
 
     Raises:
         ConfigError: the cluster cannot hold the replicas.

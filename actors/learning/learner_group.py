@@ -134,11 +134,11 @@ class LearnerGroup:
             self._critic.call("load", os.path.join(folder, CRITIC))
         return left_out
 
-    def check(self) -> None:
+    def check_ranks(self) -> None:
         """Raise if a rank has died or hangs: for when nothing else is asked of them."""
         for group in (self._policy, self._critic):
             if group is not None:
-                group.check()
+                group.check_ranks()
 
     def close(self) -> None:
         """End the workers and give back their resources."""
@@ -177,7 +177,7 @@ class _WorkerGroup:
     def call(self, method: str, *args: Any) -> Any:
         return _answer(self.begin(method, *args))
 
-    def check(self) -> None:
+    def check_ranks(self) -> None:
         _answer(self._opened)  # which may take minutes, and is no sign that a rank hangs
         answers([worker.__ray_ready__.remote() for worker in self._group.workers], "A learner rank")
 

@@ -109,7 +109,7 @@ class RolloutService:
         """Whether rollouts can be requested."""
         return self._started.done() and self._started.exception() is None
 
-    def check(self) -> None:
+    def check_start(self) -> None:
         """Raise the error that has kept the service from starting, if there was one."""
         if self._started.done():
             self._started.result()
@@ -121,7 +121,7 @@ class RolloutService:
             The error that has kept the service from starting.
         """
         wait([self._started], seconds)
-        self.check()
+        self.check_start()
         return self.is_up
 
     def stop(self) -> None:

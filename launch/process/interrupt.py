@@ -44,8 +44,8 @@ class Interrupts:
             for each in SIGNALS:
                 signal.signal(each, self._handle)
 
-    def check(self) -> None:
-        """Raise an interrupt that was raised before and has come to nothing.
+    def raise_if_interrupted(self) -> None:
+        """Raise an interrupt that was raised before and swallowed.
 
         Libraries that catch whatever an import raises swallow it, and so does Python in a ``__del__``.
         """

@@ -29,11 +29,11 @@ WARM_START_CHUNK = 5
 
 def train(config: TrainConfig, run: Run) -> None:
     """Train the policy from where ``run.progress`` says to ``config.run.num_steps`` updates."""
-    run.interrupts.check()
+    run.interrupts.raise_if_interrupted()
     warm_start(config, run)
     run.begin_rollouts()
     while True:
-        run.interrupts.check()
+        run.interrupts.raise_if_interrupted()
         clock = Clock()
         evaluate_and_save(config, run, clock)
         if run.progress.step >= config.run.num_steps:

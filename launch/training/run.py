@@ -180,7 +180,7 @@ class Run:
     def check_serving(self) -> None:
         """Raise what kept a server or a fleet from starting, if anything has."""
         for service in self._services:
-            service.check()
+            service.check_start()
 
     def begin_rollouts(self) -> None:
         """Wait until rollouts can be requested, and request the first ones, or those that were under way."""
@@ -191,7 +191,7 @@ class Run:
                 "Still waiting for it: its replicas load the model, or wait for room (`ray status` shows "
                 "what is free, Serve's logs what keeps them)."
             )
-        self.service.stream.watch(self.learner.check)
+        self.service.stream.watch(self.learner.check_ranks)
         self.tracker.announce(
             f"Policy server: {self.config.server.num_replicas} replica(s); "
             f"{self.config.fleet.num_actors} rollout actors."

@@ -67,11 +67,11 @@ def test_an_interrupt_is_raised_once() -> None:
 def test_an_interrupt_that_somebody_swallowed_is_raised_at_the_next_check() -> None:
     interrupts = Interrupts()
     with interrupts.installed():
-        interrupts.check()
+        interrupts.raise_if_interrupted()
         with suppress(BaseException):  # as libraries do around their imports
             interrupt()
         with pytest.raises(KeyboardInterrupt):
-            interrupts.check()
+            interrupts.raise_if_interrupted()
 
 
 def test_a_handler_that_a_library_has_replaced_is_put_back() -> None:
