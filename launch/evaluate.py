@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from environments.data.datasets import Dataset
-from environments.errors import ConfigError, DatasetError, TroupeError
+from environments.errors import DatasetError, TroupeError
 from environments.pass_at_k import compute_pass_at_k
 from environments.types import Trajectory
 from launch.command import run_command
 from launch.config import TrainConfig
 from launch.reporting.metrics import environment_metrics
 from launch.run_folder.model_paths import model_folder
-from launch.validation.settings import check_settings
+from launch.validation.startup import check_evaluation
 from launch.workload import Workload, load_workload
 
 TRAJECTORIES = "evaluation.jsonl"
@@ -39,16 +39,6 @@ def evaluate(config: TrainConfig) -> None:
     sys.stdout.write(f"Evaluating {model_path} on {len(tasks)} rollouts.\n")
     report(roll_out(config, workload, tasks, model_path, path))
     sys.stdout.write(f"Trajectories: {path}\n")
-
-
-def check_evaluation(config: TrainConfig) -> None:
-    """A model is named, and the settings are right. Raises ``ConfigError``."""
-    if config.model.path is None:
-        raise ConfigError(
-            "model.path is not set: name the model to evaluate, a run such as model.path=runs/my-run (its "
-            "newest checkpoint), a checkpoint, a Hugging Face folder or name."
-        )
-    check_settings(config)
 
 
 def held_out_tasks(config: TrainConfig, workload: Workload) -> Dataset:

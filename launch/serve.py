@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 import threading
 import urllib.error
@@ -14,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from actors.settings import MODEL_NAME
-from environments.bounds import check_bounds
 from environments.errors import ConfigError, SamplerError
 from launch.command import run_command
 from launch.config import ServerConfig, TrainConfig
 from launch.run_folder.model_paths import adapter_folder, model_folder, newest_checkpoint
+from launch.validation.serving import DEFAULT_PORT
+from launch.validation.startup import check_serving
 from policies.settings import ADAPTER, adapter_config
 
-DEFAULT_PORT = 8000
 RUNS = Path("runs")
 """Where runs are by default: the newest checkpoint in there is served if no model is named."""
 
@@ -32,16 +31,9 @@ def serve(config: TrainConfig) -> None:
     Raises:
         TroupeError: something is wrong that its message explains.
     """
-    check_bounds(config)
-    server = config.server
-    port = DEFAULT_PORT if server.http_port is None else server.http_port
-    server = replace(server, http_port=port)
-    check_port(server.http_host, port)
-    if server.adapters and config.model.path is None:
-        raise ConfigError(
-            f"server.adapters={server.adapters} needs to know what they are added to: name the model that "
-            "they were trained on by model.path."
-        )
+    port = DEFAULT_PORT if config.server.http_port is None else config.server.http_port
+    server = replace(config.server, http_port=port)
+    check_serving(replace(config, server=server))
     model_path = chosen_model(config.model.path)
     server = replace(server, adapters=served_adapters(server.adapters, model_path))
     from launch.served_model import policy_app
@@ -93,20 +85,6 @@ def served_adapters(adapters: Mapping[str, str], model_path: str) -> dict[str, s
         if base and Path(base).resolve() != Path(model_path).resolve():
             sys.stdout.write(f"The adapter {name!r} was trained on {base}, and is served on {model_path}.\n")
     return folders
-
-
-def check_port(host: str, port: int) -> None:
-    """Refuse an address that cannot be listened on. Raises ``ConfigError``."""
-    with socket.socket() as probe:
-        # As servers do: connections that were closed a moment ago do not count.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            raise ConfigError(
-                f"Port {port} of {host} cannot be listened on ({error}): choose another one, such as "
-                f"server.http_port={DEFAULT_PORT + 1}, or end the program that has it."
-            ) from error
 
 
 def reachable(host: str) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from environments.bounds import check_bounds
+from environments.errors import ConfigError
 from launch.config import TrainConfig
-from launch.validation.settings import check_training_settings
+from launch.validation.serving import check_address, check_base_model
+from launch.validation.settings import check_settings, check_training_settings
 from launch.validation.trial import try_first_task
 from launch.validation.workload import check_datasets, check_demonstrations, check_model, check_task_weights
 from launch.workload import Workload
@@ -21,3 +24,21 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
     check_task_weights(config.rollout.task_weights, workload.train_dataset)
     check_model(config, workload)
     try_first_task(workload)
+
+
+def check_evaluation(config: TrainConfig) -> None:
+    """Find what would fail later in an evaluation. Raises ``ConfigError``."""
+    if config.model.path is None:
+        raise ConfigError(
+            "model.path is not set: name the model to evaluate, a run such as model.path=runs/my-run (its "
+            "newest checkpoint), a checkpoint, a Hugging Face folder or name."
+        )
+    check_settings(config)
+
+
+def check_serving(config: TrainConfig) -> None:
+    """Find what would fail later in serving; ``server.http_port`` is set. Raises ``ConfigError``."""
+    check_bounds(config)
+    assert config.server.http_port is not None
+    check_address(config.server.http_host, config.server.http_port)
+    check_base_model(config)

@@ -30,6 +30,7 @@ from launch import evaluate, serve
 from launch.config import compose
 from launch.run_folder.model_paths import adapter_folder, model_folder, newest_checkpoint
 from launch.validation.settings import check_settings
+from launch.validation.startup import check_evaluation
 
 PROMPT = tuple(range(5, 40))
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,7 +137,7 @@ def test_evaluate_refuses_what_cannot_work(
 
 def test_evaluate_takes_a_group_of_one() -> None:
     config = compose(["recipe=calculator", "model.path=gpt2", "rollout.group_size=1"])
-    evaluate.check_evaluation(config)
+    check_evaluation(config)
 
 
 def test_serve_without_any_checkpoint_says_how_to_get_one(

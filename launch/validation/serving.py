@@ -1,0 +1,33 @@
+"""What serving asks of the machine and of the model's settings."""
+
+from __future__ import annotations
+
+import socket
+
+from environments.errors import ConfigError
+from launch.config import TrainConfig
+
+DEFAULT_PORT = 8000
+
+
+def check_address(host: str, port: int) -> None:
+    """The address can be listened on. Raises ``ConfigError``."""
+    with socket.socket() as probe:
+        # As servers do: connections that were closed a moment ago do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"Port {port} of {host} cannot be listened on ({error}): choose another one, such as "
+                f"server.http_port={DEFAULT_PORT + 1}, or end the program that has it."
+            ) from error
+
+
+def check_base_model(config: TrainConfig) -> None:
+    """Adapters are added to a model that is named. Raises ``ConfigError``."""
+    if config.server.adapters and config.model.path is None:
+        raise ConfigError(
+            f"server.adapters={config.server.adapters} needs to know what they are added to: name the model "
+            "that they were trained on by model.path."
+        )
