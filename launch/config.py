@@ -30,18 +30,18 @@ class RunConfig:
     """One run and its folder."""
 
     directory: str = "runs/${now:%Y-%m-%d_%H-%M-%S}"
-    """Where checkpoints, metrics and the learning curve go."""
+    """Folder of the run: its checkpoints, metrics and learning curve."""
     num_steps: int = setting(100, at_least=1)
-    """Policy updates."""
+    """Policy updates in the whole run."""
     resume: bool = False
-    """Go on from the newest checkpoint in the directory."""
+    """Go on from the newest checkpoint in run.directory."""
     checkpoint_every: int = setting(50, at_least=1)
-    """Steps between checkpoints; one is always written at the end and on Ctrl-C."""
+    """Updates between two checkpoints. A checkpoint is also written at the end and on Ctrl-C."""
     checkpoints_kept: int = setting(2, at_least=1)
-    """Older checkpoints are deleted, but for the best one."""
+    """Newest checkpoints that stay on disk; the best one stays too."""
     best_metric: str | None = None
-    """Metric of the evaluations, such as eval/reward_mean: every evaluated policy is checkpointed, and the
-    best one kept, with a pointer called best."""
+    """Metric of the evaluations by which the best policy is chosen, such as eval/reward_mean. Every evaluated
+    policy is then checkpointed; the best checkpoint stays, and the file checkpoints/best names it."""
 
 
 @dataclass
@@ -49,9 +49,9 @@ class ModelConfig:
     """The model to train."""
 
     path: str | None = None
-    """Folder or hub name in Hugging Face format; null builds the tiny model of the workload."""
+    """Folder or hub name of a model in Hugging Face format; null builds a tiny model for the workload."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Options of its chat template in rollouts and demonstrations, such as {enable_thinking: false}."""
+    """Options of the chat template, for rollouts and demonstrations, such as {enable_thinking: false}."""
 
 
 @dataclass
@@ -59,9 +59,9 @@ class WarmStartConfig:
     """Supervised learning on the workload's demonstrations, before the first rollout."""
 
     num_steps: int = setting(0, at_least=0)
-    """Optimizer steps; 0 leaves it out."""
+    """Optimizer steps; 0 means no warm start."""
     batch_size: int = setting(32, at_least=1)
-    """Demonstrations per step."""
+    """Demonstrations per optimizer step."""
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(lr=3e-3, schedule="cosine", warmup_steps=20, min_lr_ratio=0.1)
     )
@@ -69,61 +69,63 @@ class WarmStartConfig:
 
 @dataclass
 class RolloutConfig:
-    """What is rolled out for one update, and where a rollout ends."""
+    """The rollouts of one update, and the limits at which a rollout ends."""
 
     groups_per_step: int = setting(8, at_least=1)
     """Tasks per update."""
     group_size: int = setting(8, at_least=1)
-    """Rollouts of the same task, compared with each other."""
+    """Rollouts of one task; the advantage compares their rewards."""
     max_staleness: int = setting(0, at_least=0)
-    """Updates by which the policy in training may be ahead of the oldest token that it learns from. 0 rolls
-    out and learns in turns; above 0 the fleet goes on while the learner learns."""
+    """Updates by which the policy in training may be ahead of the oldest token that it learns from. With 0,
+    rollouts and learning alternate; above 0 the rollouts continue while the learner learns."""
     task_weights: str | None = None
-    """Key of a task's weight: how often it is played, compared with others. Null plays all equally."""
+    """Key in a task under which its weight stands: a task of weight 2 is played on average twice as
+    often as a task of weight 1. With null all tasks are played equally often."""
     temperature: float = setting(1.0, at_least=0)
-    """Sampling temperature, in training and evaluation."""
+    """Sampling temperature in training and evaluation; training needs one above 0."""
     max_steps: int = setting(5, at_least=1)
-    """Turns of a trajectory."""
+    """Most turns of a trajectory."""
     max_prompt_tokens: int = setting(512, at_least=1)
-    """Longest first prompt."""
+    """Most tokens of the first prompt."""
     max_response_tokens: int = setting(512, at_least=1)
-    """Everything after the first prompt, over the whole trajectory."""
+    """Most tokens after the first prompt, over the whole trajectory."""
     max_turn_tokens: int | None = setting(None, at_least=1)
-    """Most tokens of one completion; null leaves it to max_response_tokens."""
+    """Most tokens of one completion; with null, rollout.max_response_tokens is the only limit."""
     timeout_seconds: float = setting(600.0, above=0)
-    """A rollout that takes longer is ended together with its actor."""
+    """Most seconds of a rollout. One that takes longer is ended together with its actor."""
     overlong_filter: bool = False
-    """Do not train on what a limit has ended: steps, tokens or time."""
+    """Do not train on trajectories that were ended by the limit of turns, tokens or time."""
 
 
 @dataclass
 class SelectionConfig:
-    """Which groups are trained on. Another task takes the place of a dropped group; all are counted."""
+    """The groups that are trained on. Another task replaces a dropped group, and metrics count it."""
 
     min_members: int | None = setting(None, at_least=1)
-    """Members that infrastructure has not spoilt; a group with fewer is dropped. Null wants all of them."""
+    """A group is dropped if fewer of its members ended without a failure of the infrastructure. Null means
+    all members."""
     min_reward: float | None = None
     """A group with a lower mean reward is dropped as too hard."""
     max_reward: float | None = None
     """A group with a higher mean reward is dropped as too easy."""
     masked_reasons: list[str] = setting([], one_of=MASKABLE)
-    """Trajectories that ended so are compared with, but not trained on: [max_steps, prompt_too_long]. What
-    has failed or run out of time never is."""
+    """Trajectories with these endings count in the comparison of their group but are not trained on, for
+    example [max_steps, prompt_too_long]. Trajectories that failed or ran out of time are never trained on."""
     max_dropped: int = setting(64, at_least=1)
-    """Groups that are replaced for one update; if more are dropped, it makes do with fewer."""
+    """Most groups that are replaced for one update; if more are dropped, the update has fewer groups."""
 
 
 @dataclass
 class EvaluationConfig:
-    """Sampled success on held-out tasks."""
+    """Evaluation: sampled success on held-out tasks."""
 
     every: int = setting(0, at_least=0)
-    """Steps between evaluations; 0 evaluates before the first and after the last step only."""
+    """Updates between two evaluations; 0 evaluates before the first and after the last update only."""
     num_tasks: int = setting(200, at_least=1)
-    """The first tasks of the validation set."""
+    """Tasks of an evaluation: the first ones of the validation set."""
     num_replicas: int = setting(0, at_least=0)
-    """Engines of its own, on which an evaluation goes on while the next updates are made. 0 evaluates on
-    the policy server, between two updates."""
+    """Engines for evaluations alone: an evaluation then runs while the next updates are made. With 0 the
+    policy server evaluates, between two updates."""
 
 
 @dataclass
@@ -158,7 +160,7 @@ def register() -> None:
     for name in field_names():
         node = OmegaConf.select(tree, name, throw_on_resolution_failure=False)
         if isinstance(node, DictConfig):
-            OmegaConf.set_struct(node, False)  # its keys are the user's: nobody has to know Hydra's plus sign
+            OmegaConf.set_struct(node, False)  # its keys are the user's: no plus sign needed
     ConfigStore.instance().store(name="train_config", node=tree)
 
 

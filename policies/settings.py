@@ -24,53 +24,54 @@ CPU_ENVIRONMENT = ENVIRONMENT | {
 
 
 ADAPTER = "adapter"
-"""The subfolder of a checkpoint with the adapters that were trained, in peft's format."""
+"""Subfolder of a checkpoint with the trained adapters, in peft's format."""
 ADAPTER_CONFIG = "adapter_config.json"
-"""The file by which a folder is an adapter in peft's format."""
+"""File that every adapter folder in peft's format has."""
 
 OWN_ARGUMENTS = {
     "enable_lora": "server.adapters decides",
     "max_loras": "server.adapters decides",
     "max_lora_rank": "server.adapters decides",
-    "logprobs_mode": "the learner needs the log-probabilities of what was sampled from",
+    "logprobs_mode": "the learner needs the log-probabilities of the distribution that was sampled from",
 }
-"""Arguments of vLLM that are decided here, and why."""
+"""Arguments of vLLM that Troupe sets itself, and the reason."""
 
 
 @dataclass
 class EngineConfig:
-    """How vLLM is started. ``vllm`` is passed to its EngineArgs unread, and checked there."""
+    """How vLLM is started."""
 
     num_gpus: float = setting(0.0, at_least=0)
-    """GPUs of an engine; 0 runs vLLM's CPU build."""
+    """GPUs of an engine; 0 means vLLM's CPU build."""
     max_model_tokens: int = setting(1024, at_least=1)
-    """Longest prompt plus completion."""
+    """Most tokens of a prompt and its completion together."""
     dtype: str = "float32"
-    """float32 agrees with the learner to rounding; bfloat16 is what GPUs are fast at."""
+    """Type of the weights, by vLLM's name. float32 agrees with the learner to rounding; bfloat16 is fast on
+    GPUs."""
     cache_after_publish: str = setting("recompute", one_of=("recompute", "keep"))
-    """Keys and values of requests in flight when new weights arrive: recompute (by the new weights; exact)
-    or keep (the old ones' stay beside the new ones': saves a prefill, and is off-policy by a little more)."""
+    """Cached keys and values of unfinished requests when new weights arrive. recompute: by the new weights,
+    which is exact. keep: the old values stay, which saves a prefill and is slightly more off-policy."""
     vllm: dict[str, Any] = field(default_factory=dict)
-    """Further vLLM engine arguments."""
+    """Further arguments of vLLM's EngineArgs, which checks them."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "server.engine.")
         for name, reason in OWN_ARGUMENTS.items():
             if name in self.vllm:
-                raise ConfigError(f"server.engine.vllm.{name} is not yours to set: {reason}.")
+                raise ConfigError(f"server.engine.vllm.{name} cannot be set: {reason}.")
         if self.vllm.get("async_scheduling"):
             raise ConfigError(
-                "server.engine.vllm.async_scheduling=true would have a step in flight whenever weights are "
-                "exchanged, so that nobody knew which of them sampled its tokens: leave it out."
+                "server.engine.vllm.async_scheduling=true would leave a step unfinished whenever weights are "
+                "exchanged, and it would be unknown which weights sampled its tokens: leave it out."
             )
 
 
 def adapter_config(folder: str | Path) -> dict[str, Any]:
-    """What peft says of the adapter in ``folder``."""
+    """The adapter's configuration in peft's format."""
     config: dict[str, Any] = json.loads((Path(folder) / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     return config
 
 
 def environment(config: EngineConfig) -> dict[str, str]:
-    """What has to be in a process's environment before it imports vLLM; a value already set wins."""
+    """Variables that a process needs before it imports vLLM; a value already set wins."""
     return ENVIRONMENT if config.num_gpus else CPU_ENVIRONMENT

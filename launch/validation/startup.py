@@ -1,4 +1,4 @@
-"""What each command checks before it starts anything, in the order in which the checks run."""
+"""The checks of every command before it starts anything, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
     """Find what would fail later in a training run.
 
     Raises:
-        ConfigError, DatasetError, AgentError: what is wrong and what to do.
+        ConfigError, DatasetError, AgentError: the first mistake, with its remedy.
     """
     check_training_settings(config)
     check_datasets(config, workload)

@@ -41,7 +41,7 @@ def check_demonstrations(config: TrainConfig, workload: Workload) -> None:
 
 
 def check_task_weights(key: str | None, tasks: Dataset) -> None:
-    """Refuse weights by which no task can be drawn. Raises ``DatasetError``."""
+    """Every task has a weight, and one is above 0. Raises ``DatasetError``."""
     if key is None:
         return
     weights = [task.get(key) for task in tasks]
@@ -56,14 +56,14 @@ def check_task_weights(key: str | None, tasks: Dataset) -> None:
 
 
 def check_model(config: TrainConfig, workload: Workload) -> None:
-    """Refuse a model folder in which something is missing, and a run that has no model at all."""
+    """The model's folder is complete, or a tiny model can be built. Raises ``ConfigError``."""
     options = config.model.chat_template_kwargs
     if config.model.path is not None:
         folder = model_folder(config.model.path)
         if options:
             from policies.chat import ChatRenderer, load_tokenizer
 
-            ChatRenderer(load_tokenizer(folder), options)  # refuses what its template does not know
+            ChatRenderer(load_tokenizer(folder), options)  # raises for an unknown option
     elif options:
         raise ConfigError(
             f"model.chat_template_kwargs={options}, but model.path is not set, and the chat template of the "

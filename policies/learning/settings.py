@@ -21,16 +21,18 @@ class KLConfig:
     """A penalty for leaving the reference policy: the policy as it was before the first update."""
 
     place: str = setting("none", one_of=("none", "loss", "reward"))
-    """none, loss (a term beside the policy loss) or reward (subtracted from each token's reward)."""
+    """Where the penalty enters. loss: a term beside the policy loss. reward: it is subtracted from the reward
+    of every token."""
     coef: float | None = setting(None, above=0)
-    """Weight of the penalty; with a target, where its controller begins."""
+    """Weight of the penalty; with a target, the first weight of the controller. Null means 0.001."""
     estimator: str | None = None
-    """k1, abs, k2, k3 in the reward; abs, k2, k3 and k1+, k2+, k3+ in the loss. The pull of k3 on a token
-    grows exponentially with its distance below the reference, that of k2 and of the plus ones linearly."""
+    """Estimator of the KL: k1, abs, k2 or k3 in the reward (null is k1); abs, k2, k3, k1+, k2+ or k3+ in the
+    loss (null is k3). The gradient of k3 on a token grows exponentially with its distance below the
+    reference, that of k2 and of the plus ones linearly."""
     target: float | None = setting(None, above=0)
-    """KL per token that an adaptive controller steers to; null keeps coef fixed. In the reward only."""
+    """KL per token to which an adaptive controller steers; null keeps coef fixed. For place=reward only."""
     horizon: int | None = setting(None, at_least=1)
-    """Trajectories over which the adaptive controller corrects."""
+    """Trajectories over which the adaptive controller corrects; null means 10000."""
 
 
 @dataclass
@@ -38,13 +40,14 @@ class CorrectionConfig:
     """Correction for tokens that were sampled by older weights or by other arithmetic than the learner's."""
 
     mode: str = setting("decoupled", one_of=("decoupled", "bypass"))
-    """decoupled (the ratio is taken to the learner's own log-probabilities before the update) or bypass (to
-    the engine's, which saves a forward pass)."""
+    """The old log-probabilities in the ratio of the loss. decoupled: the learner computes them before the
+    update. bypass: those of the engine, which saves a forward pass."""
     level: str | None = setting(None, one_of=("token", "sequence", "none"))
-    """token or sequence: what an importance weight belongs to. none corrects nothing. null is token
+    """One importance weight for every token or for the whole sequence; none corrects nothing. Null is token
     where rollout.max_staleness lets older policies sample, and otherwise none."""
     truncate_above: float | None = setting(None, at_least=1)
-    """Weights are cut to this (truncated importance sampling); null is 2 unless mask_above is set."""
+    """Larger importance weights are cut to this value (truncated importance sampling); null is 2 unless
+    mask_above is set."""
     mask_below: float | None = setting(None, above=0, at_most=1)
     """Tokens or sequences with a smaller weight are left out (masked importance sampling)."""
     mask_above: float | None = setting(None, at_least=1)
@@ -53,7 +56,7 @@ class CorrectionConfig:
 
 @dataclass
 class AlgorithmConfig:
-    """Which objective is optimized. What is null is as the named algorithm has it."""
+    """The objective that is optimized. For a setting that is null, the named algorithm has a value."""
 
     name: str = "grpo"
     """grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, remax, opo,
@@ -65,7 +68,7 @@ class AlgorithmConfig:
     module: str | None = None
     """Module that registers your own advantage or loss, for name=custom; every learner rank imports it."""
     loss_aggregation: str | None = setting(None, one_of=AGGREGATIONS)
-    """token-mean, token-sum, seq-mean-token-sum, seq-mean-token-mean or seq-mean-token-sum-norm."""
+    """How the losses of an update's tokens become one number."""
     normalize_by_std: bool | None = None
     """Divide GRPO advantages by the group's standard deviation."""
     clip_low: float | None = setting(None, above=0)
@@ -75,14 +78,14 @@ class AlgorithmConfig:
     entropy_coef: float = setting(0.0, at_least=0)
     """Weight of the entropy bonus."""
     credit: str | None = setting(None, one_of=("broadcast", "per_step"))
-    """broadcast (one advantage for the whole trajectory) or per_step (each turn has its own return)."""
+    """broadcast: one advantage for the whole trajectory. per_step: every turn has its own return."""
     gamma: float | None = setting(None, at_least=0, at_most=1)
     """Discount: from turn to turn with credit=per_step, from token to token in ppo, reinforce_plus_plus."""
     lam: float | None = setting(None, at_least=0, at_most=1)
     """GAE's lambda (ppo)."""
     zero_signal_groups: str | None = setting(None, one_of=("keep", "drop", "refill"))
-    """Groups whose members the environment has rewarded alike: keep (as the papers' objectives do), drop
-    (fewer optimizer steps) or refill (another task takes their place: DAPO's dynamic sampling)."""
+    """Groups whose members were all rewarded alike by the environment. keep: as in the papers' objectives.
+    drop: fewer optimizer steps. refill: another task takes their place (DAPO's dynamic sampling)."""
     overlong_penalty: float | None = setting(None, at_least=0)
     """Most that is subtracted from the reward of a response that runs into its token limit (DAPO, eq. 13)."""
     overlong_buffer_tokens: int | None = setting(None, at_least=1)
@@ -98,11 +101,11 @@ class OptimizerConfig:
     lr: float = setting(1e-6, at_least=0)
     """Peak learning rate."""
     schedule: str = setting("constant", one_of=("constant", "cosine"))
-    """constant or cosine, after the warm-up."""
+    """The learning rate after the warm-up."""
     warmup_steps: int = setting(0, at_least=0)
     """Schedule steps over which the learning rate rises: step k of n has k/n of it, from k = 1."""
     min_lr_ratio: float = setting(0.0, at_least=0, at_most=1)
-    """What a cosine schedule's last step has, as a fraction of lr."""
+    """Learning rate of a cosine schedule's last step, as a fraction of lr."""
     weight_decay: float = setting(0.0, at_least=0)
     """Decoupled weight decay."""
     betas: list[float] = setting([0.9, 0.95], at_least=0, below=1, length=2)
@@ -113,14 +116,14 @@ class OptimizerConfig:
 
 @dataclass
 class LoRAConfig:
-    """Low-rank adapters instead of all weights. The engines get them merged into the weights."""
+    """Low-rank adapters, trained instead of all weights. Engines get weights with the adapters merged in."""
 
     rank: int = setting(0, at_least=0)
     """Rank of the adapters; 0 trains all weights."""
     alpha: int = setting(16, at_least=1)
     """The adapters are scaled by alpha / rank."""
     target_modules: str = "all-linear"
-    """Which layers have an adapter: all-linear, or a regular expression that the whole of a name matches."""
+    """Layers with an adapter: all-linear, or a regular expression that matches their whole names."""
 
 
 @dataclass
@@ -139,20 +142,20 @@ class LearnerConfig:
     num_workers: int = setting(1, at_least=1)
     """Ranks of the FSDP2 group."""
     device: str = setting("cpu", one_of=("cpu", "cuda"))
-    """cpu (gloo) or cuda (NCCL, one GPU per rank)."""
+    """cpu uses gloo; cuda uses NCCL and one GPU per rank."""
     dtype: str = setting("float32", one_of=("float32", "bfloat16"))
-    """Compute type: float32 or bfloat16. Master weights stay in float32."""
+    """Type of the computation. Master weights stay in float32."""
     mini_batch_size: int = setting(64, at_least=1)
     """Trajectories per optimizer step."""
     micro_batch_tokens: int = setting(16384, at_least=1)
-    """Most tokens that one rank puts through the model at once."""
+    """Most tokens in one forward pass of a rank."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     verl: dict[str, Any] = field(default_factory=dict)
-    """Passed to verl unread: keys engine, model, actor, optimizer hold fields of its config classes. All but
-    actor are the critic's, too."""
+    """Further fields of verl's configuration classes, under the keys engine, model, actor and optimizer; verl
+    checks them. All but actor also apply to the critic."""
     mismatch_alarm: float = setting(1e-3, at_least=0)
-    """Most that the log-probabilities of engine and learner may differ by, on average, without an alarm: in
-    nats, over trajectories that the newest version has sampled alone (a few of them with
-    algorithm.correction.mode=bypass); where there are none, over a short completion that it was asked for."""
+    """Mean difference of the log-probabilities of engine and learner, in nats, above which a run warns. The
+    mean is over trajectories that were sampled by the newest version alone (a few of them with
+    algorithm.correction.mode=bypass), or over a short completion of its own where there are none."""
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)

@@ -21,5 +21,5 @@ def test_scheduling_that_would_blur_the_versions_of_tokens_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["max_loras", "logprobs_mode"])
 def test_what_the_engine_decides_is_no_setting(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"vllm\.{name} is not yours to set"):
+    with pytest.raises(ConfigError, match=rf"vllm\.{name} cannot be set"):
         EngineConfig(vllm={name: 1})
