@@ -130,12 +130,12 @@ class EvaluationConfig:
 
 @dataclass
 class TrainConfig:
-    """Everything that ``python -m launch.train`` can be told."""
+    """All settings of ``python -m launch.train``."""
 
     workload: str | None = None
-    """Module with ``workload(seed) -> Workload``: agent, environment, tasks."""
+    """Module with a function ``workload(seed) -> Workload``, which returns agent, environment and tasks."""
     seed: int = setting(0, at_least=0, below=2**63)
-    """Of the model, the tasks' order and every sampled token."""
+    """Seed of a new model's weights, the order of the tasks and every sampled token."""
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
@@ -185,7 +185,7 @@ def compose(overrides: list[str]) -> TrainConfig:
 
 
 def as_train_config(tree: Any) -> TrainConfig:
-    """A Hydra/OmegaConf tree, or a ``TrainConfig`` already, as the dataclass tree that components take.
+    """The dataclasses of a Hydra/OmegaConf tree, or of a ``TrainConfig`` that was made in Python.
 
     Raises:
         ConfigError: a key that ``TrainConfig`` does not have, or a value of the wrong type.
@@ -194,7 +194,7 @@ def as_train_config(tree: Any) -> TrainConfig:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        # A ``TrainConfig`` too: its values may be of any type, and the run's folder is not named yet.
+        # Also for a ``TrainConfig``: its values may have any type, and its run.directory has no time yet.
         merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), tree)
         config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
@@ -204,7 +204,7 @@ def as_train_config(tree: Any) -> TrainConfig:
 
 
 def _readable(error: Exception) -> str:
-    """Hydra's message as one paragraph, with the nearest name that exists."""
+    """Hydra's message in one paragraph, with the nearest existing name."""
     text = " ".join(str(error).split())
     cause = " ".join(str(error.__cause__).split()) if error.__cause__ else ""
     text = f"{text} {cause}".strip()

@@ -1,4 +1,4 @@
-"""Settings that cannot work, or that would change nothing."""
+"""Checks of settings: each by its bound, some against others. A setting without an effect is an error."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ def check_settings(config: TrainConfig) -> None:
     _check_optimizer("warm_start.optimizer", config.warm_start.optimizer)
     _check_lengths(config)
     _check_selection(config)
-    _check_settings_without_effect(config, algorithm)
+    _check_effect_on_learning(config, algorithm)
+    _check_effect_on_serving(config)
+    _check_evaluation(config)
 
 
 def check_training_settings(config: TrainConfig) -> None:
-    """``check_settings``, and what training alone asks: rollouts of a task to compare, which can differ.
+    """``check_settings``, and for training: there are rollouts of a task to compare, and they can differ.
 
     Raises:
         ConfigError: names the settings, their values and the remedy.
@@ -64,13 +66,12 @@ def _check_selection(config: TrainConfig) -> None:
     if selection.min_members is not None and selection.min_members > rollout.group_size:
         raise ConfigError(
             f"selection.min_members={selection.min_members} has to be at most rollout.group_size="
-            f"{rollout.group_size}, or null, which is all of them."
+            f"{rollout.group_size}, or null, which means all of them."
         )
 
 
-def _check_settings_without_effect(config: TrainConfig, algorithm: Algorithm) -> None:
-    """A setting that was changed changes something."""
-    learner, evaluation = config.learner, config.evaluation
+def _check_effect_on_learning(config: TrainConfig, algorithm: Algorithm) -> None:
+    learner = config.learner
     if learner.critic != CriticConfig() and not algorithm.uses_critic:
         raise ConfigError(
             f"learner.critic was changed, and algorithm.name={algorithm.name!r} has no critic: leave it out, "
@@ -91,6 +92,14 @@ def _check_settings_without_effect(config: TrainConfig, algorithm: Algorithm) ->
             f"algorithm.correction.mode=bypass has no effect in algorithm.name={algorithm.name!r}: its loss "
             "gpg has no ratio to old log-probabilities. Leave it out."
         )
+    if config.rollout.overlong_filter and algorithm.overlong_penalty:
+        raise ConfigError(
+            f"rollout.overlong_filter=true leaves out the trajectories that algorithm.overlong_penalty="
+            f"{algorithm.overlong_penalty} is meant for: choose one of the two."
+        )
+
+
+def _check_effect_on_serving(config: TrainConfig) -> None:
     server = config.server
     if server.http_port is None and server.http_host != ServerConfig().http_host:
         raise ConfigError(
@@ -99,14 +108,13 @@ def _check_settings_without_effect(config: TrainConfig, algorithm: Algorithm) ->
         )
     if server.adapters:
         raise ConfigError(
-            f"server.adapters={server.adapters} is for launch.serve: what is trained or evaluated is "
-            "the model of model.path, and a run with adapters is one (model.path=runs/my-run)."
+            f"server.adapters={server.adapters} is for launch.serve. Training and evaluation use the model "
+            "of model.path, which may also be a run with adapters (model.path=runs/my-run)."
         )
-    if config.rollout.overlong_filter and algorithm.overlong_penalty:
-        raise ConfigError(
-            f"rollout.overlong_filter=true leaves out the very trajectories that algorithm.overlong_penalty="
-            f"{algorithm.overlong_penalty} is there for: choose one of the two."
-        )
+
+
+def _check_evaluation(config: TrainConfig) -> None:
+    evaluation = config.evaluation
     metrics = evaluation_metrics(()).keys() | {"eval/pass_at_1"}
     check_choice("run.best_metric", config.run.best_metric, metrics)
     if evaluation.num_replicas and not evaluation.every:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from environments import BaseEnv, Dataset
+from environments.errors import ConfigError
+from launch.config import TrainConfig
+from launch.trainer import AgentTrainer
 from launch.validation.trial import check_agent, try_first_task
 from launch.workload import Workload
 from policies import GameAgent
@@ -63,3 +67,22 @@ def test_an_environment_that_cannot_be_tried_out_here_is_left_to_the_nodes(
     with caplog.at_level(logging.WARNING):
         try_first_task(workload, seconds=0.2)
     assert said in caplog.text
+
+
+def test_a_configuration_made_in_python_is_checked_before_anything_is_played(tmp_path: Path) -> None:
+    config = TrainConfig()
+    config.run.directory = str(tmp_path / "run")
+    config.learner.optimizer.betas = [0.9, 1.0]
+    trainer = AgentTrainer(GameAgent, Precise, config, Dataset([{"question": "?"}]))
+    played = Precise.made
+    with pytest.raises(ConfigError, match=r"learner\.optimizer\.betas\[1\]=1\.0 has to be .*below 1"):
+        trainer.train()
+    assert Precise.made == played and not (tmp_path / "run").exists()
+
+
+def test_a_training_without_a_model_is_an_error_before_its_first_task_is_tried() -> None:
+    trainer = AgentTrainer(GameAgent, Precise, TrainConfig(), Dataset([{"question": "?"}]))
+    played = Precise.made
+    with pytest.raises(ConfigError, match=r"model\.path is not set, and the workload has no demonstrations"):
+        trainer.train()
+    assert Precise.made == played

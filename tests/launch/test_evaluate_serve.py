@@ -29,7 +29,7 @@ from environments.errors import ConfigError
 from launch import evaluate, serve
 from launch.config import compose
 from launch.run_folder.model_paths import adapter_folder, model_folder, newest_checkpoint
-from launch.validation.settings import check_settings
+from launch.validation.settings import check_settings, check_training_settings
 from launch.validation.startup import check_evaluation
 
 PROMPT = tuple(range(5, 40))
@@ -135,9 +135,18 @@ def test_evaluate_refuses_what_cannot_work(
     assert words in capsys.readouterr().err
 
 
-def test_evaluate_takes_a_group_of_one() -> None:
-    config = compose(["recipe=calculator", "model.path=gpt2", "rollout.group_size=1"])
+@pytest.mark.parametrize("setting", ["rollout.group_size=1", "rollout.temperature=0"])
+def test_an_evaluation_needs_no_rollouts_to_compare(setting: str) -> None:
+    config = compose(["recipe=calculator", "model.path=gpt2", setting])
     check_evaluation(config)
+    with pytest.raises(ConfigError, match=setting):
+        check_training_settings(config)
+
+
+@pytest.mark.parametrize("setting", ["server.http_port=65536", "server.num_replicas=0", "seed=-1"])
+def test_serving_checks_its_settings_first(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.main([setting, "model.path=/nowhere"]) == 2
+    assert f"{setting} has to be at " in capsys.readouterr().err
 
 
 def test_serve_without_any_checkpoint_says_how_to_get_one(
