@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import Any
 
 from environments.bounds import setting
 from policies.settings import EngineConfig
@@ -42,6 +43,16 @@ class FleetConfig:
     retries: int = setting(2, at_least=0)
     """How often a rollout is started again after an error of the agent, the environment or the server, or
     after the death of its actor. A rollout that reaches its time limit is not started again."""
+
+
+@dataclass
+class WeightsConfig:
+    """How weights get from the learner to the engines."""
+
+    transport: str = "object_store"
+    """object_store (Ray's), files (in a folder that nodes share), or your own as my_module:MyTransport."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the transport."""
 
 
 @dataclass

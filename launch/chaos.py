@@ -33,6 +33,7 @@ ROLES = {
     "actor": r"ray::RolloutActor\b",
     "sampler": r"ray::SamplerActor\b",
     "store": r"ray::WeightStore\b",
+    "directory": r"ray::SamplerDirectory\b",
     "controller": r"ray::ServeController\b",
     "raylet": r"\S*/raylet ",
 }

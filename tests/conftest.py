@@ -135,11 +135,10 @@ def publish(store: Any, weights: dict[str, torch.Tensor]) -> int:
     """Put ``weights`` into a store as its next version, which is returned."""
     import ray
 
-    from policies.engines.weights import pack
-
-    newest = ray.get(store.newest.remote())
+    newest, transport = ray.get([store.newest.remote(), store.transport.remote()])
     version = newest.version + 1 if newest else 1
-    ray.get(store.publish.remote(version, *pack(weights.items())))
+    location = transport.publish(version, weights.items(), rank=0)
+    ray.get(store.publish.remote(version, location))
     return version
 
 

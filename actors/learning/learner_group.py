@@ -34,7 +34,7 @@ class LearnerGroup:
     Args:
         model_path: folder in Hugging Face format to start from.
         num_schedule_steps: updates over which a cosine schedule runs.
-        store: where ``publish`` puts the weights.
+        store: the ``WeightStore`` that ``publish`` tells of new versions.
         shared_file: a file that every rank has to see, by path and text, before it loads anything: they all
             write into the folder that it is in.
     """
@@ -58,7 +58,9 @@ class LearnerGroup:
             "shared_file": shared_file,
         }
         pool = _resource_pool(learner)
-        self._policy = _WorkerGroup(policy_worker, pool, learner, **arguments, algorithm=algorithm)
+        self._policy = _WorkerGroup(
+            policy_worker, pool, learner, **arguments, algorithm=algorithm, store=store
+        )
         self._critic = None
         if algorithm.uses_critic:
             # A rank takes its CPU only while it starts; a GPU it takes for good.
@@ -108,9 +110,9 @@ class LearnerGroup:
     # -- weights and checkpoints ---------------------------------------------------------------------
 
     def publish(self, version: int) -> None:
-        """Put the present weights into the store as ``version``, adapters merged."""
-        buckets = self._policy.call("export_weights")
-        ray.get(self._store.publish.remote(version, *buckets))
+        """Make the present weights the newest version in the store, adapters merged."""
+        location = self._policy.call("publish_weights", version)
+        _answer([self._store.publish.remote(version, location)])
 
     def save(self, folder: str) -> None:
         """Write weights (Hugging Face format), optimizer, schedule, generators, reference policy and critic

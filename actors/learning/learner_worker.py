@@ -8,8 +8,8 @@ from typing import Any
 
 import ray
 
+from actors.weights.transport import WeightTransport
 from environments.errors import ConfigError
-from policies.engines.weights import pack
 from policies.learning.verl.critic import VerlCritic
 from policies.learning.verl.learner import VerlLearner
 from policies.learning.verl.worker import on_all_ranks
@@ -40,16 +40,31 @@ class OpenedLater:
 
 
 class LearnerWorker(OpenedLater, VerlLearner):
-    """``VerlLearner`` that has a way out for its weights."""
+    """``VerlLearner`` that publishes its weights.
+
+    Args:
+        store: the ``WeightStore`` that knows the transport.
+    """
+
+    def __init__(self, store: ray.actor.ActorHandle, **arguments: Any) -> None:
+        self._store = store
+        super().__init__(**arguments)
+
+    def open(self) -> None:
+        """As above. Raises ``ConfigError``, too, if the transport of the weights cannot work on this node."""
+        self._transport: WeightTransport = ray.get(self._store.transport.remote())
+        self._transport.open()
+        super().open()
 
     @on_all_ranks
-    def export_weights(self) -> list[ray.ObjectRef]:
-        """References to the weights' buckets. All ranks take part in gathering them; rank 0 puts them."""
-        if self.rank != 0:
-            for _ in self.weights():
+    def publish_weights(self, version: int) -> Any:
+        """Write the present weights, adapters merged; return their location."""
+        weights = self.weights()
+        try:
+            return self._transport.publish(version, weights, self.rank)
+        finally:  # all ranks gather each tensor together: where one stopped early, the others would hang
+            for _ in weights:
                 pass
-            return []
-        return [ray.put(bucket) for bucket in pack(self.weights())]
 
 
 class CriticWorker(OpenedLater, VerlCritic):

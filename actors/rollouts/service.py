@@ -60,6 +60,8 @@ class RolloutService:
         self.stream = TrajectoryStream(STREAM_CAPACITY)
         self._pair, self._make_sampler, self._limits, self._fleet_settings = pair, make_sampler, limits, fleet
         self._server = server
+        if server is not None:
+            self.stream.watch(server.check_replicas)
         self._num_actors = 0
         self._fleet: ray.actor.ActorHandle | None = None
         self._sampler: ray.actor.ActorHandle | None = None

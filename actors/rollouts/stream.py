@@ -43,7 +43,7 @@ class TrajectoryStream:
     def __init__(self, capacity: int) -> None:
         self.queue = Queue(maxsize=capacity, actor_options={"num_cpus": 0, **beside_driver()})
         self._fleet: ray.actor.ActorHandle | None = None
-        self._check: Callable[[], None] = _nothing
+        self._checks: list[Callable[[], None]] = []
         self._asked: list[ray.ObjectRef] = []
         self._idle_since: float | None = None
         """When this wait first saw that no rollout actor was up, if none has been since."""
@@ -55,8 +55,8 @@ class TrajectoryStream:
         self._fleet = fleet
 
     def watch(self, check: Callable[[], None]) -> None:
-        """Call ``check`` about once a second while nothing comes: what it raises ends the wait."""
-        self._check = check
+        """Call ``check``, too, about once a second while nothing comes: an error that it raises ends the wait."""
+        self._checks.append(check)
 
     def trajectories(self, count: int) -> Iterator[Trajectory]:
         """The next ``count`` trajectories, about in the order in which they finish.
@@ -148,7 +148,8 @@ class TrajectoryStream:
     def _ask_why(self) -> None:
         """Raise where it would be waited for ever, and say so where no rollout actor is up."""
         assert self._fleet is not None, "connect() comes first"
-        self._check()
+        for check in self._checks:
+            check()
         status, _ = answers([self._fleet.status.remote(), self.queue.actor.qsize.remote()], "Fleet or queue")
         now = time.monotonic()
         if status.num_ready:
@@ -158,10 +159,6 @@ class TrajectoryStream:
         elif now - self._idle_since > START_SECONDS:
             self._idle_since = now
             logger.warning("Of %d rollout actors none is up: %s", status.num_actors, WHY_NOT)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _group(group_id: str, members: dict[str, Trajectory | None]) -> TrajectoryGroup:

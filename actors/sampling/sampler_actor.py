@@ -79,22 +79,22 @@ class ServeSampler:
         self.queue = RequestQueue(app_name)
         self._app_name = app_name
         self._renderer = ChatRenderer(load_tokenizer(model_path), chat_template_kwargs)
-        self._store: ray.actor.ActorHandle | None = None
+        self._directory: ray.actor.ActorHandle | None = None
 
     async def open(self) -> None:
         """Let the replicas know of this actor. Raises ``SamplerError`` if there is no such application."""
-        if self._store is None:
-            self._store = await self._find_store()
+        if self._directory is None:
+            self._directory = await self._find_directory()
         if self.queue.is_deserted:
-            await self._store.register.remote(ray.get_runtime_context().current_actor)
+            await self._directory.add.remote(ray.get_runtime_context().current_actor)
 
-    async def _find_store(self) -> ray.actor.ActorHandle:
+    async def _find_directory(self) -> ray.actor.ActorHandle:
         from ray import serve
         from ray.serve.exceptions import RayServeException
 
         try:
             handle = serve.get_app_handle(self._app_name)
-            return await handle.weight_store.remote()
+            return await handle.sampler_directory.remote()
         except RayServeException as error:
             raise SamplerError(f"No policy server is called {self._app_name!r} here: {error}") from error
 

@@ -8,22 +8,25 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from ray import serve
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from starlette.types import Receive, Scope, Send
 
+from actors.ray_tools.get_soon import answers
+from actors.ray_tools.placement import beside_driver
+from actors.sampling.directory import SamplerDirectory
 from actors.sampling.queue_worker import QueueWorker
 from actors.settings import MODEL_NAME, ServerConfig
-from actors.weights.store import PublishedWeights
+from actors.weights.follower import WeightFollower
 from environments.errors import SamplerError, TroupeError
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.vllm import VLLMEngine
@@ -32,6 +35,8 @@ from policies.openai.protocol import ChatRequest, CompletionRequest, OpenAIError
 from policies.settings import environment
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 RETRY_SECONDS = 1.0
 """Between two attempts to reach a sampling actor that Ray is starting anew."""
@@ -95,82 +100,67 @@ def _event(part: dict[str, Any]) -> str:
 async def _end_application() -> None:
     """Take down the application that this replica is of: the program that wanted it was killed.
 
-    The weight store has died with that program, Serve has not: it would start replicas of it for ever.
+    Weight store and sampler directory have died with that program, Serve has not: it would start replicas of
+    it for ever.
     """
     name = serve.get_replica_context().app_name
     logger.warning("The program that has started %s is gone: so this ends too.", name)
     await asyncio.to_thread(serve.delete, name, _blocking=False)
 
 
+async def _unless_gone(call: Awaitable[T]) -> T:
+    """The result of ``call``; if the actor that it asks is dead, the application ends."""
+    try:
+        return await call
+    except ActorDiedError:
+        await _end_application()
+        raise
+
+
 @serve.deployment(max_ongoing_requests=100_000)
 @serve.ingress(http)
 class PolicyServer:
-    """One replica: a vLLM engine that follows the weight store, and samples for all actors registered there.
+    """One replica: a vLLM engine that follows a ``WeightStore``, and samples for all actors in a
+    ``SamplerDirectory``.
 
     A replica that starts late loads the newest version before it takes a request.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, model_path: str, model_name: str, config: ServerConfig, store: ray.actor.ActorHandle
+        self,
+        model_path: str,
+        model_name: str,
+        config: ServerConfig,
+        store: ray.actor.ActorHandle,
+        directory: ray.actor.ActorHandle,
     ) -> None:
         # The engine's thread gives the interpreter's lock away at every tensor operation, and has to ask for
         # it again: at Python's 5 ms the replica answered an eighth fewer requests.
         sys.setswitchinterval(SWITCH_SECONDS)
-        self._store = store
+        self._store, self._directory = store, directory
+        transport = await _unless_gone(store.transport.remote())
+        transport.open()
         # In a thread: a model that takes minutes to load must not keep Serve from hearing of this replica.
         self._engine = await asyncio.to_thread(VLLMEngine, model_path, config.engine, config.adapters)
         renderer = ChatRenderer(load_tokenizer(model_path))
         self._openai = OpenAIFrontend(model_name, renderer, self._engine, config.adapters)
-        self._changed = asyncio.Condition()
-        self._loading = asyncio.Lock()
         self._links: dict[ray.actor.ActorHandle, QueueWorker] = {}
-        await self._catch_up()
+        self._weights = WeightFollower(store, transport, self._engine, self._wake_links)
+        await _unless_gone(self._weights.catch_up())
         self._followers = [
-            asyncio.create_task(self._follow_weights()),
-            asyncio.create_task(self._follow_samplers()),
+            asyncio.create_task(_unless_gone(self._weights.run())),
+            asyncio.create_task(_unless_gone(self._follow_samplers())),
         ]
 
     # -- versions ------------------------------------------------------------------------------------
 
-    async def _follow_weights(self) -> None:
-        """consumes published versions · waits for the store · produces an engine that serves the newest"""
-        try:
-            while True:
-                await self._load(await self._store.newer_than.remote(self._engine.version))
-        except ActorDiedError:
-            await _end_application()
-            raise
-        finally:
-            await self._wake()  # nobody waits for a version that will not come
-
-    async def _catch_up(self) -> None:
-        try:
-            newest: PublishedWeights | None = await self._store.newest.remote()
-        except ActorDiedError:
-            await _end_application()
-            raise
-        if newest is not None:
-            await self._load(newest)
-
-    async def _load(self, weights: PublishedWeights) -> None:
-        async with self._loading:
-            if weights.version <= self._engine.version:
-                return
-            buckets = await asyncio.gather(*weights.buckets)
-            await self._engine.load_weights(weights.version, buckets)
+    def _wake_links(self) -> None:
         for link in self._links.values():
             link.wake()
-        await self._wake()
-
-    async def _wake(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
 
     async def serve_version(self, version: int) -> int:
         """Wait until ``version`` or a newer one is served, and return which."""
-        weights_follower = self._followers[0]
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._engine.version >= version or weights_follower.done())
+        await self._weights.wait_for(version)
         self.check_health()
         return self._engine.version
 
@@ -179,25 +169,32 @@ class PolicyServer:
         self._engine.check()
         for follower in self._followers:
             if follower.done():
-                raise SamplerError(f"The replica has stopped following its store: {follower.exception()!r}")
+                raise SamplerError(f"The replica follows its program no longer: {follower.exception()!r}")
 
     # -- rollouts, whose requests are fetched --------------------------------------------------------
 
-    async def weight_store(self) -> ray.actor.ActorHandle:
-        """The store that the replicas follow: sampling actors register there."""
-        return self._store
+    async def sampler_directory(self) -> ray.actor.ActorHandle:
+        """The ``SamplerDirectory`` that sampling actors add themselves to."""
+        return self._directory
 
     async def _follow_samplers(self) -> None:
-        """consumes sampling actors · waits for the store · produces a link to each"""
+        """consumes sampling actors · waits for the directory · produces a link to each"""
         newest = 0
         tasks = set()
         while True:
-            for number, sampler in (await self._store.samplers_after.remote(newest)).items():
+            for number, sampler in (await self._added_after(newest)).items():
                 newest = max(newest, number)
                 if sampler not in self._links:
                     task = asyncio.create_task(self._sample_for(number, sampler))
                     tasks.add(task)  # asyncio itself keeps no reference to a running task
                     task.add_done_callback(tasks.discard)
+
+    async def _added_after(self, number: int) -> dict[int, ray.actor.ActorHandle]:
+        try:
+            return await self._directory.added_after.remote(number)
+        except ActorDiedError as error:  # the store has died, too, unless somebody has killed this one alone
+            self._store.report.remote(SamplerError(f"The directory of sampling actors is gone: {error}"))
+            raise
 
     async def _sample_for(self, number: int, sampler: ray.actor.ActorHandle) -> None:
         """consumes a sampling actor's requests · waits for the actor · produces answers, until it is dead"""
@@ -205,15 +202,15 @@ class PolicyServer:
         name = f"{replica_id} (pid {os.getpid()} on {socket.gethostname()})"
         try:
             while True:
-                link = QueueWorker(name, self._engine, sampler.poll.remote, self._catch_up)
+                link = QueueWorker(name, self._engine, sampler.poll.remote, self._weights.catch_up)
                 self._links[sampler] = link
                 try:
                     await link.run()
                 except ActorUnavailableError:
                     await asyncio.sleep(RETRY_SECONDS)
-        except RayError as error:  # where it lives on, it registers again: it hears of no replica any more
+        except RayError as error:  # one that lives on hears of no replica any more, and adds itself again
             logger.info("A sampling actor is gone: %s", error)
-            await self._store.forget.remote(number)
+            await self._directory.remove.remote(number)
         except SamplerError as error:  # check_health says so too, and Serve replaces this replica
             logger.error("The engine has failed: %s", error)
         finally:
@@ -265,6 +262,7 @@ class PolicyApp:
         model_name: str = MODEL_NAME,
     ) -> None:
         self.name = name
+        self._directory = SamplerDirectory.options(**beside_driver()).remote()  # type: ignore[attr-defined]
         self._bound = PolicyServer.options(  # type: ignore[attr-defined]
             num_replicas=config.num_replicas,
             ray_actor_options={
@@ -277,8 +275,8 @@ class PolicyApp:
             graceful_shutdown_wait_loop_s=0.2,
             health_check_period_s=5,
             health_check_timeout_s=10,  # three in a row and Serve replaces it: a stopped process too
-        ).bind(model_path, model_name, config, store)
-        self._config = config
+        ).bind(model_path, model_name, config, store, self._directory)
+        self._config, self._store = config, store
 
     def start(self) -> None:
         """Deploy and wait until all replicas are ready.
@@ -298,7 +296,15 @@ class PolicyApp:
         """Return when every running replica serves ``version`` or a newer one."""
         serve.get_app_handle(self.name).broadcast("serve_version", version).results()
 
+    def check_replicas(self) -> None:
+        """Raise the error for which no replica could go on, if there was one: see ``WeightStore.report``."""
+        try:
+            answers([self._store.check.remote()], "The weight store")
+        except RayTaskError as error:  # Ray's wrapper around it
+            raise error.cause from error
+
     def stop(self) -> None:
         """Take this application down, if it was ever up; Serve itself, and other applications, stay."""
         with suppress(RayServeException):  # no Serve
             serve.delete(self.name)
+        ray.kill(self._directory)

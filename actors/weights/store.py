@@ -1,52 +1,59 @@
-"""The newest weights and their version: the one place that engines take weights from."""
+"""Which version of the weights is the newest, and where it is: the actor that all replicas ask."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 
-from policies.engines.weights import WeightBucket
+from actors.weights.object_store import ObjectStoreTransport
+from actors.weights.transport import WeightTransport
+from environments.errors import TroupeError
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedWeights:
-    """A version of the policy. ``buckets`` are references to ``WeightBucket`` objects."""
+    """A version of the policy. ``location`` is for the transport that has carried it."""
 
     version: int
-    buckets: list[ray.ObjectRef]
+    location: Any
 
 
 @ray.remote(num_cpus=0)
 class WeightStore:
-    """What the replicas of a policy server follow: the newest weights, and the actors that sample them.
+    """Keeps the newest version of the weights.
 
-    Publishing is a put. Each replica pulls when it is ready, so a replica that hangs or starts late delays
-    nobody, and none of them ever serves the model it was started from once there is a newer version. The
-    weights live as long as this actor, not as long as their writer.
+    A publish does not wait for the replicas: each one fetches the newest version when it is ready. So a
+    replica that hangs delays nobody, and one that starts late never serves the model that it was started
+    from once there is a newer version.
+
+    Args:
+        transport: carries the weights. The default is Ray's object store.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, transport: WeightTransport | None = None) -> None:
+        self._transport = transport or ObjectStoreTransport()
         self._newest: PublishedWeights | None = None
-        self._samplers: dict[int, ray.actor.ActorHandle] = {}
-        self._num_registered = 0
+        self._failure: TroupeError | None = None
         self._changed = asyncio.Condition()
 
-    # -- weights -------------------------------------------------------------------------------------
+    async def transport(self) -> WeightTransport:
+        """The transport, for those who write or read weights."""
+        return self._transport
 
-    async def publish(self, version: int, *buckets: WeightBucket) -> None:
-        """Make ``buckets`` the newest weights. A version that is not newer than the newest is refused."""
+    async def publish(self, version: int, location: Any) -> None:
+        """Make the weights at ``location`` the newest ones. Raises ``ValueError`` unless they are newer."""
         if self._newest is not None and version <= self._newest.version:
             raise ValueError(f"Version {version} is not newer than {self._newest.version}.")
-        # Put anew, which costs a copy: the objects that arrived belong to the learner and die with it.
-        kept = PublishedWeights(version, [ray.put(bucket) for bucket in buckets])
+        kept = PublishedWeights(version, await self._transport.keep(version, location))
         async with self._changed:
             self._newest = kept
             self._changed.notify_all()
 
     async def newest(self) -> PublishedWeights | None:
-        """The newest weights, or None if nothing was published yet."""
+        """The newest weights; ``None`` before the first publish."""
         return self._newest
 
     async def newer_than(self, version: int) -> PublishedWeights:
@@ -56,23 +63,11 @@ class WeightStore:
         assert self._newest is not None
         return self._newest
 
-    # -- sampling actors -----------------------------------------------------------------------------
+    async def report(self, failure: TroupeError) -> None:
+        """Take note of what keeps a replica from following, and would keep the one that replaces it."""
+        self._failure = failure
 
-    async def register(self, sampler: ray.actor.ActorHandle) -> None:
-        """Have all replicas, now and later, fetch requests from ``sampler``. Twice is as good as once."""
-        if sampler in self._samplers.values():
-            return
-        async with self._changed:
-            self._num_registered += 1
-            self._samplers[self._num_registered] = sampler
-            self._changed.notify_all()
-
-    async def forget(self, number: int) -> None:
-        """Nobody shall look for this sampling actor any more: it is dead."""
-        self._samplers.pop(number, None)
-
-    async def samplers_after(self, number: int) -> dict[int, ray.actor.ActorHandle]:
-        """Wait until there are sampling actors that were registered after ``number``; they by number."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: any(each > number for each in self._samplers))
-        return {each: sampler for each, sampler in self._samplers.items() if each > number}
+    async def check(self) -> None:
+        """Raise what a replica has reported, if one has."""
+        if self._failure is not None:
+            raise self._failure

@@ -66,12 +66,12 @@ def test_during_updates_the_version_that_is_measured_stays(stores: tuple[Any, An
     newest, pinned = stores
     service = FakeService()
     evaluator = Evaluator(TrainConfig(), WORKLOAD, service, newest, pinned)
-    ray.get(newest.publish.remote(5, "weights of version 5"))
+    ray.get(newest.publish.remote(5, [ray.put("weights of version 5")]))
     evaluator.begin(step=4, version=5)
-    ray.get(newest.publish.remote(6, "weights of version 6"))
+    ray.get(newest.publish.remote(6, [ray.put("weights of version 6")]))
     assert evaluator.collect(wait=False) is None, "training goes on"
     measured = ray.get(pinned.newest.remote())
-    assert (measured.version, ray.get(measured.buckets)) == (5, ["weights of version 5"])
+    assert (measured.version, ray.get(measured.location)) == (5, ["weights of version 5"])
     service.free.set()
     evaluation = evaluator.collect(wait=True)
     assert evaluation is not None and (evaluation.step, len(evaluation.groups)) == (4, 3)
@@ -83,7 +83,7 @@ def test_a_version_is_evaluated_again_where_nothing_was_learned_since(stores: tu
     service = FakeService()
     service.free.set()
     evaluator = Evaluator(TrainConfig(), WORKLOAD, service, newest, pinned)
-    ray.get(newest.publish.remote(5, "weights of version 5"))
+    ray.get(newest.publish.remote(5, [ray.put("weights of version 5")]))
     for step in (4, 5):
         evaluator.begin(step, version=5)
         evaluation = evaluator.collect(wait=True)

@@ -1,0 +1,39 @@
+"""Which sampling actors the replicas of a policy server fetch requests from."""
+
+from __future__ import annotations
+
+import asyncio
+
+import ray
+
+
+@ray.remote(num_cpus=0)
+class SamplerDirectory:
+    """The sampling actors of one policy server, by number.
+
+    A sampling actor adds itself; all replicas, also those that start later, learn of it here.
+    """
+
+    def __init__(self) -> None:
+        self._samplers: dict[int, ray.actor.ActorHandle] = {}
+        self._num_added = 0
+        self._changed = asyncio.Condition()
+
+    async def add(self, sampler: ray.actor.ActorHandle) -> None:
+        """Have all replicas, now and later, fetch requests from ``sampler``. Twice is as good as once."""
+        if sampler in self._samplers.values():
+            return
+        async with self._changed:
+            self._num_added += 1
+            self._samplers[self._num_added] = sampler
+            self._changed.notify_all()
+
+    async def remove(self, number: int) -> None:
+        """Take a sampling actor out that has died."""
+        self._samplers.pop(number, None)
+
+    async def added_after(self, number: int) -> dict[int, ray.actor.ActorHandle]:
+        """Wait until there are sampling actors with a number above ``number``, and return them."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: any(each > number for each in self._samplers))
+        return {each: sampler for each, sampler in self._samplers.items() if each > number}

@@ -1,0 +1,104 @@
+"""The replica's end of the weights' way: it keeps one engine at the newest version."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import ray
+
+from actors.weights.store import PublishedWeights
+from actors.weights.transport import VersionGoneError, WeightLoader, WeightTransport, WeightTransportError
+from environments.errors import SamplerError
+
+RETRY_SECONDS = 1.0
+PATIENCE_SECONDS = 30.0
+"""For so long the newest version may be missing: a shared disk may show a new file late."""
+
+
+class VersionedEngine(WeightLoader, Protocol):
+    """An engine that knows the version of its weights."""
+
+    version: int
+
+
+class WeightFollower:
+    """Fetches published weights into an engine.
+
+    Args:
+        store: the ``WeightStore`` to follow.
+        on_loaded: called after each exchange of the weights.
+    """
+
+    def __init__(
+        self,
+        store: ray.actor.ActorHandle,
+        transport: WeightTransport,
+        engine: VersionedEngine,
+        on_loaded: Callable[[], None],
+    ) -> None:
+        self._store, self._transport, self._engine = store, transport, engine
+        self._on_loaded = on_loaded
+        self._changed = asyncio.Condition()
+        self._loading = asyncio.Lock()
+        self._failure: BaseException | None = None
+
+    async def run(self) -> None:
+        """consumes published versions · waits for the store · produces an engine that serves the newest
+
+        Raises:
+            ActorDiedError: the store is gone, and the program that has made it.
+            WeightTransportError: the newest version cannot be read.
+        """
+        try:
+            while True:
+                await self._load(await self._store.newer_than.remote(self._engine.version))
+        except BaseException as error:
+            self._failure = error
+            await self._notify()  # what waits for a version would wait for ever
+            raise
+
+    async def catch_up(self) -> None:
+        """Load the newest version now. Raises as ``run`` does."""
+        newest: PublishedWeights | None = await self._store.newest.remote()
+        if newest is not None:
+            await self._load(newest)
+
+    async def wait_for(self, version: int) -> None:
+        """Return when ``version`` or a newer one is loaded. Raises ``SamplerError`` if ``run`` has failed."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._engine.version >= version or self._failure is not None)
+        if self._engine.version < version:
+            raise SamplerError(f"The replica cannot follow its store: {self._failure!r}") from self._failure
+
+    async def _load(self, weights: PublishedWeights) -> None:
+        async with self._loading:
+            if weights.version <= self._engine.version:
+                return
+            try:
+                await self._fetch(weights)
+            except WeightTransportError as error:
+                await self._store.report.remote(error)
+                raise
+        self._on_loaded()
+        await self._notify()
+
+    async def _fetch(self, weights: PublishedWeights) -> None:
+        """Fetch ``weights``, or newer ones if they have taken their place meanwhile."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return await self._transport.fetch(weights.version, weights.location, self._engine)
+            except WeightTransportError as error:
+                tried, weights = weights, await self._store.newest.remote()
+                if weights.version > tried.version:
+                    continue
+                if not isinstance(error, VersionGoneError) or time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,110 @@
+"""How weights get from the learner's ranks to the engines: the protocol, and the choice by settings."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from actors.settings import WeightsConfig
+from environments.errors import ConfigError, TroupeError
+from environments.named_class import load_class
+from policies.engines.weights import WeightBucket
+
+if TYPE_CHECKING:
+    import torch
+
+TRANSPORTS = {
+    "object_store": "actors.weights.object_store:ObjectStoreTransport",
+}
+
+
+class WeightTransportError(TroupeError):
+    """Published weights cannot be read."""
+
+
+class VersionGoneError(WeightTransportError):
+    """The weights of a version are not there any more, or, on a slow disk, not there yet."""
+
+
+class WeightLoader(Protocol):
+    """What a transport needs of an engine."""
+
+    async def load_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
+        """Exchange the weights."""
+        ...
+
+
+class WeightTransport(ABC):
+    """Carries the weights of a version from the learner's ranks to the engines.
+
+    The driver makes one. The weight store, the learner's ranks and the replicas of the policy server each get
+    a copy of it (pickled). A location says where the weights of a version are: any picklable value, which
+    only the transport itself reads.
+
+    Args:
+        folder: a folder in the run's folder, of this transport alone. It need not exist.
+        options: ``server.weights.options``.
+    """
+
+    @abstractmethod
+    def __init__(self, folder: str, **options: Any) -> None: ...
+
+    def open(self) -> None:  # noqa: B027
+        """Called once in every rank and every replica, before a model is loaded.
+
+        Raises:
+            ConfigError: the transport cannot work on this node.
+        """
+
+    @abstractmethod
+    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], rank: int) -> Any:
+        """Write the weights. Called on all ranks at once; what rank 0 returns is the location.
+
+        Args:
+            tensors: names and whole tensors, the same on all ranks, which gather them while this is read.
+                Ranks that need none of them return at once.
+            rank: 0 and above.
+        """
+
+    async def keep(self, version: int, location: Any) -> Any:
+        """Make the weights outlive the learner; return their location from now on.
+
+        Called in the process of a weight store with the location that ``publish`` has returned, or, where an
+        evaluation pins a version in a store of its own, with the location in the training's store. Of this
+        store's earlier versions none is needed any more, but for replicas that are still reading one.
+        """
+        return location
+
+    @abstractmethod
+    async def fetch(self, version: int, location: Any, engine: WeightLoader) -> None:
+        """Load the weights into ``engine``. Called in every replica.
+
+        Raises:
+            VersionGoneError: they are not there. The caller tries again with the newest version.
+            WeightTransportError: they are damaged.
+        """
+
+    def close(self) -> None:  # noqa: B027
+        """Delete what is left. Called in the driver when the run ends."""
+
+
+def make_transport(settings: WeightsConfig, run_folder: str, purpose: str) -> WeightTransport:
+    """The transport that ``server.weights`` names.
+
+    Args:
+        purpose: "training" or "evaluation". Each has a folder of its own.
+
+    Raises:
+        ConfigError: there is no such transport, it does not take one of the options, or it cannot work here.
+    """
+    transport = load_class("server.weights.transport", settings.transport, TRANSPORTS, WeightTransport)  # type: ignore[type-abstract]
+    folder = os.path.join(os.path.abspath(run_folder), "weights", purpose)
+    try:
+        return transport(folder, **settings.options)
+    except TypeError as error:
+        raise ConfigError(
+            f"server.weights.transport={settings.transport} does not take server.weights.options="
+            f"{settings.options}: {error}"
+        ) from error
