@@ -55,7 +55,7 @@ class TrajectoryStream:
         self._fleet = fleet
 
     def watch(self, check: Callable[[], None]) -> None:
-        """Call ``check``, too, about once a second while nothing comes: an error that it raises ends the wait."""
+        """Call ``check`` about once a second while nothing comes: an error that it raises ends the wait."""
         self._checks.append(check)
 
     def trajectories(self, count: int) -> Iterator[Trajectory]:

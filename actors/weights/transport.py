@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 TRANSPORTS = {
+    "files": "actors.weights.files:FileTransport",
     "object_store": "actors.weights.object_store:ObjectStoreTransport",
 }
 
@@ -100,7 +101,7 @@ def make_transport(settings: WeightsConfig, run_folder: str, purpose: str) -> We
         ConfigError: there is no such transport, it does not take one of the options, or it cannot work here.
     """
     transport = load_class("server.weights.transport", settings.transport, TRANSPORTS, WeightTransport)  # type: ignore[type-abstract]
-    folder = os.path.join(os.path.abspath(run_folder), "weights", purpose)
+    folder = os.path.join(os.path.abspath(run_folder), f"weights_{purpose}")
     try:
         return transport(folder, **settings.options)
     except TypeError as error:

@@ -1,0 +1,228 @@
+"""Weights as files in a folder that all nodes share: for clusters without a common object store.
+
+    <folder>/run.txt                       the run whose folder it is, and a key of its present process
+    <folder>/version-000017/               whole: it gets this name when all files are on the disk
+        weights-00000.safetensors ...
+        manifest.json                      written last: the SHA-256 of each file
+
+The newest two versions are kept: the one before the newest for replicas that are still reading it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import socket
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from actors.weights.transport import VersionGoneError, WeightLoader, WeightTransport, WeightTransportError
+from environments.errors import ConfigError
+from policies.engines.weights import BUCKET_BYTES, WeightBucket, pack
+
+if TYPE_CHECKING:
+    import torch
+
+OWNER = "run.txt"
+MANIFEST = "manifest.json"
+NUM_KEPT = 2
+UNFINISHED, DELETED = ".unfinished-", ".deleted-"
+"""How the names of folders begin that no replica reads."""
+REMEDY = (
+    "name a folder that all nodes share and can write to with server.weights.options.shared_folder=..., or "
+    "put run.directory there"
+)
+
+
+class FileTransport(WeightTransport):
+    """Writes the weights of each version into a folder of its own, and deletes them when they are old.
+
+    Args:
+        folder: where to, unless ``shared_folder`` is given.
+        shared_folder: a folder outside the run's folder. One run at a time can use it.
+        bucket_bytes: the most bytes of tensors in a file; a larger tensor has a file of its own.
+
+    Raises:
+        ConfigError: the folder cannot be written to, or is in use by something else.
+    """
+
+    def __init__(
+        self, folder: str, shared_folder: str | None = None, bucket_bytes: int = BUCKET_BYTES
+    ) -> None:
+        self._folder = (
+            Path(os.path.abspath(shared_folder), Path(folder).name) if shared_folder else Path(folder)
+        )
+        self._bucket_bytes = bucket_bytes
+        self._owner = f"{folder}\n{uuid.uuid4().hex}\n"
+        with self._writing("The folder for weights"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if shared_folder:
+                self._check_owner(folder)
+            self._take_over()
+
+    def open(self) -> None:
+        try:
+            seen = (self._folder / OWNER).read_text(encoding="utf-8")
+        except OSError as error:
+            raise self._not_shared(str(error)) from error
+        if seen != self._owner:
+            raise self._not_shared(f"{OWNER} there is {seen!r}")
+
+    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], rank: int) -> str | None:
+        if rank != 0:
+            return None
+        unfinished = self._unfinished()
+        try:
+            with self._writing(f"Version {version} of the weights"):
+                unfinished.mkdir()
+                digests = {}
+                for number, bucket in enumerate(pack(tensors, self._bucket_bytes)):
+                    name = f"weights-{number:05d}.safetensors"
+                    digests[name] = _write(unfinished / name, _serialized(bucket))
+                manifest = {"version": version, "sha256": digests}
+                _write(unfinished / MANIFEST, json.dumps(manifest, indent=1).encode())
+                return self._finish(unfinished, version)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)  # nothing, unless it was given up
+
+    async def keep(self, version: int, location: str) -> str:
+        """Take the version over from another store's folder, if it lies there; then delete old versions."""
+        return await asyncio.to_thread(self._keep, version, Path(location))
+
+    async def fetch(self, version: int, location: str, engine: WeightLoader) -> None:
+        # Into memory, whole and verified, before the engine is touched: it cannot go back.
+        await engine.load_weights(version, await asyncio.to_thread(_read, Path(location)))
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # -- the folder ----------------------------------------------------------------------------------
+
+    def _check_owner(self, run: str) -> None:
+        present = sorted(each.name for each in self._folder.iterdir())
+        owner = self._folder / OWNER
+        if present and not (owner.is_file() and owner.read_text(encoding="utf-8").startswith(f"{run}\n")):
+            raise ConfigError(
+                f"{self._folder} cannot hold the weights of this run: there is something else in it, such as "
+                f"{present[0]!r}. Delete it if no run uses it, or name another folder with "
+                "server.weights.options.shared_folder=..."
+            )
+
+    def _take_over(self) -> None:
+        """Make the folder this process's, and delete what an earlier process of the same run has left."""
+        for left in self._folder.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        _write(self._folder / OWNER, self._owner.encode())
+        _sync(self._folder)
+
+    def _keep(self, version: int, location: Path) -> str:
+        if location.parent != self._folder:
+            unfinished = self._unfinished()
+            with self._writing(f"Version {version} of the weights"):
+                shutil.copytree(location, unfinished, copy_function=_link_or_copy)
+                location = Path(self._finish(unfinished, version))
+        versions = sorted(self._folder.glob("version-*"), key=lambda path: int(path.name.partition("-")[2]))
+        for old in versions[:-NUM_KEPT]:
+            old.rename(self._folder / f"{DELETED}{uuid.uuid4().hex}")  # gone at once, for all who read it
+        for deleted in self._folder.glob(f"{DELETED}*"):
+            # What is left, because a file is open on another node, goes with the next version.
+            shutil.rmtree(deleted, ignore_errors=True)
+        return str(location)
+
+    def _finish(self, unfinished: Path, version: int) -> str:
+        final = self._folder / f"version-{version:06d}"
+        _sync(unfinished)
+        unfinished.rename(final)
+        _sync(self._folder)
+        return str(final)
+
+    def _unfinished(self) -> Path:
+        return self._folder / f"{UNFINISHED}{uuid.uuid4().hex}"
+
+    @contextmanager
+    def _writing(self, subject: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(
+                f"{subject} cannot be written to {self._folder} on {socket.gethostname()}: {error.strerror}. "
+                f"Make room or grant access there, or {REMEDY}."
+            ) from error
+
+    def _not_shared(self, finding: str) -> ConfigError:
+        return ConfigError(
+            f"server.weights.transport=files needs a folder that all nodes share, and {self._folder} on "
+            f"{socket.gethostname()} is not the one that the run has written to ({finding}): {REMEDY}."
+        )
+
+
+# -- files ---------------------------------------------------------------------------------------------
+
+
+def _serialized(bucket: WeightBucket) -> bytes:
+    from safetensors.torch import save
+
+    return save(dict(bucket.tensors()))
+
+
+def _write(path: Path, content: bytes) -> str:
+    """Write a file to the disk; return its SHA-256."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return hashlib.sha256(content).hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    """Force the names in a folder to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
+
+
+def _read(location: Path) -> list[WeightBucket]:
+    """The verified weights of a version.
+
+    Raises:
+        VersionGoneError: it was deleted.
+        WeightTransportError: a file is missing, damaged or unreadable.
+    """
+    try:
+        digests = json.loads((location / MANIFEST).read_bytes())["sha256"]
+        return [bucket for name in digests for bucket in _buckets(location / name, digests[name])]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not location.exists():
+            raise VersionGoneError(
+                f"The weights in {location} are not there on {socket.gethostname()}. If the folder exists on "
+                f"other nodes, it is not shared with this one: {REMEDY}."
+            ) from error
+        raise WeightTransportError(
+            f"The weights in {location} are damaged, read on {socket.gethostname()}: {error}. Check the disk "
+            "or the mount; then go on from the newest checkpoint with run.resume=true."
+        ) from error
+
+
+def _buckets(path: Path, digest: str) -> Iterator[WeightBucket]:
+    from safetensors.torch import load
+
+    content = path.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    if found != digest:
+        raise ValueError(f"{path.name} has the SHA-256 {found} instead of {digest} ({len(content)} bytes)")
+    return pack(load(content).items())
