@@ -31,5 +31,9 @@ class PromptTooLongError(SamplerError):
     """The prompt leaves no room for a completion."""
 
 
+class LogprobError(SamplerError):
+    """An engine or server returned a log-probability that is not finite. The next request may succeed."""
+
+
 class LearnerError(TroupeError):
     """The learner was given a batch that it cannot learn from, or its numbers left the finite range."""

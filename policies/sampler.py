@@ -5,11 +5,12 @@ Nothing heavy is imported here, because every rollout actor imports this module.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from environments.errors import ConfigError, PromptTooLongError, SamplerError
+from environments.errors import ConfigError, LogprobError, PromptTooLongError, SamplerError
 from environments.types import Completion, Message
 
 
@@ -214,6 +215,22 @@ class ScriptedSampler:
         for message in messages:
             ids += [*f"{message['role']}\n{message['content']}".encode(), self.EOS_ID]
         return (*ids, *b"assistant\n")
+
+
+def check_logprobs(logprobs: Sequence[float], source: str) -> None:
+    """Raise ``LogprobError`` unless all are finite: training would go on with -inf, and fail late with NaN.
+
+    Args:
+        logprobs: of sampled tokens, in nats.
+        source: the engine or server that they come from, for the message.
+    """
+    if math.isfinite(sum(logprobs)):  # NaN and infinities survive a sum
+        return
+    index, logprob = next((i, each) for i, each in enumerate(logprobs) if not math.isfinite(each))
+    raise LogprobError(
+        f"{source} returned the log-probability {logprob} for token {index} of {len(logprobs)}: no token is "
+        "sampled with it, so the engine, or the weights that it serves, are broken."
+    )
 
 
 def check_prompt_length(num_tokens: int, request: SampleRequest) -> None:

@@ -4,33 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
 from actors.sampling.request_queue import LEASE_SECONDS, Assignment, ReplicaReport
-from environments.errors import ConfigError, PromptTooLongError, SamplerError
-from policies.sampler import EngineStats, SamplingParams, TokenOutput, TokenRequest
+from environments.errors import ConfigError, LogprobError, PromptTooLongError, SamplerError
+from policies.engines.base import Engine
+from policies.sampler import TokenOutput, TokenRequest
 
 BATCH_SECONDS = 0.02
 """How long an answer waits for others that can be handed in with it."""
-
-
-class Engine(Protocol):
-    """What samples."""
-
-    version: int
-
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
-        """One completion, whole. Sampling ends if this is cancelled."""
-        ...
-
-    def stats(self) -> EngineStats:
-        """What it has done so far."""
-        ...
-
-    def check(self) -> None:
-        """Raise what ended it, if anything did."""
-        ...
 
 
 class QueueWorker:
@@ -111,7 +93,7 @@ class QueueWorker:
         answer: TokenOutput | Exception
         try:
             answer = await self._engine.generate(request.prompt_ids, request.params)
-        except (ConfigError, PromptTooLongError) as error:
+        except (ConfigError, PromptTooLongError, LogprobError) as error:
             answer = error
         except SamplerError:  # the engine's end, which is no answer: run() finds out
             self._news.set()

@@ -29,10 +29,9 @@ from actors.settings import MODEL_NAME, ServerConfig
 from actors.weights.follower import WeightFollower
 from environments.errors import SamplerError, TroupeError
 from policies.chat import ChatRenderer, load_tokenizer
-from policies.engines.vllm import VLLMEngine
+from policies.engines.base import engine_class
 from policies.openai.frontend import OpenAIFrontend
 from policies.openai.protocol import ChatRequest, CompletionRequest, OpenAIError, error_body
-from policies.settings import environment
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +119,7 @@ async def _unless_gone(call: Awaitable[T]) -> T:
 @serve.deployment(max_ongoing_requests=100_000)
 @serve.ingress(http)
 class PolicyServer:
-    """One replica: a vLLM engine that follows a ``WeightStore``, and samples for all actors in a
+    """One replica: an engine that follows a ``WeightStore``, and samples for all actors in a
     ``SamplerDirectory``.
 
     A replica that starts late loads the newest version before it takes a request.
@@ -141,7 +140,9 @@ class PolicyServer:
         transport = await _unless_gone(store.transport.remote())
         transport.open()
         # In a thread: a model that takes minutes to load must not keep Serve from hearing of this replica.
-        self._engine = await asyncio.to_thread(VLLMEngine, model_path, config.engine, config.adapters)
+        self._engine = await asyncio.to_thread(
+            engine_class(config.engine), model_path, config.engine, config.adapters
+        )
         renderer = ChatRenderer(load_tokenizer(model_path))
         self._openai = OpenAIFrontend(model_name, renderer, self._engine, config.adapters)
         self._links: dict[ray.actor.ActorHandle, QueueWorker] = {}
@@ -251,6 +252,9 @@ class PolicyApp:
         model_path: folder that the engines start from.
         model_name: how OpenAI clients call the model.
         store: the ``WeightStore`` that the replicas follow.
+
+    Raises:
+        ConfigError: ``config.engine`` names no engine, or has settings that this engine cannot act on.
     """
 
     def __init__(
@@ -262,13 +266,15 @@ class PolicyApp:
         model_name: str = MODEL_NAME,
     ) -> None:
         self.name = name
+        engine = engine_class(config.engine)
+        engine.check_config(config.engine, config.adapters)
         self._directory = SamplerDirectory.options(**beside_driver()).remote()  # type: ignore[attr-defined]
         self._bound = PolicyServer.options(  # type: ignore[attr-defined]
             num_replicas=config.num_replicas,
             ray_actor_options={
                 "num_cpus": config.num_cpus,
                 "num_gpus": config.engine.num_gpus,
-                "runtime_env": {"env_vars": environment(config.engine) | REPLICA_ENVIRONMENT},
+                "runtime_env": {"env_vars": {**engine.environment(config.engine), **REPLICA_ENVIRONMENT}},
             },
             logging_config=LOGGING,
             graceful_shutdown_timeout_s=2,

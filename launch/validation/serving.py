@@ -1,4 +1,4 @@
-"""What serving asks of the machine and of the model's settings."""
+"""What serving asks of the machine, of the engine's and of the model's settings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import socket
 
 from environments.errors import ConfigError
 from launch.config import TrainConfig
+from policies.engines.base import engine_class
 
 DEFAULT_PORT = 8000
 
@@ -22,6 +23,12 @@ def check_address(host: str, port: int) -> None:
                 f"Port {port} of {host} cannot be listened on ({error}): choose another one, such as "
                 f"server.http_port={DEFAULT_PORT + 1}, or end the program that has it."
             ) from error
+
+
+def check_engine(config: TrainConfig) -> None:
+    """The engine exists and can act on all of its settings. Raises ``ConfigError``."""
+    server = config.server
+    engine_class(server.engine).check_config(server.engine, server.adapters)
 
 
 def check_base_model(config: TrainConfig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from environments.bounds import check_bounds
 from environments.errors import ConfigError
 from launch.config import TrainConfig
-from launch.validation.serving import check_address, check_base_model
+from launch.validation.serving import check_address, check_base_model, check_engine
 from launch.validation.settings import check_settings, check_training_settings
 from launch.validation.trial import try_first_task
 from launch.validation.workload import check_datasets, check_demonstrations, check_model, check_task_weights
@@ -19,6 +19,7 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
         ConfigError, DatasetError, AgentError: the first mistake, with its remedy.
     """
     check_training_settings(config)
+    check_engine(config)
     check_datasets(config, workload)
     check_demonstrations(config, workload)
     check_task_weights(config.rollout.task_weights, workload.train_dataset)
@@ -34,11 +35,13 @@ def check_evaluation(config: TrainConfig) -> None:
             "newest checkpoint), a checkpoint, a Hugging Face folder or name."
         )
     check_settings(config)
+    check_engine(config)
 
 
 def check_serving(config: TrainConfig) -> None:
     """Find what would fail later in serving; ``server.http_port`` is set. Raises ``ConfigError``."""
     check_bounds(config)
+    check_engine(config)
     assert config.server.http_port is not None
     check_address(config.server.http_host, config.server.http_port)
     check_base_model(config)

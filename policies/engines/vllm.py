@@ -13,36 +13,33 @@ import os
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
+from policies.engines.base import Engine
 from policies.engines.versions import VersionSpans
+from policies.engines.vllm_settings import check_options, engine_arguments, environment
 from policies.engines.weights import WeightBucket
 from policies.sampler import EngineStats, SamplingParams, TokenOutput
-from policies.settings import EngineConfig, adapter_config, environment
+from policies.settings import EngineConfig, adapter_config
 
 if TYPE_CHECKING:
     from vllm import LLMEngine, RequestOutput
     from vllm.lora.request import LoRARequest
 
 
-class VLLMEngine:
-    """One vLLM engine in a thread of this process, used from one asyncio loop.
+class VLLMEngine(Engine):
+    """One vLLM engine in a thread of this process.
 
-    Args:
-        model_path: folder (or hub name) in Hugging Face format.
-        config: engine settings.
-        adapters: folders in peft's format by name, served beside the model itself.
-
-    Raises:
-        ConfigError: vLLM refuses a setting, the model or an adapter.
+    ``config.options`` are further arguments of vLLM's ``EngineArgs``.
     """
 
-    def __init__(
-        self, model_path: str, config: EngineConfig, adapters: Mapping[str, str] | None = None
-    ) -> None:
+    settings = ("dtype", "cache_after_publish", "options")
+    serves_adapters = True
+
+    def __init__(self, model_path: str, config: EngineConfig, adapters: Mapping[str, str]) -> None:
         for name, value in environment(config).items():
             os.environ.setdefault(name, value)
         self.version = 0
@@ -58,29 +55,22 @@ class VLLMEngine:
         self._num_aborted_tokens = 0
         self._failure: BaseException | None = None
         self._stopped = False
-        self._engine = _start_vllm(model_path, config, _adapter_args(adapters or {}))
-        self._adapters = _load_adapters(self._engine, adapters or {})
+        self._engine = _start_vllm(model_path, config, _adapter_args(adapters))
+        self._adapters = _load_adapters(self._engine, adapters)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
 
+    @classmethod
+    def check_config(cls, config: EngineConfig, adapters: Collection[str] = ()) -> None:
+        super().check_config(config, adapters)
+        check_options(config.options)
+
+    @classmethod
+    def environment(cls, config: EngineConfig) -> Mapping[str, str]:
+        return environment(config)
+
     # -- used from the asyncio loop ------------------------------------------------------------------
-
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
-        """Sample one completion, whole.
-
-        Raises:
-            PromptTooLongError: the prompt leaves no room for a token.
-            ConfigError: vLLM refuses the request, or it asks for an adapter that is not there.
-            SamplerError: the engine has failed.
-        """
-        async for output in self._request(prompt_ids, params, stream=False):
-            return output
-        raise SamplerError("The engine ended a request without an answer.")
-
-    def stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[TokenOutput]:
-        """Sample one completion and yield its tokens as they come. Raises as ``generate`` does."""
-        return self._request(prompt_ids, params, stream=True)
 
     async def load_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
         """Exchange the weights between two engine steps; requests in flight go on under the new ones.
@@ -128,9 +118,9 @@ class VLLMEngine:
         while self._failure is None:
             await asyncio.sleep(0.2)
 
-    async def _request(
-        self, prompt_ids: Sequence[int], params: SamplingParams, stream: bool
-    ) -> AsyncIterator[TokenOutput]:
+    async def sample(
+        self, prompt_ids: Sequence[int], params: SamplingParams, in_pieces: bool
+    ) -> AsyncGenerator[TokenOutput, None]:
         room = self.max_model_tokens - len(prompt_ids)
         if room < 1:
             raise PromptTooLongError(
@@ -145,7 +135,7 @@ class VLLMEngine:
         outputs: asyncio.Queue[TokenOutput | BaseException] = asyncio.Queue()
         self._outputs[request_id] = outputs
         running = _Running(
-            list(prompt_ids), _vllm_params(params, room, stream), self._adapters[params.adapter]
+            list(prompt_ids), _vllm_params(params, room, in_pieces), self._adapters[params.adapter]
         )
         finished = False
 
@@ -153,8 +143,8 @@ class VLLMEngine:
             try:
                 self._add(request_id, running)
             except Exception as error:  # noqa: BLE001  # this request is at fault, not the engine
-                refusal = ConfigError(f"vLLM refuses the request: {error}")
-                loop.call_soon_threadsafe(outputs.put_nowait, refusal)
+                rejection = ConfigError(f"vLLM rejects the request: {error}")
+                loop.call_soon_threadsafe(outputs.put_nowait, rejection)
 
         try:
             self._submit(add)
@@ -168,7 +158,7 @@ class VLLMEngine:
                 yield output
         finally:
             self._outputs.pop(request_id, None)
-            if not finished:  # the caller went away: stop sampling for nobody
+            if not finished:  # the caller has gone away: end the request
                 self._inbox.put(lambda: self._abort(request_id))
 
     def _submit(self, work: Callable[[], None]) -> None:
@@ -210,7 +200,7 @@ class VLLMEngine:
 
     def _abort(self, request_id: str) -> None:
         running = self._running.pop(request_id, None)
-        if running is not None:  # else it ended in the meantime, or was refused
+        if running is not None:  # else it ended in the meantime, or was rejected
             num_sampled = _num_sampled(self._engine, running)
             self._num_tokens += num_sampled - running.versions.num_taken
             self._num_aborted_tokens += num_sampled
@@ -274,31 +264,12 @@ def _resolve(future: asyncio.Future[None]) -> None:
 def _start_vllm(model_path: str, config: EngineConfig, adapter_args: dict[str, Any]) -> LLMEngine:
     from vllm import EngineArgs, LLMEngine
 
-    ours: dict[str, Any] = {
-        "model": model_path,
-        "dtype": config.dtype,
-        "max_model_len": config.max_model_tokens,
-        "max_num_seqs": 256,
-        "enable_prefix_caching": True,
-        "disable_log_stats": True,
-        # Else a step is always in flight when weights are exchanged: see _num_sampled.
-        "async_scheduling": False,
-        # The distribution that was sampled from, after temperature: what a policy gradient needs.
-        "logprobs_mode": "processed_logprobs",
-    }
-    if not config.num_gpus:
-        # vLLM 0.29 rewinds a seeded request's generator after a partial prefill by a call that CPU
-        # generators refuse, which ends the engine: so here a prompt is never split.
-        ours |= {
-            "enforce_eager": True,
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(8192, config.max_model_tokens),
-        }
+    arguments = engine_arguments(model_path, config) | adapter_args | config.options
     try:
-        return LLMEngine.from_engine_args(EngineArgs(**(ours | adapter_args | config.vllm)))
+        return LLMEngine.from_engine_args(EngineArgs(**arguments))
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"vLLM refuses the model {model_path!r} or a setting in server.engine: {error}"
+            f"vLLM rejects the model {model_path!r} or a setting in server.engine: {error}"
         ) from error
 
 
@@ -327,11 +298,11 @@ def _load_adapters(engine: LLMEngine, adapters: Mapping[str, str]) -> dict[str |
         try:
             engine.add_lora(request)
         except (ValueError, RuntimeError) as error:
-            raise ConfigError(f"vLLM refuses the adapter {name!r} in {folder!r}: {error}") from error
+            raise ConfigError(f"vLLM rejects the adapter {name!r} in {folder!r}: {error}") from error
     return requests
 
 
-def _vllm_params(params: SamplingParams, room: int, stream: bool) -> Any:
+def _vllm_params(params: SamplingParams, room: int, in_pieces: bool) -> Any:
     from vllm import SamplingParams as VLLMSamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -346,7 +317,7 @@ def _vllm_params(params: SamplingParams, room: int, stream: bool) -> Any:
         flat_logprobs=True,  # lists of numbers, not an object for each token
         skip_clone=True,  # made for this request alone: the deep copy was 15 % of the thread in a profile
         detokenize=bool(params.stop),
-        output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.DELTA if in_pieces else RequestOutputKind.FINAL_ONLY,
     )
 
 

@@ -6,31 +6,17 @@ import asyncio
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from environments.errors import PromptTooLongError
 from policies.openai.protocol import ChatRequest, CompletionRequest, OpenAIError, SamplingRequest
 from policies.openai.reply import REPLACEMENT_CHARACTER, ChatReply, Json, Piece, Reply, TextReply
-from policies.sampler import SamplingParams, TokenRequest
+from policies.sampler import TokenRequest
 
 if TYPE_CHECKING:
     from policies.chat import ChatRenderer
+    from policies.engines.base import Engine
     from policies.sampler import TokenOutput
-
-
-class Engine(Protocol):
-    """What samples. ``stream`` ends a request for which its iterator is cancelled."""
-
-    version: int
-    max_model_tokens: int
-
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
-        """One completion, whole."""
-        ...
-
-    def stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[TokenOutput]:
-        """One completion, as its tokens are sampled. The last output has a ``finish_reason``."""
-        ...
 
 
 class OpenAIFrontend:

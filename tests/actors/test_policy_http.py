@@ -1,85 +1,88 @@
-"""The policy server's HTTP face, without Ray: a fake replica stands where Serve puts the real one."""
+"""The real policy server over HTTP in this process: a scripted engine instead of vLLM, and no Ray."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from openai import BadRequestError, NotFoundError, OpenAI
 from ray import serve
+from scripted_engine import ScriptedEngine
 from starlette.requests import ClientDisconnect
 
-from actors.serving.policy_server import _respond, http
-from environments.errors import SamplerError
-from policies.chat import ChatRenderer
+from actors.serving.policy_server import PolicyServer, _respond, http
+from actors.settings import ServerConfig
+from policies.chat import ChatRenderer, load_tokenizer
 from policies.openai.frontend import OpenAIFrontend
 from policies.openai.protocol import ChatRequest
-from policies.sampler import SamplingParams, TokenOutput
+from policies.settings import EngineConfig
 from policies.tiny import build_tokenizer
 
 MESSAGES = [{"role": "user", "content": "What is 12+34?"}]
 BODY = {"model": "tiny", "messages": MESSAGES}
 
-
-class CountingEngine:
-    """Says ``1`` ``size`` times. Fails at the token ``fails_at``."""
-
-    version = 3
-    max_model_tokens = 100
-
-    def __init__(self, size: int = 3, fails_at: int | None = None) -> None:
-        self._size = size
-        self._fails_at = fails_at
-        self._token_id = tokenizer().convert_tokens_to_ids("1")
-        self.num_sampling = 0
-
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
-        outputs = [output async for output in self.stream(prompt_ids, params)]
-        return self._output(len(outputs), "stop")
-
-    async def stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[TokenOutput]:
-        self.num_sampling += 1
-        try:
-            for position in range(self._size):
-                await asyncio.sleep(0)
-                if position == self._fails_at:
-                    raise SamplerError("The engine is gone.")
-                yield self._output(1, "stop" if position == self._size - 1 else None)
-        finally:
-            self.num_sampling -= 1
-
-    def _output(self, size: int, finish_reason: str | None) -> TokenOutput:
-        return TokenOutput(
-            token_ids=(self._token_id,) * size,
-            logprobs=(-0.5,) * size,
-            finish_reason=finish_reason,
-            policy_version=self.version,
-        )
+Serving = Callable[..., Any]
 
 
-def tokenizer() -> Any:
-    return build_tokenizer([MESSAGES])
+class StoreWithoutNews:
+    """A weight store that nothing is published to: what is waited for never comes."""
+
+    def __init__(self) -> None:
+        self.newest = SimpleNamespace(remote=self._nothing)
+        self.newer_than = self.samplers_after = SimpleNamespace(remote=self._never)
+
+    async def _nothing(self) -> None:
+        return None
+
+    async def _never(self, _: int) -> None:
+        await asyncio.Event().wait()
 
 
-def frontend(engine: CountingEngine) -> OpenAIFrontend:
-    return OpenAIFrontend("tiny", ChatRenderer(tokenizer()), engine)
+def scripted(**options: Any) -> EngineConfig:
+    options = {"replies": ["111"], **options}
+    return EngineConfig(name="scripted_engine:ScriptedEngine", max_model_tokens=100, options=options)
 
 
-@pytest.fixture
-def replica(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    replica = SimpleNamespace(_openai=frontend(CountingEngine()))
-    monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(servable_object=replica))
-    return replica
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    build_tokenizer([MESSAGES]).save_pretrained(folder)
+    return folder
 
 
-@pytest.fixture
-def client(replica: SimpleNamespace) -> TestClient:
-    return TestClient(http)
+@contextmanager
+def serving(folder: Path, **options: Any) -> Iterator[TestClient]:
+    """A client of one replica, which is made in the loop that answers requests, as in Serve."""
+    replica_class = PolicyServer.func_or_class.__bases__[0]  # without what Serve wraps around it
+    replica = replica_class.__new__(replica_class)
+    config = ServerConfig(engine=scripted(**options))
+
+    async def start() -> None:
+        await replica.__init__(str(folder), "tiny", config, StoreWithoutNews())
+
+    with TestClient(http) as client, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(servable_object=replica))
+        assert client.portal is not None
+        client.portal.call(start)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(tokenizer_folder: Path) -> Iterator[TestClient]:
+    with serving(tokenizer_folder) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def openai(client: TestClient) -> OpenAI:
+    return OpenAI(base_url="http://testserver/v1", api_key="EMPTY", max_retries=0, http_client=client)
 
 
 def events(text: str) -> list[Any]:
@@ -90,12 +93,30 @@ def events(text: str) -> list[Any]:
 def test_a_whole_answer_carries_the_policy_version_in_its_header(client: TestClient) -> None:
     response = client.post("/v1/chat/completions", json=BODY)
     assert response.status_code == 200
-    assert response.headers["x-policy-version"] == "3"
+    assert response.headers["x-policy-version"] == "0"
     assert response.json()["choices"][0]["message"]["content"] == "111"
 
 
-def test_the_model_is_listed(client: TestClient) -> None:
-    assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
+def test_the_official_client_lists_the_model(openai: OpenAI) -> None:
+    assert [model.id for model in openai.models.list()] == ["tiny"]
+
+
+def test_the_official_client_reads_the_same_from_a_stream_and_from_a_whole_answer(openai: OpenAI) -> None:
+    options: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 2}
+    whole = openai.chat.completions.create(**options)
+    parts = list(openai.chat.completions.create(**options, stream=True))
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == "11"
+    assert whole.choices[0].message.content == "11"
+    assert parts[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
+    assert whole.usage is not None and whole.usage.completion_tokens == 2
+
+
+def test_the_official_client_names_the_error_of_a_bad_request_and_the_server_goes_on(openai: OpenAI) -> None:
+    with pytest.raises(NotFoundError, match="serves 'tiny'"):
+        openai.chat.completions.create(model="gpt", messages=MESSAGES)  # type: ignore[arg-type]
+    with pytest.raises(BadRequestError, match="context"):
+        openai.completions.create(model="tiny", prompt=[5] * 100)
+    assert openai.completions.create(model="tiny", prompt=[5]).choices[0].text == "111"
 
 
 def test_a_stream_is_server_sent_events_that_end_with_done(client: TestClient) -> None:
@@ -121,7 +142,7 @@ def test_text_completions_are_served(client: TestClient) -> None:
         ({**BODY, "messages": [{"role": "user", "content": "1" * 100}], "stream": True}, 400, None),
     ],
 )
-def test_refusals_have_openais_shape(
+def test_errors_have_openais_shape(
     client: TestClient, body: dict[str, Any], status: int, param: str | None
 ) -> None:
     response = client.post("/v1/chat/completions", json=body)
@@ -129,55 +150,66 @@ def test_refusals_have_openais_shape(
     assert response.json()["error"]["param"] == param
 
 
-def test_a_body_that_is_no_json_is_refused(client: TestClient) -> None:
+def test_a_body_that_is_no_json_is_an_error(client: TestClient) -> None:
     response = client.post("/v1/chat/completions", content="{", headers={"content-type": "application/json"})
     assert response.status_code == 400
     assert "JSON" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_engine_that_fails_at_once_is_a_503(
-    client: TestClient, replica: SimpleNamespace, stream: bool
-) -> None:
-    replica._openai = frontend(CountingEngine(fails_at=0))
-    response = client.post("/v1/chat/completions", json={**BODY, "stream": stream})
+def test_an_engine_that_fails_at_once_is_a_503(tokenizer_folder: Path, stream: bool) -> None:
+    with serving(tokenizer_folder, fails_at=0) as client:
+        response = client.post("/v1/chat/completions", json={**BODY, "stream": stream})
     assert response.status_code == 503
-    assert "gone" in response.json()["error"]["message"]
+    assert "script has failed" in response.json()["error"]["message"]
 
 
-def test_an_engine_that_fails_later_ends_the_events_with_an_error(
-    client: TestClient, replica: SimpleNamespace
-) -> None:
-    replica._openai = frontend(CountingEngine(fails_at=2))
-    response = client.post("/v1/chat/completions", json={**BODY, "stream": True})
+def test_an_engine_that_fails_later_ends_the_events_with_an_error(tokenizer_folder: Path) -> None:
+    with serving(tokenizer_folder, fails_at=2) as client:
+        response = client.post("/v1/chat/completions", json={**BODY, "stream": True})
     *chunks, last = events(response.text)
     assert len(chunks) == 3
-    assert "gone" in last["error"]["message"]
+    assert "script has failed" in last["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("logprob", ["-inf", "nan"])
+def test_a_log_probability_that_is_not_finite_is_an_error_that_names_the_engine(
+    tokenizer_folder: Path, logprob: str, stream: bool
+) -> None:
+    with serving(tokenizer_folder, logprob=logprob) as client:
+        response = client.post("/v1/chat/completions", json={**BODY, "stream": stream, "logprobs": True})
+    assert response.status_code == 503
+    message = response.json()["error"]["message"]
+    assert message.startswith("ScriptedEngine (pid ") and f"log-probability {logprob} for token 0" in message
 
 
 @pytest.mark.parametrize("spec_version", ["2.0", "2.4"])
-def test_a_client_that_hangs_up_ends_the_sampling(spec_version: str) -> None:
+def test_a_client_that_disconnects_ends_the_sampling(tokenizer_folder: Path, spec_version: str) -> None:
     """Servers tell it in two ways: by a message, or (since ASGI 2.4) by an error when something is sent."""
-    engine = CountingEngine(size=10**9)
+    config = scripted(replies=["1" * 10_000])
+    config.max_model_tokens = 10_000
+    engine = ScriptedEngine(str(tokenizer_folder), config, {})
+    frontend = OpenAIFrontend("tiny", ChatRenderer(load_tokenizer(str(tokenizer_folder))), engine)
     before = []
 
     async def send(message: dict[str, Any]) -> None:
         if message.get("body"):
-            before.append(engine.num_sampling)
+            before.append(engine.num_running)
             if spec_version == "2.4":
-                raise OSError("The client has hung up.")
+                raise OSError("The client has disconnected.")
             await asyncio.sleep(60)
 
     async def receive() -> dict[str, Any]:
         await asyncio.sleep(0.01)
         return {"type": "http.disconnect"}
 
-    async def hang_up() -> int:
-        parts = frontend(engine).chat(ChatRequest.model_validate({**BODY, "stream": True}))
+    async def disconnect() -> int:
+        parts = frontend.chat(ChatRequest.model_validate({**BODY, "stream": True}))
         response: Any = await _respond(parts, stream=True)
         with suppress(ClientDisconnect):
             await response({"type": "http", "asgi": {"spec_version": spec_version}}, receive, send)
-        return engine.num_sampling
+        return engine.num_running
 
-    after = asyncio.run(hang_up())
+    after = asyncio.run(disconnect())
     assert (before, after) == ([1], 0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import math
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -11,12 +12,19 @@ import pytest
 import actors.sampling.queue_worker
 from actors.sampling.queue_worker import QueueWorker
 from actors.sampling.request_queue import Assignment, ReplicaReport, RequestQueue
-from environments.errors import PromptTooLongError, SamplerError
+from environments.errors import LogprobError, PromptTooLongError, SamplerError
+from policies.engines.base import Engine
+from policies.engines.weights import WeightBucket
 from policies.sampler import EngineStats, SamplingParams, TokenOutput, TokenRequest
 
 
-class EchoEngine:
-    """Says the prompt when it is told to. A prompt of 0 is too long; one of 13 breaks the engine."""
+class EchoEngine(Engine):
+    """Says the prompt when it is told to. A prompt of 0 is too long; one of 13 breaks the engine.
+
+    ``logprob`` is that of each token.
+    """
+
+    logprob = -0.5
 
     def __init__(self) -> None:
         self.version = 0
@@ -25,7 +33,9 @@ class EchoEngine:
         self.num_cancelled = 0
         self._broken = False
 
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
+    async def sample(
+        self, prompt_ids: Sequence[int], params: SamplingParams, in_pieces: bool
+    ) -> AsyncGenerator[TokenOutput, None]:
         try:
             await self.go.wait()
         except asyncio.CancelledError:
@@ -36,9 +46,15 @@ class EchoEngine:
         if prompt_ids[0] == 13:
             self._broken = True
             self.check()
-        return TokenOutput(
-            token_ids=tuple(prompt_ids), logprobs=(), finish_reason="stop", policy_version=self.version
+        yield TokenOutput(
+            token_ids=tuple(prompt_ids),
+            logprobs=(self.logprob,) * len(prompt_ids),
+            finish_reason="stop",
+            policy_version=self.version,
         )
+
+    async def load_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
+        raise NotImplementedError
 
     def stats(self) -> EngineStats:
         return EngineStats(num_tokens=42)
@@ -74,6 +90,23 @@ def test_requests_of_all_kinds_are_answered() -> None:
                 (index,) for index in range(1, 8)
             ]
         assert queue.status().replicas["a"].engine.num_tokens == 42
+        link.cancel()
+
+    run(test())
+
+
+@pytest.mark.parametrize("logprob", [-math.inf, math.nan])
+def test_a_log_probability_that_is_not_finite_fails_its_request_alone_and_names_the_engine(
+    logprob: float,
+) -> None:
+    async def test() -> None:
+        queue, engine = RequestQueue("policy"), EchoEngine()
+        link = asyncio.create_task(QueueWorker("a", engine, queue.poll, nothing_new).run())
+        engine.logprob = logprob
+        with pytest.raises(LogprobError, match=rf"^EchoEngine \(pid \d.*version 0, .*{logprob} for token 0"):
+            await queue.sample(request(1))
+        engine.logprob = -0.5
+        assert (await queue.sample(request(2))).token_ids == (2,)
         link.cancel()
 
     run(test())

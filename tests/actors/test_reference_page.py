@@ -85,7 +85,7 @@ NUM_CORRECT = [0, 1, 2, 3, 4, 5, 6, 8]
 @contextmanager
 def serve_vllm(model: Path, log: Path) -> Iterator[str]:
     """vLLM's own server in the block; yields its address. It ends with all of its processes."""
-    from policies.settings import CPU_ENVIRONMENT
+    from policies.engines.vllm_settings import CPU_ENVIRONMENT
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -35,9 +35,9 @@ from actors.serving.policy_server import PolicyApp
 from actors.settings import RAYLET_ENVIRONMENT, ServerConfig
 from actors.weights.store import WeightStore
 from policies.engines.vllm import VLLMEngine
+from policies.engines.vllm_settings import environment as engine_environment
 from policies.sampler import SamplingParams, TokenRequest
 from policies.settings import EngineConfig
-from policies.settings import environment as engine_environment
 
 PROMPT_TOKENS = 64
 NEW_TOKENS = 64
@@ -98,7 +98,7 @@ _bare_engine: VLLMEngine
 
 def _start_bare_engine(model: str, config: EngineConfig) -> None:
     global _bare_engine
-    _bare_engine = VLLMEngine(model, config)
+    _bare_engine = VLLMEngine(model, config, {})
 
 
 def _measure_bare_engine(prompts: Prompts, in_flight: int) -> Rate:

@@ -114,10 +114,11 @@ def test_overrides_win_over_the_recipe() -> None:
 
 
 @pytest.mark.parametrize(
-    "override", ["server.engine.vllm={seed: 7}", "server.engine.vllm.seed=7", "+server.engine.vllm.seed=7"]
+    "override",
+    ["server.engine.options={seed: 7}", "server.engine.options.seed=7", "+server.engine.options.seed=7"],
 )
 def test_keys_of_the_users_own_need_no_plus_sign(override: str) -> None:
-    assert compose([override]).server.engine.vllm == {"seed": 7}
+    assert compose([override]).server.engine.options == {"seed": 7}
 
 
 def test_a_tree_of_hydras_becomes_the_dataclasses() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,9 +16,11 @@ from pydantic import ValidationError
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
 from policies.chat import ChatRenderer
+from policies.engines.base import Engine
+from policies.engines.weights import WeightBucket
 from policies.openai.frontend import OpenAIFrontend
 from policies.openai.protocol import ChatRequest, CompletionRequest, error_body
-from policies.sampler import SamplingParams, TokenOutput
+from policies.sampler import EngineStats, SamplingParams, TokenOutput
 from policies.tiny import build_tokenizer
 
 MODEL = "tiny"
@@ -41,7 +43,7 @@ def ids_of(text: str, ended: bool = True) -> list[int]:
     return [*ids, tokenizer().eos_token_id] if ended else ids
 
 
-class FakeEngine:
+class FakeEngine(Engine):
     """Replays replies, given as token ids, in the order of the requests; ``-id / 8`` is a token's logprob."""
 
     version = 7
@@ -56,13 +58,15 @@ class FakeEngine:
         self.requests: list[tuple[tuple[int, ...], SamplingParams]] = []
         self.num_sampling = 0
 
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
-        index = self._take(prompt_ids, params)
-        return self._output(index, self._replies[index], self._finish_reason)
-
-    async def stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[TokenOutput]:
-        index = self._take(prompt_ids, params)
+    async def sample(
+        self, prompt_ids: Sequence[int], params: SamplingParams, in_pieces: bool
+    ) -> AsyncGenerator[TokenOutput, None]:
+        index = len(self.requests)
+        self.requests.append((tuple(prompt_ids), params))
         reply = self._replies[index]
+        if not in_pieces:
+            yield self._output(index, reply, self._finish_reason)
+            return
         self.num_sampling += 1
         try:
             for position, token_id in enumerate(reply):
@@ -71,10 +75,6 @@ class FakeEngine:
                 yield self._output(index, [token_id], self._finish_reason if is_last else None)
         finally:
             self.num_sampling -= 1
-
-    def _take(self, prompt_ids: Sequence[int], params: SamplingParams) -> int:
-        self.requests.append((tuple(prompt_ids), params))
-        return len(self.requests) - 1
 
     def _output(self, index: int, token_ids: list[int], finish_reason: str | None) -> TokenOutput:
         return TokenOutput(
@@ -85,15 +85,24 @@ class FakeEngine:
             token_versions=(self._versions[index],) * len(token_ids),
         )
 
+    async def load_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
+        raise NotImplementedError
+
+    def stats(self) -> EngineStats:
+        raise NotImplementedError
+
+    def check(self) -> None:
+        raise NotImplementedError
+
 
 class BrokenEngine(FakeEngine):
     """Answers with one token, then with an error; ``generate`` answers with the error at once."""
 
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
-        raise SamplerError("The engine is gone.")
-
-    async def stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[TokenOutput]:
-        yield self._output(0, [self._replies[0][0]], None)
+    async def sample(
+        self, prompt_ids: Sequence[int], params: SamplingParams, in_pieces: bool
+    ) -> AsyncGenerator[TokenOutput, None]:
+        if in_pieces:
+            yield self._output(0, [self._replies[0][0]], None)
         raise SamplerError("The engine is gone.")
 
 

@@ -1,0 +1,138 @@
+"""The engine seam: what a replica of the policy server needs of an engine, and which one a setting names."""
+
+from __future__ import annotations
+
+import os
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import fields
+from typing import ClassVar
+
+from environments.errors import ConfigError, SamplerError
+from environments.named_class import load_class
+from policies.engines.weights import WeightBucket
+from policies.sampler import EngineStats, SamplingParams, TokenOutput, check_logprobs
+from policies.settings import EngineConfig
+
+ENGINES = {"vllm": "policies.engines.vllm:VLLMEngine"}
+COMMON_SETTINGS = ("name", "num_gpus", "max_model_tokens")
+"""Fields of ``EngineConfig`` that mean the same for every engine."""
+
+
+class Engine(ABC):
+    """Token ids in, token ids out, with log-probabilities and policy versions. One lives in each replica.
+
+    It is made in a thread of the replica, because loading a model may take minutes, and used from one asyncio
+    loop. Its module is also imported where a program starts, for ``check_config`` and ``environment``: heavy
+    libraries belong into functions. Weights may come while requests are being sampled.
+
+    Args:
+        model_path: folder (or hub name) in Hugging Face format; the weights of version 0.
+        config: ``server.engine``.
+        adapters: folders in peft's format by name, served beside the model itself.
+
+    Raises:
+        ConfigError: the model, a setting or an adapter cannot be used.
+    """
+
+    settings: ClassVar[Collection[str]] = ()
+    """Further fields of ``EngineConfig`` that this engine acts on: ``dtype``, ``cache_after_publish``,
+    ``options``. A field that it does not act on has to keep its default."""
+    serves_adapters: ClassVar[bool] = False
+
+    version: int = 0
+    """Of the weights that sample now."""
+    max_model_tokens: int
+    """Longest prompt plus completion."""
+
+    @abstractmethod
+    def __init__(self, model_path: str, config: EngineConfig, adapters: Mapping[str, str]) -> None: ...
+
+    @classmethod
+    def check_config(cls, config: EngineConfig, adapters: Collection[str] = ()) -> None:
+        """Raise ``ConfigError`` for settings that this engine cannot act on, before any model is loaded.
+
+        An engine with ``options`` checks them here, after calling this one.
+        """
+        defaults = EngineConfig()
+        for field in fields(EngineConfig):
+            value = getattr(config, field.name)
+            known = field.name in (*COMMON_SETTINGS, *cls.settings)
+            if not known and value != getattr(defaults, field.name):
+                raise ConfigError(
+                    f"server.engine.{field.name}={value} has no effect in server.engine.name="
+                    f"{config.name!r}: leave it out."
+                )
+        if adapters and not cls.serves_adapters:
+            raise ConfigError(
+                f"server.adapters={list(adapters)} cannot be served by server.engine.name={config.name!r}: "
+                "leave them out, or use another engine."
+            )
+
+    @classmethod
+    def environment(cls, config: EngineConfig) -> Mapping[str, str]:
+        """Variables that the replica's process has to have before it imports the engine's libraries."""
+        return {}
+
+    # -- sampling ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def sample(
+        self, prompt_ids: Sequence[int], params: SamplingParams, in_pieces: bool
+    ) -> AsyncGenerator[TokenOutput, None]:
+        """Sample one completion: as one output, or ``in_pieces`` as its tokens are sampled.
+
+        The last output has a ``finish_reason``. Sampling ends when the generator is closed or cancelled.
+
+        Raises:
+            PromptTooLongError: the prompt leaves no room for a token.
+            ConfigError: this request is impossible.
+            SamplerError: the engine has failed, and ``check`` says so too.
+        """
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
+        """One completion as one output. Raises as ``stream`` does."""
+        async with aclosing(self.sample(prompt_ids, params, in_pieces=False)) as outputs:
+            async for output in outputs:
+                return self._checked(output)
+        raise SamplerError(f"{self._place()} ended a request without an answer.")
+
+    async def stream(
+        self, prompt_ids: Sequence[int], params: SamplingParams
+    ) -> AsyncGenerator[TokenOutput, None]:
+        """One completion as its tokens are sampled. Raises as ``sample`` does, and ``LogprobError``."""
+        async with aclosing(self.sample(prompt_ids, params, in_pieces=True)) as outputs:
+            async for output in outputs:
+                yield self._checked(output)
+
+    def _checked(self, output: TokenOutput) -> TokenOutput:
+        check_logprobs(output.logprobs, f"{self._place()}, version {output.policy_version},")
+        return output
+
+    def _place(self) -> str:
+        return f"{type(self).__name__} (pid {os.getpid()} on {socket.gethostname()})"
+
+    # -- weights and health --------------------------------------------------------------------------
+
+    @abstractmethod
+    async def load_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
+        """Sample with these weights from now on; ``version`` says which they are.
+
+        A request that is being sampled goes on, and its ``token_versions`` say which of its tokens came
+        before and after.
+        """
+
+    @abstractmethod
+    def stats(self) -> EngineStats:
+        """What this engine has done so far."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise ``SamplerError`` with what ended the engine, if anything did: Serve replaces the replica."""
+
+
+def engine_class(config: EngineConfig) -> type[Engine]:
+    """The engine that ``server.engine.name`` names. Raises ``ConfigError`` if there is none."""
+    return load_class("server.engine.name", config.name, ENGINES, Engine)  # type: ignore[type-abstract]

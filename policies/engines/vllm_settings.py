@@ -1,0 +1,70 @@
+"""What vLLM is told: its environment, and its arguments from ``server.engine``. Does not import vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from environments.errors import ConfigError
+from policies.settings import EngineConfig
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process: see the head of vllm.py
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+CPU_ENVIRONMENT = ENVIRONMENT | {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every replica of a node binds to the same cores
+    "OMP_NUM_THREADS": "1",  # measured: more threads than free cores spin and cost a factor of ten
+    "TORCHDYNAMO_DISABLE": "1",  # else the first request waits for a C++ compiler
+}
+
+OWN_ARGUMENTS = {
+    "enable_lora": "server.adapters decides",
+    "max_loras": "server.adapters decides",
+    "max_lora_rank": "server.adapters decides",
+    "logprobs_mode": "the learner needs the log-probabilities of the distribution that was sampled from",
+}
+"""Arguments of vLLM that Troupe sets itself, and the reason."""
+
+
+def environment(config: EngineConfig) -> dict[str, str]:
+    """Variables that a process needs before it imports vLLM; a value already set wins."""
+    return ENVIRONMENT if config.num_gpus else CPU_ENVIRONMENT
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raise ``ConfigError`` for arguments of vLLM that would break what the learner relies on."""
+    for name, reason in OWN_ARGUMENTS.items():
+        if name in options:
+            raise ConfigError(f"server.engine.options.{name} cannot be set: {reason}.")
+    if options.get("async_scheduling"):
+        raise ConfigError(
+            "server.engine.options.async_scheduling=true would leave a step unfinished whenever weights are "
+            "exchanged, and it would be unknown which weights sampled its tokens: leave it out."
+        )
+
+
+def engine_arguments(model_path: str, config: EngineConfig) -> dict[str, Any]:
+    """Arguments of vLLM's ``EngineArgs``, without ``config.options``, which go over them."""
+    arguments: dict[str, Any] = {
+        "model": model_path,
+        "dtype": config.dtype,
+        "max_model_len": config.max_model_tokens,
+        "max_num_seqs": 256,
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        # Else a step is always in flight when weights are exchanged: see _num_sampled in vllm.py.
+        "async_scheduling": False,
+        # The distribution that was sampled from, after temperature: what a policy gradient needs.
+        "logprobs_mode": "processed_logprobs",
+    }
+    if config.num_gpus:
+        return arguments
+    # vLLM 0.29 rewinds a seeded request's generator after a partial prefill by a call that CPU generators
+    # do not have, which ends the engine: so here a prompt is never split.
+    return arguments | {
+        "enforce_eager": True,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(8192, config.max_model_tokens),
+    }

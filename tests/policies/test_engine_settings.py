@@ -1,0 +1,56 @@
+"""Which engine a setting names, and which settings an engine rejects; no engine is started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scripted_engine import ScriptedEngine
+
+from environments.errors import ConfigError
+from policies.engines.base import engine_class
+from policies.engines.vllm import VLLMEngine
+from policies.settings import EngineConfig
+
+SCRIPTED = "scripted_engine:ScriptedEngine"
+
+
+def test_an_engine_is_chosen_by_name() -> None:
+    assert engine_class(EngineConfig()) is VLLMEngine
+    assert engine_class(EngineConfig(name=SCRIPTED)) is ScriptedEngine
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("vlm", "server.engine.name: .*Did you mean 'vllm'"), ("pathlib:Path", "policies.engines.base.Engine")],
+)
+def test_what_is_no_engine_is_an_error(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        engine_class(EngineConfig(name=name))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"dtype": "bfloat16"}, {"cache_after_publish": "keep"}, {"options": {"max_num_seqs": 4}}]
+)
+def test_a_setting_of_vllms_is_an_error_in_another_engine(settings: dict[str, Any]) -> None:
+    VLLMEngine.check_config(EngineConfig(**settings))
+    with pytest.raises(ConfigError, match=rf"server.engine.{next(iter(settings))}.* (has no effect|unknown)"):
+        ScriptedEngine.check_config(EngineConfig(name=SCRIPTED, **settings))
+
+
+def test_adapters_are_an_error_in_an_engine_that_cannot_serve_them() -> None:
+    VLLMEngine.check_config(EngineConfig(), {"mine": "folder"})
+    with pytest.raises(ConfigError, match=r"server.adapters=\['mine'\]"):
+        ScriptedEngine.check_config(EngineConfig(name=SCRIPTED), {"mine": "folder"})
+
+
+def test_scheduling_that_would_blur_the_versions_of_tokens_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="async_scheduling"):
+        VLLMEngine.check_config(EngineConfig(options={"async_scheduling": True}))
+    VLLMEngine.check_config(EngineConfig(options={"async_scheduling": False}))
+
+
+@pytest.mark.parametrize("name", ["max_loras", "logprobs_mode"])
+def test_what_the_adapter_of_vllm_decides_is_no_setting(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"server.engine.options\.{name} cannot be set"):
+        VLLMEngine.check_config(EngineConfig(options={name: 1}))
