@@ -187,7 +187,7 @@ def test_a_link_whose_engine_breaks_ends_and_another_replica_answers() -> None:
         queue, broken, whole = RequestQueue("policy", lease_seconds=0.3), EchoEngine(), EchoEngine()
         link = asyncio.create_task(QueueWorker("broken", broken, queue.poll, nothing_new).run())
         broken.go.clear()
-        waiting = [asyncio.create_task(queue.sample(request(index))) for index in (1, 13)]
+        waiting = [asyncio.create_task(queue.sample(request(index))) for index in (13, 13)]
         await asyncio.sleep(0.1)
         broken.go.set()
         with pytest.raises(SamplerError, match="gone"):
