@@ -19,6 +19,8 @@ from starlette.requests import ClientDisconnect
 
 from actors.serving.policy_server import PolicyServer, _respond, http
 from actors.settings import ServerConfig
+from actors.weights.object_store import ObjectStoreTransport
+from actors.weights.transport import WeightTransport
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.openai.frontend import OpenAIFrontend
 from policies.openai.protocol import ChatRequest
@@ -31,12 +33,16 @@ BODY = {"model": "tiny", "messages": MESSAGES}
 Serving = Callable[..., Any]
 
 
-class StoreWithoutNews:
-    """A weight store that nothing is published to: what is waited for never comes."""
+class QuietActor:
+    """A weight store, and a directory of sampling actors, without anything new: waiting for it never ends."""
 
     def __init__(self) -> None:
+        self.transport = SimpleNamespace(remote=self._transport)
         self.newest = SimpleNamespace(remote=self._nothing)
-        self.newer_than = self.samplers_after = SimpleNamespace(remote=self._never)
+        self.newer_than = self.added_after = SimpleNamespace(remote=self._never)
+
+    async def _transport(self) -> WeightTransport:
+        return ObjectStoreTransport("")
 
     async def _nothing(self) -> None:
         return None
@@ -65,7 +71,7 @@ def serving(folder: Path, **options: Any) -> Iterator[TestClient]:
     config = ServerConfig(engine=scripted(**options))
 
     async def start() -> None:
-        await replica.__init__(str(folder), "tiny", config, StoreWithoutNews())
+        await replica.__init__(str(folder), "tiny", config, QuietActor(), QuietActor())
 
     with TestClient(http) as client, pytest.MonkeyPatch.context() as patch:
         patch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(servable_object=replica))
