@@ -1,30 +1,55 @@
-"""An advantage estimator and a policy loss of a user's own: what ``algorithm.module`` names."""
+"""An algorithm of a user's own, with a setting of its estimator and one of its loss: ``algorithm.module``."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
+from verl.trainer.ppo.core_algos import agg_loss
+
+from environments.bounds import setting
+from policies.learning.algorithms import register_algorithm
+from policies.learning.registry import Recipe, register_estimator, register_loss
 
 
-@register_adv_est("twice_the_reward")
-def twice_the_reward(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any, config: Any, **ignored: Any
+@dataclass
+class RewardOptions:
+    """Of ``scaled_reward``."""
+
+    factor: float = setting(2.0, above=0)
+    """The advantage is so many times the reward."""
+
+
+@register_estimator("scaled_reward", discounts=True, options=RewardOptions)
+def scaled_reward(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, gamma: float, factor: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    advantages = config.gamma * 2 * token_level_rewards.sum(-1, keepdim=True) * response_mask
+    advantages = gamma * factor * token_level_rewards.sum(-1, keepdim=True) * response_mask
     return advantages, advantages
 
 
-@register_policy_loss("unclipped")
-def unclipped(
+@dataclass
+class RatioOptions:
+    """Of ``ratio_to_a_power``."""
+
+    power: float = 1.0
+    """Of the ratio."""
+
+
+@register_loss("ratio_to_a_power", options=RatioOptions)
+def ratio_to_a_power(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     loss_agg_mode: str,
     config: Any,
-    **ignored: Any,
+    power: float,
+    **others: Any,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    losses = -advantages * (log_prob - old_log_prob).exp()
+    losses = -advantages * (power * (log_prob - old_log_prob)).exp()
     return agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info), {}
+
+
+register_algorithm("own", Recipe(advantage="scaled_reward", loss="ratio_to_a_power"))

@@ -302,7 +302,6 @@ def test_light_modules_load_nothing_heavy_when_run(start: str) -> None:
     assert (loaded.stdout.strip(), loaded.returncode) == ("[]", 0), loaded.stderr
 
 
-@pytest.mark.xfail(reason="policies.learning.algorithms, until the dataclass Algorithm stands alone")
 def test_no_module_imports_itself_by_way_of_others() -> None:
     assert import_circles(ROOT) == []
 

@@ -12,7 +12,7 @@ import ray
 
 from actors.ray_tools.get_soon import answers
 from environments.errors import TroupeError
-from policies.learning.algorithms import Algorithm
+from policies.learning.algorithm import Algorithm
 from policies.learning.samples import LearnerUpdate, TrainBatch
 from policies.learning.settings import LearnerConfig, OptimizerConfig
 

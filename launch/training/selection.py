@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from environments.types import Trajectory, TrajectoryGroup
 from launch.config import TrainConfig
-from policies.learning.algorithms import Algorithm
+from policies.learning.algorithm import Algorithm
 from policies.learning.samples import has_signal, is_judged
 
 TOO_FEW_MEMBERS = "too_few_members"

@@ -7,7 +7,8 @@ from environments.bounds import check_bounds, check_choice
 from environments.errors import ConfigError
 from launch.config import TrainConfig
 from launch.reporting.metrics import evaluation_metrics
-from policies.learning.algorithms import Algorithm, check_group_size, resolve
+from policies.learning.algorithm import Algorithm
+from policies.learning.algorithms import check_group_size, resolve
 from policies.learning.kl import check_kl_horizon
 from policies.learning.settings import CriticConfig, LoRAConfig, OptimizerConfig
 
@@ -86,11 +87,6 @@ def _check_effect_on_learning(config: TrainConfig, algorithm: Algorithm) -> None
         raise ConfigError(
             "algorithm.credit=per_step compares turns, and rollout.max_steps=1 has one only: leave it out, "
             "or allow more steps."
-        )
-    if algorithm.bypass and algorithm.loss == "gpg":
-        raise ConfigError(
-            f"algorithm.correction.mode=bypass has no effect in algorithm.name={algorithm.name!r}: its loss "
-            "gpg has no ratio to old log-probabilities. Leave it out."
         )
     if config.rollout.overlong_filter and algorithm.overlong_penalty:
         raise ConfigError(

@@ -1,87 +1,140 @@
-"""The algorithms by name: what each one is made of, and which settings mean something to it.
-
-Whatever ``AlgorithmConfig`` leaves open is decided by the tables of ``ingredients``, which hold the papers'
-own values.
-"""
+"""The algorithms by name: a row for each, and ``resolve``, which makes a configuration's ``Algorithm``."""
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import dataclass
 from typing import Any
 
 from environments.bounds import check_bounds, check_choice
 from environments.errors import ConfigError
+from policies.learning.algorithm import Algorithm
 from policies.learning.correction import resolve_correction
+from policies.learning.effects import check_effect
 from policies.learning.kl import resolve_kl
+from policies.learning.options import resolve_options
 from policies.learning.registry import (
-    ALGORITHMS,
     ESTIMATORS,
     LOSSES,
-    OWN_ESTIMATOR,
-    OWN_LOSS,
     UNFIT_ESTIMATORS,
     UNFIT_LOSSES,
-    Estimator,
     Loss,
     Recipe,
+    import_own,
 )
 from policies.learning.settings import AlgorithmConfig
 
+_ALL_GROUPS = "the objective is a mean over all groups"
+_DUAL_CLIP = "dual clip at ratio 3 where the advantage is negative"
+_ON_POLICY = "derived on-policy: several mini-batches an update have no ratio that corrects the later ones"
+ALGORITHMS = {
+    "grpo": Recipe(
+        advantage="grpo",
+        summary="distance from the group's mean in standard deviations; clipped ratio",
+        paper="Shao et al. 2024 (DeepSeekMath), section 4.1",
+        zero_signal_source=f"eq. 3: {_ALL_GROUPS}",
+        differences=f"mean over all tokens instead of each response's; no KL term; {_DUAL_CLIP}",
+    ),
+    "dr_grpo": Recipe(
+        advantage="grpo",
+        loss_aggregation="seq-mean-token-sum-norm",
+        options={"normalize_by_std": False},
+        summary="GRPO without the division; a response's sum is divided by the longest length",
+        paper="Liu et al. 2025 (Understanding R1-Zero-Like Training), section 3.2",
+        zero_signal_source=f"section 3.2: {_ALL_GROUPS}",
+        differences=_DUAL_CLIP,
+    ),
+    "dapo": Recipe(
+        advantage="grpo",
+        clip_high=0.28,
+        zero_signal_groups="refill",
+        overlong_penalty=1.0,
+        summary="GRPO with clip 0.2/0.28, refilled groups and a penalty for overlong responses",
+        paper="Yu et al. 2025, section 3",
+        zero_signal_source="eq. 11: dynamic sampling",
+        differences=_DUAL_CLIP,
+    ),
+    "gspo": Recipe(
+        advantage="grpo",
+        loss="gspo",
+        summary="GRPO with one ratio per sequence",
+        paper="Zheng et al. 2025, section 4",
+        zero_signal_source=f"eq. 5: {_ALL_GROUPS}",
+    ),
+    "cispo": Recipe(
+        advantage="grpo",
+        loss="cispo",
+        summary="GRPO with clipped weights instead of clipped tokens",
+        paper="MiniMax 2025 (MiniMax-M1), section 3.1",
+        zero_signal_source=f"eq. 4: {_ALL_GROUPS}",
+        differences="no dynamic sampling and length penalty, which the paper's runs take from DAPO; the "
+        "upper clip is 0.2, and the paper gives none",
+    ),
+    "rloo": Recipe(
+        advantage="rloo",
+        loss="reinforce",
+        summary="distance from the mean of the others; policy gradient without a ratio",
+        paper="Ahmadian et al. 2024",
+        zero_signal_source=f"section 3: {_ALL_GROUPS}",
+        differences=f"no KL in the reward; {_ON_POLICY}",
+    ),
+    "reinforce_plus_plus": Recipe(
+        advantage="reinforce_plus_plus",
+        summary="discounted return per token, normalized over the batch; clipped ratio",
+        paper="Hu et al. 2025 (REINFORCE++)",
+        zero_signal_source="no groups",
+        differences=f"no KL in the reward; {_DUAL_CLIP}",
+    ),
+    "reinforce_plus_plus_baseline": Recipe(
+        advantage="reinforce_plus_plus_baseline",
+        summary="distance from the group's mean, normalized over the batch; clipped ratio",
+        paper="Hu et al. 2025 (REINFORCE++ with baseline)",
+        zero_signal_source="the batch's normalization is over all groups",
+        differences=f"no KL term; {_DUAL_CLIP}",
+    ),
+    "remax": Recipe(
+        advantage="remax",
+        loss="reinforce",
+        summary="distance from the reward of a greedy rollout; policy gradient without a ratio",
+        paper="Li et al. 2023",
+        zero_signal_source="no groups",
+        differences=f"no KL in the reward; {_ON_POLICY}",
+    ),
+    "opo": Recipe(
+        advantage="opo",
+        loss="reinforce",
+        summary="distance from a mean weighted by length; policy gradient without a ratio",
+        paper="Hao et al. 2025",
+        zero_signal_source="the expectation is over all tasks",
+        differences=_ON_POLICY,
+    ),
+    "gpg": Recipe(
+        advantage="gpg",
+        loss="gpg",
+        summary="distance from the group's mean; policy gradient, corrected for groups without a signal",
+        paper="Chu et al. 2025",
+        zero_signal_source="they count in alpha = N / (N - M), which makes up for them",
+        differences="no resampling where few groups have a signal",
+    ),
+    "ppo": Recipe(
+        advantage="gae",
+        summary="generalized advantages of a critic; clipped ratio",
+        paper="Schulman et al. 2017, and 2016 for the advantages",
+        zero_signal_source="no groups",
+        differences=_DUAL_CLIP,
+    ),
+}
+SHIPPED = frozenset(ALGORITHMS)
+"""The algorithms that come with Troupe; a user's module may add others."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Algorithm:
-    """An algorithm with every setting decided: nothing is null because somebody else will know."""
 
-    name: str
-    advantage: str
-    loss: str
-    loss_aggregation: str
-    normalize_by_std: bool
-    clip_low: float
-    clip_high: float
-    entropy_coef: float
-    credit: str
-    gamma: float
-    lam: float
-    zero_signal_groups: str
-    overlong_penalty: float
-    overlong_buffer_tokens: int
-    kl_place: str
-    kl_coef: float
-    kl_estimator: str
-    kl_target: float | None
-    kl_horizon: int
-    bypass: bool
-    """The old log-probabilities are the engine's."""
-    correction_level: str | None
-    truncate_above: float | None
-    mask_below: float | None
-    mask_above: float | None
-    module: str | None = None
-    max_response_tokens: int | None = None
-    """Where a response ends: what the overlong penalty is measured from and seq-mean-token-sum-norm divides
-    by. Known wherever one of them is in use."""
+def register_algorithm(name: str, recipe: Recipe) -> None:
+    """Add an algorithm of one's own, from the module that ``algorithm.module`` names.
 
-    @property
-    def uses_critic(self) -> bool:
-        """Whether a value model is trained beside the policy."""
-        return self.advantage == "gae"
-
-    @property
-    def uses_reference(self) -> bool:
-        """Whether log-probabilities under the reference policy are needed."""
-        return self.kl_place != "none"
-
-    @property
-    def uses_greedy_baseline(self) -> bool:
-        """Whether each task is also rolled out greedily."""
-        return self.advantage == "remax"
-
-    @property
-    def estimator(self) -> Estimator:
-        """What the advantage estimator needs and heeds."""
-        return ESTIMATORS.get(self.advantage, OWN_ESTIMATOR)
+    Raises:
+        ConfigError: the name is taken by an algorithm that comes with Troupe.
+    """
+    if name in (*SHIPPED, "custom"):
+        raise ConfigError(f"The algorithm {name!r} comes with Troupe: register yours under another name.")
+    ALGORITHMS[name] = recipe
 
 
 def resolve(
@@ -93,71 +146,41 @@ def resolve(
     (dapo has it) or the aggregation seq-mean-token-sum-norm (dr_grpo) is in use. ``max_staleness`` is by how
     many updates a token may be older than the policy that learns from it.
 
-    An estimator or loss of one's own: ``name=custom``, its name in ``advantage`` or ``loss``, and in
-    ``module`` the module that registers it, when it is imported, with verl's ``register_adv_est`` or
-    ``register_policy_loss``. The module is imported here and on every learner rank. An estimator gets
-    ``token_level_rewards`` [N, T], ``response_mask`` [N, T], ``index`` [N] (the group of each row) and
-    ``config`` (verl's ``AlgoConfig``), and returns advantages and returns, both [N, T].
-
     Raises:
         ConfigError: an unknown name, a combination that makes no sense, or a setting that has no effect in
             this algorithm.
     """
     check_bounds(config, "algorithm.")
+    import_own(config.module)
     recipe = _recipe(config)
-    estimator, loss = ESTIMATORS.get(recipe.advantage, OWN_ESTIMATOR), LOSSES.get(recipe.loss, OWN_LOSS)
-    _check_effect(config, recipe, estimator, loss)
+    estimator, loss = ESTIMATORS[recipe.advantage], LOSSES[recipe.loss]
+    check_effect(config, recipe, estimator, loss, ALGORITHMS)
     _check_thresholds(config, loss)
     overlong_penalty = _or(config.overlong_penalty, recipe.overlong_penalty)
     aggregation = _or(config.loss_aggregation, recipe.loss_aggregation or loss.aggregation)
     clip_low, clip_high = loss.clip or (0.0, 0.0)
     _check_limit(overlong_penalty, aggregation, max_response_tokens)
-    zero_signal_groups = _or(
-        config.zero_signal_groups, recipe.zero_signal_groups if estimator.compares else "keep"
-    )
+    zero_signal_groups = _or(config.zero_signal_groups, recipe.zero_signal_groups)
     _check_zero_signal(zero_signal_groups, config, overlong_penalty)
-    algorithm = Algorithm(
+    return Algorithm(
         name=config.name,
         advantage=recipe.advantage,
         loss=recipe.loss,
+        options=resolve_options(config.name, config.options, recipe.options, estimator.options, loss.options),
         loss_aggregation=aggregation,
-        normalize_by_std=_or(
-            config.normalize_by_std, estimator.normalizes and recipe.normalize_by_std is not False
-        ),
         clip_low=_or(config.clip_low, clip_low),
         clip_high=_or(config.clip_high, _or(recipe.clip_high, clip_high)),
         entropy_coef=config.entropy_coef,
         credit=_or(config.credit, "broadcast"),
         gamma=_or(config.gamma, 1.0),
-        lam=_or(config.lam, 0.95 if estimator.smooths else 1.0),
         zero_signal_groups=zero_signal_groups,
         overlong_penalty=overlong_penalty,
         overlong_buffer_tokens=_overlong_buffer(config, overlong_penalty, max_response_tokens),
         module=config.module,
         max_response_tokens=max_response_tokens,
         **resolve_kl(config.kl),
-        **resolve_correction(config.correction, max_staleness),
+        **resolve_correction(config.correction, max_staleness if loss.uses_weights else 0),
     )
-    register_own(algorithm)
-    _check_registered(algorithm)
-    return algorithm
-
-
-def register_own(algorithm: Algorithm) -> None:
-    """Import the module in which the user registers an estimator or a loss, if there is one.
-
-    Raises:
-        ConfigError: it cannot be imported.
-    """
-    if algorithm.module is None:
-        return
-    try:
-        importlib.import_module(algorithm.module)
-    except ImportError as error:
-        raise ConfigError(
-            f"algorithm.module={algorithm.module!r} cannot be imported: {error}. It has to be on PYTHONPATH "
-            "or in the working directory, on every node."
-        ) from error
 
 
 def check_group_size(algorithm: Algorithm, group_size: int) -> None:
@@ -178,103 +201,51 @@ def check_group_size(algorithm: Algorithm, group_size: int) -> None:
 
 
 def _recipe(config: AlgorithmConfig) -> Recipe:
-    if config.name != "custom":
-        check_choice("algorithm.name", config.name, (*ALGORITHMS, "custom"))
-        return ALGORITHMS[config.name]
+    recipe = _custom(config) if config.name == "custom" else _named(config)
+    own = (
+        config.name in ALGORITHMS.keys() - SHIPPED
+        or ESTIMATORS[recipe.advantage].function is not None
+        or LOSSES[recipe.loss].function is not None
+    )
+    if config.module is not None and not own:
+        raise ConfigError(
+            f"algorithm.module={config.module!r} has no effect in algorithm.name={config.name!r}: estimator "
+            f"{recipe.advantage!r} and loss {recipe.loss!r} come with verl. Leave it out, or name what the "
+            "module registers."
+        )
+    return recipe
+
+
+def _named(config: AlgorithmConfig) -> Recipe:
+    check_choice("algorithm.name", config.name, (*ALGORITHMS, "custom"))
+    return ALGORITHMS[config.name]
+
+
+def _custom(config: AlgorithmConfig) -> Recipe:
     if config.advantage is None or config.loss is None:
         raise ConfigError(
             f"algorithm.name='custom' with algorithm.advantage={config.advantage!r} and algorithm.loss="
             f"{config.loss!r}: it needs both. Set algorithm.advantage=grpo and algorithm.loss=vanilla, for "
             "example."
         )
-    for setting, value, known, unfit in (
-        ("algorithm.advantage", config.advantage, ESTIMATORS, UNFIT_ESTIMATORS),
-        ("algorithm.loss", config.loss, LOSSES, UNFIT_LOSSES),
+    for kind, value, known, unfit in (
+        ("advantage", config.advantage, ESTIMATORS, UNFIT_ESTIMATORS),
+        ("loss", config.loss, LOSSES, UNFIT_LOSSES),
     ):
         if value in unfit:
-            raise ConfigError(f"{setting}={value!r} cannot be used: {unfit[value]}.")
-        if config.module is None:
-            check_choice(
-                setting, value, known, " For one of your own, name its module: algorithm.module=my_module."
+            raise ConfigError(f"algorithm.{kind}={value!r} cannot be used: {unfit[value]}.")
+        remedy = " For one of your own, name its module: algorithm.module=my_module."
+        if config.module is not None:
+            decorator = "register_estimator" if kind == "advantage" else "register_loss"
+            remedy = (
+                f" algorithm.module={config.module!r} has to register it with {decorator} of "
+                "policies.learning.registry."
             )
-    if config.module is not None and config.advantage in ESTIMATORS and config.loss in LOSSES:
-        raise ConfigError(
-            f"algorithm.module={config.module!r} has no effect: advantage {config.advantage!r} and loss "
-            f"{config.loss!r} are verl's own. Leave it out, or name what the module registers."
-        )
+        check_choice(f"algorithm.{kind}", value, known, remedy)
     return Recipe(advantage=config.advantage, loss=config.loss)
 
 
-def _check_registered(algorithm: Algorithm) -> None:
-    """That what the user's module was to register is there: verl is imported for these names only."""
-    if algorithm.module is None:
-        return
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
-
-    for setting, value, registered in (
-        ("algorithm.advantage", algorithm.advantage, ADV_ESTIMATOR_REGISTRY),
-        ("algorithm.loss", algorithm.loss, POLICY_LOSS_REGISTRY),
-    ):
-        check_choice(
-            setting,
-            value,
-            registered,
-            f" algorithm.module={algorithm.module!r} was to register it with verl.",
-        )
-
-
-# -- what has no effect, and what makes no sense -------------------------------------------------------
-
-
-def _check_effect(config: AlgorithmConfig, recipe: Recipe, estimator: Estimator, loss: Loss) -> None:
-    custom = config.name == "custom"
-    per_turn = estimator.compares or estimator is OWN_ESTIMATOR
-    per_step = config.credit == "per_step"
-    overlong = _or(config.overlong_penalty, recipe.overlong_penalty) > 0
-    part = "that is part of the algorithm; algorithm.name=custom lets you choose"
-    effects = (
-        ("advantage", custom, part),
-        ("loss", custom, part),
-        ("module", custom, "only algorithm.name=custom uses what you register"),
-        (
-            "normalize_by_std",
-            estimator.normalizes and recipe.normalize_by_std is None,
-            "it is false by definition; grpo has the choice"
-            if recipe.normalize_by_std is False
-            else f"its estimator {recipe.advantage} divides by no group's standard deviation",
-        ),
-        ("clip_low", loss.clips, f"its loss {recipe.loss} does not clip"),
-        ("clip_high", loss.clips, f"its loss {recipe.loss} does not clip"),
-        ("loss_aggregation", loss.aggregates, f"its loss {recipe.loss} has its own"),
-        (
-            "credit",
-            per_turn,
-            f"its estimator {recipe.advantage} does not compare a turn with the same turn of other rollouts"
-            + ("; it takes rewards at the turn that earned them as it is" if estimator.by_token else ""),
-        ),
-        (
-            "gamma",
-            estimator.discounts or (per_turn and per_step),
-            "nothing is discounted" + (" unless algorithm.credit=per_step" if per_turn else ""),
-        ),
-        ("lam", estimator.smooths, "only GAE (algorithm.name=ppo) has it"),
-        (
-            "zero_signal_groups",
-            per_turn,
-            f"its estimator {recipe.advantage} learns from groups whose members were all rewarded alike, too",
-        ),
-        ("overlong_buffer_tokens", overlong, "there is no penalty without algorithm.overlong_penalty"),
-    )
-    for setting, effective, why in effects:
-        value = vars(config)[setting]
-        if value is not None and not effective:
-            named = (
-                f" Or set algorithm.name={value}." if setting == "advantage" and value in ALGORITHMS else ""
-            )
-            raise ConfigError(
-                f"algorithm.{setting}={value!r} has no effect in algorithm.name={config.name!r}: {why}. "
-                f"Leave it out.{named}"
-            )
+# -- combinations that make no sense -------------------------------------------------------------------
 
 
 def _check_thresholds(config: AlgorithmConfig, loss: Loss) -> None:

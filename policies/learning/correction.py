@@ -15,7 +15,7 @@ from policies.learning.settings import CorrectionConfig
 if TYPE_CHECKING:
     import torch
 
-    from policies.learning.algorithms import Algorithm
+    from policies.learning.algorithm import Algorithm
 
 
 USUAL_TRUNCATION = 2.0

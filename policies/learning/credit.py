@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from policies.learning.samples import ALIKE, TrainingSample, is_judged, returns_
 if TYPE_CHECKING:
     import torch
 
-    from policies.learning.algorithms import Algorithm
+    from policies.learning.algorithm import Algorithm
 
 
 def assign_credit(
@@ -46,7 +47,7 @@ def assign_credit(
 
     Every sample comes back; one whose tokens the correction has masked altogether has an empty mask.
 
-    Source: GRPO is Shao et al. 2024 (DeepSeekMath), section 4.1; the others as cited in ``ingredients`` and
+    Source: GRPO is Shao et al. 2024 (DeepSeekMath), section 4.1; the others as cited in ``algorithms`` and
     in verl's ``core_algos``. ``per_step`` is rLLM v0.1's stepwise advantage.
 
     Raises:
@@ -230,8 +231,6 @@ def _at_the_end(value: float, length: int) -> np.ndarray:
 
 def _estimate(spans: Sequence[Span], algorithm: Algorithm) -> dict[str, float]:
     """Fill in the advantages and returns of ``spans``; say how they are distributed."""
-    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
-
     sizes = Counter(span.rivals for span in spans)
     for span in spans:
         span.compared = not algorithm.estimator.compares or sizes[span.rivals] > 1
@@ -241,36 +240,46 @@ def _estimate(spans: Sequence[Span], algorithm: Algorithm) -> dict[str, float]:
     if algorithm.estimator.whitens and sum(len(span.rewards) for span in chosen) < 2:
         chosen = []  # a single number has no variance to be divided by, and its return is its reward
     if chosen:
-        advantages, returns = get_adv_estimator_fn(algorithm.advantage)(**_arguments(chosen, algorithm))
+        advantages, returns = _call_estimator(_arguments(chosen, algorithm), algorithm)
         for span, advantage, value in zip(chosen, advantages.tolist(), returns.tolist(), strict=True):
             span.advantages = np.array(advantage[: len(span.rewards)])
             span.returns = np.array(value[: len(span.rewards)])
     return _distribution([span for span in spans if span.trail.samples], algorithm)
 
 
+def _call_estimator(arguments: Mapping[str, Any], algorithm: Algorithm) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages and returns [N, T] of verl's estimator or the user's, given the arguments that it names."""
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    function = algorithm.estimator.function or get_adv_estimator_fn(algorithm.advantage)
+    parameters = inspect.signature(function).parameters
+    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    advantages, returns = function(
+        **{name: value for name, value in arguments.items() if takes_all or name in parameters}
+    )
+    return advantages, returns
+
+
 def _arguments(spans: Sequence[Span], algorithm: Algorithm) -> dict[str, Any]:
-    """What verl's estimator is called with: a row a span, padded at the end, so the masks have no gaps."""
+    """What an estimator may ask for: a row a span, padded at the end, so the masks have no gaps."""
     import torch
     from verl.trainer.config import AlgoConfig
 
+    normalizes = algorithm.options.get("normalize_by_std", True)
     arguments: dict[str, Any] = {
         "token_level_rewards": _padded([span.rewards for span in spans]),
         "response_mask": _padded([np.ones(len(span.rewards)) for span in spans]),
+        "index": np.array([span.rivals for span in spans], dtype=object),
+        "gamma": algorithm.gamma,
+        "config": AlgoConfig(gamma=algorithm.gamma, norm_adv_by_std_in_grpo=normalizes),
+        "norm_adv_by_std_in_grpo": normalizes,
+        "f_norm": _gpg_norm(spans),
+        **algorithm.options,
     }
-    if algorithm.advantage == "gae":
+    if algorithm.uses_critic:
         trails = [span.trail.samples for span in spans]
         values = [_on_tokens(samples, [sample.values for sample in samples]) for samples in trails]
-        return arguments | {"values": _padded(values), "gamma": algorithm.gamma, "lam": algorithm.lam}
-    arguments |= {
-        "index": np.array([span.rivals for span in spans], dtype=object),
-        "config": AlgoConfig(
-            gamma=algorithm.gamma, lam=algorithm.lam, norm_adv_by_std_in_grpo=algorithm.normalize_by_std
-        ),
-    }
-    if algorithm.advantage in ("grpo", "grpo_vectorized"):
-        arguments["norm_adv_by_std_in_grpo"] = algorithm.normalize_by_std
-    if algorithm.advantage == "gpg":
-        arguments["f_norm"] = _gpg_norm(spans)
+        arguments["values"] = _padded(values)
     if algorithm.uses_greedy_baseline:
         arguments["reward_baselines"] = torch.tensor([_greedy_reward(span, algorithm) for span in spans])
     return arguments

@@ -13,7 +13,7 @@ from policies.learning.settings import KLConfig
 if TYPE_CHECKING:
     import torch
 
-    from policies.learning.algorithms import Algorithm
+    from policies.learning.algorithm import Algorithm
 
 KL_ESTIMATORS = {"reward": ("k1", "abs", "k2", "k3"), "loss": ("abs", "k2", "k3", "k1+", "k2+", "k3+")}
 """Without the straight-through gradient of k1+, that of k1 is 0 in expectation: it penalizes nothing."""

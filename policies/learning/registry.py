@@ -1,13 +1,25 @@
-"""What algorithms are made of: verl's advantage estimators and policy losses, and who combines them how."""
+"""Advantage estimators and policy losses: a row for each holds all that the other modules have to know of it.
+
+A row without a function is verl's, by its name in verl. A user's module adds rows with ``register_estimator``
+and ``register_loss``; ``algorithm.module`` names the module.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import importlib
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from environments.bounds import setting
+from environments.errors import ConfigError
+from policies.learning.options import NoOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimator:
-    """What one of verl's advantage estimators needs and heeds."""
+    """What an advantage estimator needs and heeds."""
 
     compares: bool = False
     """With the other members of the group: one that is alone has advantage 0."""
@@ -15,18 +27,80 @@ class Estimator:
     """Trajectories that are not trained on count in the baseline."""
     by_token: bool = False
     """Rewards count where they were earned; else their sum does."""
-    normalizes: bool = False
-    """Heeds normalize_by_std."""
     discounts: bool = False
     """Heeds gamma."""
-    smooths: bool = False
-    """Heeds lam."""
     whitens: bool = False
     """Over all tokens of the update: a single one has advantage 0."""
+    uses_critic: bool = False
+    """Is given ``values`` [N, T] of a value model that is trained beside the policy."""
+    uses_greedy_baseline: bool = False
+    """Is given ``reward_baselines`` [N], the rewards of a greedy rollout of each task."""
+    options: type = NoOptions
+    """Dataclass of its own settings, which are arguments of the function."""
+    function: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loss:
+    """What a policy loss heeds, with the values of its paper."""
+
+    clips: bool = False
+    """Heeds clip_low and clip_high."""
+    clip: tuple[float, float] | None = None
+    """Usual clip_low and clip_high; ``None`` if there are none."""
+    aggregation: str = "token-mean"
+    aggregates: bool = True
+    """Whether another aggregation may be chosen."""
+    uses_ratio: bool = True
+    """To the old log-probabilities, which ``correction.mode=bypass`` replaces by the engine's."""
+    uses_weights: bool = True
+    """Multiplies each token's loss by its importance weight, if there are any."""
+    options: type = NoOptions
+    """Dataclass of its own settings, which are arguments of the function."""
+    function: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """What a named algorithm is made of. ``None`` is left to its loss."""
+
+    advantage: str
+    loss: str = "vanilla"
+    loss_aggregation: str | None = None
+    clip_high: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Part of the algorithm's definition: they cannot be set."""
+    zero_signal_groups: str = "keep"
+    overlong_penalty: float = 0.0
+    summary: str = ""
+    paper: str = ""
+    zero_signal_source: str = ""
+    """Where the paper says what becomes of groups whose members were all rewarded alike."""
+    differences: str = ""
+    """What is different from the paper by default."""
+
+
+# -- estimators ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class GRPOOptions:
+    """Of GRPO's estimators."""
+
+    normalize_by_std: bool = True
+    """Divide advantages by the standard deviation of the group's rewards."""
+
+
+@dataclass
+class GAEOptions:
+    """Of generalized advantage estimation."""
+
+    lam: float = setting(0.95, at_least=0, at_most=1)
+    """Lambda: 1 trusts the rewards alone, 0 the critic's next value."""
 
 
 _GROUP = Estimator(compares=True, uses_untrained=True)
-_GRPO = Estimator(compares=True, uses_untrained=True, normalizes=True)
+_GRPO = Estimator(compares=True, uses_untrained=True, options=GRPOOptions)
 ESTIMATORS = {
     "grpo": _GRPO,
     "grpo_vectorized": _GRPO,
@@ -37,12 +111,9 @@ ESTIMATORS = {
     "gpg": _GROUP,
     "reinforce_plus_plus_baseline": Estimator(compares=True, uses_untrained=True, whitens=True),
     "reinforce_plus_plus": Estimator(by_token=True, discounts=True, whitens=True),
-    "gae": Estimator(by_token=True, discounts=True, smooths=True, whitens=True),
-    "remax": Estimator(),
+    "gae": Estimator(by_token=True, discounts=True, whitens=True, uses_critic=True, options=GAEOptions),
+    "remax": Estimator(uses_greedy_baseline=True),
 }
-OWN_ESTIMATOR = Estimator(uses_untrained=True, by_token=True, normalizes=True, discounts=True)
-"""What a user has registered may heed anything; nothing is done for it."""
-
 UNFIT_ESTIMATORS = {
     "gdpo": "it needs rewards in several dimensions, and a step has one",
     "optimal_token_baseline": "it needs the sum of squared probabilities, which the learner does not compute",
@@ -50,31 +121,22 @@ UNFIT_ESTIMATORS = {
     "compute",
 }
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Loss:
-    """What one of verl's policy losses heeds, with the values of its paper."""
-
-    clips: bool = True
-    clip: tuple[float, float] | None = (0.2, 0.2)
-    """Low and high; ``None`` if there are no usual values."""
-    aggregation: str = "token-mean"
-    aggregates: bool = True
-    """Whether another aggregation may be chosen."""
-
+# -- losses --------------------------------------------------------------------------------------------
 
 LOSSES = {
-    "vanilla": Loss(),  # Schulman et al. 2017, eq. 7
-    "gspo": Loss(clip=(3e-4, 4e-4), aggregation="seq-mean-token-mean"),  # Zheng et al. 2025, section 5.1
-    "cispo": Loss(clip=(1.0, 0.2)),  # MiniMax 2025, section 3.1: no lower bound; the upper is unpublished
-    "gpg": Loss(clips=False),
-    "sapo": Loss(clips=False, aggregation="seq-mean-token-mean", aggregates=False),
-    "geo_mean": Loss(aggregates=False),  # Zhao et al. 2025
-    "dppo_tv": Loss(clip=None),
-    "dppo_kl": Loss(clip=None),
+    "vanilla": Loss(clips=True, clip=(0.2, 0.2)),  # Schulman et al. 2017, eq. 7
+    # Zheng et al. 2025, section 5.1
+    "gspo": Loss(clips=True, clip=(3e-4, 4e-4), aggregation="seq-mean-token-mean"),
+    # MiniMax 2025, section 3.1: no lower bound; the upper is unpublished
+    "cispo": Loss(clips=True, clip=(1.0, 0.2)),
+    # Williams 1992: -advantage * log-probability, summed over a sequence
+    "reinforce": Loss(uses_ratio=False, aggregation="seq-mean-token-sum"),
+    "gpg": Loss(uses_ratio=False),  # Chu et al. 2025: the same, as a mean over tokens
+    "sapo": Loss(aggregation="seq-mean-token-mean", aggregates=False),
+    "geo_mean": Loss(clips=True, clip=(0.2, 0.2), aggregates=False),  # Zhao et al. 2025
+    "dppo_tv": Loss(clips=True),
+    "dppo_kl": Loss(clips=True),
 }
-OWN_LOSS = Loss()
-
 UNFIT_LOSSES = {
     "clip_cov": "it chooses tokens within each micro-batch, so the gradient would depend on "
     "learner.micro_batch_tokens",
@@ -84,36 +146,90 @@ UNFIT_LOSSES = {
     "bypass_mode": "it is a mode of the correction: set algorithm.correction.mode=bypass and a loss",
 }
 
+# -- a user's own --------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
-    """What a named algorithm is made of; ``None`` is left to its loss."""
-
-    advantage: str
-    loss: str = "vanilla"
-    loss_aggregation: str | None = None
-    normalize_by_std: bool | None = None
-    """Part of the algorithm's definition, where it is not ``None``."""
-    clip_high: float | None = None
-    zero_signal_groups: str = "keep"
-    overlong_penalty: float = 0.0
+_VERL_ESTIMATORS = frozenset({*ESTIMATORS, *UNFIT_ESTIMATORS})
+_VERL_LOSSES = frozenset({*LOSSES, *UNFIT_LOSSES})
+ARGUMENTS = (
+    *("token_level_rewards", "response_mask", "index", "gamma", "config", "values", "reward_baselines"),
+    *("old_log_prob", "log_prob", "advantages", "loss_agg_mode", "rollout_is_weights"),
+)
+"""What estimators and losses are called with besides their options."""
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-ALGORITHMS = {
-    "grpo": Recipe(advantage="grpo"),  # Shao et al. 2024, eq. 3, with the token mean that verl and DAPO take
-    "dr_grpo": Recipe(  # Liu et al. 2025 (Understanding R1-Zero-Like Training), section 3.2
-        advantage="grpo", normalize_by_std=False, loss_aggregation="seq-mean-token-sum-norm"
-    ),
-    "dapo": Recipe(  # Yu et al. 2025, section 3
-        advantage="grpo", clip_high=0.28, zero_signal_groups="refill", overlong_penalty=1.0
-    ),
-    "gspo": Recipe(advantage="grpo", loss="gspo"),  # Zheng et al. 2025
-    "cispo": Recipe(advantage="grpo", loss="cispo"),  # MiniMax-M1, 2025
-    "rloo": Recipe(advantage="rloo"),  # Ahmadian et al. 2024
-    "reinforce_plus_plus": Recipe(advantage="reinforce_plus_plus"),  # Hu et al. 2025
-    "reinforce_plus_plus_baseline": Recipe(advantage="reinforce_plus_plus_baseline"),  # Hu et al. 2025
-    "remax": Recipe(advantage="remax"),  # Li et al. 2023
-    "opo": Recipe(advantage="opo"),  # Hao et al. 2025
-    "gpg": Recipe(advantage="gpg", loss="gpg"),  # Chu et al. 2025
-    "ppo": Recipe(advantage="gae"),  # Schulman et al. 2017, with Schulman et al. 2016 for the advantage
-}
+def register_estimator(name: str, **row: Any) -> Callable[[Function], Function]:
+    """Decorate an advantage estimator; ``row`` holds fields of ``Estimator``.
+
+    The function is called once an update with those of these arguments that it names (all if it has
+    ``**others``): ``token_level_rewards`` [N, T], ``response_mask`` [N, T], ``index`` [N] (the group of each
+    row), ``gamma``, ``config`` (verl's ``AlgoConfig``), where the row says so ``values`` [N, T] or
+    ``reward_baselines`` [N], and its own options by their names. It returns advantages and returns, both
+    [N, T].
+
+    Raises:
+        ConfigError: the name is taken by an estimator that comes with Troupe or verl.
+    """
+
+    def register(function: Function) -> Function:
+        made = Estimator(function=function, **row)
+        _check_own("estimator", name, made, _VERL_ESTIMATORS)
+        ESTIMATORS[name] = made
+        return function
+
+    return register
+
+
+def register_loss(name: str, **row: Any) -> Callable[[Function], Function]:
+    """Decorate a policy loss; ``row`` holds fields of ``Loss``.
+
+    The function is called for every micro-batch as verl's losses are: with ``old_log_prob``, ``log_prob``,
+    ``advantages``, ``response_mask`` [N, T], ``loss_agg_mode``, ``config`` (verl's ``ActorConfig``) and
+    ``rollout_is_weights`` ([N, T] or ``None``), and with its own options by their names. It returns the loss,
+    aggregated by verl's ``agg_loss``, and a dict of metrics. A loss that does not name ``old_log_prob`` has
+    no ratio, and one that does not name ``rollout_is_weights`` no importance weights: settings about them
+    are errors.
+
+    Raises:
+        ConfigError: the name is taken by a loss that comes with Troupe or verl.
+    """
+
+    def register(function: Function) -> Function:
+        named = inspect.signature(function).parameters
+        heeds = {"uses_ratio": "old_log_prob" in named, "uses_weights": "rollout_is_weights" in named}
+        made = Loss(function=function, **(heeds | row))
+        _check_own("loss", name, made, _VERL_LOSSES)
+        LOSSES[name] = made
+        return function
+
+    return register
+
+
+def import_own(module: str | None) -> None:
+    """Import the module in which the user registers something, if there is one: on every learner rank too.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    if module is None:
+        return
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"algorithm.module={module!r} cannot be imported: {error}. It has to be on PYTHONPATH or in the "
+            "working directory, on every node."
+        ) from error
+
+
+def _check_own(kind: str, name: str, row: Estimator | Loss, taken: Collection[str]) -> None:
+    assert row.function is not None
+    if name in taken:
+        raise ConfigError(f"The {kind} {name!r} comes with verl: register yours under another name.")
+    parameters = inspect.signature(row.function).parameters
+    for option in fields(row.options):
+        if option.name in ARGUMENTS or option.name not in parameters:
+            raise ConfigError(
+                f"The option {option.name!r} of the {kind} {name!r} has to be a parameter of "
+                f"{row.function.__name__}, and none of {', '.join(ARGUMENTS)}."
+            )

@@ -12,7 +12,7 @@ from environments.errors import LearnerError
 from environments.types import Completion, TerminationReason, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from policies.learning.algorithms import Algorithm
+    from policies.learning.algorithm import Algorithm
 
 ALIKE = 1e-6
 """Rewards closer than this are the same: verl's estimators divide by no smaller spread either."""

@@ -60,17 +60,18 @@ class AlgorithmConfig:
 
     name: str = "grpo"
     """grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, remax, opo,
-    gpg, ppo, or custom, which takes advantage and loss from verl's registries."""
+    gpg, ppo, one that module registers, or custom, which combines advantage and loss."""
     advantage: str | None = None
     """Advantage estimator by verl's name, for name=custom: grpo, rloo_vectorized, grpo_passk, ..."""
     loss: str | None = None
     """Policy loss by verl's name, for name=custom: vanilla (clipped PPO), gspo, cispo, sapo, geo_mean, ..."""
     module: str | None = None
-    """Module that registers your own advantage or loss, for name=custom; every learner rank imports it."""
+    """Module that registers your own advantage, loss or algorithm; every learner rank imports it."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Settings that the estimator or the loss has for itself: normalize_by_std (grpo's), lam (gae's), or
+    those of your own. Unknown ones are errors."""
     loss_aggregation: str | None = setting(None, one_of=AGGREGATIONS)
     """How the losses of an update's tokens become one number."""
-    normalize_by_std: bool | None = None
-    """Divide GRPO advantages by the group's standard deviation."""
     clip_low: float | None = setting(None, above=0)
     """Lower clip range: the ratio is kept above 1 - clip_low."""
     clip_high: float | None = setting(None, above=0)
@@ -81,8 +82,6 @@ class AlgorithmConfig:
     """broadcast: one advantage for the whole trajectory. per_step: every turn has its own return."""
     gamma: float | None = setting(None, at_least=0, at_most=1)
     """Discount: from turn to turn with credit=per_step, from token to token in ppo, reinforce_plus_plus."""
-    lam: float | None = setting(None, at_least=0, at_most=1)
-    """GAE's lambda (ppo)."""
     zero_signal_groups: str | None = setting(None, one_of=("keep", "drop", "refill"))
     """Groups whose members were all rewarded alike by the environment. keep: as in the papers' objectives.
     drop: fewer optimizer steps. refill: another task takes their place (DAPO's dynamic sampling)."""

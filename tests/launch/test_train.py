@@ -114,10 +114,10 @@ def test_two_ranks_and_two_replicas_train_together_by_a_users_own_algorithm(
         "run.num_steps=2",
         "learner.num_workers=2",
         "server.num_replicas=2",
-        "algorithm.name=custom",
+        "algorithm.name=own",
         "algorithm.module=own_algorithm",
-        "algorithm.advantage=twice_the_reward",
-        "algorithm.loss=unclipped",
+        "algorithm.options.factor=3",
+        "algorithm.options.power=0.5",
     )
 
     steps = [each for each in read_metrics(tmp_path) if "learn/loss" in each]
@@ -125,7 +125,7 @@ def test_two_ranks_and_two_replicas_train_together_by_a_users_own_algorithm(
     assert all(each["learn/rollout_logprob_diff_max"] < 1e-3 for each in steps)
     assert all(each["learn/grad_norm"] > 0 for each in steps)
     # Of the users' own estimator and loss:
-    assert all(each["learn/advantage_max"] == 2 * each["rollout/reward_max"] for each in steps)
+    assert all(each["learn/advantage_max"] == 3 * each["rollout/reward_max"] for each in steps)
     assert not any("learn/clip_fraction" in each for each in steps)
 
 

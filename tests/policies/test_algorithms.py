@@ -5,20 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from environments.errors import ConfigError
-from environments.types import Completion, Step, Trajectory, TrajectoryGroup
-from policies.learning.algorithms import (
-    Algorithm,
-    check_group_size,
-    register_own,
-    resolve,
-)
-from policies.learning.credit import assign_credit
-from policies.learning.registry import ALGORITHMS, LOSSES
-from policies.learning.samples import training_samples
+from policies.learning.algorithm import Algorithm
+from policies.learning.algorithms import ALGORITHMS, check_group_size, resolve
+from policies.learning.registry import LOSSES
 from policies.learning.settings import AlgorithmConfig, CorrectionConfig, KLConfig
 
 LIMIT = 100
@@ -40,7 +32,7 @@ def test_every_named_algorithm_needs_nothing_but_its_name(name: str) -> None:
 
 def test_what_is_left_open_is_as_it_was_before_there_were_names() -> None:
     grpo = resolve(AlgorithmConfig())
-    assert (grpo.advantage, grpo.normalize_by_std) == ("grpo", True)
+    assert (grpo.advantage, grpo.options) == ("grpo", {"normalize_by_std": True})
     assert (grpo.loss, grpo.loss_aggregation) == ("vanilla", "token-mean")
     assert (grpo.clip_low, grpo.clip_high, grpo.entropy_coef) == (0.2, 0.2, 0.0)
     assert (grpo.zero_signal_groups, grpo.credit, grpo.bypass) == ("keep", "broadcast", False)
@@ -56,13 +48,15 @@ def test_papers_values() -> None:
     assert cispo.clip_low == 1.0, "a ratio has no lower bound but 0"
     dr_grpo = algorithm("dr_grpo")
     assert (dr_grpo.loss_aggregation, dr_grpo.max_response_tokens) == ("seq-mean-token-sum-norm", LIMIT)
-    assert (algorithm("ppo").gamma, algorithm("ppo").lam) == (1.0, 0.95)
+    assert (algorithm("ppo").gamma, algorithm("ppo").options) == (1.0, {"lam": 0.95})
+    for name in ("rloo", "remax", "opo"):
+        assert (algorithm(name).loss, algorithm(name).loss_aggregation) == ("reinforce", "seq-mean-token-sum")
 
 
 def test_what_is_set_is_what_is_used() -> None:
     config = AlgorithmConfig(
         loss_aggregation="token-sum",
-        normalize_by_std=False,
+        options={"normalize_by_std": False},
         clip_low=0.1,
         clip_high=0.3,
         entropy_coef=0.01,
@@ -75,7 +69,7 @@ def test_what_is_set_is_what_is_used() -> None:
         correction=CorrectionConfig(level="sequence", truncate_above=2.0, mask_below=0.1, mask_above=5.0),
     )
     grpo = resolve(config, LIMIT)
-    assert (grpo.loss_aggregation, grpo.normalize_by_std) == ("token-sum", False)
+    assert (grpo.loss_aggregation, grpo.options) == ("token-sum", {"normalize_by_std": False})
     assert (grpo.clip_low, grpo.clip_high, grpo.entropy_coef) == (0.1, 0.3, 0.01)
     assert (grpo.credit, grpo.gamma, grpo.zero_signal_groups) == ("per_step", 0.9, "keep")
     assert (grpo.overlong_penalty, grpo.overlong_buffer_tokens) == (0.5, 20)
@@ -83,7 +77,8 @@ def test_what_is_set_is_what_is_used() -> None:
     assert (grpo.kl_target, grpo.kl_horizon, grpo.uses_reference) == (0.05, 500, True)
     assert (grpo.correction_level, grpo.truncate_above) == ("sequence", 2.0)
     assert (grpo.mask_below, grpo.mask_above) == (0.1, 5.0)
-    assert algorithm("ppo", lam=0.9, gamma=0.99).lam == 0.9
+    assert algorithm("ppo", options={"lam": 0.9}, gamma=0.99).options == {"lam": 0.9}
+    assert algorithm("ppo", options={"lam": 1}).options == {"lam": 1}, "an integer is a number"
 
 
 @pytest.mark.parametrize(
@@ -91,12 +86,10 @@ def test_what_is_set_is_what_is_used() -> None:
     [
         ("grpo", "advantage", "rloo", r"'grpo': that is part of .* Or set algorithm\.name=rloo"),
         ("grpo", "loss", "gspo", r"algorithm\.name=custom lets you choose"),
-        ("grpo", "module", "my_module", "only algorithm.name=custom uses"),
+        ("grpo", "module", "json", "estimator 'grpo' and loss 'vanilla' come with verl"),
         ("grpo", "gamma", 0.9, r"nothing is discounted unless algorithm\.credit=per_step"),
-        ("grpo", "lam", 0.9, "only GAE"),
         ("grpo", "overlong_buffer_tokens", 5, "no penalty without algorithm.overlong_penalty"),
-        ("dr_grpo", "normalize_by_std", True, "false by definition"),
-        ("rloo", "normalize_by_std", False, "divides by no group's standard deviation"),
+        ("rloo", "clip_high", 0.2, "its loss reinforce does not clip"),
         ("gpg", "clip_low", 0.1, "its loss gpg does not clip"),
         ("gpg", "clip_high", 0.1, "its loss gpg does not clip"),
         ("ppo", "zero_signal_groups", "refill", "its estimator gae learns from groups"),
@@ -104,12 +97,35 @@ def test_what_is_set_is_what_is_used() -> None:
         ("reinforce_plus_plus", "credit", "broadcast", "does not compare a turn"),
         ("remax", "credit", "per_step", "remax does not compare a turn"),
         ("remax", "gamma", 0.5, "nothing is discounted"),
-        ("reinforce_plus_plus", "lam", 0.5, "only GAE"),
     ],
 )
 def test_a_setting_without_effect_is_refused(name: str, setting: str, value: object, why: str) -> None:
     with pytest.raises(ConfigError, match=rf"algorithm\.{setting}={value!r} has no effect in .*{why}"):
         algorithm(name, **{setting: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (
+            "grpo",
+            {"lam": 0.9},
+            r"options='lam' is not one of normalize_by_std\..* options of grpo",
+        ),
+        ("grpo", {"normalise_by_std": False}, r"Did you mean 'normalize_by_std'\?"),
+        ("rloo", {"normalize_by_std": False}, r"options\.normalize_by_std=False: .*'rloo' has no options"),
+        ("dr_grpo", {"normalize_by_std": True}, r"has no effect in .*'dr_grpo': it is False by definition"),
+        ("grpo", {"normalize_by_std": 0}, r"options\.normalize_by_std=0 has to be of type bool"),
+        ("ppo", {"lam": "high"}, r"options\.lam='high' has to be of type float; its default is 0\.95"),
+        ("ppo", {"lam": True}, r"options\.lam=True has to be of type float"),
+        ("ppo", {"lam": -1.0}, r"options\.lam=-1\.0 has to be at least 0"),
+    ],
+)
+def test_an_option_has_to_be_one_of_its_estimator_or_loss(
+    name: str, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        algorithm(name, options=options)
 
 
 def test_a_loss_with_its_own_aggregation_takes_no_other() -> None:
@@ -131,7 +147,6 @@ def test_a_loss_with_its_own_aggregation_takes_no_other() -> None:
         ({"clip_high": math.inf}, "clip_high=inf"),
         ({"entropy_coef": math.nan}, "entropy_coef=nan"),
         ({"credit": "per_step", "gamma": 1.1}, r"gamma=1\.1 has to be at least 0 and at most 1"),
-        ({"name": "ppo", "lam": -1.0}, r"lam=-1\.0"),
         ({"overlong_penalty": 1.0}, r"overlong_penalty=1\.0 without algorithm\.overlong_buffer_tokens"),
         (
             {"overlong_penalty": 1.0, "overlong_buffer_tokens": 101},
@@ -150,16 +165,17 @@ def test_a_loss_with_its_own_aggregation_takes_no_other() -> None:
         ({"name": "custom", "advantage": "grpo", "loss": "bypass_mode"}, r"correction\.mode=bypass"),
         ({"name": "custom", "advantage": "grpo", "loss": "dppo_kl"}, "no usual value. Set both"),
         (
-            {"name": "custom", "advantage": "grpo", "loss": "vanilla", "module": "os"},
-            "module='os' has no effect",
+            {"name": "custom", "advantage": "grpo", "loss": "vanilla", "module": "json"},
+            "module='json' has no effect",
         ),
+        ({"name": "mine"}, r"name='mine' is not one of grpo"),
         (
             {"name": "custom", "advantage": "mine", "loss": "vanilla", "module": "no_such_module"},
             "module='no_such_module' cannot be imported: No module named",
         ),
         (
             {"name": "custom", "advantage": "mine", "loss": "vanilla", "module": "json"},
-            "advantage='mine' is not one of .*module='json' was to register it",
+            "advantage='mine' is not one of .*module='json' has to register it with register_estimator",
         ),
     ],
 )
@@ -218,25 +234,3 @@ def test_names_are_checked_without_loading_anything_heavy() -> None:
         "assert not {'torch', 'verl', 'numpy', 'ray'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
-
-
-def test_an_estimator_of_ones_own_is_registered_by_its_module() -> None:
-    own = algorithm(
-        "custom",
-        advantage="twice_the_reward",
-        loss="unclipped",
-        module="own_algorithm",
-        gamma=0.5,
-        correction=CorrectionConfig(mode="bypass"),
-    )
-    register_own(own)  # as every learner rank does
-    completion = Completion(
-        prompt_ids=(1,), completion_ids=(2, 3), logprobs=(-1.0, -1.0), text="", finish_reason="stop"
-    )
-    steps = [Step(completion=completion, reward=3.0)]
-    group = TrajectoryGroup(
-        group_id="g", task={}, trajectories=(Trajectory(rollout_id="g/0", steps=steps, reward=3.0),)
-    )
-    samples = {"g/0": training_samples(group.trajectories[0])}
-    (credited,) = assign_credit([group], samples, own, 0.0)[0]["g/0"]
-    np.testing.assert_allclose(credited.advantages, [3.0, 3.0])

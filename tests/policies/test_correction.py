@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from environments.errors import ConfigError
-from policies.learning.algorithms import Algorithm, resolve
+from policies.learning.algorithm import Algorithm
+from policies.learning.algorithms import resolve
 from policies.learning.correction import correct
 from policies.learning.samples import TrainingSample
 from policies.learning.settings import AlgorithmConfig, CorrectionConfig

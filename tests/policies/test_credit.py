@@ -1,4 +1,7 @@
-"""Credit against the papers' formulas, written out again in plain numpy, on ragged multi-turn batches."""
+"""Credit against the formulas that the tests cite, in plain numpy, on ragged multi-turn batches.
+
+Where an algorithm is by default different from its paper, ``policies/learning/README.md`` says so.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ import pytest
 
 from environments.errors import LearnerError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
-from policies.learning.algorithms import Algorithm, resolve
+from policies.learning.algorithm import Algorithm
+from policies.learning.algorithms import resolve
 from policies.learning.credit import assign_credit
 from policies.learning.registry import ESTIMATORS
 from policies.learning.samples import TrainingSample, training_samples
@@ -175,7 +179,7 @@ def test_dr_grpo_is_the_distance_from_the_mean() -> None:
     """Liu et al. 2025, section 3.2."""
     expected = by_group(lambda rewards, _: rewards - rewards.mean())
     assert_equal(credit(algorithm("dr_grpo")), expected)
-    assert_equal(credit(algorithm("grpo", normalize_by_std=False)), expected)
+    assert_equal(credit(algorithm("grpo", options={"normalize_by_std": False})), expected)
 
 
 @pytest.mark.parametrize("estimator", ["rloo", "rloo_vectorized"])
@@ -268,7 +272,7 @@ def test_ppo_has_generalized_advantages_over_all_that_a_trajectory_sampled() -> 
             ]
         )
         returns[key] = raw[key] + member.values
-    found, metrics = assign_credit(GROUPS, scored(), algorithm("ppo", gamma=gamma, lam=lam), 0.0)
+    found, metrics = assign_credit(GROUPS, scored(), algorithm("ppo", gamma=gamma, options={"lam": lam}), 0.0)
     assert_equal(rows(found), whitened(raw))
     assert_equal(rows(found, "returns"), returns)
     assert metrics["learn/return_mean"] == pytest.approx(
@@ -320,7 +324,7 @@ def test_a_turn_that_sampled_nothing_has_no_advantage_and_loses_no_reward() -> N
     silent.steps.insert(1, Step(reward=0.5))
     silent.reward = 1.5
     groups = [TrajectoryGroup(group_id="g", task={}, trajectories=(silent, trajectory("g/1", [(1, 0.0)])))]
-    found = credit(algorithm("grpo", credit="per_step", normalize_by_std=False), groups)
+    found = credit(algorithm("grpo", credit="per_step", options={"normalize_by_std": False}), groups)
     assert found["g/0"].tolist() == [0.75, 0.75, 0.0], "step 2 is compared with nobody's step 2"
     assert found["g/1"].tolist() == [-0.75]
 
@@ -364,7 +368,9 @@ def test_dapo_penalizes_what_comes_near_the_limit() -> None:
             ),
         )
     ]
-    settings = algorithm("dapo", overlong_penalty=2.0, overlong_buffer_tokens=4, normalize_by_std=False)
+    settings = algorithm(
+        "dapo", overlong_penalty=2.0, overlong_buffer_tokens=4, options={"normalize_by_std": False}
+    )
     shaped = np.array([1.0, 1.0, 1.0 - 2 * 0.25, 1.0 - 2 * 0.75, 1.0 - 2])
     found, metrics = assign_credit(groups, scored(groups), settings, 0.0)
     np.testing.assert_allclose(
@@ -383,7 +389,7 @@ def test_the_length_is_what_the_rollouts_limit_counts() -> None:
             trajectories=(trajectory("g/0", [(4, 0.0), (4, 0.0)]), trajectory("g/1", [(4, 0.0)])),
         )
     ]
-    settings = algorithm("dapo", overlong_buffer_tokens=4, normalize_by_std=False)
+    settings = algorithm("dapo", overlong_buffer_tokens=4, options={"normalize_by_std": False})
     _, metrics = assign_credit(groups, scored(groups), settings, 0.0)
     assert metrics["learn/overlong_penalty_mean"] == pytest.approx(0.25 / 2)
 
@@ -392,7 +398,7 @@ def test_a_rewritten_history_gives_no_tokens_back() -> None:
     """The budget of 12 is spent by 4 + 4 + 4 sampled tokens, though the last sequence has only 4 of them."""
     member = trajectory("g/0", [(4, 0.0)] * 3, rewrites=True)
     groups = [TrajectoryGroup(group_id="g", task={}, trajectories=(member, trajectory("g/1", [(4, 0.0)])))]
-    settings = algorithm("dapo", overlong_buffer_tokens=4, normalize_by_std=False)
+    settings = algorithm("dapo", overlong_buffer_tokens=4, options={"normalize_by_std": False})
     _, metrics = assign_credit(groups, scored(groups), settings, 0.0)
     assert metrics["learn/overlong_penalty_mean"] == pytest.approx(1 / 2)
 

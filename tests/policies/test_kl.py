@@ -5,7 +5,8 @@ import math
 import pytest
 
 from environments.errors import ConfigError, LearnerError
-from policies.learning.algorithms import Algorithm, resolve
+from policies.learning.algorithm import Algorithm
+from policies.learning.algorithms import resolve
 from policies.learning.kl import KLController, check_kl_horizon
 from policies.learning.settings import AlgorithmConfig, KLConfig
 

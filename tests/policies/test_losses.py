@@ -1,4 +1,4 @@
-"""Every loss is its paper's formula, however the batch is cut into micro-batches and spread over ranks.
+"""Every loss is the formula cited here, however the batch is cut into micro-batches and spread over ranks.
 
 The references go token by token over plain lists; what is compared is the loss and its gradient.
 """
@@ -16,7 +16,8 @@ import torch
 from conftest import RESPONSE_TOKENS
 from learner_samples import ragged_samples, with_random_columns
 
-from policies.learning.algorithms import Algorithm, resolve
+from policies.learning.algorithm import Algorithm
+from policies.learning.algorithms import resolve
 from policies.learning.samples import TrainBatch, TrainingSample
 from policies.learning.settings import AlgorithmConfig, LearnerConfig
 
@@ -190,6 +191,13 @@ def gpg(new: torch.Tensor, old: torch.Tensor, advantage: torch.Tensor) -> torch.
     return -advantage * new
 
 
+def reinforce(new: torch.Tensor, old: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+    """Williams 1992: the log-probability of a sequence times its advantage; so in RLOO (Ahmadian et al.
+    2024), ReMax (Li et al. 2023) and OPO (Hao et al. 2025).
+    """
+    return -advantage * new
+
+
 def sapo(new: torch.Tensor, old: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
     """Gao et al. 2025 (SAPO, arXiv 2511.20347): a sigmoid gate, with the temperatures 1 and 1.05."""
     tau = torch.where(advantage > 0, 1.0, 1.05)
@@ -217,6 +225,7 @@ LOSSES = [
     (gspo, "seq-mean-token-mean"),
     (cispo, "token-mean"),
     (gpg, "token-mean"),
+    (reinforce, "seq-mean-token-sum"),
     (sapo, "seq-mean-token-mean"),
     (geo_mean, "seq-mean-token-mean"),
 ]
@@ -230,7 +239,7 @@ def gradient(rows: Tokens) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("formula", "aggregation"), LOSSES, ids=lambda value: getattr(value, "__name__", value)
 )
-def test_the_policy_loss_is_its_papers(formula: Any, aggregation: str, cut: tuple[int, int]) -> None:
+def test_the_policy_loss_is_the_formula(formula: Any, aggregation: str, cut: tuple[int, int]) -> None:
     expected_rows, rows = new_logprobs(), new_logprobs()
     samples = ONE_ADVANTAGE_EACH if formula is geo_mean else SAMPLES  # its paper knows no other
     advantages = column("advantages", samples)

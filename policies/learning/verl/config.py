@@ -7,10 +7,12 @@ Modules that import verl import this one first: verl settles on its device as so
 from __future__ import annotations
 
 import os
+from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from environments.errors import ConfigError
-from policies.learning.algorithms import Algorithm
+from policies.learning.algorithm import Algorithm
 from policies.learning.settings import LearnerConfig, OptimizerConfig
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
@@ -19,6 +21,7 @@ if os.environ.get("VERL_PLATFORM") == "cpu":
     cpu_platform.install()
 
 from verl.trainer.config import CheckpointConfig
+from verl.trainer.ppo.core_algos import register_policy_loss
 from verl.workers.config import (
     CriticConfig,
     FSDPActorConfig,
@@ -140,8 +143,19 @@ def actor_config(learner: LearnerConfig, algorithm: Algorithm) -> FSDPActorConfi
         loss_scale_factor=algorithm.max_response_tokens,
         entropy_coeff=algorithm.entropy_coef,
         use_kl_loss=False,  # ``policy_loss`` adds the term itself
-        policy_loss=PolicyLossConfig(loss_mode=algorithm.loss),
+        policy_loss=PolicyLossConfig(loss_mode=_loss_in_verl(algorithm)),
     )
+
+
+def _loss_in_verl(algorithm: Algorithm) -> str:
+    """The name by which verl finds the policy loss: a user's is registered with it, under its options."""
+    function = algorithm.policy_loss.function
+    if function is None:
+        return algorithm.loss
+    options = {each.name: algorithm.options[each.name] for each in fields(algorithm.policy_loss.options)}
+    name = f"{algorithm.loss} {options}"
+    register_policy_loss(name)(partial(function, **options))
+    return name
 
 
 def critic_config(learner: LearnerConfig) -> CriticConfig:

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from peft.utils.error import PeftError
 
 from environments.errors import ConfigError, LearnerError
-from policies.learning.algorithms import Algorithm, register_own
+from policies.learning.algorithm import Algorithm
+from policies.learning.registry import import_own
 from policies.learning.samples import LearnerUpdate, TrainBatch
 from policies.learning.settings import LearnerConfig, OptimizerConfig
 from policies.learning.verl import weights as verl_weights
@@ -70,7 +71,7 @@ class VerlLearner(VerlWorker):
         num_schedule_steps: int,
         seed: int,
     ) -> None:
-        register_own(algorithm)
+        import_own(algorithm.module)
         self._algorithm = algorithm
         self._policy_loss = partial(policy_loss, algorithm, actor_config(learner, algorithm))
         self._supervised_loss = partial(sft_loss, None)

@@ -12,14 +12,19 @@ from policies.learning.verl import config as verl_config  # noqa: F401  # before
 
 # isort: split
 from tensordict import TensorDict
-from verl.trainer.ppo.core_algos import agg_loss, compute_policy_loss_geo_mean, register_policy_loss
+from verl.trainer.ppo.core_algos import (
+    agg_loss,
+    compute_policy_loss_geo_mean,
+    compute_policy_loss_gpg,
+    register_policy_loss,
+)
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
 if TYPE_CHECKING:
-    from policies.learning.algorithms import Algorithm
+    from policies.learning.algorithm import Algorithm
 
 
 def policy_loss(
@@ -110,6 +115,9 @@ CLIP_RANGES = {
     "geo_mean": _in_log_space,
 }
 """The losses that clip the ratio, and between what. The others have no clip fraction."""
+
+
+register_policy_loss("reinforce")(compute_policy_loss_gpg)
 
 
 @register_policy_loss("geo_mean")

@@ -1,0 +1,70 @@
+"""``Algorithm``: the objective of a run with every setting decided. ``algorithms.resolve`` makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from policies.learning.registry import ESTIMATORS, LOSSES, Estimator, Loss
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Algorithm:
+    """An algorithm with every setting decided. Rows are kept by name: processes share no memory."""
+
+    name: str
+    advantage: str
+    loss: str
+    options: Mapping[str, Any]
+    """Settings of the estimator's and the loss's own, by name."""
+    loss_aggregation: str
+    clip_low: float
+    clip_high: float
+    entropy_coef: float
+    credit: str
+    gamma: float
+    zero_signal_groups: str
+    overlong_penalty: float
+    overlong_buffer_tokens: int
+    kl_place: str
+    kl_coef: float
+    kl_estimator: str
+    kl_target: float | None
+    kl_horizon: int
+    bypass: bool
+    """The old log-probabilities are the engine's."""
+    correction_level: str | None
+    truncate_above: float | None
+    mask_below: float | None
+    mask_above: float | None
+    module: str | None = None
+    """The user's module that registers estimator, loss or algorithm."""
+    max_response_tokens: int | None = None
+    """Where a response ends: what the overlong penalty is measured from and seq-mean-token-sum-norm divides
+    by. Known wherever one of them is in use."""
+
+    @property
+    def estimator(self) -> Estimator:
+        """What the advantage estimator needs and heeds."""
+        return ESTIMATORS[self.advantage]
+
+    @property
+    def policy_loss(self) -> Loss:
+        """What the policy loss needs and heeds."""
+        return LOSSES[self.loss]
+
+    @property
+    def uses_critic(self) -> bool:
+        """Whether a value model is trained beside the policy."""
+        return self.estimator.uses_critic
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether log-probabilities under the reference policy are needed."""
+        return self.kl_place != "none"
+
+    @property
+    def uses_greedy_baseline(self) -> bool:
+        """Whether each task is also rolled out greedily."""
+        return self.estimator.uses_greedy_baseline
