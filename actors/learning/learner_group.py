@@ -1,4 +1,4 @@
-"""The learner: verl's worker groups, one for the policy and one for its critic, behind a few calls."""
+"""The learner: verl's worker groups for the policy and its critic. The training loop calls it."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ CRITIC = "critic"
 class LearnerGroup:
     """The policy in training and its critic, if the algorithm has one: ``learner.num_workers`` ranks each.
 
-    An update is three calls with what the driver does in between: ``score`` the mini-batches, assign credit,
-    ``update`` with the same mini-batches. Policy and critic work at the same time.
+    An update has three steps: ``score`` the mini-batches, assign credit in the driver, ``update`` with the
+    same mini-batches. Policy and critic work at the same time.
 
-    The models load in the background; what goes wrong with that, the first call raises.
+    The models load in the background. If one cannot be loaded, the first call raises the error.
 
     Args:
         model_path: folder in Hugging Face format to start from.
         num_schedule_steps: updates over which a cosine schedule runs.
         store: the ``WeightStore`` that ``publish`` tells of new versions.
-        shared_file: a file that every rank has to see, by path and text, before it loads anything: they all
-            write into the folder that it is in.
+        shared_file: path and text of a file in the folder that all ranks write to. Each rank checks that it
+            sees this file before it loads a model.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class LearnerGroup:
         return self._policy.call("fit", ray.put(list(batches)))
 
     def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
-        """The mini-batches of one update with what is known before it: ``old_logprobs``, and
-        ``reference_logprobs`` and ``values`` where the algorithm needs them.
+        """The mini-batches of one update with ``old_logprobs``, and, where the algorithm needs them,
+        ``reference_logprobs`` and ``values``.
         """
         reference = ray.put(list(batches))
         scoring = self._policy.begin("score", reference)
@@ -94,8 +94,10 @@ class LearnerGroup:
         return scored if valuing is None else _with_values(scored, _answer(valuing))
 
     def update(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
-        """One optimizer step per mini-batch, of the policy and of the critic if there is one, on samples that
-        have been scored and credited.
+        """One optimizer step per mini-batch, of the policy and of the critic if there is one.
+
+        Args:
+            batches: as ``score`` has returned them, with advantages.
         """
         reference = ray.put(list(batches))
         updating = self._policy.begin("update", reference)
@@ -123,13 +125,13 @@ class LearnerGroup:
             self._critic.call("save", os.path.join(folder, CRITIC))
 
     def load(self, folder: str) -> str | None:
-        """Restore what ``save`` wrote, whatever the number of ranks then and now.
+        """Restore a checkpoint of ``save``. The number of ranks may be another one.
 
         Returns:
-            A sentence on what could not be restored; ``None`` if all of it was.
+            A sentence that names the parts that could not be restored; ``None`` if there are none.
 
         Raises:
-            ConfigError: the checkpoint lacks what this algorithm needs, or is of another model.
+            ConfigError: the checkpoint lacks a part that this algorithm needs, or is of another model.
         """
         left_out: str | None = self._policy.call("load", folder)
         if self._critic is not None:
@@ -137,7 +139,7 @@ class LearnerGroup:
         return left_out
 
     def check_ranks(self) -> None:
-        """Raise if a rank has died or hangs: for when nothing else is asked of them."""
+        """Raise if a rank has died or hangs. For times without another call, which would raise too."""
         for group in (self._policy, self._critic):
             if group is not None:
                 group.check_ranks()
@@ -172,7 +174,7 @@ class _WorkerGroup:
         self._opened = self._group.execute_all_async("open")
 
     def begin(self, method: str, *args: Any) -> list[ray.ObjectRef]:
-        """Call all ranks; ``_answer`` waits for them. Raises what has kept a model from being loaded."""
+        """Call all ranks; ``_answer`` waits for them. Raises the error of loading the model, if any."""
         _answer(self._opened)
         return self._group.execute_all_async(method, *args)
 
@@ -180,7 +182,7 @@ class _WorkerGroup:
         return _answer(self.begin(method, *args))
 
     def check_ranks(self) -> None:
-        _answer(self._opened)  # which may take minutes, and is no sign that a rank hangs
+        _answer(self._opened)  # first: a rank that loads its model for minutes does not hang
         answers([worker.__ray_ready__.remote() for worker in self._group.workers], "A learner rank")
 
     def close(self) -> None:
@@ -192,11 +194,11 @@ class _WorkerGroup:
 
 
 def _answer(references: list[ray.ObjectRef]) -> Any:
-    """The first rank's answer, when all have answered. A rank that died raises here."""
+    """The first rank's answer, when all have answered. Raises if a rank has died."""
     try:
         return ray.get(references)[0]
     except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, TroupeError):  # already a sentence for the user
+        if isinstance(error.cause, TroupeError):  # without Ray's traceback: its text is for the user
             raise error.cause from error
         raise
 
@@ -216,13 +218,13 @@ def _with_values(
 
 
 def _worker_classes(device: str) -> tuple[type, type]:
-    """The policy's and the critic's.
+    """The classes of the policy's ranks and of the critic's.
 
-    Imports verl, which then settles on a device, in this process too, which computes nothing.
+    Importing verl fixes the device that it uses, also in this process, which computes nothing.
     """
     if device == "cpu":
         os.environ["VERL_PLATFORM"] = "cpu"
-    with warnings.catch_warnings():  # verl warns of every engine that it has and we do not use
+    with warnings.catch_warnings():  # verl warns of engines that are not used here
         warnings.simplefilter("ignore")
         from actors.learning.learner_worker import CriticWorker, LearnerWorker
     return LearnerWorker, CriticWorker

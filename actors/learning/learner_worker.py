@@ -16,12 +16,12 @@ from policies.learning.verl.worker import on_all_ranks
 
 
 class OpenedLater:
-    """Loads its model in a call: Ray hands back an exception as it was raised from a call, but not from a
+    """Loads its model in a call. Ray returns an exception as it was raised from a call, but not from a
     constructor.
 
     Args:
-        shared_file: a file in the run's folder, and its text; ``None`` where nothing is to be shared.
-        arguments: of the class that is opened.
+        shared_file: path and text of a file in the run's folder; ``None`` if there is no folder to share.
+        arguments: of the constructor of the next class.
     """
 
     def __init__(self, shared_file: tuple[str, str] | None, **arguments: Any) -> None:
@@ -29,10 +29,10 @@ class OpenedLater:
         self._arguments = arguments
 
     def open(self) -> None:
-        """Load the model. Comes before everything else.
+        """Load the model. This is the first call.
 
         Raises:
-            ConfigError: this rank writes its part of a checkpoint into another folder than the driver.
+            ConfigError: the run's folder on this node is not the one on the driver's node.
         """
         if self._shared_file is not None:
             check_shared(*self._shared_file)
@@ -51,7 +51,7 @@ class LearnerWorker(OpenedLater, VerlLearner):
         super().__init__(**arguments)
 
     def open(self) -> None:
-        """As above. Raises ``ConfigError``, too, if the transport of the weights cannot work on this node."""
+        """Load the model. Raises ``ConfigError`` also if the weights' transport cannot work on this node."""
         self._transport: WeightTransport = ray.get(self._store.transport.remote())
         self._transport.open()
         super().open()
@@ -62,7 +62,7 @@ class LearnerWorker(OpenedLater, VerlLearner):
         weights = self.weights()
         try:
             return self._transport.publish(version, weights, self.rank)
-        finally:  # all ranks gather each tensor together: where one stopped early, the others would hang
+        finally:  # all ranks gather each tensor together: if one stopped early, the others would hang
             for _ in weights:
                 pass
 

@@ -22,8 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actors.weights.transport import VersionGoneError, WeightLoader, WeightTransport, WeightTransportError
+from actors.weights.transport import VersionGoneError, WeightTransport, WeightTransportError
 from environments.errors import ConfigError
+from policies.engines.base import Engine
 from policies.engines.weights import BUCKET_BYTES, WeightBucket, pack
 
 if TYPE_CHECKING:
@@ -89,13 +90,13 @@ class FileTransport(WeightTransport):
                 _write(unfinished / MANIFEST, json.dumps(manifest, indent=1).encode())
                 return self._finish(unfinished, version)
         finally:
-            shutil.rmtree(unfinished, ignore_errors=True)  # nothing, unless it was given up
+            shutil.rmtree(unfinished, ignore_errors=True)  # it exists only after an error
 
     async def keep(self, version: int, location: str) -> str:
         """Take the version over from another store's folder, if it lies there; then delete old versions."""
         return await asyncio.to_thread(self._keep, version, Path(location))
 
-    async def fetch(self, version: int, location: str, engine: WeightLoader) -> None:
+    async def fetch(self, version: int, location: str, engine: Engine) -> None:
         # Into memory, whole and verified, before the engine is touched: it cannot go back.
         await engine.load_weights(version, await asyncio.to_thread(_read, Path(location)))
 
@@ -131,7 +132,7 @@ class FileTransport(WeightTransport):
         for old in versions[:-NUM_KEPT]:
             old.rename(self._folder / f"{DELETED}{uuid.uuid4().hex}")  # gone at once, for all who read it
         for deleted in self._folder.glob(f"{DELETED}*"):
-            # What is left, because a file is open on another node, goes with the next version.
+            # A file that is open on another node may stay: then the next version deletes it.
             shutil.rmtree(deleted, ignore_errors=True)
         return str(location)
 
@@ -151,8 +152,8 @@ class FileTransport(WeightTransport):
             yield
         except OSError as error:
             raise ConfigError(
-                f"{subject} cannot be written to {self._folder} on {socket.gethostname()}: {error.strerror}. "
-                f"Make room or grant access there, or {REMEDY}."
+                f"{subject} cannot be written to {self._folder} on {socket.gethostname()} "
+                f"({error.strerror or error}): make room or grant access there, or {REMEDY}."
             ) from error
 
     def _not_shared(self, finding: str) -> ConfigError:

@@ -5,23 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import ray
 
 from actors.weights.store import PublishedWeights
-from actors.weights.transport import VersionGoneError, WeightLoader, WeightTransport, WeightTransportError
+from actors.weights.transport import VersionGoneError, WeightTransport, WeightTransportError
 from environments.errors import SamplerError
+from policies.engines.base import Engine
 
 RETRY_SECONDS = 1.0
 PATIENCE_SECONDS = 30.0
 """For so long the newest version may be missing: a shared disk may show a new file late."""
-
-
-class VersionedEngine(WeightLoader, Protocol):
-    """An engine that knows the version of its weights."""
-
-    version: int
 
 
 class WeightFollower:
@@ -36,7 +30,7 @@ class WeightFollower:
         self,
         store: ray.actor.ActorHandle,
         transport: WeightTransport,
-        engine: VersionedEngine,
+        engine: Engine,
         on_loaded: Callable[[], None],
     ) -> None:
         self._store, self._transport, self._engine = store, transport, engine

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from actors.settings import WeightsConfig
 from environments.errors import ConfigError, TroupeError
 from environments.named_class import load_class
-from policies.engines.weights import WeightBucket
+from policies.engines.base import Engine
 
 if TYPE_CHECKING:
     import torch
@@ -27,14 +28,6 @@ class WeightTransportError(TroupeError):
 
 class VersionGoneError(WeightTransportError):
     """The weights of a version are not there any more, or, on a slow disk, not there yet."""
-
-
-class WeightLoader(Protocol):
-    """What a transport needs of an engine."""
-
-    async def load_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
-        """Exchange the weights."""
-        ...
 
 
 class WeightTransport(ABC):
@@ -79,7 +72,7 @@ class WeightTransport(ABC):
         return location
 
     @abstractmethod
-    async def fetch(self, version: int, location: Any, engine: WeightLoader) -> None:
+    async def fetch(self, version: int, location: Any, engine: Engine) -> None:
         """Load the weights into ``engine``. Called in every replica.
 
         Raises:
@@ -91,6 +84,23 @@ class WeightTransport(ABC):
         """Delete what is left. Called in the driver when the run ends."""
 
 
+def transport_class(settings: WeightsConfig) -> type[WeightTransport]:
+    """The class that ``server.weights.transport`` names.
+
+    Raises:
+        ConfigError: there is no such class, or it does not take ``server.weights.options``.
+    """
+    found = load_class("server.weights.transport", settings.transport, TRANSPORTS, WeightTransport)  # type: ignore[type-abstract]
+    try:
+        inspect.signature(found).bind("folder", **settings.options)
+    except TypeError as error:
+        raise ConfigError(
+            f"server.weights.transport={settings.transport} does not take server.weights.options="
+            f"{settings.options}: {error}. Correct or leave out server.weights.options."
+        ) from error
+    return found
+
+
 def make_transport(settings: WeightsConfig, run_folder: str, purpose: str) -> WeightTransport:
     """The transport that ``server.weights`` names.
 
@@ -98,14 +108,7 @@ def make_transport(settings: WeightsConfig, run_folder: str, purpose: str) -> We
         purpose: "training" or "evaluation". Each has a folder of its own.
 
     Raises:
-        ConfigError: there is no such transport, it does not take one of the options, or it cannot work here.
+        ConfigError: as ``transport_class`` does, or the transport cannot work here.
     """
-    transport = load_class("server.weights.transport", settings.transport, TRANSPORTS, WeightTransport)  # type: ignore[type-abstract]
     folder = os.path.join(os.path.abspath(run_folder), f"weights_{purpose}")
-    try:
-        return transport(folder, **settings.options)
-    except TypeError as error:
-        raise ConfigError(
-            f"server.weights.transport={settings.transport} does not take server.weights.options="
-            f"{settings.options}: {error}"
-        ) from error
+    return transport_class(settings)(folder, **settings.options)

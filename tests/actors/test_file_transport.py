@@ -178,7 +178,7 @@ def test_a_full_disk_is_an_error_that_names_the_folder_and_the_remedy(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))  # bytes: the operating system refuses more
     try:
-        with pytest.raises(ConfigError, match=r"Version 2 .*File too large.*shared_folder=") as raised:
+        with pytest.raises(ConfigError, match=r"Version 2 .*File too large.*room.*shared_folder=") as raised:
             transport.publish(2, weights(2).items(), rank=0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
