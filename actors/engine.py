@@ -6,22 +6,21 @@ import asyncio
 import math
 import os
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import asdict, fields
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import ray
 
-from actors.fingerprint import fingerprint
+from actors.fingerprint import digest, fingerprint
 from actors.progress_bar import RolloutProgress
 from actors.ray_tools.connect import connect
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.service import RolloutService
-from actors.sampling.backends import check_calls, sampler_factory
+from actors.sampling.backends import check_calls, sampler_class, sampler_factory
 from actors.settings import FleetConfig
 from environments.base import BaseEnv
 from environments.bounds import check_choice
@@ -31,11 +30,8 @@ from environments.errors import ConfigError
 from environments.types import Trajectory
 from policies.agents.base import BaseAgent
 from policies.learning.samples import returns_to_go
-from policies.openai_sampler import OpenAISampler
-from policies.sampler import SamplingParams
+from policies.sampler import Sampler, SamplerDefaults, SamplingParams
 
-POLICY_NAMES = ("model", "model_path", "chat_template_kwargs", "extra_body")
-"""The arguments of a sampler that say which policy it is, and how it is asked, wherever it is served."""
 LONGEST_SECONDS = 7200.0
 """Limit of a rollout that was given none: nothing waits for ever."""
 SEED_BITS = 30
@@ -59,7 +55,8 @@ class AgentExecutionEngine:
         agent_class, agent_args: the agent and its keyword arguments.
         env_class, env_args: the environment; ``from_dict`` is given the task with ``env_args`` over it.
         engine_name: "openai" samples an OpenAI-compatible server over HTTP; "serve" (also "verl") samples
-            a policy server of this Ray cluster, whose replicas fetch the requests.
+            a policy server of this Ray cluster, whose replicas fetch the requests; "module:Class" is a
+            ``Sampler`` of your own, made from ``rollout_engine_args``.
         rollout_engine_args: for "openai" ``base_url`` and optionally ``api_key``, ``timeout_seconds``,
             ``extra_body``, the server's own fields of a request, and ``default_headers``; for "serve"
             ``app_name`` and ``model_path``, the folder of the tokenizer. For both ``chat_template_kwargs``,
@@ -128,19 +125,19 @@ class AgentExecutionEngine:
                 **policy.get("chat_template_kwargs", {}),
                 "enable_thinking": False,
             }
+        model = sampling.pop("model", None)
+        if model is not None:
+            policy["model"] = model
+        self._sampler_class = sampler_class(engine_name)
+        if sampling.get("adapter") is not None and not self._sampler_class.serves_adapters:
+            raise ConfigError(
+                f"sampling_params={{'adapter': {sampling['adapter']!r}}} is for engine_name='serve': an "
+                "OpenAI-compatible server is asked for an adapter by its name as 'model'."
+            )
         tokenizer_path = None if tokenizer is None else tokenizer.name_or_path
-        if engine_name == "openai":
-            policy["model"] = sampling.pop("model", None)
-            if "adapter" in sampling:
-                raise ConfigError(
-                    f"sampling_params={{'adapter': {sampling['adapter']!r}}} is for engine_name='serve': an "
-                    "OpenAI-compatible server is asked for an adapter by its name as 'model'."
-                )
-        self._sampler_of = partial(
-            sampler_factory, engine_name, tokenizer_path=tokenizer_path, api_retries=api_retries
-        )
-        self._sampler_of(policy)  # refuses here what cannot work
-        self._sampler_args, self._tokenizer_path = policy, tokenizer_path
+        self._sampler_args = policy
+        self._sampler_defaults = SamplerDefaults(tokenizer_path=tokenizer_path, api_retries=api_retries)
+        self._make_sampler()  # finds here what cannot work
         for name in sampling:
             check_choice("sampling_params key", name, [field.name for field in fields(SamplingParams)])
         self._params = SamplingParams(**sampling)
@@ -151,8 +148,7 @@ class AgentExecutionEngine:
             env_args=dict(env_args or {}),
         )
         agent = self._pair.make_agent()  # here it is one error, later one for each task
-        if engine_name != "openai":
-            check_calls(agent)
+        check_calls(agent, self._sampler_class)
         self._limits = RolloutLimits(
             max_steps=max_steps,
             max_prompt_tokens=max_prompt_length,
@@ -260,10 +256,23 @@ class AgentExecutionEngine:
 
     async def _settle_model(self) -> None:
         """Name the model that a server plays if none is asked for: the next time it may be another one."""
-        if self._sampler_args.get("model", "") is None:
-            sampler = self._sampler_of(self._sampler_args)()
-            assert isinstance(sampler, OpenAISampler), "no other takes a model"
-            self._sampler_args["model"] = await sampler.served_model()
+        if self._sampler_args.get("model") is None:
+            sampler, defaults = self._sampler_class, self._sampler_defaults
+            model = await sampler.default_model(sampler.arguments(self._sampler_args, defaults))
+            if model is not None:
+                self._sampler_args["model"] = model
+
+    def _make_sampler(self) -> Callable[[], Sampler]:
+        return sampler_factory(self._sampler_class, self._sampler_args, self._sampler_defaults)
+
+    def _policy(self) -> dict[str, Any]:
+        """Which policy is sampled, and how it is prompted, as a results file keeps it."""
+        names = self._sampler_class.policy_arguments
+        if names is None:  # any of them may be a secret
+            kept: dict[str, Any] = {"arguments": digest(self._sampler_args)}
+        else:
+            kept = {name: value for name, value in self._sampler_args.items() if name in names}
+        return {**kept, "tokenizer": self._sampler_defaults.tokenizer_path}
 
     def _open(
         self, results_file: str | Path | None, rows: list[dict[str, Any]]
@@ -275,10 +284,7 @@ class AgentExecutionEngine:
             "agent_args": fingerprint(self._pair.agent_args),
             "environment": fingerprint(self._pair.env_class),
             "env_args": fingerprint(self._pair.env_args),
-            "policy": {
-                **{name: value for name, value in self._sampler_args.items() if name in POLICY_NAMES},
-                "tokenizer": self._tokenizer_path,
-            },
+            "policy": self._policy(),
             "sampling": asdict(self._params),
             "limits": asdict(self._limits),
         }
@@ -311,8 +317,7 @@ class AgentExecutionEngine:
         """The service of the first call, or a new one. Its actors start with its own ``start``."""
         connect(len(os.sched_getaffinity(0)))
         if self._service is None:
-            make_sampler = self._sampler_of(self._sampler_args)
-            self._service = RolloutService(self._pair, make_sampler, self._limits, self._config)
+            self._service = RolloutService(self._pair, self._make_sampler(), self._limits, self._config)
         return self._service
 
 

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
 from environments.types import Completion
-from policies.sampler import SampleRequest, SamplingParams, check_prompt_length
+from policies.sampler import (
+    Sampler,
+    SamplerDefaults,
+    SampleRequest,
+    SamplingParams,
+    check_arguments,
+    check_prompt_length,
+)
 
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
@@ -32,7 +39,7 @@ OWN_FIELDS = {each.name for each in fields(SamplingParams)} | {
 """Of a request: ``extra_body`` cannot have them, or the sampler would not do what it was asked for."""
 
 
-class OpenAISampler:
+class OpenAISampler(Sampler):
     """Samples any OpenAI-compatible server over HTTP (``POST {base_url}/chat/completions``).
 
     Token ids and log-probabilities are asked for, and taken where the server returns both (vLLM, and
@@ -58,6 +65,9 @@ class OpenAISampler:
         ConfigError: ``base_url`` is no address, there is no tokenizer in ``tokenizer_path``, or
             ``extra_body`` has a field that is set elsewhere.
     """
+
+    reads_tool_calls = True
+    policy_arguments = ("model", "chat_template_kwargs", "extra_body")
 
     def __init__(
         self,
@@ -94,8 +104,20 @@ class OpenAISampler:
         self._limit_name = "max_tokens"
         self._client: tuple[asyncio.AbstractEventLoop, AsyncOpenAI] | None = None
 
-    async def open(self) -> None:
-        """Nothing to do: connections are opened by requests, and a request that fails says why itself."""
+    @classmethod
+    def arguments(cls, given: Mapping[str, Any], defaults: SamplerDefaults) -> dict[str, Any]:
+        known = {"tokenizer_path": defaults.tokenizer_path, "api_retries": defaults.api_retries}
+        arguments = check_arguments(cls, {**known, **given})
+        cls(**arguments)  # finds a wrong address or tokenizer here, and not in another process
+        return arguments
+
+    @classmethod
+    async def default_model(cls, arguments: Mapping[str, Any]) -> str | None:
+        return await cls(**arguments).served_model()
+
+    @property
+    def source(self) -> str:
+        return f"The server at {self._base_url}"
 
     async def served_model(self) -> str:
         """The name of the model that is sampled. Raises ``SamplerError`` if the server does not say."""

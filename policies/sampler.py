@@ -5,10 +5,13 @@ Nothing heavy is imported here, because every rollout actor imports this module.
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from environments.errors import ConfigError, LogprobError, PromptTooLongError, SamplerError
 from environments.types import Completion, Message
@@ -153,19 +156,109 @@ class EngineStats:
     """Requests that have not ended yet."""
 
 
-class Sampler(Protocol):
-    """Anything that can answer a ``SampleRequest``."""
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """A replica of a policy server, as a sampler sees it.
 
-    async def open(self) -> None:
-        """Connect, unless that is done already. Raises ``SamplerError`` if nobody is there."""
-        ...
+    ``engine`` counts the requests of all samplers, and those over HTTP.
+    """
 
+    version: int
+    is_live: bool
+    num_running: int
+    num_answered: int
+    engine: EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """Requests that no replica has fetched yet, and the replicas by name.
+
+    ``num_late_tokens`` were sampled for requests that had been given to another replica meanwhile; aborted
+    tokens are counted by the engines.
+    """
+
+    num_waiting: int
+    num_late_tokens: int
+    replicas: dict[str, ReplicaStatus]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplerDefaults:
+    """Arguments of ``AgentExecutionEngine`` beside ``rollout_engine_args`` that a sampler can use.
+
+    ``tokenizer_path`` is a tokenizer's folder or name, if one is known; ``api_retries`` says how often a
+    request to an outside server is repeated.
+    """
+
+    tokenizer_path: str | None = None
+    api_retries: int = 3
+
+
+class Sampler(ABC):
+    """Answers ``SampleRequest``s: a way to reach a model. One lives in each sampling actor.
+
+    Only ``sample`` is needed. The rest says what this sampler can do beyond that.
+    """
+
+    reads_tool_calls: ClassVar[bool] = False
+    """Whether completions have ``tool_calls``, because the server reads them from the text."""
+    serves_adapters: ClassVar[bool] = False
+    """Whether ``SamplingParams.adapter`` chooses one."""
+    policy_arguments: ClassVar[Collection[str] | None] = None
+    """The arguments that say which policy is sampled, and how it is prompted. A results file keeps them, and
+    goes on only with the same ones: so no secret and no address is among them. ``None`` stands for all."""
+
+    @classmethod
+    def arguments(cls, given: Mapping[str, Any], defaults: SamplerDefaults) -> dict[str, Any]:
+        """The keyword arguments of this class: those ``given``, and what it needs of the ``defaults``.
+
+        Called where the program starts, before any process is.
+
+        Raises:
+            ConfigError: an argument is unknown, missing or impossible.
+        """
+        return check_arguments(cls, given)
+
+    @classmethod
+    async def default_model(cls, arguments: Mapping[str, Any]) -> str | None:
+        """The model that a server chooses where ``arguments`` have no ``model``; ``None`` if it has one only.
+
+        Raises ``SamplerError`` if the server does not say.
+        """
+        return None
+
+    @property
+    def source(self) -> str:
+        """What is sampled, for messages."""
+        return type(self).__name__
+
+    async def open(self) -> None:  # noqa: B027
+        """Connect, unless that is done already. Raises ``SamplerError`` if there is nothing to sample."""
+
+    @abstractmethod
     async def sample(self, request: SampleRequest) -> Completion:
-        """One completion. Raises ``SamplerError`` (an error's text is never a completion)."""
-        ...
+        """One completion.
+
+        Raises:
+            AgentError, PromptTooLongError, ConfigError: the request cannot be answered.
+            SamplerError: the model could not be sampled. An error's text is never a completion.
+        """
+
+    async def sample_tokens(self, request: TokenRequest) -> TokenOutput:
+        """Token ids in, token ids out. Raises as ``sample`` does."""
+        raise SamplerError(f"{self.source} takes messages, and no token ids.")
+
+    async def poll(self, report: Any) -> Any:
+        """For servers that fetch their requests: what one of them reports, and what it is given to do."""
+        raise SamplerError(f"{self.source} has no replicas that fetch requests.")
+
+    def status(self) -> QueueStatus | None:
+        """What waits and which replicas are at work; ``None`` if only the server knows."""
+        return None
 
 
-class ScriptedSampler:
+class ScriptedSampler(Sampler):
     """Plays prepared replies, for tests and demonstrations; needs no model.
 
     ``replies`` is a function of the messages, or a sequence that every conversation plays from its start:
@@ -177,9 +270,6 @@ class ScriptedSampler:
 
     def __init__(self, replies: Sequence[str] | Callable[[list[Message]], str]) -> None:
         self._replies = replies
-
-    async def open(self) -> None:
-        """Nothing to do: a script is always there."""
 
     async def sample(self, request: SampleRequest) -> Completion:
         prompt_ids = self._prompt_ids(request.messages)
@@ -215,6 +305,20 @@ class ScriptedSampler:
         for message in messages:
             ids += [*f"{message['role']}\n{message['content']}".encode(), self.EOS_ID]
         return (*ids, *b"assistant\n")
+
+
+def check_arguments(sampler: type[Sampler], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments ``given``, if the constructor takes them. Raises ``ConfigError``."""
+    parameters = inspect.signature(sampler).parameters
+    for name in given:
+        if name not in parameters:
+            near = difflib.get_close_matches(name, parameters, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(parameters) or 'none'}."
+            raise ConfigError(f"rollout_engine_args: {sampler.__name__} has no argument {name!r}. {hint}")
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and not given.get(name):
+            raise ConfigError(f"{sampler.__name__} needs rollout_engine_args={{{name!r}: ...}}.")
+    return dict(given)
 
 
 def check_logprobs(logprobs: Sequence[float], source: str) -> None:

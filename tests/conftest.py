@@ -124,7 +124,8 @@ class ServedPolicy:
         """A ``SamplerActor`` of its own."""
         import ray
 
-        from actors.sampling.sampler_actor import SamplerActor, ServeSampler
+        from actors.sampling.sampler_actor import SamplerActor
+        from actors.sampling.serve_sampler import ServeSampler
 
         sampler = SamplerActor.remote(partial(ServeSampler, self.name, str(self.model_path)))
         ray.get(sampler.open.remote())

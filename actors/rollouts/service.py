@@ -21,11 +21,10 @@ from actors.ray_tools.placement import beside_driver
 from actors.rollouts.fleet import FleetStatus, RolloutFleet, actor_options, check_room
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.stream import TrajectoryStream
-from actors.sampling.request_queue import QueueStatus
 from actors.sampling.sampler_actor import SamplerActor
 from actors.settings import FleetConfig
 from environments.errors import SamplerError
-from policies.sampler import Sampler, TokenRequest
+from policies.sampler import QueueStatus, Sampler, TokenRequest
 
 if TYPE_CHECKING:  # Ray Serve is not needed where an outside server is sampled
     from actors.serving.policy_server import PolicyApp

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from environments.errors import SamplerError
-from policies.sampler import EngineStats, TokenOutput, TokenRequest
+from policies.sampler import EngineStats, QueueStatus, ReplicaStatus, TokenOutput, TokenRequest
 
 BATCH_SECONDS = 0.01
 """How long a request waits for others that a replica can fetch with it."""
@@ -51,30 +51,6 @@ class Assignment:
 
     requests: Sequence[tuple[str, TokenRequest]] = ()
     revoked: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaStatus:
-    """A replica as a queue sees it. ``engine`` counts what everybody has asked of it, HTTP clients too."""
-
-    version: int
-    is_live: bool
-    num_running: int
-    num_answered: int
-    engine: EngineStats
-
-
-@dataclass(frozen=True, slots=True)
-class QueueStatus:
-    """Requests that no replica has fetched yet, and the replicas by name.
-
-    ``num_late_tokens`` were sampled for requests that others had got meanwhile; what was aborted is counted
-    by the engines.
-    """
-
-    num_waiting: int
-    num_late_tokens: int
-    replicas: dict[str, ReplicaStatus]
 
 
 @dataclass(eq=False, slots=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from actors.rollouts.fleet import FleetStatus
-from actors.sampling.request_queue import QueueStatus
 from launch.reporting.metrics import idle_share
+from policies.sampler import QueueStatus
 
 
 class Utilization:

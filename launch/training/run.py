@@ -17,7 +17,7 @@ from actors.learning.learner_group import LearnerGroup
 from actors.ray_tools.placement import beside_driver
 from actors.rollouts.rollout import RolloutLimits
 from actors.rollouts.service import RolloutService
-from actors.sampling.sampler_actor import ServeSampler
+from actors.sampling.serve_sampler import ServeSampler
 from actors.serving.policy_server import PolicyApp, start_serve
 from actors.settings import ServerConfig
 from actors.weights.store import WeightStore

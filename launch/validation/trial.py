@@ -10,6 +10,7 @@ from typing import Any
 from actors.ray_tools.background import in_background
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, owned_by, run_rollout
 from actors.sampling.backends import check_calls
+from actors.sampling.serve_sampler import ServeSampler
 from environments.errors import EnvironmentFailure
 from launch.workload import Workload
 from policies.sampler import SampleRequest, ScriptedSampler
@@ -52,7 +53,7 @@ def check_agent(workload: Workload) -> None:
     task = workload.train_dataset[0]
     request = RolloutRequest(rollout_id="check/0", group_id="check", task=task)
     agent = workload.pair.make_agent()
-    check_calls(agent)
+    check_calls(agent, ServeSampler)
     try:
         env = workload.pair.make_env(request)
         try:

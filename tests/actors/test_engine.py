@@ -610,8 +610,9 @@ def test_calls_that_only_a_server_could_read_are_refused_where_none_does(engine_
 
 def test_a_message_about_arguments_holds_no_secret() -> None:
     secrets = {"api_key": "sk-1234", "default_headers": {"X-Gateway": "sk-1234"}}
-    with pytest.raises(ConfigError, match=r"base_url.*given: api_key, default_headers\.$"):
+    with pytest.raises(ConfigError, match="base_url") as error:
         make_engine(rollout_engine_args=secrets)
+    assert "sk-1234" not in str(error.value)
 
 
 @pytest.mark.parametrize(("wanted", "shown"), [(None, False), ("", False), ("0", False), ("1", True)])

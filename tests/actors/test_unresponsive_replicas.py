@@ -17,8 +17,8 @@ from conftest import publish, wait_until
 from ray import serve
 from transformers_reference import perturbed, weights_of
 
-from actors.sampling.request_queue import LEASE_SECONDS, ReplicaStatus
-from policies.sampler import SampleRequest, SamplingParams
+from actors.sampling.request_queue import LEASE_SECONDS
+from policies.sampler import ReplicaStatus, SampleRequest, SamplingParams
 
 if TYPE_CHECKING:
     from conftest import ServedPolicy

@@ -30,7 +30,7 @@ import repository  # noqa: F401
 from report import Report
 
 from actors.sampling.request_queue import Assignment, ReplicaReport
-from actors.sampling.sampler_actor import ServeSampler
+from actors.sampling.serve_sampler import ServeSampler
 from actors.serving.policy_server import PolicyApp
 from actors.settings import RAYLET_ENVIRONMENT, ServerConfig
 from actors.weights.store import WeightStore

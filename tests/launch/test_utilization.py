@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from actors.rollouts.fleet import FleetStatus
-from actors.sampling.request_queue import QueueStatus, ReplicaStatus
 from launch.reporting.utilization import Utilization
-from policies.sampler import EngineStats
+from policies.sampler import EngineStats, QueueStatus, ReplicaStatus
 
 
 def fleet(busy_seconds: float, seconds: float = 0.0, num_replayed_tokens: int = 0) -> FleetStatus:
