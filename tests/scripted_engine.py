@@ -71,7 +71,7 @@ class ScriptedEngine(Engine):
                 await asyncio.sleep(self.seconds_per_token)
                 if index == self.fails_at:
                     self._failure = SamplerError("The script has failed.")
-                self.check()
+                self.check_alive()
                 versions.append(self.version)
                 self.num_tokens += 1
                 if in_pieces:
@@ -101,6 +101,6 @@ class ScriptedEngine(Engine):
             seconds=time.monotonic() - self._start, num_tokens=self.num_tokens, num_running=self.num_running
         )
 
-    def check(self) -> None:
+    def check_alive(self) -> None:
         if self._failure is not None:
             raise self._failure

@@ -53,7 +53,7 @@ class QueueWorker:
         try:
             while True:
                 start = time.monotonic()
-                self._engine.check()
+                self._engine.check_alive()
                 self._news.clear()
                 earlier = self._newest_call
                 self._newest_call = asyncio.create_task(self._call())

@@ -167,7 +167,7 @@ class PolicyServer:
 
     def check_health(self) -> None:
         """Serve replaces the replica if this raises: a dead engine, or one that no longer follows."""
-        self._engine.check()
+        self._engine.check_alive()
         for follower in self._followers:
             if follower.done():
                 raise SamplerError(f"The replica follows its program no longer: {follower.exception()!r}")
@@ -305,7 +305,7 @@ class PolicyApp:
     def check_replicas(self) -> None:
         """Raise the error for which no replica could go on, if there was one: see ``WeightStore.report``."""
         try:
-            answers([self._store.check.remote()], "The weight store")
+            answers([self._store.check_followers.remote()], "The weight store")
         except RayTaskError as error:  # Ray's wrapper around it
             raise error.cause from error
 

@@ -67,7 +67,7 @@ class WeightStore:
         """Take note of what keeps a replica from following, and would keep the one that replaces it."""
         self._failure = failure
 
-    async def check(self) -> None:
+    async def check_followers(self) -> None:
         """Raise what a replica has reported, if one has."""
         if self._failure is not None:
             raise self._failure

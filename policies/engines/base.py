@@ -89,7 +89,7 @@ class Engine(ABC):
         Raises:
             PromptTooLongError: the prompt leaves no room for a token.
             ConfigError: this request is impossible.
-            SamplerError: the engine has failed, and ``check`` says so too.
+            SamplerError: the engine has failed, and ``check_alive`` says so too.
         """
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
@@ -129,7 +129,7 @@ class Engine(ABC):
         """What this engine has done so far."""
 
     @abstractmethod
-    def check(self) -> None:
+    def check_alive(self) -> None:
         """Raise ``SamplerError`` with what ended the engine, if anything did: Serve replaces the replica."""
 
 

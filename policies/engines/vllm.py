@@ -92,7 +92,7 @@ class VLLMEngine(Engine):
         for task in pending:
             task.cancel()
         if done not in finished:
-            self.check()
+            self.check_alive()
 
     def stats(self) -> EngineStats:
         """What this engine has done so far."""
@@ -104,7 +104,7 @@ class VLLMEngine(Engine):
             num_running=len(self._running),
         )
 
-    def check(self) -> None:
+    def check_alive(self) -> None:
         """Raise what ended the engine, if anything did."""
         if self._failure is not None:
             raise SamplerError(f"The vLLM engine has stopped: {self._failure!r}") from self._failure
@@ -162,7 +162,7 @@ class VLLMEngine(Engine):
                 self._inbox.put(lambda: self._abort(request_id))
 
     def _submit(self, work: Callable[[], None]) -> None:
-        self.check()
+        self.check_alive()
         self._inbox.put(work)
 
     # -- the engine's thread -------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class EchoEngine(Engine):
             raise PromptTooLongError("It is too long.")
         if prompt_ids[0] == 13:
             self._broken = True
-            self.check()
+            self.check_alive()
         yield TokenOutput(
             token_ids=tuple(prompt_ids),
             logprobs=(self.logprob,) * len(prompt_ids),
@@ -59,7 +59,7 @@ class EchoEngine(Engine):
     def stats(self) -> EngineStats:
         return EngineStats(num_tokens=42)
 
-    def check(self) -> None:
+    def check_alive(self) -> None:
         if self._broken:
             raise SamplerError("The engine is gone.")
 

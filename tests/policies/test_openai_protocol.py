@@ -91,7 +91,7 @@ class FakeEngine(Engine):
     def stats(self) -> EngineStats:
         raise NotImplementedError
 
-    def check(self) -> None:
+    def check_alive(self) -> None:
         raise NotImplementedError
 
 
