@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from actors.settings import FleetConfig, ServerConfig
@@ -151,6 +152,7 @@ class TrainConfig:
 # -- reading it ----------------------------------------------------------------------------------------
 
 
+@cache
 def register() -> None:
     """Make the tree known to Hydra as ``train_config``, for ``compose`` and for users' ``@hydra.main``."""
     from hydra.core.config_store import ConfigStore

@@ -186,6 +186,7 @@ def number():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "test",
     [
@@ -243,6 +244,7 @@ class Grade(int):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "test",
     [
@@ -330,6 +332,7 @@ def test_state_does_not_leak_from_test_to_test():
 # --- cheating
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [

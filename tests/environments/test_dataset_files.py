@@ -162,6 +162,7 @@ def test_a_row_within_itself_is_refused():
         list(plain_rows([row]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
 def test_a_large_file_is_streamed(name, tmp_path):
     text, count = "x" * 1000, 6000

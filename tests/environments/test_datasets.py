@@ -272,6 +272,7 @@ for _ in range(20):
 """
 
 
+@pytest.mark.slow
 def test_readers_see_whole_files_while_several_processes_write(home):
     DatasetRegistry.register_dataset("d", rows(1))
     whole = [rows(1), [{"size": 50}] * 50, [{"size": 900}] * 900]

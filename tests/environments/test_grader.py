@@ -62,6 +62,7 @@ def test_no_child_is_started_before_the_first_call():
     assert Grader("builtins:eval")._child is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hang",
     [

@@ -108,6 +108,7 @@ def test_what_a_server_refuses_is_an_error_for_the_model(stdio, name, arguments,
     assert message in make_tools([stdio])[name](**arguments).error
 
 
+@pytest.mark.slow
 def test_a_prefix_tells_servers_apart_and_without_one_they_clash(stdio):
     other = MCPServer(command=sys.executable, args=[ECHO], prefix="other_")
     tools = make_tools([stdio, other, "calculator"])
@@ -151,6 +152,7 @@ def test_a_url_is_one_server_for_all(url):
         authorized.close()
 
 
+@pytest.mark.slow
 def test_a_closed_server_ends_and_is_started_anew_by_the_next_use(stdio):
     pid = pid_of(stdio)
     stdio.close()
@@ -174,12 +176,14 @@ def test_a_call_that_takes_too_long_is_an_error_and_only_a_stuck_server_is_repla
     server.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_crashes_during_a_call_is_back_for_the_next(stdio):
     tools = make_tools([stdio])
     assert "'crash' failed" in tools["crash"]().error
     assert tools["echo"](text="back").output == "back"
 
 
+@pytest.mark.slow
 def test_a_server_that_died_between_calls_is_back_for_the_next(stdio, caplog):
     pid = pid_of(stdio)
     os.kill(pid, signal.SIGKILL)
@@ -189,6 +193,7 @@ def test_a_server_that_died_between_calls_is_back_for_the_next(stdio, caplog):
     assert "was lost, connecting anew" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_come_back_ends_the_rollout(tmp_path):
     script = tmp_path / "once.py"
     script.write_text(Path(ECHO).read_text())
@@ -295,6 +300,7 @@ def test_an_impossible_description_is_refused(arguments, message):
 # --- the reference's environment
 
 
+@pytest.mark.slow
 def test_the_references_environment_plays(stdio):
     def reward(task_info, action):
         return float(action == task_info["ground_truth"])

@@ -142,6 +142,7 @@ def test_all_tools_of_a_process_share_one_index():
     assert made.index() is made.index() is LocalRetrievalTool.over(ROWS).index()
 
 
+@pytest.mark.slow
 def test_a_tool_with_its_corpus_can_be_sent_to_an_actor(home):
     import cloudpickle
 

@@ -133,6 +133,7 @@ def test_what_was_printed_before_a_time_out_is_kept(kernel):
     assert time.monotonic() - begin < 5
 
 
+@pytest.mark.slow
 def test_the_cpu_limit_ends_a_program_too():
     result = run_python("while True: pass", limits=SandboxLimits(timeout_seconds=20, cpu_seconds=1))
     assert result.timed_out
@@ -150,6 +151,7 @@ def test_a_crash_is_told_apart():
     assert (result.ending, result.exit_code) == (Ending.KILLED, -11)
 
 
+@pytest.mark.slow
 def test_printing_without_end_neither_hangs_nor_fills_memory(kernel):
     limits = SandboxLimits(timeout_seconds=20, file_bytes=1 << 20, output_bytes=1000)
     result = run_python("import itertools\nfor i in itertools.count(): print(i)", limits=limits)

@@ -15,6 +15,7 @@ from policies import GameAgent
 from policies.agents.messages import MessagesAgent
 
 pytest.importorskip("verifiers")
+pytestmark = pytest.mark.slow  # importing it takes seconds
 
 SUMS = """
 import itertools
@@ -152,7 +153,6 @@ def say(env, agent, response):
     return reward, done, info
 
 
-@pytest.mark.slow
 def test_the_tasks_of_a_taskset():
     tasks = verifiers_tasks("troupe-sums")
     assert [task["question"] for task in tasks] == ["1+0?", "1+1?", "1+2?"]
@@ -233,7 +233,6 @@ def test_an_agent_that_knows_texts_only_can_play(begun):
     assert env.step(agent.update_from_model("<think>.</think>1").action)[1:3] == (1.0, True)
 
 
-@pytest.mark.slow
 def test_tools_share_their_state_with_the_rewards(begun):
     env, agent = begun("troupe-shop")
     assert "Put an item into the basket." in agent.chat_completions[0]["content"]
@@ -246,7 +245,6 @@ def test_tools_share_their_state_with_the_rewards(begun):
     assert say(env, agent, "I bought tea.")[:2] == (1.0, True)
 
 
-@pytest.mark.slow
 def test_close_in_the_middle_leaves_no_tool_server(begun):
     before = set(psutil.Process().children(recursive=True))
     env, _ = begun("troupe-shop")
@@ -261,7 +259,6 @@ def test_a_rubric_that_breaks_is_the_environments_failure(begun):
         env.step("break")
 
 
-@pytest.mark.slow
 def test_an_environment_that_hangs_ends_at_its_limit(begun):
     env, _ = begun("troupe-counting", timeout_seconds=3)
     with pytest.raises(EnvironmentFailure, match="neither ended nor called the model"):
