@@ -33,7 +33,7 @@ class RunConfig:
     directory: str = "runs/${now:%Y-%m-%d_%H-%M-%S}"
     """Folder of the run: its checkpoints, metrics and learning curve."""
     num_steps: int = setting(100, at_least=1)
-    """Policy updates in the whole run."""
+    """Policy updates of the stage reinforce."""
     resume: bool = False
     """Go on from the newest checkpoint in run.directory."""
     checkpoint_every: int = setting(50, at_least=1)
@@ -66,6 +66,20 @@ class WarmStartConfig:
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(lr=3e-3, schedule="cosine", warmup_steps=20, min_lr_ratio=0.1)
     )
+
+
+@dataclass
+class ExpertIterationConfig:
+    """Supervised learning on the policy's own successes, for the stage expert_iteration."""
+
+    num_steps: int = setting(0, at_least=0)
+    """Policy updates. An update rolls out as many groups as one of the stage reinforce, and fine-tunes on the
+    rollouts that succeeded."""
+    num_epochs: int = setting(1, at_least=1)
+    """Passes over the successes of one update."""
+    min_reward: float = 1.0
+    """Least reward of a rollout that is learned from."""
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-5))
 
 
 @dataclass
@@ -137,9 +151,15 @@ class TrainConfig:
     """Module with a function ``workload(seed) -> Workload``, which returns agent, environment and tasks."""
     seed: int = setting(0, at_least=0, below=2**63)
     """Seed of a new model's weights, the order of the tasks and every sampled token."""
+    stages: list[str] = field(default_factory=lambda: ["warm_start", "reinforce"])
+    """The parts of the training, in order: warm_start, expert_iteration, reinforce, or your own as
+    "module:Class"."""
+    stage_settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of your own stages by their names, such as {polish: {num_steps: 5}}."""
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    expert_iteration: ExpertIterationConfig = field(default_factory=ExpertIterationConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     selection: SelectionConfig = field(default_factory=SelectionConfig)

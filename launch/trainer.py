@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from typing import Any
 
 from environments.base import BaseEnv
@@ -58,32 +59,45 @@ class AgentTrainer:
 
 def run_training(config: TrainConfig, workload: Workload) -> None:
     """Check everything that can be checked, then start a run, train, and end what was started."""
+    from ray.exceptions import RayActorError
+
     check_training(config, workload)
     with RunLock(run_directory(config.run.directory)) as lock:
-        _train(config, workload, lock)
+        try:
+            _train(config, workload, lock)
+        except RayActorError as error:
+            died = dict(re.findall(r"(class_name|pid): (\S+)", str(error)))
+            raise TroupeError(
+                f"{died.get('class_name', 'An actor')} (process {died.get('pid', 'unknown')}) has died. Go "
+                f"on from the last checkpoint with run.directory={config.run.directory} run.resume=true"
+            ) from error
 
 
 def _train(config: TrainConfig, workload: Workload, lock: RunLock) -> None:
-    from ray.exceptions import RayActorError
-
+    from launch.process.interrupt import Interrupts
+    from launch.reporting.tracker import Tracker
     from launch.training.loop import train
-    from launch.training.run import Run
+    from launch.training.milestones import save_interrupted
+    from launch.training.recovery import Recovery
+    from launch.training.stages.chosen import chosen_stages
+    from launch.training.start import start
 
-    run = Run(config, workload, lock)
-    try:
-        with run.interrupts.installed():
+    stages, recovery = chosen_stages(config), Recovery(config, lock.directory)
+    # Whatever happens, all of them are closed, from the last to the first.
+    with ExitStack() as ending:
+        ending.callback(recovery.close)
+        num_updates = sum(stage.num_steps for stage in stages if stage.rolls_out)
+        tracker = Tracker(lock.directory, num_updates, recovery.progress.step)
+        ending.callback(tracker.close)
+        run, interrupts = None, Interrupts()
+        with interrupts.installed():
             try:
-                run.start()
-                train(config, run)
+                run = start(config, workload, stages, lock, recovery, tracker, interrupts, ending)
+                train(stages, run, recovery)
             except KeyboardInterrupt:
-                run.tracker.announce("Interrupted.")
-                run.save_on_interrupt()
+                tracker.announce("Interrupted.")
+                if run is not None:
+                    save_interrupted(run, recovery)
+                if recovery.checkpoints.latest() is not None:
+                    tracker.announce(f"Go on with run.directory={config.run.directory} run.resume=true")
                 raise
-    except RayActorError as error:
-        died = dict(re.findall(r"(class_name|pid): (\S+)", str(error)))
-        raise TroupeError(
-            f"{died.get('class_name', 'An actor')} (process {died.get('pid', 'unknown')}) has died. Go on "
-            f"from the last checkpoint with run.directory={config.run.directory} run.resume=true"
-        ) from error
-    finally:
-        run.close()

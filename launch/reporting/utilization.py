@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
+import ray
+from ray.exceptions import ActorUnavailableError
+
 from actors.rollouts.fleet import FleetStatus
+from actors.rollouts.service import RolloutService
 from launch.reporting.metrics import idle_share
 from policies.sampler import QueueStatus
 
 
 class Utilization:
-    """What changed since the last look: the first one has nothing to compare with."""
+    """Asks a rollout service how busy its fleet and its engines are, and compares the answers.
+
+    Args:
+        service: that of the training.
+    """
+
+    def __init__(self, service: RolloutService) -> None:
+        self._service = service
+        self._counts = CountDifference()
+        self._asked: list[ray.ObjectRef] = []
+
+    def begin(self) -> None:
+        """Count from here on."""
+        self.ask()
+        self.since_last()
+
+    def ask(self) -> None:
+        """Ask; not when they have just been given work, which comes first."""
+        self._asked = self._service.ask_status()
+
+    def since_last(self) -> dict[str, float]:
+        """The metrics of the time between the last two questions; none while Ray starts an actor anew."""
+        try:
+            return self._counts.since_last(*self._service.status(self._asked))
+        except ActorUnavailableError:
+            self._counts = CountDifference()
+            return {}
+
+
+class CountDifference:
+    """The change of the counts since the last ones: the first ones have nothing to compare with."""
 
     def __init__(self) -> None:
         self._last: tuple[FleetStatus, QueueStatus] | None = None

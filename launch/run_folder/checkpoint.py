@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from environments.errors import ConfigError
@@ -28,10 +28,10 @@ PREFIX = "step_"
 class Progress:
     """How far a run has come: with the learner's state, all that a resumed run needs to know."""
 
-    warm_start_steps: int = 0
-    """Optimizer steps of the warm start that are done."""
+    stage_steps: dict[str, int] = field(default_factory=dict)
+    """Steps that are done of each stage of training, by its name."""
     step: int = 0
-    """Policy updates that are done."""
+    """Policy updates that are done, by all stages together."""
     version: int = 0
     """Version of the policy that is published."""
     num_groups: int = 0

@@ -1,11 +1,16 @@
-"""Which groups are trained on, and why the others are not."""
+"""The groups of one update: taken in the order of the tasks, and replaced where one is dropped."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 
+from environments.errors import TroupeError
 from environments.types import Trajectory, TrajectoryGroup
 from launch.config import TrainConfig
+from launch.reporting.metrics import has_failed
+from launch.reporting.tracker import Tracker
+from launch.training.rollouts import Rollouts
 from policies.learning.algorithm import Algorithm
 from policies.learning.samples import has_signal, is_judged
 
@@ -15,6 +20,78 @@ TOO_HARD = "too_hard"
 TOO_EASY = "too_easy"
 ZERO_SIGNAL = "zero_signal"
 REASONS = (TOO_FEW_MEMBERS, STALE, TOO_HARD, TOO_EASY, ZERO_SIGNAL)
+
+
+@dataclass
+class Selection:
+    """The groups of one update, and those that were dropped on the way, by reason."""
+
+    groups: list[TrajectoryGroup] = field(default_factory=list)
+    zero_signal: list[TrajectoryGroup] = field(default_factory=list)
+    """Those of ``groups`` without a signal, where the algorithm leaves them out and refills nothing."""
+    dropped: dict[str, list[TrajectoryGroup]] = field(default_factory=lambda: {each: [] for each in REASONS})
+
+    @property
+    def useful(self) -> list[TrajectoryGroup]:
+        """What is trained on."""
+        zero_signal = {group.group_id for group in self.zero_signal}
+        return [group for group in self.groups if group.group_id not in zero_signal]
+
+    @property
+    def unused(self) -> dict[str, list[TrajectoryGroup]]:
+        """What is not trained on, by reason."""
+        return self.dropped | {ZERO_SIGNAL: self.dropped[ZERO_SIGNAL] + self.zero_signal}
+
+    @property
+    def all_dropped(self) -> list[TrajectoryGroup]:
+        return [group for groups in self.dropped.values() for group in groups]
+
+
+def select_groups(
+    config: TrainConfig, algorithm: Algorithm, rollouts: Rollouts, version: int, tracker: Tracker
+) -> Selection:
+    """The next groups in the order of the tasks; another one is requested for each that is dropped.
+
+    Args:
+        version: of the policy that is going to learn from them.
+
+    Raises:
+        TroupeError: one rollout after the other has failed, and not a single one succeeded.
+    """
+    selection = Selection()
+    wanted, max_dropped = config.rollout.groups_per_step, config.selection.max_dropped
+    num_taken = 0
+    while len(selection.groups) < wanted and num_taken < wanted + max_dropped:
+        group = rollouts.take()
+        num_taken += 1
+        mask(group, config.selection.masked_reasons)
+        reason = reason_to_drop(group, version, config, algorithm)
+        if reason is None:
+            selection.groups.append(group)
+            if algorithm.zero_signal_groups == "drop" and not has_signal(group, algorithm):
+                selection.zero_signal.append(group)
+            continue
+        selection.dropped[reason].append(group)
+        check_any_succeeded(selection, wanted)  # here too: with many to drop, the end is far
+        if len(selection.all_dropped) <= max_dropped:  # later ones keep their slots: nothing behind them ages
+            rollouts.replace(num_selected=len(selection.groups))
+    check_any_succeeded(selection, wanted)
+    if len(selection.groups) < wanted:
+        tracker.announce(
+            f"selection.max_dropped={max_dropped} groups were replaced for this update, and more were "
+            f"dropped: it makes do with {len(selection.groups)} of {wanted} groups."
+        )
+    tracker.failures([*selection.groups, *selection.all_dropped])
+    return selection
+
+
+def check_any_succeeded(selection: Selection, wanted: int) -> None:
+    """Raise ``TroupeError`` when not one rollout of a whole update's worth of groups came to its end."""
+    groups = [*selection.groups, *selection.all_dropped]
+    trajectories = [each for group in groups for each in group.trajectories]
+    if len(groups) < wanted or not all(map(has_failed, trajectories)):
+        return
+    raise TroupeError(f"All of {len(trajectories)} rollouts failed. The first: {trajectories[0].error}")
 
 
 def reason_to_drop(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from environments.bounds import check_bounds
 from environments.errors import ConfigError
 from launch.config import TrainConfig
+from launch.training.stages.chosen import chosen_stages
 from launch.validation.serving import check_address, check_base_model, check_engine
 from launch.validation.settings import check_settings, check_training_settings
 from launch.validation.trial import try_first_task
-from launch.validation.workload import check_datasets, check_demonstrations, check_model, check_task_weights
+from launch.validation.workload import check_datasets, check_model, check_task_weights
 from launch.workload import Workload
 
 
@@ -20,8 +21,10 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
     """
     check_training_settings(config)
     check_engine(config)
+    stages = chosen_stages(config)
     check_datasets(config, workload)
-    check_demonstrations(config, workload)
+    for stage in stages:
+        stage.check(workload)
     check_task_weights(config.rollout.task_weights, workload.train_dataset)
     check_model(config, workload)
     try_first_task(workload)

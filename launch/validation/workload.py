@@ -31,15 +31,6 @@ def check_datasets(config: TrainConfig, workload: Workload) -> None:
         )
 
 
-def check_demonstrations(config: TrainConfig, workload: Workload) -> None:
-    """A warm start has demonstrations to learn from. Raises ``ConfigError``."""
-    if config.warm_start.num_steps and not workload.demonstrations:
-        raise ConfigError(
-            f"warm_start.num_steps={config.warm_start.num_steps} needs demonstrations and the workload has "
-            "none: give it some, or set warm_start.num_steps=0."
-        )
-
-
 def check_task_weights(key: str | None, tasks: Dataset) -> None:
     """Every task has a weight, and one is above 0. Raises ``DatasetError``."""
     if key is None:

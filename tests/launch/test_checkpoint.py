@@ -56,7 +56,7 @@ def test_a_folder_without_checkpoints_has_no_latest_and_no_best(tmp_path: Path) 
 
 def test_what_was_saved_is_found_again(tmp_path: Path) -> None:
     progress = Progress(
-        warm_start_steps=5, step=3, version=4, num_groups=24, tasks_digest="abc", kl_coef=0.1 + 0.2
+        stage_steps={"warm_start": 5}, step=3, version=4, num_groups=24, tasks_digest="abc", kl_coef=0.1 + 0.2
     )
     saved = CheckpointFolder(tmp_path, kept=2).save(progress, NOTHING, write_weights())
     latest = CheckpointFolder(tmp_path, kept=2).latest()

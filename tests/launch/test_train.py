@@ -186,7 +186,7 @@ def test_ctrl_c_ends_all_processes_and_leaves_a_checkpoint(
     if leaves_checkpoint:
         checkpoints = tmp_path / "checkpoints"
         newest = checkpoints / (checkpoints / "latest").read_text().strip()
-        assert CheckpointFolder.progress(newest).warm_start_steps >= 10
+        assert CheckpointFolder.progress(newest).stage_steps["warm_start"] >= 10
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         AutoModelForCausalLM.from_pretrained(newest / "huggingface")

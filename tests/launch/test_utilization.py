@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from actors.rollouts.fleet import FleetStatus
-from launch.reporting.utilization import Utilization
+from launch.reporting.utilization import CountDifference
 from policies.sampler import EngineStats, QueueStatus, ReplicaStatus
 
 
@@ -38,7 +38,7 @@ def queue(num_late_tokens: int, is_live: bool = True, **engines: tuple[float, fl
 
 
 def test_shares_are_of_the_time_since_the_last_look() -> None:
-    utilization = Utilization()
+    utilization = CountDifference()
     assert utilization.since_last(fleet(8.0, 100.0), queue(5, a=(50.0, 40.0, 0))) == {}
     second = utilization.since_last(fleet(18.0, 110.0, 4), queue(7, a=(60.0, 42.0, 3)))
     assert second["time/fleet_idle"] == pytest.approx(1 - 10 / 40)
@@ -54,6 +54,6 @@ def test_shares_are_of_the_time_since_the_last_look() -> None:
 
 
 def test_a_sampling_actor_that_was_started_anew_has_wasted_nothing() -> None:
-    utilization = Utilization()
+    utilization = CountDifference()
     utilization.since_last(fleet(0.0), queue(7))
     assert utilization.since_last(fleet(0.0), queue(2))["stream/wasted_tokens_unwanted"] == 0

@@ -5,20 +5,27 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import GetTimeoutError, RayError
-from test_group_scheduler import FakeStream, make_requests
+from test_group_scheduler import FakeStream
 
+from environments import BaseEnv, Dataset
 from environments.errors import TroupeError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.config import SelectionConfig, TrainConfig
 from launch.reporting.tracker import Tracker
-from launch.run_folder.checkpoint import Progress
-from launch.training.group_scheduler import GroupScheduler
-from launch.training.loop import disagreement, make_batches, select_groups
+from launch.training.mini_batches import make_batches
+from launch.training.mismatch import mismatch
+from launch.training.recovery import Recovery
 from launch.training.rollout_requests import group_name
+from launch.training.rollouts import Rollouts
+from launch.training.selection import Selection, select_groups
+from launch.workload import Workload
+from policies.agents.base import BaseAgent
+from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import resolve
 from policies.learning.samples import TrainBatch, TrainingSample
 from policies.learning.settings import AlgorithmConfig
@@ -49,16 +56,16 @@ def group(number: int, rewards: Iterable[float], reason: str = "env_done") -> Tr
     )
 
 
-class FakeScheduler:
+class FakeRollouts:
     def __init__(self, groups: list[TrajectoryGroup]) -> None:
         self._groups = list(groups)
-        self.num_dropped = 0
+        self.replaced: list[int] = []
 
     def take(self) -> TrajectoryGroup:
         return self._groups.pop(0)
 
-    def drop(self) -> None:
-        self.num_dropped += 1
+    def replace(self, num_selected: int) -> None:
+        self.replaced.append(num_selected)
 
 
 class FakeTracker:
@@ -71,18 +78,12 @@ class FakeTracker:
     failures = Tracker.failures
 
 
-@dataclass
-class FakeRun:
-    feed: FakeScheduler
-    algorithm: object = REFILL
-    progress: Progress = field(default_factory=Progress)
-    tracker: FakeTracker = field(default_factory=FakeTracker)
-    ordered: list[int] = field(default_factory=list)
-    learner: Any = None
-    probe: Any = None
-
-    def request_rollouts(self, num_selected: int = 0) -> None:
-        self.ordered.append(num_selected)
+def selected(
+    groups: list[TrajectoryGroup], algorithm: Algorithm = REFILL, **selection: object
+) -> tuple[Selection, FakeRollouts, FakeTracker]:
+    """The selection of version 0 from ``groups``, and what it has asked for and said."""
+    rollouts, tracker = FakeRollouts(groups), FakeTracker()
+    return select_groups(config(**selection), algorithm, rollouts, 0, tracker), rollouts, tracker
 
 
 def config(**selection: object) -> TrainConfig:
@@ -92,105 +93,99 @@ def config(**selection: object) -> TrainConfig:
 
 
 def test_another_group_takes_the_place_of_one_that_is_dropped() -> None:
-    run = FakeRun(FakeScheduler([group(0, [1, 1]), group(1, [0, 1]), group(2, [0, 0]), group(3, [1, 0])]))
-    selection = select_groups(config(), run)
+    groups = [group(0, [1, 1]), group(1, [0, 1]), group(2, [0, 0]), group(3, [1, 0])]
+    selection, rollouts, _ = selected(groups)
     assert [each.group_id for each in selection.groups] == [group_name(1), group_name(3)]
     assert [each.group_id for each in selection.dropped["zero_signal"]] == [group_name(0), group_name(2)]
-    assert run.feed.num_dropped == 2
-    assert run.ordered == [0, 1], "as soon as a slot is free, knowing what is there already"
+    assert rollouts.replaced == [0, 1], "as soon as a slot is free, knowing what is there already"
 
 
 def test_an_update_makes_do_with_what_it_has_rather_than_wait_for_ever() -> None:
-    run = FakeRun(FakeScheduler([group(0, [0, 1]), *(group(number, [1, 1]) for number in range(1, 9))]))
-    selection = select_groups(config(max_dropped=3), run)
+    groups = [group(0, [0, 1]), *(group(number, [1, 1]) for number in range(1, 9))]
+    selection, _, tracker = selected(groups, max_dropped=3)
     assert [each.group_id for each in selection.groups] == [group_name(0)]
     assert len(selection.all_dropped) == 4
-    assert "makes do with 1 of 2 groups" in run.tracker.said[0]
+    assert "makes do with 1 of 2 groups" in tracker.said[0]
 
 
 def test_a_run_in_which_everything_fails_ends_with_the_error() -> None:
-    run = FakeRun(FakeScheduler([group(number, [0, 0], "crashed") for number in range(9)]))
     with pytest.raises(TroupeError, match=r"All of 4 rollouts failed.*the disk is full"):
-        select_groups(config(), run)
+        selected([group(number, [0, 0], "crashed") for number in range(9)])
 
 
 @pytest.mark.parametrize("reason", ["agent_error", "timeout"])
 @pytest.mark.parametrize("algorithm", [GRPO, REFILL])
-def test_a_run_in_which_no_rollout_comes_to_its_end_is_ended(reason: str, algorithm: object) -> None:
+def test_a_run_in_which_no_rollout_comes_to_its_end_is_ended(reason: str, algorithm: Algorithm) -> None:
     groups = [group(number, [0, 0], reason) for number in range(9)]
     with pytest.raises(TroupeError, match=r"All of 4 rollouts failed"):
-        select_groups(config(), FakeRun(FakeScheduler(groups), algorithm))
+        selected(groups, algorithm)
 
 
 def test_single_failures_are_announced_and_cost_their_group_only() -> None:
-    run = FakeRun(FakeScheduler([group(0, [0, 1]), group(1, [0, 0], "crashed"), group(2, [1, 0])]))
-    selection = select_groups(config(), run)
+    selection, _, tracker = selected([group(0, [0, 1]), group(1, [0, 0], "crashed"), group(2, [1, 0])])
     assert len(selection.groups) == 2 and len(selection.dropped["too_few_members"]) == 1
-    assert run.tracker.said == ["2 of 6 rollouts failed, the first with: the disk is full"]
+    assert tracker.said == ["2 of 6 rollouts failed, the first with: the disk is full"]
 
 
 def test_groups_without_a_signal_are_left_out_and_counted_or_kept() -> None:
     groups = [group(0, [0, 1]), group(1, [1, 1])]
-    left_out = select_groups(config(), FakeRun(FakeScheduler(groups), DROP))
+    left_out, _, _ = selected(groups, DROP)
     assert [each.group_id for each in left_out.groups] == [group_name(0), group_name(1)]
     assert [each.group_id for each in left_out.useful] == [group_name(0)]
     assert [each.group_id for each in left_out.unused["zero_signal"]] == [group_name(1)]
-    assert len(select_groups(config(), FakeRun(FakeScheduler(groups), GRPO)).useful) == 2
+    assert len(selected(groups, GRPO)[0].useful) == 2
 
 
 def test_mini_batches_hold_every_trajectory_once() -> None:
     groups = [group(0, [0, 1, 0]), group(2, [1, 0, 0])]
+    rollouts = [each for group in groups for each in group.trajectories]
     settings = TrainConfig()
     settings.learner.mini_batch_size = 3
-    batches = make_batches(settings, groups, step=4)
+    batches = make_batches(settings, rollouts, "batches/4")
     assert [len(batch.samples) for batch in batches] == [3, 3]
     ids = [sample.sample_id for batch in batches for sample in batch.samples]
     assert sorted(ids) == [f"{group_name(number)}/{index:04d}#0" for number in (0, 2) for index in range(3)]
     assert ids != sorted(ids), "they are shuffled"
-    assert batches == make_batches(settings, groups, step=4)
+    assert batches == make_batches(settings, rollouts, "batches/4")
 
 
 def test_without_groups_there_is_no_mini_batch() -> None:
-    assert make_batches(TrainConfig(), [], step=0) == []
+    assert make_batches(TrainConfig(), [], "batches/0") == []
 
 
 @pytest.mark.parametrize(
     ("groups_per_step", "max_staleness", "zero_signal_share"), [(128, 0, 0.5), (128, 1, 0.5), (64, 0, 0.6)]
 )
 def test_updates_that_make_do_leave_nothing_behind_that_grows_stale(
-    groups_per_step: int, max_staleness: int, zero_signal_share: float
+    tmp_path: Path, groups_per_step: int, max_staleness: int, zero_signal_share: float
 ) -> None:
     rng = random.Random(0)
 
     class Stream(FakeStream):
         def take(self, group_id: str) -> TrajectoryGroup:
             taken = super().take(group_id)
-            silent = rng.random() < zero_signal_share
+            alike = rng.random() < zero_signal_share
             for index, each in enumerate(taken.trajectories):
-                each.reward = each.steps[0].reward = 1.0 if silent else float(index == 0)
+                each.reward = each.steps[0].reward = 1.0 if alike else float(index == 0)
                 each.termination_reason = TerminationReason.ENV_DONE
             return taken
 
     settings = config()
     settings.rollout.groups_per_step, settings.rollout.max_staleness = groups_per_step, max_staleness
-    num_steps = 8
-    feed = GroupScheduler(Stream(), make_requests, (max_staleness + 1) * groups_per_step, first=0)
-    run = FakeRun(feed)
-
-    def request_rollouts(num_selected: int = 0) -> None:
-        left = (num_steps - run.progress.step) * groups_per_step
-        feed.fill(run.progress.version, left - num_selected)
-
-    run.request_rollouts = request_rollouts
-    run.request_rollouts()
-    for _ in range(num_steps):
-        selection = select_groups(settings, run)
+    tracker, num_updates = FakeTracker(), 8
+    tasks = Dataset([{"question": str(index)} for index in range(5)])
+    workload = Workload(agent_class=BaseAgent, env_class=BaseEnv, train_dataset=tasks)
+    recovery = Recovery(settings, tmp_path)
+    service = SimpleNamespace(stream=Stream())
+    rollouts = Rollouts(settings, workload, False, service, recovery, tracker, num_updates)
+    rollouts.request()
+    for _ in range(num_updates):
+        selection = select_groups(settings, REFILL, rollouts, recovery.progress.version, tracker)
         assert not selection.dropped["stale"]
         assert len(selection.groups) > groups_per_step / 2
-        run.progress.step += 1
-        run.progress.version += 1
-        feed.commit()
-        run.request_rollouts()
+        recovery.progress.step += 1
+        recovery.progress.version += 1
+        rollouts.commit()
 
 
 # -- engine and learner --------------------------------------------------------------------------------
@@ -229,11 +224,21 @@ def sampled(sample_id: str, version: int, old: float | None = None, engine: floa
     )
 
 
+@dataclass
+class FakeRun:
+    """The components that are compared."""
+
+    algorithm: Algorithm
+    probe: FakeProbe
+    config: TrainConfig = field(default_factory=config)
+    learner: FakeLearner = field(default_factory=FakeLearner)
+    tracker: FakeTracker = field(default_factory=FakeTracker)
+
+
 def compared(probe: FakeProbe, *samples: TrainingSample, bypass: bool = False) -> tuple[float, FakeRun]:
     """The difference that is found under version 3, and the run."""
-    algorithm, progress = replace(GRPO, bypass=bypass), Progress(version=3)
-    run = FakeRun(FakeScheduler([]), algorithm, progress, learner=FakeLearner(), probe=probe)
-    numbers = disagreement(config(), run, [TrainBatch(samples=samples)])
+    run = FakeRun(replace(GRPO, bypass=bypass), probe)
+    numbers = mismatch(run, 3, [TrainBatch(samples=samples)])
     return numbers.get("learn/fresh_logprob_diff_mean", -1.0), run
 
 

@@ -1,0 +1,72 @@
+"""Between two policy updates: evaluations and checkpoints, and the checkpoint of an interrupted run."""
+
+from __future__ import annotations
+
+from launch.reporting.metrics import evaluation_metrics
+from launch.training.clock import Clock
+from launch.training.components import Components
+from launch.training.evaluator import Evaluation
+from launch.training.recovery import Recovery
+
+
+def evaluate_and_save(run: Components, recovery: Recovery, clock: Clock) -> None:
+    """Do what is due after as many updates as there were."""
+    step, last = recovery.progress.step, recovery.progress.step >= run.num_updates
+    evaluate = evaluation_due(run, recovery)
+    save = checkpoint_due(run, recovery) or (evaluate and run.config.run.best_metric is not None)
+    evaluation = None
+    with clock.measure("time/evaluate"):
+        # A checkpoint has to know how the evaluations before it came out.
+        record_evaluation(run, recovery, run.evaluator.collect(wait=evaluate or save))
+        if evaluate:
+            run.evaluator.begin(step, recovery.progress.version)
+            evaluation = run.evaluator.collect(wait=last)
+    with clock.measure("time/checkpoint"):
+        if save:
+            save_checkpoint(run, recovery)
+    record_evaluation(run, recovery, evaluation)
+
+
+def evaluation_due(run: Components, recovery: Recovery) -> bool:
+    """Whether the policy is to be evaluated after this many updates, and was not yet."""
+    step, every = recovery.progress.step, run.config.evaluation.every
+    if run.workload.val_dataset is None or step in run.tracker.evaluated:
+        return False
+    return step in (0, run.num_updates) or (every > 0 and step % every == 0)
+
+
+def checkpoint_due(run: Components, recovery: Recovery) -> bool:
+    """Whether a checkpoint is to be written after this many updates, and was not yet."""
+    step = recovery.progress.step
+    due = step == run.num_updates or (step > 0 and step % run.config.run.checkpoint_every == 0)
+    return due and step != recovery.saved_step
+
+
+def save_checkpoint(run: Components, recovery: Recovery) -> None:
+    """Write a checkpoint of the present state."""
+    with run.interrupts.atomic_section():
+        path = recovery.save(run.rollouts.state(), run.learner.save)
+    run.tracker.announce(f"Checkpoint: {path}")
+
+
+def save_interrupted(run: Components, recovery: Recovery) -> None:
+    """Leave a checkpoint of an interrupted run behind, unless the learner is between two states."""
+    if not run.interrupts.was_forced:
+        save_checkpoint(run, recovery)
+    if run.evaluator.is_running:
+        run.tracker.announce("Waiting for the evaluation that is under way; Ctrl-C leaves it out.")
+        record_evaluation(run, recovery, run.evaluator.collect(wait=True))
+
+
+def record_evaluation(run: Components, recovery: Recovery, evaluation: Evaluation | None) -> None:
+    """Write an evaluation down that is finished, and whether its policy is the best one so far."""
+    if evaluation is None:
+        return
+    run.tracker.failures(evaluation.groups)
+    numbers = evaluation_metrics(evaluation.groups) | {"time/evaluate": evaluation.seconds}
+    metric = run.config.run.best_metric
+    # First: a run that is killed here evaluates once more.
+    if metric is not None and recovery.checkpoints.mark_best(evaluation.step, numbers[metric]):
+        value = f"{metric}={numbers[metric]:.3f}"
+        run.tracker.announce(f"The best policy so far: step {evaluation.step}, {value}.")
+    run.tracker.evaluation(evaluation.step, numbers)

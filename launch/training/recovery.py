@@ -1,0 +1,64 @@
+"""What a run has done so far, and the files from which it goes on: progress, checkpoints, consumed log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from environments.errors import ConfigError
+from environments.types import TrajectoryGroup
+from launch.config import TrainConfig
+from launch.run_folder.checkpoint import CheckpointFolder, Progress, StreamState
+from launch.run_folder.consumed_log import ConsumedLog
+
+
+class Recovery:
+    """The state of a run that outlives its processes.
+
+    Args:
+        config: of the run.
+        directory: the run's folder.
+
+    Raises:
+        ConfigError: the folder holds a run that is not to be resumed, or its checkpoint is damaged.
+    """
+
+    def __init__(self, config: TrainConfig, directory: Path) -> None:
+        self.directory = directory
+        self.checkpoints = CheckpointFolder(directory, config.run.checkpoints_kept)
+        self.checkpoint = self.checkpoints.latest()
+        """The checkpoint that this process goes on from; ``None`` if it begins."""
+        if self.checkpoint is not None and not config.run.resume:
+            raise ConfigError(
+                f"run.directory={config.run.directory} holds a run already: set run.resume=true to go on "
+                "with it, or name another directory."
+            )
+        self.progress = CheckpointFolder.progress(self.checkpoint) if self.checkpoint else Progress()
+        self.saved_step = self.progress.step if self.checkpoint else -1
+        """Policy updates that the newest checkpoint knows of; -1 without a checkpoint."""
+        self._consumed = ConsumedLog(directory, self.progress.step)
+
+    def saved_stream(self) -> StreamState:
+        """Finished and requested rollouts at the time of the checkpoint that this process goes on from."""
+        return CheckpointFolder.stream(self.checkpoint) if self.checkpoint else StreamState()
+
+    def record_consumed(
+        self, trained: Sequence[TrajectoryGroup], dropped: Mapping[str, Sequence[TrajectoryGroup]]
+    ) -> None:
+        """Write down the rollouts that the update of ``progress.step`` has used up."""
+        ids = {reason: _rollout_ids(groups) for reason, groups in dropped.items()}
+        self._consumed.record(self.progress.step, _rollout_ids(trained), ids)
+
+    def save(self, stream: StreamState, save_learner: Callable[[str], None]) -> Path:
+        """Write a checkpoint; ``save_learner`` writes the learner's part into the folder that it is given."""
+        path = self.checkpoints.save(self.progress, stream, save_learner)
+        self.saved_step = self.progress.step
+        return path
+
+    def close(self) -> None:
+        """Close the files."""
+        self._consumed.close()
+
+
+def _rollout_ids(groups: Sequence[TrajectoryGroup]) -> list[str]:
+    return [trajectory.rollout_id for group in groups for trajectory in group.rollouts]

@@ -1,0 +1,73 @@
+"""A stage of training: settings, an optimizer and steps of its own. The loop runs the stages in turn."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from launch.config import TrainConfig
+from launch.workload import Workload
+from policies.learning.settings import OptimizerConfig
+
+if TYPE_CHECKING:  # a stage is made and checked before anything of a run is imported
+    from launch.training.clock import Clock
+    from launch.training.components import Components
+    from launch.training.recovery import Recovery
+
+
+class Stage(ABC):
+    """One part of a training.
+
+    A stage of your own is a class derived from this one, named in ``stages`` as "module:Class". What
+    ``stage_settings`` holds under its name are the keyword arguments that it is made with.
+
+    Args:
+        config: of the run.
+    """
+
+    name: ClassVar[str]
+    """Its key in ``Progress.stage_steps`` and in ``stage_settings``: no two stages of a run have the same."""
+    rolls_out: ClassVar[bool]
+    """Whether its steps are policy updates from rollouts, with evaluations and checkpoints in between."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+
+    @property
+    @abstractmethod
+    def num_steps(self) -> int:
+        """Steps of the whole stage; 0 leaves it out."""
+
+    @property
+    @abstractmethod
+    def optimizer(self) -> OptimizerConfig:
+        """The optimizer that the learner begins the stage with."""
+
+    @property
+    def num_schedule_steps(self) -> int:
+        """Steps of the learning rate's schedule: one per ``update`` of the learner, or batch of ``fit``."""
+        return self.num_steps
+
+    def check(self, workload: Workload) -> None:
+        """Find what would fail later. Raises ``ConfigError`` or ``DatasetError``."""
+        return
+
+    @abstractmethod
+    def step(self, run: Components, recovery: Recovery, clock: Clock) -> None:
+        """Do the next step, or a few, and count them by ``count_steps`` in one atomic section with what they
+        change: the learner's weights, the published version, what was consumed.
+        """
+
+    def num_done(self, recovery: Recovery) -> int:
+        """Steps of this stage that are done."""
+        return recovery.progress.stage_steps.get(self.name, 0)
+
+    def count_steps(self, recovery: Recovery, number: int = 1) -> None:
+        """Take note that ``number`` more steps are done."""
+        recovery.progress.stage_steps[self.name] = self.num_done(recovery) + number
+
+
+def publish(run: Components, recovery: Recovery) -> None:
+    """Make the learner's weights the next version: rollouts requested from now on wait for it."""
+    run.learner.publish(recovery.progress.version + 1)
+    recovery.progress.version += 1

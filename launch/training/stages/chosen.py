@@ -1,0 +1,69 @@
+"""The stages of a run, made from the configuration."""
+
+from __future__ import annotations
+
+from environments.errors import ConfigError
+from environments.named_class import load_class
+from launch.config import TrainConfig
+from launch.training.stages.base import Stage
+
+STAGES = {
+    "warm_start": "launch.training.stages.warm_start:WarmStart",
+    "expert_iteration": "launch.training.stages.expert_iteration:ExpertIteration",
+    "reinforce": "launch.training.stages.reinforce:Reinforce",
+}
+
+
+def chosen_stages(config: TrainConfig) -> list[Stage]:
+    """The stages that ``config.stages`` lists, in their order, without those of 0 steps.
+
+    Raises:
+        ConfigError: a stage is unknown, listed twice, or does not take its settings; or none has a step.
+    """
+    stages = [_stage(config, name) for name in config.stages]
+    names = [stage.name for stage in stages]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"stages={config.stages} has {name!r} twice: name it once.")
+    for name in config.stage_settings:
+        if name not in names:
+            raise ConfigError(
+                f"stage_settings has {name!r}, and stages={config.stages} has the names {names}: add that "
+                "stage, or leave its settings out."
+            )
+    _check_idle_sections(config, names)
+    busy = [stage for stage in stages if stage.num_steps]
+    if not busy:
+        raise ConfigError(f"stages={config.stages}: none of them has a step to do. Add reinforce.")
+    return busy
+
+
+def _stage(config: TrainConfig, name: str) -> Stage:
+    stage_class = load_class("stages", name, STAGES, Stage)  # type: ignore[type-abstract]
+    settings = config.stage_settings.get(stage_class.name, {})
+    if settings and name in STAGES:
+        raise ConfigError(
+            f"stage_settings.{name} is for stages of your own: the settings of {name} are "
+            f"{'run.num_steps, learner and algorithm' if name == 'reinforce' else name}."
+        )
+    try:
+        return stage_class(config, **settings)
+    except TypeError as error:
+        raise ConfigError(f"stage_settings.{stage_class.name}={dict(settings)}: {error}") from error
+
+
+def _check_idle_sections(config: TrainConfig, names: list[str]) -> None:
+    for name, num_steps in (
+        ("warm_start", config.warm_start.num_steps),
+        ("expert_iteration", config.expert_iteration.num_steps),
+    ):
+        if num_steps and name not in names:
+            raise ConfigError(
+                f"{name}.num_steps={num_steps} has no effect: stages={config.stages} lacks {name}. Add it "
+                f"there, or set {name}.num_steps=0."
+            )
+    if "expert_iteration" in names and not config.expert_iteration.num_steps:
+        raise ConfigError(
+            f"stages={config.stages} has expert_iteration, and expert_iteration.num_steps=0: set it to "
+            "10, for example, or leave the stage out."
+        )

@@ -1,0 +1,86 @@
+"""The stage ``reinforce``: reinforcement learning by the algorithm of the configuration."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from environments.types import TrajectoryGroup
+from launch.training.clock import Clock
+from launch.training.components import Components
+from launch.training.mini_batches import make_batches
+from launch.training.mismatch import mismatch
+from launch.training.recovery import Recovery
+from launch.training.selection import select_groups
+from launch.training.stages.base import Stage, publish
+from launch.training.update_report import report_update
+from policies.learning.credit import assign_credit
+from policies.learning.samples import LearnerUpdate, TrainBatch, TrainingSample
+from policies.learning.settings import OptimizerConfig
+
+NOTHING_LEARNED = LearnerUpdate(metrics={}, num_optimizer_steps=0)
+
+
+class Reinforce(Stage):
+    """Makes ``run.num_steps`` updates of the policy, from groups to published weights."""
+
+    name = "reinforce"
+    rolls_out = True
+
+    @property
+    def num_steps(self) -> int:
+        return self.config.run.num_steps
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        return self.config.learner.optimizer
+
+    def step(self, run: Components, recovery: Recovery, clock: Clock) -> None:
+        config, progress = self.config, recovery.progress
+        version = progress.version
+        with clock.measure("time/wait"):
+            selection = select_groups(config, run.algorithm, run.rollouts, version, run.tracker)
+        run.utilization.ask()
+        with clock.measure("time/score"):
+            rollouts = (each for group in selection.useful for each in group.trajectories)
+            batches = make_batches(config, rollouts, f"batches/{progress.step}")
+            batches = run.learner.score(batches) if batches else []
+            learning = mismatch(run, version, batches)
+        with clock.measure("time/credit"):
+            batches, credit = with_credit(run, selection.groups, batches)
+        with run.interrupts.atomic_section():  # the weights and what we say of them change together
+            with clock.measure("time/learn"):
+                # Where every group agreed with itself there is nothing to learn.
+                learned = run.learner.update(batches) if batches else NOTHING_LEARNED
+            progress.step += 1
+            self.count_steps(recovery)
+            with clock.measure("time/publish"):
+                if learned.num_optimizer_steps:  # else the weights are those that are served
+                    publish(run, recovery)
+            progress.kl_coef = run.kl.coef
+            recovery.record_consumed(selection.groups, selection.dropped)
+            run.rollouts.commit()
+            if learned.num_optimizer_steps and config.rollout.max_staleness:  # at 0 all rollouts are fresh
+                run.probe.begin(selection.groups, progress.version)
+            learning |= credit | learned.metrics | {"learn/num_optimizer_steps": learned.num_optimizer_steps}
+            report_update(run, progress.step, version, selection, learning, clock)
+
+
+def with_credit(
+    run: Components, groups: Sequence[TrajectoryGroup], batches: Sequence[TrainBatch]
+) -> tuple[list[TrainBatch], dict[str, float]]:
+    """The scored batches with advantages, over all of them at once, and the metrics of the advantages."""
+    if not batches:
+        return [], {}
+    samples: dict[str, list[TrainingSample]] = defaultdict(list)
+    for batch in batches:
+        for sample in batch.samples:
+            samples[sample.rollout_id].append(sample)
+    credited, credit = assign_credit(groups, samples, run.algorithm, run.kl.coef)
+    by_id = {sample.sample_id: sample for each in credited.values() for sample in each}
+    numbers = credit | run.kl.update(credit, len(samples))
+    return [
+        replace(batch, samples=tuple(by_id[sample.sample_id] for sample in batch.samples))
+        for batch in batches
+    ], numbers

@@ -1,0 +1,225 @@
+"""Starts the components of a run, in the order that wastes no time, and ends them with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+
+import ray
+
+from actors.learning.learner_group import LearnerGroup
+from actors.ray_tools.placement import beside_driver
+from actors.rollouts.rollout import RolloutLimits
+from actors.rollouts.service import RolloutService
+from actors.sampling.serve_sampler import ServeSampler
+from actors.serving.policy_server import PolicyApp, start_serve
+from actors.settings import ServerConfig
+from actors.weights.store import WeightStore
+from environments.errors import SamplerError
+from launch.config import RolloutConfig, TrainConfig
+from launch.process import cluster
+from launch.process.interrupt import Interrupts
+from launch.reporting.tracker import Tracker
+from launch.reporting.utilization import Utilization
+from launch.run_folder.lock import RunLock
+from launch.run_folder.model_paths import model_folder
+from launch.serve import reachable, served_models
+from launch.training.components import Components
+from launch.training.evaluator import Evaluator, evaluation_server
+from launch.training.logprob_probe import LogprobProbe
+from launch.training.recovery import Recovery
+from launch.training.rollouts import Rollouts
+from launch.training.stages.base import Stage
+from launch.validation.notices import notices
+from launch.workload import Workload
+from policies.learning.algorithms import resolve
+from policies.learning.kl import KLController
+
+
+def start(
+    config: TrainConfig,
+    workload: Workload,
+    stages: Sequence[Stage],
+    lock: RunLock,
+    recovery: Recovery,
+    tracker: Tracker,
+    interrupts: Interrupts,
+    ending: ExitStack,
+) -> Components:
+    """Start everything that the run needs. Engines and fleet start in the background: nothing waits for them.
+
+    Args:
+        lock: of the run's folder.
+        ending: ends what is started here when it is closed, and nothing else.
+
+    Raises:
+        ConfigError: the cluster cannot hold the run, or the checkpoint is not of this configuration.
+    """
+    tracker.announce(f"Run folder: {recovery.directory}")
+    if config.run.resume and recovery.checkpoint is None:
+        tracker.announce("It holds no checkpoint to resume from: a new run begins.")
+    for notice in notices(config):
+        tracker.announce(notice)
+    model_path = start_model(config, workload, recovery)
+    end = join_cluster(config, tracker, interrupts, ending)
+    algorithm = resolve(config.algorithm, config.rollout.max_response_tokens)
+    store = WeightStore.options(**beside_driver()).remote()  # type: ignore[attr-defined]
+    service = rollout_service(config, config.server, workload, model_path, store)
+    services, pinned = [service], None
+    end(service.stop)
+    if config.evaluation.num_replicas:
+        pinned = WeightStore.options(**beside_driver()).remote()  # type: ignore[attr-defined]
+        services.append(rollout_service(config, evaluation_server(config), workload, model_path, pinned))
+        end(services[-1].stop)
+    stage = next((each for each in stages if each.num_done(recovery) < each.num_steps), stages[-1])
+    if stage.rolls_out:
+        start_services(config, services)
+    learner = LearnerGroup(
+        model_path,
+        replace(config.learner, optimizer=stage.optimizer),
+        algorithm,
+        stage.num_schedule_steps,
+        config.seed,
+        store,
+        shared_file=(str(lock.path), lock.text),
+    )
+    end(learner.close)
+    if not stage.rolls_out:  # after the learner, not beside it: its steps come first
+        start_services(config, services)
+    num_updates = sum(each.num_steps for each in stages if each.rolls_out)
+    run = Components(
+        config=config,
+        workload=workload,
+        algorithm=algorithm,
+        model_path=model_path,
+        num_updates=num_updates,
+        tracker=tracker,
+        interrupts=interrupts,
+        learner=learner,
+        services=tuple(services),
+        rollouts=Rollouts(
+            config, workload, algorithm.uses_greedy_baseline, service, recovery, tracker, num_updates
+        ),
+        evaluator=Evaluator(config, workload, services[-1], store, pinned),
+        probe=LogprobProbe(service.sample, config.rollout.temperature),
+        kl=KLController(algorithm, recovery.progress.kl_coef),
+        utilization=Utilization(service),
+    )
+    restore(run, recovery)
+    tracker.announce(f"Learner: {config.learner.num_workers} rank(s) on {config.learner.device}.")
+    return run
+
+
+def join_cluster(
+    config: TrainConfig, tracker: Tracker, interrupts: Interrupts, ending: ExitStack
+) -> Callable[[Callable[[], None]], None]:
+    """Connect to Ray, and return a function that takes note of a component's end.
+
+    A cluster that is started here ends as a whole; in another one, each component is ended by itself.
+
+    Raises:
+        ConfigError: the cluster does not answer, or can never hold the run.
+    """
+    started_here = cluster.connect()
+    if started_here:
+        ending.callback(cluster.end)
+    interrupts.install()  # Ray has put a handler of its own in the place of SIGTERM's
+    cluster.check_resources(config)
+    tracker.announce("Ray: " + ("started here." if started_here else "joined a running cluster."))
+    if waits := cluster.shortage(config):
+        tracker.announce(waits)
+
+    def end_with_run(close: Callable[[], None]) -> None:
+        if not started_here:
+            ending.callback(lambda: close() if ray.is_initialized() else None)
+
+    return end_with_run
+
+
+def start_model(config: TrainConfig, workload: Workload, recovery: Recovery) -> str:
+    """The model to start from: the configured one, or a tiny one built into the run's folder."""
+    if config.model.path is not None:
+        return model_folder(config.model.path)
+    from policies.tiny import build_model
+
+    folder = recovery.directory / "model"
+    if recovery.checkpoint is None or not folder.exists():  # else it may be of a start that failed
+        temporary = recovery.directory / ".model.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        build_model(temporary, workload.demonstrations[:1000], seed=config.seed)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(temporary, folder)
+    return str(folder)
+
+
+def rollout_service(
+    config: TrainConfig,
+    server: ServerConfig,
+    workload: Workload,
+    model_path: str,
+    store: ray.actor.ActorHandle,
+) -> RolloutService:
+    """A rollout service with a policy server of its own, whose engines follow ``store``."""
+    app = PolicyApp(f"policy-{uuid.uuid4().hex[:8]}", model_path, server, store)
+    make_sampler = partial(ServeSampler, app.name, model_path, config.model.chat_template_kwargs)
+    return RolloutService(workload.pair, make_sampler, rollout_limits(config.rollout), config.fleet, app)
+
+
+def rollout_limits(rollout: RolloutConfig) -> RolloutLimits:
+    """The limits of one trajectory."""
+    return RolloutLimits(
+        max_steps=rollout.max_steps,
+        max_prompt_tokens=rollout.max_prompt_tokens,
+        max_response_tokens=rollout.max_response_tokens,
+        max_turn_tokens=rollout.max_turn_tokens,
+        overlong_filter=rollout.overlong_filter,
+        timeout_seconds=rollout.timeout_seconds,
+    )
+
+
+def start_services(config: TrainConfig, services: Sequence[RolloutService]) -> None:
+    """Start the rollout services in the background."""
+    if len(services) > 1:  # their threads would both start Serve, and one of them fail
+        start_serve(config.server)
+    for service in services:
+        service.start_in_background(config.fleet.num_actors)
+
+
+def restore(run: Components, recovery: Recovery) -> None:
+    """Give the learner the state of the checkpoint that the run goes on from, and publish its weights."""
+    if recovery.checkpoint is None:
+        return
+    not_restored = run.learner.load(str(recovery.checkpoint))
+    if recovery.progress.version:
+        run.learner.publish(recovery.progress.version)
+    note = f" {not_restored}" if not_restored else ""
+    run.tracker.announce(f"Resumed from {recovery.checkpoint.name}.{note}")
+
+
+def begin_rollouts(run: Components) -> None:
+    """Wait for the policy server and request the first rollouts, unless that was done before."""
+    if run.rollouts.have_begun:
+        return
+    run.rollouts.wait_until_up()
+    server = run.config.server
+    run.tracker.announce(
+        f"Policy server: {server.num_replicas} replica(s); {run.config.fleet.num_actors} rollout actors."
+    )
+    if server.http_port is not None:
+        announce_address(run, f"http://{reachable(server.http_host)}:{server.http_port}/v1")
+    run.utilization.begin()
+    run.rollouts.begin(run.learner.check_ranks)
+    run.tracker.begin_steps()
+
+
+def announce_address(run: Components, url: str) -> None:
+    """Say where OpenAI clients find the policy, or that they do not: a run needs no clients."""
+    try:
+        run.tracker.announce(f"OpenAI clients find {', '.join(served_models(url))} at {url}.")
+    except SamplerError as error:
+        run.tracker.announce(str(error))

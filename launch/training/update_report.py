@@ -1,0 +1,45 @@
+"""What an update of the policy reports, whichever stage of training has made it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launch.reporting import metrics
+from launch.training.clock import Clock
+from launch.training.components import Components
+from launch.training.selection import Selection
+
+
+def report_update(
+    run: Components,
+    step: int,
+    version: int,
+    selection: Selection,
+    learning: dict[str, float],
+    clock: Clock,
+) -> None:
+    """Record the update ``step``.
+
+    Args:
+        version: of the policy that learned.
+        selection: the groups that the update was made of.
+        learning: metrics of the learner.
+        clock: started with the update.
+    """
+    staleness = run.config.rollout.max_staleness
+    if alarm := metrics.mismatch_alarm(learning, run.config.learner.mismatch_alarm):
+        run.tracker.alarm(alarm)
+    played = [*selection.groups, *selection.all_dropped]
+    numbers = {
+        **metrics.rollout_metrics(played),
+        **metrics.staleness_metrics(selection.groups, version, staleness),
+        **metrics.token_metrics(selection.useful, selection.unused),
+        **learning,
+        **metrics.time_metrics(clock.seconds, clock.total),
+        **run.utilization.since_last(),
+    }
+    histograms: dict[str, Sequence[float]] = {
+        "stream/staleness": metrics.staleness(selection.groups, version),
+        "rollout/reward": [each.reward for group in played for each in group.trajectories],
+    }
+    run.tracker.step(step, numbers, histograms)
