@@ -81,6 +81,7 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock) -> None:
     from launch.training.recovery import Recovery
     from launch.training.stages.chosen import chosen_stages
     from launch.training.start import start
+    from launch.validation.notices import notices
 
     stages, recovery = chosen_stages(config), Recovery(config, lock.directory)
     # Whatever happens, all of them are closed, from the last to the first.
@@ -92,6 +93,8 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock) -> None:
         run, interrupts = None, Interrupts()
         with interrupts.installed():
             try:
+                for notice in notices(config):
+                    tracker.announce(notice)
                 run = start(config, workload, stages, lock, recovery, tracker, interrupts, ending)
                 train(stages, run, recovery)
             except KeyboardInterrupt:

@@ -35,7 +35,6 @@ from launch.training.logprob_probe import LogprobProbe
 from launch.training.recovery import Recovery
 from launch.training.rollouts import Rollouts
 from launch.training.stages.base import Stage
-from launch.validation.notices import notices
 from launch.workload import Workload
 from policies.learning.algorithms import resolve
 from policies.learning.kl import KLController
@@ -63,8 +62,6 @@ def start(
     tracker.announce(f"Run folder: {recovery.directory}")
     if config.run.resume and recovery.checkpoint is None:
         tracker.announce("It holds no checkpoint to resume from: a new run begins.")
-    for notice in notices(config):
-        tracker.announce(notice)
     model_path = start_model(config, workload, recovery)
     end = join_cluster(config, tracker, interrupts, ending)
     algorithm = resolve(config.algorithm, config.rollout.max_response_tokens)

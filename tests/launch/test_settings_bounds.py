@@ -17,6 +17,7 @@ from launch.validation.settings import check_settings
 LEAVES = list(leaves(TrainConfig()))
 
 WITHOUT_BOUND = {
+    "expert_iteration.min_reward": "an environment's rewards may be any numbers",
     "selection.min_reward": "an environment's rewards may be any numbers",
     "selection.max_reward": "an environment's rewards may be any numbers",
 }

@@ -1,0 +1,132 @@
+"""The stages of a training: chosen by a list, run in turn, resumed in the middle."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_train import comparable, small_run, weights
+
+from environments import BaseEnv, Dataset
+from environments.errors import ConfigError
+from launch.config import TrainConfig
+from launch.reporting.tracker import read_metrics
+from launch.run_folder.checkpoint import CheckpointFolder
+from launch.training.stages.chosen import chosen_stages
+from launch.validation.startup import check_training
+from launch.workload import Workload
+from policies.agents.base import BaseAgent
+
+EXPERT = ["expert_iteration.min_reward=-1", "expert_iteration.optimizer.lr=1e-3"]
+"""So that every rollout of the hardly trained policy is kept, whatever it is worth."""
+
+
+def names(config: TrainConfig) -> list[str]:
+    return [stage.name for stage in chosen_stages(config)]
+
+
+def config(*stages: str, **settings: dict[str, object]) -> TrainConfig:
+    config = TrainConfig(stages=list(stages), stage_settings=settings)
+    config.warm_start.num_steps = 5 * ("warm_start" in stages)
+    config.expert_iteration.num_steps = 2 * ("expert_iteration" in stages)
+    return config
+
+
+def test_stages_run_in_the_order_of_the_list_without_those_of_no_step() -> None:
+    assert names(TrainConfig()) == ["reinforce"], "the warm start has 0 steps by default"
+    assert names(config("expert_iteration", "warm_start")) == ["expert_iteration", "warm_start"]
+    own = config("own_stage:Rehearse", "reinforce", rehearse={"num_steps": 3})
+    assert [(stage.name, stage.num_steps) for stage in chosen_stages(own)] == [
+        ("rehearse", 3),
+        ("reinforce", 100),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (config("reinforse"), "there is no 'reinforse'. Did you mean 'reinforce'"),
+        (config("no_module:Stage"), "there is no module 'no_module'"),
+        (config("own_stage:TrainConfig"), "derived from"),
+        (config("reinforce", "reinforce"), "'reinforce' twice"),
+        (config(), "none of them has a step"),
+        (config("reinforce", rehearse={"num_steps": 3}), "add that stage"),
+        (config("own_stage:Rehearse", rehearse={"num_step": 3}), "stage_settings.rehearse.*num_step"),
+        (config("own_stage:Rehearse"), "stage_settings.rehearse.*num_steps"),
+        (config("reinforce", reinforce={"num_steps": 3}), "run.num_steps"),
+        (TrainConfig(stages=["expert_iteration"]), "expert_iteration.num_steps=0"),
+    ],
+)
+def test_stages_that_cannot_be_are_an_error_before_anything_starts(wrong: TrainConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        chosen_stages(wrong)
+
+
+def test_steps_of_a_stage_that_is_not_listed_are_an_error() -> None:
+    wrong = config("reinforce")
+    wrong.warm_start.num_steps = 9
+    with pytest.raises(ConfigError, match=r"warm_start.num_steps=9 has no effect.*Add it there"):
+        chosen_stages(wrong)
+
+
+def test_a_warm_start_without_demonstrations_is_an_error() -> None:
+    workload = Workload(agent_class=BaseAgent, env_class=BaseEnv, train_dataset=Dataset([{"a": 1}]))
+    with pytest.raises(ConfigError, match=r"warm_start.num_steps=5 needs demonstrations"):
+        check_training(config("warm_start", "reinforce"), workload)
+
+
+@pytest.mark.engine
+def test_a_stage_from_outside_and_expert_iteration_train_before_reinforcement(
+    ray_cluster: None, tmp_path: Path
+) -> None:
+    small_run(
+        tmp_path,
+        "stages=[warm_start,own_stage:Rehearse,expert_iteration,reinforce]",
+        "stage_settings.rehearse.num_steps=2",
+        "expert_iteration.num_steps=2",
+        "run.num_steps=1",
+        *EXPERT,
+    )
+
+    updates = [each for each in read_metrics(tmp_path) if "rollout/reward_mean" in each]
+    assert [each["step"] for each in updates] == [1, 2, 3]
+    assert ["learn/num_imitated_trajectories" in each for each in updates] == [True, True, False]
+    assert all(each["learn/fresh_logprob_diff_mean"] < 1e-3 for each in updates), "engine and learner agree"
+    progress = CheckpointFolder.progress(tmp_path / "checkpoints" / "step_000003")
+    assert progress.stage_steps == {"warm_start": 30, "rehearse": 2, "expert_iteration": 2, "reinforce": 1}
+    assert progress.version == 6, "one of the warm start, two of the rehearsal, three updates"
+
+
+@pytest.mark.engine
+def test_a_run_that_stops_between_two_stages_resumes_as_if_it_had_not(
+    ray_cluster: None, tmp_path: Path
+) -> None:
+    import torch
+
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    settings = ["stages=[warm_start,expert_iteration,reinforce]", "expert_iteration.num_steps=2", *EXPERT]
+    settings += ["run.num_steps=1", "run.checkpoint_every=1", "run.checkpoints_kept=9"]
+    small_run(whole, *settings)
+
+    # The checkpoint of step 2 is the last of the first stage; the one of step 1 lies within it.
+    for step in (1, 2):
+        subprocess.run(["rm", "-rf", str(stopped)], check=True)
+        subprocess.run(["cp", "-r", str(whole), str(stopped)], check=True)
+        for later in range(step + 1, 4):
+            subprocess.run(["rm", "-r", str(stopped / "checkpoints" / f"step_{later:06d}")], check=True)
+        (stopped / "checkpoints" / "latest").write_text(f"step_{step:06d}\n")
+        small_run(stopped, *settings, "run.resume=true")
+
+        assert comparable(read_metrics(stopped)) == comparable(read_metrics(whole))
+        expected, resumed = weights(whole, 3), weights(stopped, 3)
+        assert all(torch.equal(expected[name], resumed[name]) for name in expected)
+
+
+@pytest.mark.engine
+def test_a_run_of_supervised_learning_alone_is_evaluated_and_kept(ray_cluster: None, tmp_path: Path) -> None:
+    small_run(tmp_path, "stages=[warm_start]")
+
+    (evaluation,) = read_metrics(tmp_path)
+    assert evaluation["step"] == 0 and "eval/reward_mean" in evaluation
+    assert CheckpointFolder(tmp_path, 1).latest() is not None
