@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Self
 
 from environments.base import MultiTurnEnvironment, Task, split_info
-from environments.errors import DatasetError
+from environments.errors import ConfigError, DatasetError
 from environments.rewards.base import RewardFunction, RewardOutput, judge
 from environments.rewards.code.reward import code_reward_fn
+from environments.sandbox.base import SandboxSource, make_sandbox
 
 
 class CodeEnvironment(MultiTurnEnvironment):
@@ -17,17 +19,28 @@ class CodeEnvironment(MultiTurnEnvironment):
     tests that failed. The episode ends with a right answer (reward 1 or more) or after the last turn; the
     reward of each turn is that of its answer, so only a repaired program pays more than 0. The info of each
     step holds the reward function's ``metadata``.
+
+    ``sandbox`` is where ``code_reward_fn`` runs the tests, that of this machine by default. A ``reward_fn``
+    of your own has its own way to run programs, so only one of the two can be given.
     """
 
     def __init__(
         self,
         task: Task | None = None,
         max_turns: int = 2,
-        reward_fn: RewardFunction = code_reward_fn,
+        reward_fn: RewardFunction | None = None,
         max_tests: int = 2,
+        sandbox: SandboxSource | None = None,
     ) -> None:
         super().__init__(task=task, max_turns=max_turns)
-        self.reward_fn = reward_fn
+        if reward_fn is not None and sandbox is not None:
+            raise ConfigError(
+                f"reward_fn={reward_fn!r} and sandbox={sandbox!r} exclude each other: give the sandbox to "
+                "the reward function, for example functools.partial(code_reward_fn, sandbox=...)."
+            )
+        self.reward_fn = reward_fn or functools.partial(
+            code_reward_fn, sandbox=make_sandbox("local" if sandbox is None else sandbox)
+        )
         self.max_tests = max_tests
         self._metadata: dict[str, Any] = {}
 
@@ -53,7 +66,7 @@ class CodeEnvironment(MultiTurnEnvironment):
     @classmethod
     def from_dict(cls, info: dict[str, Any]) -> Self:
         """Read the arguments of ``__init__``; see ``split_info`` for the task."""
-        arguments, task = split_info(info, {"max_turns", "reward_fn", "max_tests"})
+        arguments, task = split_info(info, {"max_turns", "reward_fn", "max_tests", "sandbox"})
         return cls(task=task, **arguments)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 PROGRAM_NAME = "main.py"
 NOBODY = 65534
+MAX_REPORT_BYTES = 16 << 20
 MAX_PROCESSES = "301"  # the least that the kernel takes
 PID_MAX_OF_NAMESPACES = (6, 14)  # before this version of Linux, kernel.pid_max is that of the whole machine
 HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
@@ -236,6 +237,16 @@ def evaluate(source: str, names: dict[str, Any]) -> Any:
         last = None
     exec(compile(ast.Module(tree.body[:-1] if last else tree.body, []), PROGRAM_NAME, "exec"), names)
     return eval(compile(ast.Expression(last.value), PROGRAM_NAME, "eval"), names) if last else None
+
+
+def kept(descriptor: int, most: int) -> bytes:
+    """The content of a file, of which at most ``most`` bytes are read: its beginning and its end."""
+    size = os.fstat(descriptor).st_size
+    if size <= most:
+        return os.pread(descriptor, size, 0)
+    half = most // 2
+    begin, end = os.pread(descriptor, half, 0), os.pread(descriptor, half, size - half)
+    return begin + f"\n[... {size - 2 * half} bytes cut ...]\n".encode() + end
 
 
 def die_with_parent(parent: int) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from environments.errors import EnvironmentFailure, TroupeError
 from environments.sandbox import child
-from environments.sandbox.run import warn_of_no_isolation
+from environments.sandbox.local import warn_of_no_isolation
 
 _START_SECONDS = (
     120.0  # importing sympy takes 0.5 when nothing else runs; with 64 actors starting, much longer

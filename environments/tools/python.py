@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from environments.sandbox.run import Ending, SandboxLimits, SandboxResult, run_python
+from environments.sandbox.base import Ending, SandboxLimits, SandboxResult, SandboxSource, make_sandbox
 from environments.tools.base import Tool, ToolOutput
 
 MODEL_LIMITS = SandboxLimits(output_bytes=8 << 10)
@@ -12,9 +12,10 @@ MODEL_LIMITS = SandboxLimits(output_bytes=8 << 10)
 
 
 class PythonTool(Tool):
-    """Runs code in the sandbox; shows stdout, the value of the last expression, and what went wrong.
+    """Runs code in a sandbox; shows stdout, the value of the last expression, and the error.
 
-    The output's metadata hold the ``ending`` and the ``exit_code``; see ``SandboxResult``.
+    The output's metadata hold the ``ending`` and the ``exit_code``; see ``SandboxResult``. For a sandbox that
+    the ``description`` does not fit, such as one with a network, pass another.
     """
 
     name = "python"
@@ -23,14 +24,21 @@ class PythonTool(Tool):
         "Each call starts a fresh interpreter: nothing is kept from earlier calls. There is no network."
     )
 
-    def __init__(self, name: str | None = None, limits: SandboxLimits = MODEL_LIMITS) -> None:
-        super().__init__(name)
+    def __init__(
+        self,
+        name: str | None = None,
+        limits: SandboxLimits = MODEL_LIMITS,
+        sandbox: SandboxSource = "local",
+        description: str | None = None,
+    ) -> None:
+        super().__init__(name, description)
         self.limits = limits
+        self.sandbox = make_sandbox(sandbox)
 
     def forward(self, code: str) -> ToolOutput:
         if not isinstance(code, str):
             return ToolOutput(self.name, error=f"the code has to be text, not {code!r}.")
-        result = run_python(code, limits=self.limits)
+        result = self.sandbox.run(code, limits=self.limits)
         said = (result.stdout, result.value, result.stderr, _trouble(result, self.limits))
         text = "\n".join(part.rstrip("\n") for part in said if part)
         metadata = {"ending": result.ending.value, "exit_code": result.exit_code}

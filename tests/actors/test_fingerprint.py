@@ -18,7 +18,7 @@ import pytest
 
 from actors.fingerprint import fingerprint
 from environments import math_reward_fn
-from environments.sandbox.run import SandboxLimits
+from environments.sandbox.base import SandboxLimits
 from environments.tools import MCPServer
 from environments.tools.python import PythonTool
 from environments.tools.retrieval import LocalRetrievalTool

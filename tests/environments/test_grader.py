@@ -12,7 +12,7 @@ import pytest
 
 from environments.errors import EnvironmentFailure
 from environments.sandbox.grader import Grader, GradingError
-from environments.sandbox.run import run_python
+from environments.sandbox.local import LocalSandbox
 
 NOTHING_LEFT_SECONDS = 10
 
@@ -212,7 +212,7 @@ def descendants(pid):
 
 @pytest.fixture
 def confined():
-    if not run_python("1").isolated:
+    if not LocalSandbox().run("1").isolated:
         pytest.skip("this kernel allows no user namespaces")
     grader = Grader("builtins:eval", imports=["os", "socket", "time"], confined=True)
     yield grader

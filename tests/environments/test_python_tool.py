@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from environments import ToolEnvironment, math_reward_fn
-from environments.sandbox.run import SandboxLimits
+from environments.sandbox.base import SandboxLimits
 from environments.tools.python import PythonTool
 
 

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from environments.errors import ConfigError, EnvironmentFailure
-from environments.sandbox import run as sandbox
-from environments.sandbox.run import Ending, SandboxLimits, clip, run_python
+from environments.sandbox import local as sandbox
+from environments.sandbox.base import Ending, SandboxLimits, clip
+from environments.sandbox.local import LocalSandbox
 
 MARK = "troupe-test-straggler"
+
+run_python = LocalSandbox().run
 
 ESCAPE = f"""
 import os, sys, time

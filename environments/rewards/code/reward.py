@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from environments.errors import DatasetError
 from environments.rewards.base import RewardOutput
-from environments.sandbox.run import SandboxLimits, SandboxResult, clip, run_python
+from environments.sandbox.base import SandboxLimits, SandboxResult, SandboxSource, clip, make_sandbox
 
 TEST_SECONDS = 6.0
 """What one test may take."""
@@ -65,7 +65,7 @@ class Failure:
     public: bool
 
 
-def code_reward_fn(task_info: dict[str, Any], action: str) -> RewardOutput:
+def code_reward_fn(task_info: dict[str, Any], action: str, sandbox: SandboxSource = "local") -> RewardOutput:
     """Reward 1 if the last fenced code block after the last ``</think>`` passes all tests, else 0.
 
     The tests are ``task_info["tests"]`` or else ``["ground_truth"]``: data, or JSON text of it, in one of the
@@ -77,19 +77,23 @@ def code_reward_fn(task_info: dict[str, Any], action: str) -> RewardOutput:
     line by line without trailing blanks, and numbers with a tolerance of 1e-6 where one is no integer; it is
     relative too where none is expected.
 
+    The tests run in ``sandbox``. To choose another one than that of this machine, pass
+    ``functools.partial(code_reward_fn, sandbox=...)`` as the reward function.
+
     Metadata: ``num_tests``, ``num_passed``, and ``failures``, the first ``MAX_FAILURES`` tests that failed,
     public ones first: ``input``, ``expected``, ``got``, ``error``, ``public`` (False if the test says
     ``"private": true``). Without code in the answer there is an ``error`` instead.
 
     Raises:
         DatasetError: the task has no tests, or of an unknown shape.
+        EnvironmentFailure: the sandbox failed.
     """
     tests = read_tests(task_info)
     code = last_code_block(action.rpartition("</think>")[2])
     if code is None:
         error = "The answer holds no complete fenced code block (```python ... ```)."
         return RewardOutput(0.0, {"num_tests": len(tests), "num_passed": 0, "error": error}, is_correct=False)
-    failures = [failure for failure in run_tests(code, tests) if failure is not None]
+    failures = [failure for failure in run_tests(code, tests, sandbox=sandbox) if failure is not None]
     failures.sort(key=lambda failure: not failure.public)
     metadata = {
         "num_tests": len(tests),
@@ -122,14 +126,15 @@ def run_tests(
     tests: Sequence[CodeTest],
     test_seconds: float = TEST_SECONDS,
     total_seconds: float = TOTAL_SECONDS,
+    sandbox: SandboxSource = "local",
 ) -> list[Failure | None]:
-    """Run ``code`` on each test in one sandbox; return what went wrong with each, None for what passed.
+    """Run ``code`` on each test in one run of ``sandbox``; return each test's failure, None where it passed.
 
     The verdict is made here, from plain data: the sandbox never learns what output is expected, and what
     runs the code never holds the assertions that another process of the sandbox makes.
     """
     limits = replace(_LIMITS, timeout_seconds=total_seconds)
-    result = run_python(_program(), _plan(code, tests, test_seconds), limits)
+    result = make_sandbox(sandbox).run(_program(), _plan(code, tests, test_seconds), limits)
     replies = [json.loads(line) for line in result.stdout.split("\n")[:-1]]
     if len(replies) < len(tests):
         missing = {"text": "", "error": _missing(result, total_seconds)}

@@ -1,11 +1,10 @@
-"""Runs Python programs that nobody has looked at."""
+"""The sandbox of this machine: runs a program in a process that is shut in by the Linux kernel."""
 
 from __future__ import annotations
 
 import functools
 import json
 import logging
-import math
 import os
 import select
 import signal
@@ -16,141 +15,71 @@ import time
 import uuid
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any
 
-from environments.errors import ConfigError, EnvironmentFailure
+from environments.errors import EnvironmentFailure
+from environments.sandbox import child
+from environments.sandbox.base import DEFAULT_LIMITS, SandboxLimits, SandboxResult
+from environments.sandbox.outcome import make_result
 
 logger = logging.getLogger(__name__)
 
 _CHILD = Path(__file__).with_name("child.py")
 _START_SECONDS = 60.0  # an interpreter takes 0.03; on a machine that is short of memory, much longer
 _KILL_SECONDS = 10.0
-_MAX_REPORT_BYTES = 16 << 20
 _MARK = "TROUPE_SANDBOX"
 _KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH")  # without them, some interpreters do not start
 
 
 @dataclass(frozen=True)
-class SandboxLimits:
-    """What a program may use; CPU, memory and open files are counted for each of its processes.
+class LocalSandbox:
+    """Runs programs as processes of this machine, in namespaces of their own where the kernel allows them.
 
-    ``file_bytes`` is the size of any one file, and where the program is isolated, of all its files together.
-    ``output_bytes`` is how much is kept of stdout, of stderr and of the value: the beginning and the end.
+    A program runs in a fresh interpreter with the installed packages, in an empty directory that is removed
+    afterwards, without the parent's environment variables. Where the kernel allows namespaces, it has no
+    network, sees no other process (in a container that masks /proc: their names), can write nowhere else, and
+    can read nothing else but the system's programs and the packages: no home, no data set, no /tmp. When it
+    ends, all processes that it started are killed; without namespaces, only a process that first killed its
+    warder and cleared its own environment can get away. Takes about 50 ms more than the program does.
     """
 
-    timeout_seconds: float = 10.0
-    cpu_seconds: int = 60
-    memory_bytes: int = 1 << 30
-    file_bytes: int = 16 << 20
-    open_files: int = 64
-    output_bytes: int = 64 << 10
+    def run(self, source: str, stdin: str = "", limits: SandboxLimits = DEFAULT_LIMITS) -> SandboxResult:
+        """Run ``source`` and return its result, see ``Sandbox``.
 
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"SandboxLimits.{name}={value} lets no program run: use a number above 0.")
-
-
-class Ending(StrEnum):
-    """How a program ended."""
-
-    EXITED = "exited"
-    """By itself; ``exit_code`` says how it went."""
-    TIMED_OUT = "timed_out"
-    """It was killed at ``timeout_seconds``, or at ``cpu_seconds``."""
-    OUT_OF_MEMORY = "out_of_memory"
-    """It asked for more than ``memory_bytes`` and did not catch the MemoryError."""
-    KILLED = "killed"
-    """By a signal: it crashed, or the machine was short of memory."""
-
-
-@dataclass(frozen=True)
-class SandboxResult:
-    """What became of a program.
-
-    ``value`` is the ``repr`` of its last statement, if that is an expression other than None. ``exit_code``
-    is negative for a signal, as in ``subprocess``, and None after a time-out. ``isolated`` is whether the
-    kernel kept the program from the network, from other processes and from all files but the system's.
-    What the program said, ``value`` included, is what an untrusted program said.
-    """
-
-    stdout: str
-    stderr: str
-    value: str | None
-    ending: Ending
-    exit_code: int | None
-    isolated: bool
-    seconds: float
-
-    @property
-    def timed_out(self) -> bool:
-        return self.ending is Ending.TIMED_OUT
-
-    @property
-    def succeeded(self) -> bool:
-        return self.ending is Ending.EXITED and self.exit_code == 0
-
-
-DEFAULT_LIMITS = SandboxLimits()
-
-
-def run_python(source: str, stdin: str = "", limits: SandboxLimits = DEFAULT_LIMITS) -> SandboxResult:
-    """Run ``source`` as a program of its own and return what became of it, whatever that is.
-
-    It runs in a fresh interpreter with the installed packages, in an empty directory that is gone afterwards,
-    without the parent's environment variables. Where the kernel allows namespaces, it has no network, sees no
-    other process (in a container that masks /proc: their names), can write nowhere else, and can read nothing
-    else but the system's programs and the packages: no home, no data set, no /tmp. When it ends, all that it
-    started is killed; without namespaces, only a process that first killed its warder and cleared its own
-    environment can get away. Takes about 50 ms more than the program does; safe to call from any thread.
-
-    Raises:
-        EnvironmentFailure: the sandbox itself did not start.
-    """
-    begin = time.monotonic()
-    with ExitStack() as stack:
-        # Files and not pipes: nobody has to pump them, a full one stops its writer, and a grandchild that
-        # keeps one open keeps nobody waiting.
-        files = _Files(*(stack.enter_context(tempfile.TemporaryFile()) for _ in range(5)))
-        _fill(files.program, source)
-        _fill(files.stdin, stdin)
-        directory = tempfile.mkdtemp(prefix="sandbox-")
-        stack.callback(_remove, directory)
-        with _Warder(files, directory, limits) as warder:
-            end = warder.wait()
-        reported = _reported(files.report)
-        ending, exit_code = _ending(end, "error" in reported, limits)
-        value = reported.get("value")
-        return SandboxResult(
-            stdout=_kept(files.stdout, limits.output_bytes),
-            stderr=_kept(files.stderr, limits.output_bytes),
-            value=None if value is None else clip(value, limits.output_bytes),
-            ending=ending,
-            exit_code=exit_code,
-            isolated=warder.isolated,
-            seconds=time.monotonic() - begin,
-        )
-
-
-def clip(text: str, length: int) -> str:
-    """Return ``text``, or its beginning and end with a note between them if it is longer than ``length``."""
-    if len(text) <= length:
-        return text
-    half = length // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters cut ...]\n{text[len(text) - half :]}"
+        Raises:
+            EnvironmentFailure: the interpreter did not start.
+        """
+        begin = time.monotonic()
+        with ExitStack() as stack:
+            # Files and not pipes: no thread has to read them, a full one stops its writer, and a grandchild
+            # that keeps one open delays no result.
+            files = _Files(*(stack.enter_context(tempfile.TemporaryFile()) for _ in range(5)))
+            _fill(files.program, source)
+            _fill(files.stdin, stdin)
+            directory = tempfile.mkdtemp(prefix="sandbox-")
+            stack.callback(_remove, directory)
+            with _Warder(files, directory, limits) as warder:
+                end = warder.wait()
+            return make_result(
+                files.output(limits.output_bytes), end, limits, warder.isolated, time.monotonic() - begin
+            )
 
 
 @dataclass(frozen=True)
 class _Files:
-    """What goes in and what comes out. They have no names, so they are gone when they are closed."""
+    """The program's input and output. The files have no names, so closing them removes them."""
 
     program: IO[bytes]
     stdin: IO[bytes]
     stdout: IO[bytes]
     stderr: IO[bytes]
     report: IO[bytes]
+
+    def output(self, most: int) -> tuple[bytes, bytes, bytes]:
+        """The program's stdout and stderr, ``most`` bytes of each, and its report."""
+        report = os.pread(self.report.fileno(), child.MAX_REPORT_BYTES, 0)
+        return child.kept(self.stdout.fileno(), most), child.kept(self.stderr.fileno(), most), report
 
 
 class _Warder:
@@ -206,7 +135,8 @@ class _Warder:
         """
         start = self._next_line(_START_SECONDS)
         if not start:
-            said = _kept(self._files.stderr, 2000).strip() or "nothing"
+            stderr = child.kept(self._files.stderr.fileno(), 2000)
+            said = stderr.decode("utf-8", "replace").strip() or "nothing"
             raise EnvironmentFailure(
                 f"The sandbox's interpreter {sys.executable} did not start. It said: {said}."
             )
@@ -241,44 +171,9 @@ def _environment(directory: str, mark: str) -> dict[str, str]:
     return kept | threads | {"HOME": directory, "TMPDIR": directory, "LANG": "C.UTF-8", name: value}
 
 
-def _ending(
-    end: dict[str, Any] | None, out_of_memory: bool, limits: SandboxLimits
-) -> tuple[Ending, int | None]:
-    if end is None:
-        return Ending.TIMED_OUT, None
-    exit_code = os.waitstatus_to_exitcode(end["status"])
-    if exit_code == -signal.SIGXCPU or (exit_code < 0 and end["cpu_seconds"] >= 0.9 * limits.cpu_seconds):
-        return Ending.TIMED_OUT, None
-    if out_of_memory:
-        return Ending.OUT_OF_MEMORY, exit_code
-    return (Ending.KILLED if exit_code < 0 else Ending.EXITED), exit_code
-
-
-def _reported(report: IO[bytes]) -> dict[str, Any]:
-    """The program's report. The program can write it too, so it may be anything."""
-    try:
-        line = json.loads(os.pread(report.fileno(), _MAX_REPORT_BYTES, 0))
-    except (ValueError, RecursionError):
-        return {}
-    valid = isinstance(line, dict) and all(isinstance(text, str) for text in line.values())
-    return line if valid else {}
-
-
 def _fill(file: IO[bytes], text: str) -> None:
     file.write(text.encode("utf-8", "replace"))
     file.seek(0)  # flushes too
-
-
-def _kept(file: IO[bytes], most: int) -> str:
-    """The text of a file, of which no more than ``most`` bytes are read: its beginning and its end."""
-    descriptor = file.fileno()
-    size = os.fstat(descriptor).st_size
-    if size <= most:
-        return os.pread(descriptor, size, 0).decode("utf-8", "replace")
-    half = most // 2
-    begin, end = os.pread(descriptor, half, 0), os.pread(descriptor, half, size - half)
-    cut = f"\n[... {size - 2 * half} bytes cut ...]\n"
-    return begin.decode("utf-8", "replace") + cut + end.decode("utf-8", "replace")
 
 
 def _remove(directory: str) -> None:
