@@ -10,10 +10,10 @@ import functools
 import math
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from pkgutil import resolve_name
 from typing import Protocol, runtime_checkable
 
 from environments.errors import ConfigError
+from environments.named_class import load_class
 
 SANDBOXES = {"local": "environments.sandbox.local:LocalSandbox"}
 """The sandboxes that need no arguments, by name; imported when they are asked for."""
@@ -126,15 +126,7 @@ def make_sandbox(source: SandboxSource) -> Sandbox:
 
 @functools.cache
 def _by_name(name: str) -> Sandbox:
-    path = SANDBOXES.get(name, name)
-    if ":" not in path:
-        raise ConfigError(f"Unknown sandbox {name!r}: use one of {sorted(SANDBOXES)}, or 'module:Class'.")
-    try:
-        found = resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"sandbox={name!r} cannot be imported: {error}.") from error
-    if not isinstance(found, type):
-        return found  # an object made in that module; make_sandbox checks it
+    found = load_class("sandbox", name, SANDBOXES, Sandbox)  # type: ignore[type-abstract]
     try:
         return found()
     except TypeError as error:

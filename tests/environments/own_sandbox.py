@@ -19,9 +19,6 @@ class OwnSandbox:
         return replace(result, stdout=result.stdout.replace("secret", self.mark))
 
 
-own_sandbox = OwnSandbox(mark="by name")
-
-
 class WithoutRun:
     pass
 

@@ -271,6 +271,7 @@ ANSWERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TASKS)
 def test_verdicts_are_those_of_the_local_sandbox(kind):
     for name, code in ANSWERS.items():
