@@ -1,4 +1,4 @@
-"""What is asked and how it is judged. Importing this needs nothing but the standard library."""
+"""Environments, their tasks, tools and rewards. Importing this needs nothing but the standard library."""
 
 from environments.base import ActorNeeds, BaseEnv, MultiTurnEnvironment, SingleTurnEnvironment
 from environments.check import check_environment

@@ -1,4 +1,4 @@
-"""What an environment is: it asks, receives actions, and judges them."""
+"""The base classes of environments: an environment asks, receives actions, and judges them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from environments.errors import ConfigError
 from environments.rewards.base import RewardFunction, judge
 
 Task = dict[str, Any]
-"""One row of a dataset: what an environment is about."""
+"""One row of a dataset: the problem that an environment poses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActorNeeds:
-    """What the process of a pair of agent and environment needs of its node."""
+    """Resources that the process of an agent and its environment needs from its node."""
 
     num_cpus: float | None = None
     """CPUs that Ray reserves; ``None`` leaves it to the fleet's setting."""
     memory_bytes: int | None = None
-    """Memory that Ray reserves for the process, and the most that it may use beyond what it starts with.
-    ``None`` reserves nothing and allows ``DEFAULT_MEMORY_BYTES``."""
+    """Memory that Ray reserves for the process. It is also the most that the process may use, beyond the
+    memory that it has when it starts. ``None`` reserves nothing and allows ``DEFAULT_MEMORY_BYTES``."""
     resources: Mapping[str, float] = field(default_factory=dict)
     """Custom Ray resources, by name, such as ``{"emulator": 1}``."""
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
@@ -67,18 +67,18 @@ class BaseEnv(ABC):
     """
 
     actor_needs: ClassVar[ActorNeeds] = ActorNeeds()
-    """What a process that plays this environment needs; a subclass says so where it needs more."""
+    """Resources of a process that plays this environment; a subclass sets its own where it needs more."""
 
     wants_seed: ClassVar[bool] = False
-    """Whether ``from_dict`` is given a ``"seed"`` where the task has none: the same for all trajectories of
-    a group, which could not be compared otherwise."""
+    """Whether ``from_dict`` gets a ``"seed"`` where the task has none. It is the same for all trajectories of
+    a group, so that they can be compared."""
 
     _idx: int | None = None  # on the class, so that subclasses need not call super().__init__()
 
     @property
     def idx(self) -> int | None:
-        """Position in a batch, for those who make one, as rLLM v0.1's engine did. Troupe plays tasks one by
-        one and sets none: what an environment has to know of its place stands in its task."""
+        """Position in a batch, for callers that play batches, as rLLM v0.1's engine did. Troupe plays tasks
+        one by one; an environment that needs a position reads it from its task."""
         return self._idx
 
     @idx.setter
@@ -100,20 +100,20 @@ class BaseEnv(ABC):
     def compute_metrics(self) -> Mapping[str, float]:
         """Numbers of this episode besides its reward, by name, such as ``{"called": 1.0}``.
 
-        Asked once, when the rollout is over, whatever has ended it; a rollout that failed has none. They
-        arrive in ``Trajectory.metrics``, and a training run reports the mean of each as ``rollout/<name>``
-        and ``eval/<name>``: over the trajectories that have the name. So a number that does not apply is
-        left out, and the mean of ``success_when_called`` is the success of those that have called.
+        Called once, when the rollout is over; a rollout that failed has no metrics. They arrive in
+        ``Trajectory.metrics``, and a training run reports the mean of each as ``rollout/<name>`` and
+        ``eval/<name>``, over the trajectories that have the name. So leave out a number that does not apply:
+        the mean of ``success_when_called`` is then the success of those that have called.
         """
         return {}
 
     def close(self) -> None:  # noqa: B027  (optional on purpose)
         """Free what the environment holds.
 
-        Called once for every environment that was made, also after an error and at the time limit. Only a
-        process that dies, or is ended in the middle of a rollout because the fleet is, cannot call it, and
-        takes its environment with it; its child processes too, where Ray was started by Troupe or with
-        ``RAY_process_group_cleanup_enabled=1``.
+        Called once for every environment that was made, also after an error and at the time limit. It is not
+        called when the process dies, or is killed in the middle of a rollout because the fleet ends. The
+        environment ends with its process then; its child processes do too, where Ray was started by Troupe
+        or with ``RAY_process_group_cleanup_enabled=1``.
         """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What is wrong with an environment, in words: ``print(check_environment(MyEnv, task))``."""
+"""Checks an environment and reports its faults in words: ``print(check_environment(MyEnv, task))``."""
 
 from __future__ import annotations
 
@@ -47,26 +47,24 @@ STEP_HINT = (
     "A model may say anything: answer nonsense with an observation and reward 0. If your agent turns texts "
     "into other actions, pass examples of them as actions=[...]."
 )
-SECOND_RESET_HINT = (
-    "Rollouts reset an environment once, so this is only in the way of those who reset it again."
-)
+SECOND_RESET_HINT = "Rollouts reset an environment once, so this matters only to code that resets it again."
 INFO_HINT = "It is sent to another process with the trajectory: put plain data into it."
 SIGNAL_HINT = (
-    "Python allows that in the main thread alone, where rollouts run, but not this check: what would come "
-    "after it was not looked at."
+    "Python allows that in the main thread alone, where rollouts run, but not this check: the code "
+    "after it was not checked."
 )
 CLOSE_HINT = "It has to work at any time: before reset, during an episode and after it."
 PICKLE_HINT = (
-    "Rollouts run in other processes. Open what cannot be sent there (locks, files, connections, processes) "
-    "in reset or from_dict."
+    "Rollouts run in other processes. Open objects that cannot be sent there (locks, files, connections, "
+    "processes) in reset or from_dict."
 )
 
 
 @dataclass
 class Report:
-    """What ``check_environment`` found; its ``str()`` is for a person to read.
+    """The findings of ``check_environment``; its ``str()`` is for a person to read.
 
-    An error breaks rollouts or falsifies rewards; what causes a warning works, but may surprise.
+    An error breaks rollouts or falsifies rewards; a warning is about code that works, but may surprise.
     """
 
     environment: str
@@ -107,19 +105,19 @@ def check_environment(
     actions: Sequence[Any] = ANY_TEXTS,
     timeout_seconds: float = 10.0,
 ) -> Report:
-    """Use an environment as rollouts do, and tell what is wrong with it.
+    """Use an environment as rollouts do, and report its faults.
 
-    Checked are the class and ``from_dict``, what ``reset``, ``step``, ``compute_final_reward`` and
-    ``compute_metrics`` return, a second episode, a second environment (the same task and seed should give
-    the same), ``close``, and pickling, which is the way to another process.
-    Nothing that the environment raises gets out of here.
+    It checks the class and ``from_dict``, the return values of ``reset``, ``step``, ``compute_final_reward``
+    and ``compute_metrics``, a second episode, a second environment (the same task and seed should give the
+    same), ``close``, and pickling, by which it travels to another process. Exceptions of the environment
+    are reported, not raised.
 
     Args:
         env_class: the class itself.
         task: a row of its dataset.
-        env_args: what is added to each task, as for ``AgentTrainer``.
-        actions: what the agent may do. An environment has to survive any text, unless it has an agent of
-            its own that turns texts into something else.
+        env_args: arguments that are added to the task, as for ``AgentTrainer``.
+        actions: examples of actions. An environment has to survive any text, unless it has an agent of
+            its own that turns texts into other actions.
         timeout_seconds: limit of each call. A call that takes longer is reported; its thread cannot be
             ended and lasts as long as the call does, or the program.
     """
@@ -130,7 +128,7 @@ def check_environment(
 
 
 class _Failed(Exception):
-    """What was tried does not work, and the report says why. Something else may work."""
+    """A call failed, and the report says why. Other checks may go on."""
 
 
 class _GiveUp(Exception):
@@ -144,7 +142,7 @@ class _NoSecondReset(_Failed):
 class _Caller:
     """Runs foreign calls one by one in a thread of their own, since an environment may depend on that.
 
-    ``call`` waits no longer than the limit, and reports what the call raises.
+    ``call`` waits no longer than the limit, and reports the exception of the call.
     """
 
     def __init__(self, report: Report, timeout_seconds: float) -> None:
@@ -157,14 +155,14 @@ class _Caller:
 
     def call(
         self,
-        what: str,
+        name: str,
         function: Callable[[], Any],
         hint: str = "",
         note: Callable[[str], None] | None = None,
     ) -> Any:
-        """Return what ``function`` does, or report an error and raise _Failed, a hang and raise _GiveUp.
+        """Return the value of ``function``; after its exception raise _Failed, after a hang _GiveUp.
 
-        What it raises is reported as an error, or by ``note``, with ``hint`` below.
+        An exception is reported as an error, or by ``note``, with ``hint`` below.
         """
         if self._stuck:
             raise _GiveUp
@@ -174,7 +172,7 @@ class _Caller:
         except Empty:
             self._stuck = True
             self.report.error(
-                f"{what} has not returned within {self._timeout_seconds:g} s. Give everything that it waits "
+                f"{name} has not returned within {self._timeout_seconds:g} s. Give everything that it waits "
                 "for a time limit, or raise timeout_seconds if it is only slow."
             )
             raise _GiveUp from None
@@ -182,7 +180,7 @@ class _Caller:
             if isinstance(error, ValueError) and "only works in main thread" in str(error):
                 note, hint = self.report.warn, SIGNAL_HINT
             note = note or self.report.error
-            note("\n".join(filter(None, [f"{what} raised {_described(error)}", hint])))
+            note("\n".join(filter(None, [f"{name} raised {_described(error)}", hint])))
             raise _Failed
         return value
 
@@ -201,7 +199,7 @@ class _Caller:
 
 
 class _Probe:
-    """One environment, called as a rollout calls it, each answer being looked at."""
+    """One environment, called as a rollout calls it; every return value is checked."""
 
     def __init__(self, caller: _Caller, env: BaseEnv) -> None:
         self._caller = caller
@@ -211,7 +209,7 @@ class _Probe:
         self._closed = False
 
     def play(self, actions: deque[Any]) -> list[str]:
-        """Play one episode, until it is done or no action is left; return what happened, one line each."""
+        """Play one episode, until it is done or no action is left; return its events, a line for each."""
         heard = [f"reset() with {_comparable(self._reset())}"]
         done = False
         while actions and not done:
@@ -234,11 +232,11 @@ class _Probe:
 
     def _reset(self) -> Any:
         again, self._was_reset = self._was_reset, True
-        what, hint, note = "reset()", "", self._report.error
+        name, hint, note = "reset()", "", self._report.error
         if again:
-            what, hint, note = "A second reset()", SECOND_RESET_HINT, self._report.warn
+            name, hint, note = "A second reset()", SECOND_RESET_HINT, self._report.warn
         try:
-            result = self._caller.call(what, self._env.reset, hint, note)
+            result = self._caller.call(name, self._env.reset, hint, note)
         except _Failed:
             raise (_NoSecondReset if again else _Failed) from None
         self._refuse(reset_faults(result))
@@ -266,7 +264,7 @@ class _Probe:
 
 
 class _Check:
-    """The order of the checks, and what they share."""
+    """Runs the checks in their order."""
 
     def __init__(
         self,
@@ -313,9 +311,9 @@ class _Check:
     def _check_pickling(self) -> None:
         parts = {"the class": self._env_class, "the task": self._task}
         parts |= {f"env_args[{key!r}]": value for key, value in self._env_args.items()}
-        for what, part in parts.items():
+        for name, part in parts.items():
             with suppress(_Failed), _Caller(self.report, self._timeout_seconds) as caller:
-                caller.call(f"Pickling {what}", partial(_pickle, part), PICKLE_HINT)
+                caller.call(f"Pickling {name}", partial(_pickle, part), PICKLE_HINT)
 
     def _check_from_dict(self) -> None:
         info = self._info()
@@ -324,13 +322,13 @@ class _Check:
             if repr(info) != before:
                 self.report.error(
                     "from_dict changes the dict that it is given, and that is used again: read it with "
-                    "info[key] or info.get(key), not info.pop(key), and copy what you are going to change."
+                    "info[key] or info.get(key), not info.pop(key), and copy values before you change them."
                 )
         with suppress(_Failed), self._environment({**self._info(), "a_column_for_nobody": ""}):
             pass
 
     def _play(self) -> list[str]:
-        """Play each action once, and a second episode in any case, in as many environments as it takes."""
+        """Play every action once, and a second episode in any case, in as many environments as that takes."""
         waiting = deque(self._actions)
         heard = self._play_in_one(waiting)
         while waiting:  # the environment plays one episode only
@@ -356,7 +354,7 @@ class _Check:
             )
 
     def _info(self) -> dict[str, Any]:
-        """What a rollout hands to ``from_dict``. The caller's task is kept out of reach of faults."""
+        """The argument that a rollout gives to ``from_dict``, with a copy of the caller's task."""
         seed = {"seed": 0} if self._env_class.wants_seed else {}
         return {**seed, **copy.deepcopy(self._task), **self._env_args}
 
@@ -380,7 +378,7 @@ class _Check:
 
 
 def _pickle(value: Any) -> None:
-    import cloudpickle  # what Ray uses; classes of a __main__ travel by value
+    import cloudpickle  # as Ray does; classes of a __main__ travel by value
 
     cloudpickle.dumps(value)
 
@@ -388,13 +386,13 @@ def _pickle(value: Any) -> None:
 def _comparable(value: Any) -> str:
     """A text that is the same for equal values, and for objects of unknown content if their types are."""
     try:
-        return json.dumps(value, default=lambda each: type(each).__qualname__)
+        return json.dumps(value, default=lambda other: type(other).__qualname__)
     except (TypeError, ValueError):
         return type(value).__qualname__
 
 
 def _described(error: BaseException) -> str:
     """The exception, and below it the last lines of the user's code on the way to it."""
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     lines = [traceback.format_exception_only(error)[-1], *traceback.format_list(frames[-3:])]
     return "".join(lines).rstrip()

@@ -1,6 +1,6 @@
-"""What ``reset`` and ``step`` have to return, and sentences for what they return instead.
+"""Checks the return values of ``reset``, ``step`` and the other methods, for rollouts and ``check``.
 
-A fault breaks a rollout or falsifies its reward; a doubt works, but may surprise.
+A fault breaks a rollout or falsifies its reward; a doubtful value works, but may surprise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def reset_faults(result: Any) -> list[str]:
-    """What is wrong with the answer of ``reset``: it has to be (observation, info)."""
+    """The faults of the return value of ``reset``, which has to be (observation, info)."""
     if inspect.iscoroutine(result):
         return async_faults("reset()", result)
     if not isinstance(result, tuple) or len(result) != 2:
@@ -25,7 +25,7 @@ def reset_faults(result: Any) -> list[str]:
 
 
 def step_faults(result: Any) -> list[str]:
-    """What is wrong with the answer of ``step``: it has to be (observation, reward, done, info).
+    """The faults of the return value of ``step``, which has to be (observation, reward, done, info).
 
     The reward may be any finite real number, a bool or one of numpy's too; done an integer or numpy's bool.
     """
@@ -49,13 +49,13 @@ def step_faults(result: Any) -> list[str]:
 
 
 def final_reward_faults(reward: Any) -> list[str]:
-    """What is wrong with the answer of ``compute_final_reward``: it has to be a reward or None."""
+    """The faults of the return value of ``compute_final_reward``, which has to be a reward or None."""
     method = "compute_final_reward()"
     return async_faults(method, reward) or ([] if reward is None else _reward_faults(method, reward))
 
 
 def metrics_faults(metrics: Any) -> list[str]:
-    """What is wrong with the answer of ``compute_metrics``: it has to hold finite numbers by name."""
+    """The faults of the return value of ``compute_metrics``, which has to hold finite numbers by name."""
     method = "compute_metrics()"
     if faults := async_faults(method, metrics):
         return faults
@@ -81,10 +81,10 @@ def async_faults(method: str, result: Any) -> list[str]:
     """Whether ``method`` was written with ``async def``, so that calling it has done nothing yet."""
     if not inspect.iscoroutine(result):
         return []
-    result.close()  # else Python warns that nobody has awaited it
+    result.close()  # else Python warns that it was never awaited
     return [
-        f"{method} is async, and nobody awaits it: write def instead of async def, and asyncio.run(...) "
-        "around what has to be awaited."
+        f"{method} is async, but it is called without await: write def instead of async def, and "
+        "asyncio.run(...) around each await."
     ]
 
 
@@ -103,7 +103,7 @@ def _info_faults(method: str, info: Any) -> list[str]:
 
 
 def opening_doubts(observation: Any) -> list[str]:
-    """What may surprise about the first observation, which is the first message of the conversation."""
+    """The doubts about the first observation, which is the first message of the conversation."""
     if observation is None or (isinstance(observation, str | dict) and not observation):
         return ["reset() returned an empty observation: the model is asked nothing."]
     return observation_doubts("reset()", observation)
@@ -114,7 +114,7 @@ def observation_doubts(method: str, observation: Any) -> list[str]:
     match observation:
         case None | str() | {"question": str()}:
             return []
-        case {"tool_outputs": dict(outputs)} if all(isinstance(each, str) for each in outputs.values()):
+        case {"tool_outputs": dict(outputs)} if all(isinstance(output, str) for output in outputs.values()):
             return []
         case dict() if not observation:
             return []
@@ -128,16 +128,16 @@ def observation_doubts(method: str, observation: Any) -> list[str]:
 def json_doubts(method: str, observation: Any, info: dict[str, Any]) -> list[str]:
     """Whether observation and info can be kept in a file of trajectories."""
     doubts = []
-    for what, value in {"observation": observation, "info": info}.items():
+    for name, value in {"observation": observation, "info": info}.items():
         try:
             json.dumps(value)
         except (TypeError, ValueError) as error:
-            doubts.append(f"{method} returned an {what} that cannot be saved as JSON: {error}.")
+            doubts.append(f"{method} returned an {name} that cannot be saved as JSON: {error}.")
     return doubts
 
 
 def kind_of(value: Any) -> str:
-    """What kind of thing a wrong value is."""
+    """A description of a wrong value, for a message."""
     if isinstance(value, tuple):
         return f"{len(value)} values"
     if isinstance(value, dict):

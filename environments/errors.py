@@ -24,7 +24,7 @@ class EnvironmentFailure(TroupeError):
 
 
 class SamplerError(TroupeError):
-    """The policy could not be sampled: the server is unreachable or refused the request."""
+    """The policy could not be sampled: the server is unreachable or rejected the request."""
 
 
 class PromptTooLongError(SamplerError):

@@ -1,4 +1,4 @@
-"""The environment for the tools of one MCP server, by the arguments that the reference gave it."""
+"""The environment for the tools of one MCP server, with the arguments of rLLM v0.1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from environments.tools.mcp.tool import MCPServer
 
 
 class MCPEnvironment(ToolEnvironment):
-    """``ToolEnvironment(tools=[MCPServer(command=..., args=..., env=...)])``, in the reference's words.
+    """``ToolEnvironment(tools=[MCPServer(command=..., args=..., env=...)])``, in the form of rLLM v0.1.
 
     The agent's side is ``ToolAgent`` with the same server in its ``tools``: both share one process of it.
     """
@@ -28,7 +28,9 @@ class MCPEnvironment(ToolEnvironment):
         max_steps: int = 10,
     ) -> None:
         if mcp_server_command is None:
-            raise ConfigError("MCPEnvironment has no mcp_server_command: pass what starts the server.")
+            raise ConfigError(
+                "MCPEnvironment has no mcp_server_command: pass the command that starts the server."
+            )
         server = MCPServer(command=mcp_server_command, args=mcp_server_args or (), env=mcp_server_env or {})
         super().__init__(task=task, tools=[server], reward_fn=reward_fn, max_steps=max_steps)
 

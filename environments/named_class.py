@@ -1,4 +1,4 @@
-"""Classes that a setting names: one of Troupe's own by a short name, somebody else's as "module:Class"."""
+"""Classes that a setting names: one of Troupe's own by a short name, a user's own as "module:Class"."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def load_class(setting: str, name: str, known: Mapping[str, str], base: type[T])
         setting: for messages, such as "server.engine.name".
         name: a key of ``known``, or "module:Class" of a module that this process can import.
         known: Troupe's own classes, as "module:Class" by their short names.
-        base: what the class has to be derived from.
+        base: the class or protocol that it has to be derived from.
 
     Raises:
         ConfigError: there is no such name, module or class, or the class is not derived from ``base``.

@@ -14,7 +14,7 @@ from typing import Any
 from environments.errors import ConfigError, DatasetError
 from environments.types import Trajectory
 
-_MOST_LINES = 16  # of a table that anybody reads
+_MOST_LINES = 16  # more would not be read
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class PassAtK:
     """Of all problems together."""
     estimates: dict[int, float]
     omitted: tuple[int, ...] = ()
-    """Each k that was asked for, but for which some problem has too few samples."""
+    """Every requested k for which some problem has too few samples."""
     num_failed: int = 0
-    """Samples that ended by an error of the agent, the environment or what they run on."""
+    """Samples that ended by an error of the agent, the environment or the machinery below them."""
 
     def __getitem__(self, k: int) -> float:
         if k in self.omitted:
@@ -92,7 +92,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def _mean_estimate(problems: list[list[bool]], k: int) -> float:
-    return sum(pass_at_k(len(each), sum(each), k) for each in problems) / len(problems)
+    return sum(pass_at_k(len(samples), sum(samples), k) for samples in problems) / len(problems)
 
 
 def _default_ks(largest: int) -> list[int]:

@@ -13,7 +13,7 @@ from environments.tools import NamedToolSource, ToolCall, ToolOutput, ToolSource
 from environments.tools.base import INVALID_TOOL_CALL
 
 FINISH = "finish"
-"""Name of the call that gives the answer, as ``{"response": text}``."""
+"""Name of the tool call that holds the answer, as ``{"response": text}``."""
 
 Read = ToolCall | ToolOutput
 """A call, or the error that answers it because it cannot be read."""
@@ -23,9 +23,9 @@ class ToolEnvironment(BaseEnv):
     """Runs tool calls until the model answers; then ``reward_fn`` judges the answer.
 
     An action is an answer (a text, or a ``finish`` call) or tool calls in the OpenAI shape. A call that
-    cannot be run, for whatever reason, is answered by ``"Error: ..."`` under its id. If the action of
-    step ``max_steps`` is still no answer, the episode ends with reward 0 and the calls are not run:
-    nobody would read the results, and judging the calls as if they were an answer could only mislead.
+    cannot be run is answered by ``"Error: ..."`` under its id. If the action of step ``max_steps`` is still
+    no answer, the episode ends with reward 0. Its calls are not run, since the model would never read the
+    results, and they are not judged, since they are no answer.
 
     Metrics: ``called`` is 1 if any tool was run, else 0. ``success_when_called`` is there only where one was:
     1 if the episode's answer got a reward above 0.
@@ -45,7 +45,9 @@ class ToolEnvironment(BaseEnv):
         self.tools = make_tools(tools, tool_map)
         for name in (FINISH, INVALID_TOOL_CALL):
             if name in self.tools:
-                raise ConfigError(f"A tool is called {name!r}, which stands for something else: rename it.")
+                raise ConfigError(
+                    f"A tool is called {name!r}, a name that ToolEnvironment uses itself: rename it."
+                )
         self.reward_fn = required_reward_fn(reward_fn, self)
         self.max_steps = max_steps
         self.step_count = 0

@@ -2,7 +2,7 @@
 
 ``Action``, ``Step`` and ``Trajectory`` keep the names and call shapes of rLLM v0.1, so agents written
 against it run unchanged; they are mutable because agents fill them in as they play. What the engine
-itself produces (``Completion``, ``TrajectoryGroup``) is frozen: nobody may edit what was sampled.
+itself produces (``Completion``, ``TrajectoryGroup``) is frozen: sampled tokens must not be edited.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class TerminationReason(StrEnum):
     CRASHED = "crashed"
     """The process of the pair ended: it exited, was killed, or its node was lost."""
     SAMPLER_ERROR = "sampler_error"
-    """The policy could not be sampled: the server was unreachable or refused."""
+    """The policy could not be sampled: the server was unreachable or rejected the request."""
 
     @property
     def is_failure(self) -> bool:
-        """Whether the agent, the environment or what they run on failed."""
+        """Whether the agent, the environment or the machinery below them failed."""
         return self is TerminationReason.AGENT_ERROR or self.is_infrastructure
 
     @property
@@ -71,9 +71,9 @@ _OVERLONG = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """What the engine sampled for one prompt. Token ids are born here and never recomputed from text.
+    """One sampled answer to a prompt. Its token ids are the engine's, never recomputed from the text.
 
-    ``prompt_ids`` [P] and ``completion_ids`` [C] are what the model saw and said; ``logprobs`` [C] are
+    ``prompt_ids`` [P] and ``completion_ids`` [C] are the model's input and output; ``logprobs`` [C] are
     natural logs under the distribution that was sampled from (after temperature). ``completion_ids``
     includes the end-of-sequence token where one was sampled, ``text`` does not.
     """
@@ -88,12 +88,12 @@ class Completion:
     token_versions: tuple[int, ...] = ()
     """[C] The version that sampled each token; empty where the server does not say."""
     tool_calls: tuple[dict[str, Any], ...] = ()
-    """Calls that the server has read from what was sampled, in the OpenAI shape; ``text`` lacks them."""
+    """Tool calls that the server parsed from the output, in the OpenAI shape; ``text`` is without them."""
     retokenized: bool = False
-    """The ids are not the engine's: an outside server kept them to itself, so they were made from the text,
+    """The ids are not the engine's: an outside server did not return them, so they were made from the text,
     or are empty. Such a completion can be scored but not trained on."""
     usage: tuple[int, int] | None = None
-    """Prompt and completion tokens as the server counted them, where it kept the ids to itself."""
+    """Prompt and completion tokens as the server counted them, where it did not return their ids."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -108,7 +108,7 @@ class Completion:
 
 @dataclass
 class Action:
-    """What an agent decided to do; ``action`` is handed to ``BaseEnv.step`` unwrapped."""
+    """An agent's decision; ``BaseEnv.step`` gets its ``action``, without this wrapper."""
 
     action: Any = None
 
@@ -143,22 +143,22 @@ class Trajectory:
     """``<group>/<member>``: unique within a run, the same when a run is resumed."""
     termination_reason: TerminationReason | None = None
     error: str | None = None
-    """What failed, with the traceback of the user's code. Also set where only ``close`` has failed, and
-    where not even the first prompt fits."""
+    """The failure, with the traceback of the user's code. Also set where only ``close`` has failed, and
+    where the first prompt is too long already."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """What ``BaseEnv.compute_metrics`` said of the episode."""
+    """The metrics of ``BaseEnv.compute_metrics``."""
     masked: bool = False
     """Not to be trained on: a limit has ended it, and ``overlong_filter`` is set."""
     seconds: float = 0.0
     """Wall time of the rollout."""
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as dicts and lists, copied; unlike that of rLLM v0.1, with the task."""
+        """A copy as dicts and lists; unlike that of rLLM v0.1, with the task."""
         return asdict(self)
 
     @property
     def failed(self) -> bool:
-        """Whether the agent, the environment or what they run on failed: ``error`` says how."""
+        """Whether the agent, the environment or the machinery below them failed: ``error`` says how."""
         return self.termination_reason is not None and self.termination_reason.is_failure
 
     @property
@@ -168,30 +168,30 @@ class Trajectory:
 
     @property
     def completions(self) -> list[Completion]:
-        """What was sampled, turn by turn; a turn that only the agent's own code decided has nothing."""
+        """The completions, turn by turn; a turn that the agent's own code decided has none."""
         return [step.completion for step in self.steps if step.completion is not None]
 
     @property
     def num_sampled_tokens(self) -> int:
         """How many tokens were sampled in all turns."""
-        return sum(each.num_completion_tokens for each in self.completions)
+        return sum(completion.num_completion_tokens for completion in self.completions)
 
     @property
     def num_response_tokens(self) -> int:
-        """How much of its token budget it has used: what was sampled, and whatever a later prompt has more
-        than the turn before it. Nothing is given back where an agent rewrites its history.
+        """Tokens of its budget that it has used: all sampled tokens, and those that a later prompt has more
+        than the turn before it. An agent that rewrites its history gets nothing back.
         """
         used = last_turn = 0
-        for each in self.completions:
-            said = max(0, each.num_prompt_tokens - last_turn) if last_turn else 0
-            used += said + each.num_completion_tokens
-            last_turn = each.num_prompt_tokens + each.num_completion_tokens
+        for completion in self.completions:
+            observed = max(0, completion.num_prompt_tokens - last_turn) if last_turn else 0
+            used += observed + completion.num_completion_tokens
+            last_turn = completion.num_prompt_tokens + completion.num_completion_tokens
         return used
 
     @property
     def retokenized(self) -> bool:
         """Whether the ids of any completion are not the engine's: it cannot be trained on then."""
-        return any(each.retokenized for each in self.completions)
+        return any(completion.retokenized for completion in self.completions)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
-"""How to act and how to learn, inside one process.
+"""Agents, samplers, engines and learning: all that acts and learns inside one process.
 
-What is exported here is light: importing it loads neither torch nor transformers.
+The names exported here are light: importing it loads neither torch nor transformers.
 """
 
 from policies.agents.base import BaseAgent

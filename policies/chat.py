@@ -1,4 +1,4 @@
-"""Chat rendering: messages become prompt token ids, and tokens that were once sampled stay as they were."""
+"""Chat rendering: messages become prompt token ids, in which sampled tokens stay as they were sampled."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 class ChatRenderer:
     """Renders conversations with the model's own chat template.
 
-    The template is only ever used for what is new. What the model saw and said in the turn before is
-    taken over as token ids, since encoding its text again may split it differently.
+    The template is used only for new messages. The prompt and the completion of the turn before are taken
+    over as token ids, since encoding their text again may split it differently.
 
     Args:
         tokenizer: with a chat template. A completion ends with its EOS token or with one of those that
             the configuration beside it lists (Llama 3 has several).
-        chat_template_kwargs: what the template is given beside messages and tools, such as
+        chat_template_kwargs: variables of the template beside messages and tools, such as
             ``{"enable_thinking": False}``.
     """
 
@@ -78,7 +78,7 @@ class ChatRenderer:
         """The prompt [P] of a request.
 
         Raises:
-            AgentError: the chat template refuses the messages, or does not show the tools.
+            AgentError: the chat template rejects the messages, or does not show the tools.
             PromptTooLongError: the prompt is longer than the request allows.
         """
         from jinja2 import TemplateError
@@ -92,8 +92,8 @@ class ChatRenderer:
             prompt_ids = tuple(self.prompt_ids(request.messages, request.previous, request.tools))
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise AgentError(
-                f"The chat template of {self._tokenizer.name_or_path!r} refuses the agent's messages "
-                f"({error}): change their roles, order or content to what it expects."
+                f"The chat template of {self._tokenizer.name_or_path!r} rejects the agent's messages "
+                f"({error}): change their roles, order or content as it expects."
             ) from error
         check_prompt_length(len(prompt_ids), request)
         return prompt_ids
@@ -115,7 +115,7 @@ class ChatRenderer:
         """A renderer whose template has these options besides its own. Raises ``ConfigError``."""
         if not chat_template_kwargs:
             return self
-        renderer = copy.copy(self)  # what it knows of the model is read from files
+        renderer = copy.copy(self)  # not made anew: the model's files would be read again
         renderer._set_options({**self._template_kwargs, **chat_template_kwargs})
         return renderer
 
@@ -137,24 +137,24 @@ class ChatRenderer:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _extend(self, previous: Turn, text: str) -> list[int] | None:
-        """The tokens of ``previous`` and those of what ``text`` adds; ``None`` where it does not continue it.
+        """The tokens of ``previous`` and of the rest of ``text``; ``None`` if ``text`` does not continue it.
 
-        The texts alone tell: ``text`` has to start with what the model saw and said, and where it ended
-        its message itself, the template has to end the message with the very same token.
+        The texts are compared: ``text`` has to start with the prompt and the completion of ``previous``, and
+        where the model ended its message, the template has to end it with the same token.
         """
-        said = previous.completion
-        if not said.completion_ids:
+        completion = previous.completion
+        if not completion.completion_ids:
             return None
-        seen = self._render(previous.messages, previous.tools) + said.text
-        if not text.startswith(seen):
+        known = self._render(previous.messages, previous.tools) + completion.text
+        if not text.startswith(known):
             return None
-        new_ids = self.encode(text[len(seen) :])
-        last_id = said.completion_ids[-1]
+        new_ids = self.encode(text[len(known) :])
+        last_id = completion.completion_ids[-1]
         if last_id in self._end_ids:
             if new_ids[:1] != [last_id]:
                 return None
             del new_ids[0]
-        return [*said.prompt_ids, *said.completion_ids, *new_ids]
+        return [*completion.prompt_ids, *completion.completion_ids, *new_ids]
 
     def _template_reads(self, name: str) -> bool:
         return re.search(rf"\b{re.escape(name)}\b", str(self._tokenizer.chat_template)) is not None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from policies.chat import ChatRenderer
 
 NEWER_LIMIT_NAME = "max_completion_tokens"
-OWN_FIELDS = {each.name for each in fields(SamplingParams)} | {
+OWN_FIELDS = {field.name for field in fields(SamplingParams)} | {
     "model",
     "messages",
     "tools",
@@ -36,25 +36,25 @@ OWN_FIELDS = {each.name for each in fields(SamplingParams)} | {
     "stream",
     NEWER_LIMIT_NAME,
 }
-"""Of a request: ``extra_body`` cannot have them, or the sampler would not do what it was asked for."""
+"""Fields of a request that the sampler sets itself, so that ``extra_body`` cannot have them."""
 
 
 class OpenAISampler(Sampler):
     """Samples any OpenAI-compatible server over HTTP (``POST {base_url}/chat/completions``).
 
-    Token ids and log-probabilities are asked for, and taken where the server returns both (vLLM, and
-    Troupe's own server, do). Otherwise a completion is ``retokenized``, and its length is what the server
-    counted. Log-probabilities are as the server defines them: vLLM's are those before temperature, top_p and
-    top_k, not of the distribution that was sampled from, unless it was started with
+    Token ids and log-probabilities are requested, and used where the server returns both (vLLM, and
+    Troupe's own server, do). Otherwise a completion is ``retokenized``, and its length is as the server
+    counted it. Log-probabilities are as the server defines them: vLLM's are those before temperature, top_p
+    and top_k, not of the distribution that was sampled from, unless it was started with
     ``--logprobs-mode processed_logprobs``. Connection errors, timeouts and the statuses 408, 409, 429 and
-    5xx are retried with exponential backoff. What fails after that is a ``SamplerError``; a prompt that the
+    5xx are retried with exponential backoff. A failure after that is a ``SamplerError``; a prompt that the
     model's context cannot hold is a ``PromptTooLongError``.
 
     Args:
         base_url: the server's address, mostly with the path ``/v1``.
         model: the model's name; ``None`` takes the first one that the server lists.
         api_retries: how often a request is repeated.
-        tokenizer_path: folder of the model's tokenizer, for servers that keep token ids to themselves:
+        tokenizer_path: folder of the model's tokenizer, for servers that return no token ids:
             prompts are then checked against their limit before they are sent, and retokenized.
         chat_template_kwargs: options of the server's chat template, such as
             ``{"enable_thinking": False}``; vLLM takes them.
@@ -120,7 +120,7 @@ class OpenAISampler(Sampler):
         return f"The server at {self._base_url}"
 
     async def served_model(self) -> str:
-        """The name of the model that is sampled. Raises ``SamplerError`` if the server does not say."""
+        """The name of the model that is sampled. Raises ``SamplerError`` if the server does not name one."""
         with self._explained_errors():
             return await self._known_model(self._open_client())
 
@@ -167,15 +167,15 @@ class OpenAISampler(Sampler):
                 if _is_too_long(error):
                     raise
         completion = self._completion(await self._create(client, body), request, own_prompt_ids)
-        # Only now is it certain that the request was refused for the tokens that it asked for.
+        # The same request without the tokens succeeded, so the server rejected it because of them.
         self._asks_for_tokens = False
         return completion
 
     async def _create(self, client: AsyncOpenAI, body: dict[str, Any]) -> Any:
         """The server's answer as plain data, since servers add fields to OpenAI's.
 
-        OpenAI's thinking models take the limit only by its newer name. vLLM refuses a limit that its context
-        cannot hold beside the prompt: what the context has left is then less, so the request goes without.
+        OpenAI's thinking models take the limit only by its newer name. vLLM rejects a limit that its context
+        cannot hold beside the prompt: the rest of the context is shorter then, so the request goes without.
         """
         import openai
 
@@ -243,8 +243,8 @@ class OpenAISampler(Sampler):
             ) from error
         if completion.tool_calls and request.tools is None:
             raise SamplerError(
-                f"The server at {self._base_url} parsed the tool calls away, but this agent reads the raw "
-                "text: start the server without a tool-call parser."
+                f"The server at {self._base_url} parsed the tool calls, but this agent reads them from "
+                "the raw text: start the server without a tool-call parser."
             )
         if tokens is None:
             completion = self._retokenized(completion, usage, own_prompt_ids)
@@ -257,7 +257,7 @@ class OpenAISampler(Sampler):
     def _retokenized(
         self, completion: Completion, usage: tuple[int, int] | None, prompt_ids: tuple[int, ...]
     ) -> Completion:
-        """The completion of a server that keeps token ids to itself."""
+        """The completion of a server that returns no token ids."""
         completion_ids: tuple[int, ...] = ()
         if self._renderer is not None:
             end_ids = (self._renderer.eos_token_id,) if completion.finish_reason == "stop" else ()
@@ -279,7 +279,7 @@ def _load_renderer(tokenizer_path: str, chat_template_kwargs: Mapping[str, Any] 
 
 
 def _text(message: dict[str, Any], finish_reason: str) -> str:
-    """The text as the model has written it: where a server has read the thought from it, with that again.
+    """The text as the model has written it: where a server has cut the thought out, with the thought again.
 
     So an agent sees the same with and without the server's reasoning parser, and an answer that was cut off
     in the middle of the thought is no empty one.
@@ -311,7 +311,7 @@ def _usage(response: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def _request_body(request: SampleRequest, params: SamplingParams) -> dict[str, Any]:
-    """The request in OpenAI's words. What is left at its default is not sent: not every server knows it."""
+    """The request in OpenAI's format. Fields at their default are not sent: not every server knows them."""
     body: dict[str, Any] = {
         "messages": request.messages,
         "temperature": params.temperature,

@@ -63,9 +63,9 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """An earlier call of the same conversation: the messages and tools that the model saw, and what it said.
+    """An earlier call of the same conversation: its messages and tools, and the model's answer.
 
-    ``messages`` has to be a list of its own: one that the agent goes on appending to proves nothing.
+    ``messages`` has to be a list of its own, to which the agent does not append later.
     """
 
     messages: list[Message]
@@ -77,7 +77,7 @@ class Turn:
 class SampleRequest:
     """Everything that is needed to sample one completion.
 
-    The request holds its own past, so samplers and servers keep no state and a request may be retried
+    The request holds its own history, so samplers and servers keep no state and a request may be retried
     anywhere. ``previous`` lets the server extend the tokens of the turn before instead of rendering them
     again. ``session_id`` is the same for all calls of a conversation: servers use it to find the replica
     that holds the prefix. ``min_version`` is the oldest policy version that may answer. ``tools`` are
@@ -91,9 +91,10 @@ class SampleRequest:
     min_version: int = 0
     tools: list[dict[str, Any]] | None = None
     max_prompt_tokens: int | None = None
-    """A longer prompt is refused with ``PromptTooLongError``, by our own servers before they sample."""
+    """A longer prompt raises ``PromptTooLongError``, with our own servers before they sample."""
     max_total_tokens: int | None = None
-    """Prompt and completion together: the completion is cut there, and a prompt without room refused."""
+    """Prompt and completion together: the completion is cut there; without room for one,
+    ``PromptTooLongError`` is raised."""
 
     def params_within(self, num_prompt_tokens: int) -> SamplingParams:
         """The parameters, with no more tokens than there is room for after the prompt.
@@ -143,15 +144,15 @@ class TokenOutput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineStats:
-    """What an engine has done since it was started. Shares of a period are differences of two of these."""
+    """Counters of an engine since its start. The difference of two is the share of a period."""
 
     seconds: float = 0.0
     busy_seconds: float = 0.0
-    """Of those, how long it was sampling."""
+    """Of those, the seconds in which it was sampling."""
     num_tokens: int = 0
     """Sampled; those of a request count when they leave the engine."""
     num_aborted_tokens: int = 0
-    """Of those, the tokens of requests that nobody wanted any more."""
+    """Of those, the tokens of requests that were aborted."""
     num_running: int = 0
     """Requests that have not ended yet."""
 

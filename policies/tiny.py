@@ -1,6 +1,6 @@
 """Builds the quickstart's model: a small Qwen3 with random weights, and a tokenizer for its conversations.
 
-Sizes are those that were measured to learn small tasks on a CPU (353k parameters).
+A model of this size (353k parameters) was measured to learn small tasks on a CPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BYTE_ALPHABET_SIZE = 256
 TOOL_RESPONSE = "<tool_response>\n{}\n</tool_response>"
 
 # ChatML without a default system prompt. It only ever appends, so the rendering of a conversation starts
-# with the rendering of each of its beginnings: a whole rollout is one token sequence.
+# with the rendering of all its beginnings: a whole rollout is one token sequence.
 CHAT_TEMPLATE = r"""
 {%- for message in messages -%}
     {%- if message.role == 'tool' -%}
@@ -41,8 +41,9 @@ CHAT_TEMPLATE = r"""
 def build_tokenizer(conversations: Iterable[list[Message]], vocab_size: int = 512) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with digits split one by one, trained on the conversations' texts.
 
-    Any text survives encoding and decoding, whatever it was trained on. ``vocab_size`` is the upper limit:
-    pairs that occur only once are not merged. The same conversations give the same tokenizer.
+    Encoding and decoding returns any text unchanged, also with characters that are new to it. ``vocab_size``
+    is the upper limit: pairs that occur only once are not merged. The same conversations give the same
+    tokenizer.
     """
     smallest = BYTE_ALPHABET_SIZE + len(SPECIAL_TOKENS)
     if vocab_size < smallest:
@@ -126,7 +127,7 @@ def _config(tokenizer: PreTrainedTokenizerFast, tie_word_embeddings: bool) -> Qw
 
 
 def _texts(conversations: Iterable[list[Message]]) -> Iterator[str]:
-    """What the template puts between the special tokens."""
+    """The texts that the template puts between the special tokens."""
     for messages in conversations:
         for message in messages:
             role, content = message["role"], message["content"]

@@ -1,6 +1,6 @@
-"""Worlds that other people wrote, played through ``BaseEnv``: one file per library.
+"""Environments of other libraries, played through ``BaseEnv``: one file per library.
 
-A library is imported when its first environment is made, so that a process pays only for what it plays.
+A library is imported when its first environment is made, so that a process pays only for those that it plays.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from environments.errors import ConfigError, EnvironmentFailure
 from environments.rewards.math import last_boxed
 
 Describe = Callable[[Any, Any], str]
-"""``describe(observation, env)``: what the model reads. ``env`` is Gymnasium's environment."""
+"""``describe(observation, env)``: the text for the model. ``env`` is Gymnasium's environment."""
 Parse = Callable[[str], Any]
 """``parse(text)``: the action that the model's text names, or None if it names none."""
 
@@ -23,7 +23,7 @@ You walk on a frozen lake, shown as a grid: P is you, _ is ice, O is a hole, G i
 Reach the goal without falling into a hole."""
 SLIPPERY = "The ice is slippery: you may slide to the left or right of where you want to go."
 _TRIMMINGS = " \t\n.,;:!?\"'`*$"
-"""Around a name, these say nothing."""
+"""Characters around a name that mean nothing."""
 _MAX_MAPS = 1000
 """How many maps are drawn in search of one with a way to the goal."""
 
@@ -31,8 +31,8 @@ _MAX_MAPS = 1000
 class GymnasiumEnvironment(BaseEnv):
     """Any environment that is registered with Gymnasium and whose action space is discrete or text.
 
-    ``describe`` says what the model reads; without it, this is the environment's own ``ansi`` picture if
-    it can draw one (what it colours stands in brackets), else the observation as Python prints it. The
+    ``describe`` makes the text for the model; without it, this is the environment's own ``ansi`` picture if
+    it can draw one (coloured parts stand in brackets), else the observation as Python prints it. The
     first observation also holds ``instructions`` and, for a discrete space, the names of the actions.
 
     ``parse`` reads the action; without it, an action is the last ``\\boxed{...}`` or code block that is a
@@ -76,7 +76,7 @@ class GymnasiumEnvironment(BaseEnv):
         return {"question": "\n\n".join(part.strip("\n") for part in parts if part)}, _plain(info)
 
     def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
-        """Do what the text says. Info holds what was understood as ``action`` (None for nothing)."""
+        """Take the action that the text names. Info holds it as ``action`` (None if there is none)."""
         if self._steps_left <= 0:
             raise EnvironmentFailure("This Gymnasium episode is over or not begun: call reset() first.")
         self._steps_left -= 1
@@ -161,7 +161,7 @@ def named_choice(text: str, names: Sequence[str]) -> int | None:
 
 
 def _readings(marked: str) -> Iterator[str]:
-    """What a box or a block may mean: all of it, or that without its language, LaTeX and punctuation."""
+    """The readings of a box or a block: all of it, or that without its language, LaTeX and punctuation."""
     for part in filter(None, (marked, marked.partition("\n")[2])):
         yield part.strip()
         yield re.sub(r"\\[a-z]+\s*\{|\}", "", part).strip(_TRIMMINGS)
@@ -186,7 +186,7 @@ def _readable_space(env: Any, env_id: str, parse: Parse | None) -> Any:
     if parse is None and not isinstance(env.action_space, spaces.Discrete | spaces.Text):
         env.close()
         raise ConfigError(
-            f"{env_id} has the action space {env.action_space}, which a text does not name: pass "
+            f"{env_id} has the action space {env.action_space}, whose actions a text does not name: pass "
             "parse=, a function that turns the model's text into an action, or None for an invalid one."
         )
     return env.action_space
@@ -210,7 +210,7 @@ def _described(observation: Any, env: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as JSON holds it: arrays as lists, what has no JSON as text."""
+    """``value`` as JSON holds it: arrays as lists, other values as text."""
     numpy = foreign("numpy", "numpy")
 
     def convert(other: Any) -> Any:

@@ -29,15 +29,15 @@ _KEYS = ("name", "seed", "size", "index", "config", "question")
 class ReasoningGymEnvironment(BaseEnv):
     r"""Entry ``index`` of the reasoning-gym dataset ``name`` with ``seed``, ``size`` and ``config``.
 
-    One question, one answer. The answer is what stands in the last ``<answer>`` tags, else in the last
+    One question, one answer. The answer stands in the last ``<answer>`` tags, else in the last
     ``\boxed{...}``, else all of the text; thoughts, up to ``</think>``, do not count. The reward is the
     library's ``score_answer``, mostly from 0 to 1 with small values for answers in a wrong form. An
     answer that the verifier fails on, or needs more than ``TIME_LIMIT_SECONDS`` for, is worth 0; info then
     says so as ``error``.
 
     Some verifiers evaluate the answer as Python. They run in a process of their own, where the kernel allows
-    it without network, other processes and files that it can write (else a warning says so). What is
-    evaluated there could still claim a reward that it has not earned: look at rewards that seem too good.
+    it without network, other processes and files that it can write (else a warning says so). An answer
+    that is evaluated there could still forge its reward: look at rewards that seem too good.
 
     How to answer is best told in the agent's system prompt. ``question`` is checked if it is given:
     another version of the library may generate another one.
@@ -93,7 +93,9 @@ class ReasoningGymEnvironment(BaseEnv):
         except GradingError as error:
             _grader.close()  # an earlier answer may have left it in a bad state
             raise EnvironmentFailure(f"The verifier of {self._name} cannot be set up: {error}") from error
-        entry = base64.b64encode(pickle.dumps(self._entry)).decode()  # it may hold what JSON does not know
+        entry = base64.b64encode(
+            pickle.dumps(self._entry)
+        ).decode()  # it may hold values that JSON does not know
         verdict = _grader.call(self._dataset, entry, answer, time_limit_seconds=TIME_LIMIT_SECONDS)
         if not isinstance(verdict, float):  # not score's, but something that the answer has written
             raise GradingError(f"got {verdict!r:.100} for a verdict.")
@@ -103,10 +105,10 @@ class ReasoningGymEnvironment(BaseEnv):
 def reasoning_gym_tasks(name: str, num_tasks: int, seed: int = 0, **config: Any) -> Dataset:
     """Return ``num_tasks`` tasks of the dataset ``name``; ``config`` is its own, for example max_terms=3.
 
-    A task holds its question and what its environment needs to generate the rest again.
+    A task holds its question, and the arguments by which its environment generates the rest again.
 
     Raises:
-        ConfigError: there is no such dataset, or it refuses ``config``.
+        ConfigError: there is no such dataset, or ``config`` is invalid.
     """
     entries = _dataset(name, seed, num_tasks, json.dumps(config, sort_keys=True))
     values = {"name": name, "seed": seed, "size": num_tasks, "config": config}
@@ -135,7 +137,7 @@ def _dataset(name: str, seed: int, size: int, config: str) -> Any:
     try:
         return factory.create_dataset(name, seed=seed, size=size, **json.loads(config))
     except (TypeError, ValueError, AssertionError) as error:
-        raise ConfigError(f"reasoning-gym's {name!r} refuses the config {config}: {error}") from error
+        raise ConfigError(f"reasoning-gym's {name!r} does not accept the config {config}: {error}") from error
 
 
 def score(dataset: list[Any], entry: str | None = None, answer: str = "") -> float | None:

@@ -13,10 +13,10 @@ from environments.base import BaseEnv, split_info
 from environments.errors import ConfigError, EnvironmentFailure
 
 Opponent = Callable[[str], str]
-"""``opponent(observation)``: what the other player says, given all that it has seen of the game."""
+"""``opponent(observation)``: the answer of the other player to all that it has seen of the game."""
 
 _WORD_LISTS: dict[str, set[str]] = {}
-"""What each game has asked NLTK for. Most do so when their module is imported, and so once in a process."""
+"""The word lists that each game has asked NLTK for, mostly when its module is imported: once in a process."""
 _MAX_OPPONENT_MOVES = 100
 """In a row. A game that never gives the turn back would otherwise go on for ever."""
 
@@ -24,13 +24,13 @@ _MAX_OPPONENT_MOVES = 100
 class TextArenaEnvironment(BaseEnv):
     """One game of TextArena by its id: single-player, or two-player if there is an ``opponent``.
 
-    The agent is ``player`` (0 begins). It sees what is new since its last turn; the opponent is asked
-    with all that it has seen. The only reward is that of the agent's side when the game ends, as TextArena
+    The agent is ``player`` (0 begins). It sees the news since its last turn; the opponent is shown
+    all that it has seen so far. The only reward is that of the agent's side when the game ends, as TextArena
     gives it: 1, 0 or -1 in most games for two. Invalid moves are for the game to answer; most allow one.
 
     The opponent is a plain function, or the policy in training itself (``PolicyOpponent``). Self-play is
-    done this way, and not by letting the agent play both sides in one trajectory, because what one side
-    wins the other loses: one reward for both would teach the loser's moves, or their sum nothing at all.
+    done this way, and not by letting the agent play both sides in one trajectory, because one side
+    wins what the other loses: one reward for both would teach the loser's moves, and their sum nothing.
     Vary ``player`` from task to task, so that the policy learns both sides.
 
     A task without a ``seed`` gets that of its rollout, which makes another game of each attempt. TextArena
@@ -51,7 +51,7 @@ class TextArenaEnvironment(BaseEnv):
         if not 0 <= player < num_players:
             raise ConfigError(
                 f"player={player} does not exist among {num_players}: players count from 0, and a second one "
-                "needs an opponent, a function from what it sees to what it says."
+                "needs an opponent, a function from its observation to its answer."
             )
         self.player = player
         self._env_id = env_id
@@ -118,7 +118,7 @@ class TextArenaEnvironment(BaseEnv):
         )
 
     def _news(self, seen: str) -> str:
-        """What was not in the agent's last observation. Most games show all that happened, every time."""
+        """The part that was not in the agent's last observation: most games show all of it every time."""
         news, self._shown = seen.removeprefix(self._shown), seen
         return news.strip()
 
@@ -134,7 +134,7 @@ class TextArenaEnvironment(BaseEnv):
 
 @dataclass(frozen=True)
 class PolicyOpponent:
-    """Plays with the model ``model`` of an OpenAI-compatible server, such as the one of this very run.
+    """Plays with the model ``model`` of an OpenAI-compatible server, such as the server of this run.
 
     ``PolicyOpponent("http://localhost:8000/v1")`` together with ``server.http_port=8000`` is self-play:
     the opponent is the policy as it is at that moment. Its tokens are not in the agent's trajectory.

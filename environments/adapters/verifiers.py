@@ -28,13 +28,13 @@ class VerifiersEnvironment(BaseEnv):
     the tasks that ``verifiers_tasks`` makes.
 
     An observation is the conversation to be answered, ``{"messages": [...], "tools": [...]}`` in OpenAI's
-    shape, for ``MessagesAgent``; its ``"question"`` is the text that is new in it, for agents that know
-    nothing else. An action is the answer: an assistant message, or its text.
+    shape, for ``MessagesAgent``; its ``"question"`` is the text that is new in it, for agents that read
+    only this. An action is the answer: an assistant message, or its text.
 
     The reward comes with the last step: verifiers' own, with an environment of several agents the mean
     over those that it calls trainable. All seats are played by the agent, except those whose configuration
     names a ``client``. Runtimes are local subprocesses unless the configuration says otherwise.
-    ``timeout_seconds`` limits what happens between two model calls. Where there is an HTTP proxy, tool
+    ``timeout_seconds`` limits the time between two model calls. Where there is an HTTP proxy, tool
     servers are only reached with ``NO_PROXY=127.0.0.1``.
     """
 
@@ -136,7 +136,7 @@ def verifiers_tasks(config: dict[str, Any] | str, num_tasks: int | None = None) 
     """Return the tasks of a verifiers environment, all of them or the first ``num_tasks``.
 
     Raises:
-        ConfigError: there is no such taskset, the configuration is refused, or the taskset is infinite
+        ConfigError: there is no such taskset, the configuration is invalid, or the taskset is infinite
             and ``num_tasks`` is not given.
     """
     world, _ = _world(_canonical(config))
@@ -204,7 +204,7 @@ def _world(config: str) -> tuple[Any, Any]:
     agents = foreign("verifiers.v1.configs.agent", "verifiers")
     try:
         settings = vf.resolve_env_config(json.loads(config))
-        # verifiers' defaults are a sandbox of its makers' and a harness that runs shell commands.
+        # verifiers' defaults are a sandbox that its makers host, and a harness that runs shell commands.
         chat = vf.harness_config_type("null")(id="null")
         ours = {
             name: seat.model_copy(

@@ -1,6 +1,6 @@
 """One episode of a verifiers environment, with an agent of ours where verifiers has a model.
 
-verifiers calls a model through a chain of things: a seat has a harness, a program that converses; the
+verifiers calls a model through a chain: a seat has a harness, a program that converses; the
 harness calls an endpoint on this machine, the interception, which records, checks limits and asks a
 client. Two of them are replaced. The client is ``AgentAsModel``. The harness is the chat loop of
 verifiers' ``null`` harness (prompt, model, tools, model, ...) inside this process, because verifiers'
@@ -24,7 +24,7 @@ from environments.tools.base import INVALID_TOOL_CALL
 from environments.types import Message
 
 MODEL = "policy"
-"""What a trace of verifiers names as the model."""
+"""The model's name in traces of verifiers."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ModelCall:
 
 
 class AgentAsModel:
-    """What verifiers takes for its model client: it hands each call to whoever reads ``calls``."""
+    """Stands in for verifiers' model client: it puts each call into the queue ``calls``."""
 
     def __init__(self) -> None:
         self.calls: asyncio.Queue[ModelCall] = asyncio.Queue()
@@ -78,7 +78,7 @@ class AgentInterception:
 
 
 async def play(world: Any, task: Any, model: AgentAsModel) -> Any:
-    """Run one episode and return it; verifiers' ``Env.run_episode``, but for who sits in the seats."""
+    """Run one episode and return it; verifiers' ``Env.run_episode``, but with agents of ours in the seats."""
     vf = foreign("verifiers.v1", "verifiers")
     interception = foreign("verifiers.v1.interception", "verifiers")
     record = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
@@ -101,7 +101,7 @@ async def play(world: Any, task: Any, model: AgentAsModel) -> Any:
 def _seat_maker(
     interception: AgentInterception, tools: dict[str, Any], task_class: type, traces: list[Any]
 ) -> Callable[[str, Any], Any]:
-    """How ``vf.Agents`` makes the agent of each seat; what a seat has played is added to ``traces``."""
+    """How ``vf.Agents`` makes the agent of each seat; the trace of every seat is added to ``traces``."""
     vf = foreign("verifiers.v1", "verifiers")
 
     class Seat(vf.Agent):  # type: ignore[name-defined]  # a class of verifiers, so it can only be made here
@@ -164,7 +164,7 @@ def _chat_loop(config: Any) -> Any:
 
 
 async def _converse(endpoint: str, secret: str, mcp_urls: dict[str, str], messages: list[Message]) -> str:
-    """Call the model, and the tools that it asks for, until it asks for none. Return what went wrong."""
+    """Call the model, and the tools that it asks for, until it asks for none; return the error, if any."""
     httpx = foreign("httpx", "httpx")
     mcp = foreign("verifiers.v1.harnesses.utils.mcp", "verifiers")
     async with AsyncExitStack() as stack:
@@ -178,7 +178,7 @@ async def _converse(endpoint: str, secret: str, mcp_urls: dict[str, str], messag
                 f"{endpoint}/chat/completions", json=body, headers={"Authorization": f"Bearer {secret}"}
             )
             if reply.status_code != httpx.codes.OK:
-                return f"the model call was refused: {reply.text}"
+                return f"the model call was rejected: {reply.text}"
             message = reply.json()["choices"][0]["message"]
             messages.append(message)
             if not message.get("tool_calls"):
@@ -190,7 +190,7 @@ async def _converse(endpoint: str, secret: str, mcp_urls: dict[str, str], messag
 
 
 async def _tool_result(function: dict[str, Any], run: Callable[..., Any], dispatch: dict[str, Any]) -> Any:
-    """Run a tool call; what the model can have caused comes back as an error that it can read."""
+    """Run a tool call; an error that the model can have caused is returned as text for the model."""
     name = function["name"]
     try:
         arguments = json.loads(function["arguments"])

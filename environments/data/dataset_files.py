@@ -27,13 +27,13 @@ def read_rows(path: Path) -> Iterator[Row]:
     - ``.json``: a list of objects.
     - ``.jsonl``: one object per line; a blank line is no row.
     - ``.csv``: a line of column names, then one row per line. Each value is a text as it stands in the
-      file (``"7"`` and not 7, an empty field is ``""``), since nothing there says what else it could be. A
+      file (``"7"`` and not 7, an empty field is ``""``), since a CSV file has no types. A
       blank line is no row: the empty field of an only column stands in quotes, as ``csv`` writes it.
     - ``.parquet``: one row per row, each value in its Python type.
 
     Raises:
         DatasetError: there is no such file, its extension is another one, or, while the rows are read,
-            what stands in it is not what the extension promises.
+            its content does not fit its extension.
     """
     read = READERS.get(path.suffix.lower())
     if read is None:
@@ -61,7 +61,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def plain_rows(rows: Iterable[Any]) -> Iterator[Row]:
-    """Copy rows into what JSON can hold: what is written and read again is equal to what this yields.
+    """Copy rows as JSON can hold them: rows that are written and read again equal the rows yielded here.
 
     Tuples and the arrays and numbers of numpy and torch become lists and numbers, dates and times become
     ISO texts.
@@ -81,7 +81,7 @@ def plain_rows(rows: Iterable[Any]) -> Iterator[Row]:
 
 @runtime_checkable
 class ArrayLike(Protocol):
-    """What numpy's arrays and numbers and torch's tensors share, so that neither need be imported here."""
+    """What numpy's and torch's arrays have in common, so that neither library is imported here."""
 
     dtype: Any
 
@@ -96,7 +96,7 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, float | date | time):
         return _plain_number_or_time(value, where)
     if isinstance(value, list | tuple):
-        return [_plain(each, f"{where}[{index}]") for index, each in enumerate(value)]
+        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, Mapping):
         return {_text_key(key, where): _plain(value[key], f"{where}[{key!r}]") for key in value}
     if isinstance(value, ArrayLike) and not isinstance(value, bytes):
@@ -111,7 +111,7 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def _plain_number_or_time(value: float | date | time, where: str) -> float | str:
-    # What is missing is the only value that differs from itself: NaN, and pandas' NaT.
+    # Missing values, NaN and pandas' NaT, are the only ones that differ from themselves.
     if value != value or (isinstance(value, float) and math.isinf(value)):
         raise DatasetError(f"{where} is {value}, which JSON cannot hold: use None, or leave the row out.")
     return value if isinstance(value, float) else value.isoformat()

@@ -17,7 +17,7 @@ from environments.errors import DatasetError
 
 
 class Dataset(Sequence[Row]):
-    """A fixed sequence of tasks. A slice is a Dataset; what changes the selection returns a new one.
+    """A fixed sequence of tasks. A slice is a Dataset; methods that change the selection return a new one.
 
     It is pickled with its rows, so it can be sent to any node. ``path`` is where the rows were read from.
     """
@@ -43,7 +43,7 @@ class Dataset(Sequence[Row]):
         """Read a ``.json``, ``.jsonl``, ``.csv`` or ``.parquet`` file; see ``dataset_files`` for the rules.
 
         Raises:
-            DatasetError: there is no such file, or it cannot be read as what its extension says.
+            DatasetError: there is no such file, or its content does not fit its extension.
         """
         return cls(plain_rows(read_rows(Path(path))), path=Path(path).absolute())
 
@@ -80,7 +80,7 @@ class Dataset(Sequence[Row]):
             ValueError: ``n`` is below 1.
         """
         if n < 1:
-            raise ValueError(f"repeat(n={n}) would leave nothing: use 1 and above.")
+            raise ValueError(f"repeat(n={n}) would leave no rows: use 1 and above.")
         return self._with(copy.deepcopy(row) for row in self._rows for _ in range(n))
 
     def shuffle(self, seed: int | None = None) -> Dataset:
@@ -105,7 +105,7 @@ class DatasetRegistry:
     """Datasets on disk: ``$TROUPE_HOME/datasets/<name>/<split>.jsonl``, by default in ``~/.troupe``.
 
     The folder is the index, and each split is replaced as a whole: any number of processes may read and
-    register at the same time, and nobody ever sees half a file.
+    register at the same time, and none reads half a file.
 
     On a cluster, the tasks of a run are read by its driver alone, and travel to the nodes one by one. What
     the nodes read themselves, such as a retrieval tool's corpus, lies on a disk that they share, or is sent
@@ -120,11 +120,11 @@ class DatasetRegistry:
     def register_dataset(
         cls, name: str, data: Iterable[Row] | str | os.PathLike[str], split: str = "default"
     ) -> Dataset:
-        """Store ``data`` as JSON lines, in place of what was there, and return what will be loaded.
+        """Store ``data`` as JSON lines, in place of the old file, and return the rows as they will be loaded.
 
         ``data`` is a list of dicts, one split of a Hugging Face dataset, anything else that yields dicts,
         or the path of a ``.json``, ``.jsonl``, ``.csv`` or ``.parquet`` file. It is read row by row.
-        ``dataset_files`` says what becomes of values that are no JSON.
+        For values that are no JSON, see ``dataset_files``.
 
         Raises:
             DatasetError: a name cannot be a file's, the file cannot be read, or a row is no JSON object.

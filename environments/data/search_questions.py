@@ -16,7 +16,9 @@ def search_questions() -> Dataset:
     """Return the tasks: "id", "question", "answer", "type" (bridge or comparison) and "supporting_facts"."""
     questions = [("bridge", block) for block in _blocks("bridge")]
     questions += [("comparison", block) for block in _blocks("comparison")]
-    return Dataset((_task(f"question-{n}", *each) for n, each in enumerate(questions)), name="aldermere")
+    return Dataset(
+        (_task(f"question-{n}", *question) for n, question in enumerate(questions)), name="aldermere"
+    )
 
 
 def search_passages() -> list[Row]:

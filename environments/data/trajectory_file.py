@@ -1,4 +1,4 @@
-"""Finished trajectories as JSON lines: kept while they come in, so that an interrupted evaluation goes on."""
+"""Finished trajectories as JSON lines: an interrupted evaluation goes on from them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from environments.types import Completion, Step, TerminationReason, Trajectory
 Json = dict[str, Any]
 
 _BEGINNING = b'{"evaluation": '
-_TRAJECTORY_FIELDS = {each.name for each in fields(Trajectory)} - {"metrics"}
-_STEP_FIELDS = {each.name for each in fields(Step)}
+_TRAJECTORY_FIELDS = {field.name for field in fields(Trajectory)} - {"metrics"}
+_STEP_FIELDS = {field.name for field in fields(Step)}
 
 
 class TrajectoryFile:
-    """One evaluation's trajectories: a line that says what is evaluated, then one line for each result.
+    """One evaluation's trajectories: a line that describes the evaluation, then a line for each result.
 
-    Opening reads what an earlier call has left. A last line that was cut off in the middle is dropped, and
+    Opening reads the results of earlier calls. A last line that was cut off in the middle is dropped, and
     so are results that only infrastructure has spoilt: their tasks are to be played again.
 
     Args:
         path: the file; it is made if there is none, and belongs to this object until ``close``.
-        evaluation: what is evaluated, as JSON. An existing file has to say the same.
+        evaluation: the description of the evaluation, as JSON. An existing file has to hold the same.
         tasks: all tasks of the evaluation, in order.
 
     Raises:
@@ -52,11 +52,11 @@ class TrajectoryFile:
             raise
 
     def append(self, index: int, trajectory: Trajectory) -> None:
-        """Write the result of task ``index``; what JSON does not know becomes its text."""
+        """Write the result of task ``index``; a value that JSON does not know becomes its text."""
         self._write({"index": index, **plain_json(trajectory.to_dict())})
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file, and release its lock."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -173,9 +173,9 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def plain_json(value: Any) -> Any:
-    """The value as it will be read again: what JSON does not know, keys too, becomes its text."""
+    """The value as it will be read again: a value or key that JSON does not know becomes its text."""
     if isinstance(value, Mapping):
-        return {str(key): plain_json(each) for key, each in value.items()}
+        return {str(key): plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain_json(each) for each in value]
+        return [plain_json(item) for item in value]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -1,4 +1,4 @@
-"""How answers are judged."""
+"""Reward functions: they judge answers."""
 
 from environments.rewards.base import RewardFunction, RewardOutput
 from environments.rewards.code.reward import code_reward_fn

@@ -1,4 +1,4 @@
-"""What a reward function takes and returns."""
+"""The protocol of reward functions, and their output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from environments.errors import EnvironmentFailure
 
 @dataclass(frozen=True)
 class RewardOutput:
-    """The verdict on one answer. ``metadata`` says how it came about."""
+    """The verdict on one answer. ``metadata`` gives the reasons."""
 
     reward: float
     metadata: dict[str, Any] = field(default_factory=dict)

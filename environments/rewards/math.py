@@ -46,8 +46,8 @@ def math_reward_fn(
     other way to give one. The ground truth is a text, a number, or a list of these of which any will do.
     Numbers are compared exactly: 0.50, 1/2 and \frac{1}{2} are equal, and so are 1,000 and 1000, 1 1/2 and
     1.5, 2e3 and 2\times10^3. A percent sign at the end is a unit: 50\% is 50. So is a \text{...} after a
-    number, unless the other side has another one. Words are compared as text, in upper or lower case. What is
-    not equal as a number or a text is an expression, and math-verify decides, which rounds irrational
+    number, unless the other side has another one. Words are compared as text, in upper or lower case. Two
+    that are not equal as numbers or texts are expressions, and math-verify decides, which rounds irrational
     numbers to six decimals. It runs in a process of its own for at most ``time_limit_seconds``; an answer
     that could not be graded is wrong, and ``metadata["error"]`` says why. ``metadata["judged_by"]`` is
     "number", "text" or "math-verify".
@@ -93,9 +93,9 @@ def equal_expressions(truths: list[str], answer: str) -> bool:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return what is inside the last ``\boxed{...}`` whose braces balance, or None."""
+    r"""Return the content of the last ``\boxed{...}`` whose braces balance, or None."""
     last: tuple[int, int] | None = None
-    open_braces: list[tuple[int, bool]] = []  # where each begins, and whether a box does
+    open_braces: list[tuple[int, bool]] = []  # the position of a brace, and whether a box begins there
     for token in re.finditer(r"\\(?:boxed|fbox)\s*\{|\\[{}]|[{}]", text):  # "\{" is a sign, not a brace
         if token[0] == "}" and open_braces:
             start, is_box = open_braces.pop()
@@ -107,14 +107,14 @@ def last_boxed(text: str) -> str | None:
 
 
 class Reading(NamedTuple):
-    """What a text says: its value, exactly if it is a number, and the ``\\text{...}`` at its end, if any."""
+    """A parsed answer: its value, exact if it is a number, and the ``\\text{...}`` at its end, if any."""
 
     value: Fraction | str
     ending: str
 
 
 def read(text: str) -> Reading:
-    """Return what ``text`` says without LaTeX's trimmings; the unit of a number is not part of its value."""
+    """Parse ``text`` without LaTeX's trimmings; the unit of a number is not part of its value."""
     plain = _plain(text)
     rest, _, last = plain.rpartition(r"\text")
     match = re.fullmatch(r" ?\{([^{}]*)\}", last) if rest.strip() else None
@@ -126,10 +126,10 @@ def read(text: str) -> Reading:
 
 
 def expected_texts(truths: Any) -> list[str]:
-    """Return what a text, a number, or a list of these expects, without those that say nothing.
+    """Return the expected answers in a text, a number, or a list of these, without empty ones.
 
     Raises:
-        DatasetError: something is neither, such as a dict: no answer could ever equal the text of it.
+        DatasetError: one is of another type, such as a dict: no answer could ever equal its text.
     """
     truths = truths if isinstance(truths, list | tuple) else [truths]
     for truth in truths:
@@ -161,13 +161,13 @@ def _same(answer: Reading, truth: Reading) -> bool:
 
 
 def _is_open(answer: Reading, truth: Reading) -> bool:
-    """Whether two that are not equal as written may still be equal as expressions."""
+    """Whether two texts that differ may still be equal as expressions."""
     if isinstance(answer.value, Fraction) and isinstance(truth.value, Fraction):
         return False
     texts = str(answer.value), str(truth.value)
     if not all(0 < len(text) <= _MAX_LENGTH for text in texts) or _are_words(*texts):
         return False
-    # math-verify drops the texts at the end, even where they are what the answer says.
+    # math-verify drops the texts at the end, even where they are the answer.
     if _endings_differ(answer, truth) or not (_may_be_unit(answer.ending) and _may_be_unit(truth.ending)):
         return False
     # x and X are two symbols, math-verify takes them for one.
@@ -175,7 +175,7 @@ def _is_open(answer: Reading, truth: Reading) -> bool:
 
 
 def _endings_differ(answer: Reading, truth: Reading) -> bool:
-    """Whether both have one, and not the same: it is left out as often as not."""
+    """Whether both have a unit, and different ones: a missing unit is no difference."""
     return bool(answer.ending and truth.ending) and answer.ending != truth.ending
 
 
@@ -184,7 +184,7 @@ def _may_be_unit(ending: str) -> bool:
 
 
 def _are_words(*sides: Fraction | str) -> bool:
-    """Whether both are words, for math-verify products of letters: "no" would equal "on"."""
+    """Whether both are words. For math-verify they are products of letters: "no" would equal "on"."""
     return all(isinstance(side, str) and len(side) > 1 and side.isalpha() for side in sides)
 
 
@@ -197,7 +197,7 @@ def _plain(text: str) -> str:
 
 
 def _compact(plain: str) -> str:
-    """The text without the spaces that say nothing: 1 1/2 is not 11/2, and 100, 200 are two numbers."""
+    """The text without meaningless spaces: 1 1/2 is not 11/2, and 100, 200 are two numbers."""
     plain = re.sub(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf)\s*\{([^{}]*)\}", r"\1", plain)
     plain = re.sub(r"\\frac ?(\d) ?(?=\d)", r"\\frac\1", plain)
     return re.sub(r"\s+", " ", re.sub(r"(?<![\d,])\s+|\s+(?!\d)", "", plain))

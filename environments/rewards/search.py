@@ -24,7 +24,7 @@ def search_reward_fn(task_info: dict[str, Any], action: str) -> RewardOutput:
     does (Rajpurkar et al. 2016, "SQuAD"). An expected "yes", "no" or "noanswer" has to be
     matched exactly, as in HotpotQA.
 
-    What is expected is ``task_info["ground_truth"]``, or where that says nothing ``task_info["answer"]``: a
+    The expected answer is ``task_info["ground_truth"]``, or where that is empty ``task_info["answer"]``: a
     text, a number, or a list of these. The answer is looked for after the last ``</think>``: the last
     ``\boxed{...}``; if there is none, the last ``<answer>...</answer>``; and if there is none either, the
     last line that is not empty.
@@ -42,7 +42,7 @@ def search_reward_fn(task_info: dict[str, Any], action: str) -> RewardOutput:
 
 
 def extracted_answer(text: str) -> str:
-    """Return what ``text`` gives as its answer; empty if it gives none."""
+    """Return the answer in ``text``; empty if there is none."""
     text = text.rpartition("</think>")[2]
     boxed = last_boxed(text)
     if boxed is not None:

@@ -1,4 +1,4 @@
-"""The sandbox protocol: runs a Python program that nobody has checked, and tells how it ended.
+"""The sandbox protocol: runs an unchecked Python program, and returns its output and its ending.
 
 Used by the ``python`` tool and by the rewards for code. Which sandbox they use is their argument
 ``sandbox``: see ``make_sandbox``, and README.md in this folder.

@@ -1,10 +1,11 @@
-"""The inside of the sandbox: shuts itself in, then runs a program. Started as a script by ``sandbox``.
+"""The inside of the local sandbox: shuts itself in, then runs a program. Started as a script by ``local``.
 
-Two processes: the warder, which ``sandbox`` started, waits for the prisoner, which runs the program. On the
-status pipe the prisoner says ``{"isolated": bool}`` when the program is about to start, and closes its end;
-the warder says ``{"status": wait status, "cpu_seconds": float}`` when the program ended, and is then killed.
+Two processes: the warder, which ``local`` started, waits for the prisoner, which runs the program. On the
+status pipe the prisoner writes ``{"isolated": bool}`` when the program is about to start, and closes its end;
+the warder writes ``{"status": wait status, "cpu_seconds": float}`` when it ended, and is then killed.
 
-Only the standard library, and little of it: each import here delays every run.
+Only the standard library, and little of it: every import here delays every run. ``runner`` uses parts of
+this module in containers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PROGRAM_NAME = "main.py"
 NOBODY = 65534
 MAX_REPORT_BYTES = 16 << 20
 MAX_PROCESSES = "301"  # the least that the kernel takes
-PID_MAX_OF_NAMESPACES = (6, 14)  # before this version of Linux, kernel.pid_max is that of the whole machine
+PID_MAX_OF_NAMESPACES = (6, 14)  # before this version of Linux, kernel.pid_max holds for the machine
 HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 STANDARD_STREAMS = {"fd": "fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}  # of /dev, in /proc/self
 
@@ -55,13 +56,13 @@ def main() -> None:
     write("/proc/self/oom_score_adj", "1000")  # short of memory, the kernel shall end this, not a Ray actor
     apart = leave_namespaces()
     die_with_parent(order["parent"])
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # whatever the program starts stays below this process
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # all processes of the program stay below this one
     warder = os.getpid()
     prisoner = os.fork()
     if prisoner == 0:
-        die_with_parent(0 if apart else warder)  # seen from a namespace, what is outside has no number
+        die_with_parent(0 if apart else warder)  # seen from a namespace, a process outside has no number
         isolated = apart and hide_files(order["directory"], order["file_bytes"])
-        os.chdir(order["directory"])  # again: we stood in what the new one covers
+        os.chdir(order["directory"])  # again: the new root covers the directory that we stood in
         give_up_rights()
         set_limits(order)
         with open(order["program_fd"], encoding="utf-8") as program:
@@ -72,7 +73,7 @@ def main() -> None:
         return
     _, wait_status, usage = os.wait4(prisoner, 0)
     say(status, {"status": wait_status, "cpu_seconds": usage.ru_utime + usage.ru_stime})
-    while True:  # until all below is found and killed, and this last
+    while True:  # until all processes below are found and killed, and this one last
         signal.pause()
 
 
@@ -81,7 +82,7 @@ def leave_namespaces() -> bool:
     user, group = os.getuid(), os.getgid()
     if libc.unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC) != 0:
         return False
-    # Not root, not even of its own namespace: what it starts would get the capabilities back.
+    # Not root, not even of its own namespace: programs that it executes would get the capabilities back.
     write("/proc/self/setgroups", "deny")
     write("/proc/self/gid_map", f"{NOBODY} {group} 1")
     write("/proc/self/uid_map", f"{NOBODY} {user} 1")
@@ -153,7 +154,7 @@ def hide_files(directory: str, file_bytes: int) -> bool:
 
 
 def seen_paths() -> list[str]:
-    """What exists of the system and of this interpreter's packages, without what lies in another of these."""
+    """Paths of the system and of this interpreter's packages that exist, without those inside another one."""
     own = (sys.prefix, sys.base_prefix)
     prefixes = dict.fromkeys(("/usr", "/usr/local", *own, *map(os.path.realpath, own)))
     paths = [os.path.join(prefix, part) for prefix in prefixes for part in PREFIX_PARTS]
@@ -161,7 +162,7 @@ def seen_paths() -> list[str]:
     paths += [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if os.path.isabs(path)]
     paths += [*SYSTEM_FOLDERS, *(f"/etc/{name}" for name in SYSTEM_SETTINGS)]
     seen: list[str] = []
-    for path in sorted(map(os.path.normpath, paths)):  # an outer folder stands before what it holds
+    for path in sorted(map(os.path.normpath, paths)):  # an outer folder stands before its content
         within = any(path == other or path.startswith(f"{other}/") for other in seen)
         if path != "/" and not within and os.path.exists(path):
             seen.append(path)
@@ -213,7 +214,7 @@ def run(source: str, report_fd: int) -> None:
     sys.excepthook = show_error
     sys.argv[:] = [PROGRAM_NAME]
     sys.path.insert(0, os.getcwd())
-    for stream in (sys.stdout, sys.stderr):  # what was printed before a time-out shall be seen
+    for stream in (sys.stdout, sys.stderr):  # so that output before a time-out is kept
         assert isinstance(stream, io.TextIOWrapper)
         stream.reconfigure(line_buffering=True, errors="backslashreplace")
     module = types.ModuleType("__main__")

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 _EXIT_SECONDS = 5.0  # for a container to go away by itself once its reply is here
 _STOP_SECONDS = 30.0
 _MAX_LINE_BYTES = 1 << 16
-_MAX_NOISE_BYTES = 1 << 20  # what an image may print beside the runner's messages
-_MAX_SAID_BYTES = 2000  # kept of what the command itself says on stderr
+_MAX_NOISE_BYTES = 1 << 20  # of the image or the command, beside the runner's messages
+_MAX_SAID_BYTES = 2000  # kept of the command's own stderr
 _END_OF_KILLED = {"status": int(signal.SIGKILL), "cpu_seconds": 0.0}
 
 
@@ -187,7 +187,7 @@ class _Container:
         return message["end"], (stdout, stderr, report)
 
     def _next_message(self, deadline: float) -> dict[str, Any]:
-        """Return the runner's next message, without what the image or the command print besides."""
+        """Return the runner's next message, and skip lines of the image or the command."""
         noise = 0
         while not (line := self._next_line(deadline)).startswith(self._prefix):
             noise += len(line)
@@ -280,7 +280,7 @@ def _filled(field: str, template: Sequence[str], name: str, limits: SandboxLimit
 
 
 def _given(name: str, source: str, stdin: str, limits: SandboxLimits) -> bytes:
-    """What the runner reads, see there."""
+    """The runner's input, see there."""
     program, data = source.encode("utf-8", "replace"), stdin.encode("utf-8", "replace")
     order = {"name": name, "program_bytes": len(program), "stdin_bytes": len(data), **asdict(limits)}
     header = json.dumps(order).encode()

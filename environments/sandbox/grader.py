@@ -40,17 +40,17 @@ class Grader:
 
     The child starts with the first call, imports ``imports`` once, and only then does a call's time begin
     to run. A child that does not answer in time, or dies, costs that call alone: the next one gets a fresh
-    child. Threads take turns, since a child of some 60 MB for each would cost more than they wait. A process
-    that forks starts a child of its own. The child ends when its parent does, at the latest one second
-    after the time limit of the call that it is busy with.
+    child. Threads take turns, since a child of some 60 MB per thread would cost more than the waiting.
+    A process that forks starts a child of its own. The child ends when its parent does, at the latest one
+    second after the time limit of its current call.
 
     Args:
         function: ``"module:name"``, importable from where this process imports. Its arguments and result
             have to be JSON.
         imports: Modules that the function imports when it runs.
         memory_bytes: The address space of the child; beyond it the function gets a MemoryError.
-        confined: Whether the child is shut in like a program in the sandbox, for a function that may be
-            led to run what it is given: no network, no other processes, no file that it can write but its
+        confined: Whether the child is shut in like a program in the local sandbox, for a function that may
+            execute its arguments: no network, no other processes, no file that it can write but its
             own, in memory. Where the kernel does not allow that, a warning says so.
     """
 
@@ -76,7 +76,7 @@ class Grader:
         """
         with self._lock:
             child = self._child if self._child and self._child.is_alive() else _Child(self._order)
-            self._child = None  # whatever happens now, a child that owes an answer is not used again
+            self._child = None  # in any case, a child that owes an answer is not used again
             try:
                 answer = child.ask(
                     {"arguments": arguments, "seconds": time_limit_seconds}, time_limit_seconds
@@ -119,7 +119,7 @@ class _Child:
                 [sys.executable, "-c", f"from {__name__} import serve; serve({theirs.fileno()})"],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # ours may be a command's answer
+                stdout=subprocess.DEVNULL,  # ours may be the output of a command
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
                 start_new_session=True,  # Ctrl-C is for us
             )
@@ -151,7 +151,7 @@ class _Child:
 
         Raises:
             TimeoutError: it did not come in time.
-            ConnectionError: the process died, or what it runs has written nonsense to us.
+            ConnectionError: the process died, or the function has written nonsense to our socket.
         """
         deadline = time.monotonic() + seconds
         self.connection.settimeout(max(seconds, 1e-3))
@@ -176,7 +176,7 @@ class _Child:
 
 
 def serve(descriptor: int) -> None:
-    """Be the child: prepare as the first message says, then answer each further one."""
+    """Be the child: prepare as the first message says, then answer every further message."""
     connection = socket.socket(fileno=descriptor)
     order = _receive(connection)
     if order is None:
@@ -188,7 +188,7 @@ def serve(descriptor: int) -> None:
         return
     function = pkgutil.resolve_name(order["function"])
     while (request := _receive(connection)) is not None:
-        # Should our parent be gone when this hangs: the kernel ends us, whether or not Python is able to.
+        # If this hangs when our parent is gone, the kernel ends us, even where Python cannot.
         signal.setitimer(signal.ITIMER_REAL, request["seconds"] + _ORPHAN_SECONDS)
         answer = _answer(function, *request["arguments"])
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -197,7 +197,7 @@ def serve(descriptor: int) -> None:
 
 def _shut_in() -> bool:
     """Go on in a process that the kernel keeps from everything else; return whether it does."""
-    # One for all, since nobody could remove it when we are killed; and each sees its own in its place.
+    # One folder for all graders, since a killed grader could not remove its own. Each mounts its own on it.
     directory = os.path.join(tempfile.gettempdir(), "troupe-grader")
     with suppress(OSError):
         os.makedirs(directory, exist_ok=True)

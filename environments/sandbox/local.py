@@ -118,7 +118,7 @@ class _Warder:
         os.close(self._status_fd)
         # Before it is reaped, so that its number cannot have become another's.
         if not self.isolated:  # else all others end with the first process of their namespace
-            self._signal(signal.SIGSTOP)  # not killed yet: what it is the parent of is found by it
+            self._signal(signal.SIGSTOP)  # not killed yet: its descendants are found by it
             _kill_started(self._process.pid, self._mark)
         self._signal(signal.SIGKILL)
         self._process.wait(_KILL_SECONDS)
@@ -147,7 +147,7 @@ class _Warder:
         return None if end is None else json.loads(end or '{"status": 9, "cpu_seconds": 0}')
 
     def _next_line(self, seconds: float) -> bytes | None:
-        """What the warder says next; empty if it is dead, None if it says nothing for ``seconds``."""
+        """The warder's next line; empty if it is dead, None if it writes none for ``seconds``."""
         deadline = time.monotonic() + seconds
         poll = select.poll()
         poll.register(self._status_fd, select.POLLIN)
@@ -164,7 +164,7 @@ class _Warder:
 
 
 def _environment(directory: str, mark: str) -> dict[str, str]:
-    """All that the program sees of our environment: no token, no key."""
+    """The program's environment variables. None of ours that may hold a token or a key."""
     name, _, value = mark.partition("=")
     kept = {key: os.environ[key] for key in _KEPT_VARIABLES if key in os.environ}
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
@@ -177,18 +177,18 @@ def _fill(file: IO[bytes], text: str) -> None:
 
 
 def _remove(directory: str) -> None:
-    """Remove what the program left: nothing at all where it was isolated."""
+    """Remove the directory. It is empty where the program was isolated."""
     try:
         os.rmdir(directory)
     except OSError:
-        # Not by shutil: it calls itself for each level, and a program may nest thousands.
+        # Not by shutil, which recurses: a program may nest thousands of folders.
         subprocess.run(["rm", "-rf", "--", directory], check=False, stderr=subprocess.DEVNULL)
         if os.path.exists(directory):
             logger.warning("Could not remove %s, which a program in the sandbox left behind.", directory)
 
 
 def _kill_started(warder: int, mark: str) -> None:
-    """Kill what descends from the warder, to which orphans fall, or inherited ``mark`` in its environment."""
+    """Kill the descendants of the warder, orphans too, and processes with ``mark`` in their environment."""
     deadline = time.monotonic() + _KILL_SECONDS
     while (started := _started(warder, mark.encode())) and time.monotonic() < deadline:
         for pid in started:
@@ -217,7 +217,7 @@ def _started(warder: int, mark: bytes) -> list[int]:
 
 @functools.cache
 def warn_of_no_isolation() -> None:
-    """Say, once in a process, that this machine cannot keep programs in."""
+    """Warn, once in a process, that this machine cannot isolate programs."""
     logger.warning(
         "This machine allows no user namespaces: programs in the sandbox can reach the network and other "
         "processes, and read and write all files of this user, also the answers that they are judged by. Run "

@@ -5,7 +5,7 @@ It reads from stdin, in this order: the size of the order in ``SIZE_DIGITS`` dig
 program; its stdin. It writes to stdout a line ``name {"started": true}`` when the program begins, and at its
 end a line ``name {"end", "sizes"}``, followed by ``sizes[0]`` bytes of the program's stdout, ``sizes[1]`` of
 its stderr and ``sizes[2]`` of its report. ``end`` is None for a program that was stopped at
-``timeout_seconds``. What else is on stdout, such as a greeting of the image, comes before the first line.
+``timeout_seconds``. Other lines, such as a greeting of the image, are skipped by ``command``.
 
 ``command`` sends this text and that of ``child`` as one argument of the interpreter, so that the image needs
 nothing but Python. Only the standard library.

@@ -35,7 +35,7 @@ TOOLS = {
 """The classes of the tools that come with Troupe, by name; imported when they are asked for."""
 
 NamedToolSource = type[Tool] | ToolFunction
-"""What can be given another name: a class, or a Python function with type hints and a docstring."""
+"""A tool that can be given another name: a class, or a Python function with type hints and a docstring."""
 
 ToolSource = str | Tool | MCPServer | NamedToolSource
 """Where tools come from: also a name from ``TOOLS``, a tool ready for use, or a server with all its tools."""
@@ -97,15 +97,15 @@ def _named(name: str, source: NamedToolSource) -> Tool:
         return FunctionTool(source, name)
     if not (isinstance(source, type) and issubclass(source, Tool)):
         raise ConfigError(
-            f"tool_map[{name!r}]={source!r} is no subclass of Tool and no function: pass one, or put what "
-            "has a name of its own into tools."
+            f"tool_map[{name!r}]={source!r} is no subclass of Tool and no function: pass one, or put a tool "
+            "that has a name of its own into tools."
         )
     parameters = inspect.signature(source).parameters
     takes_name = "name" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     tool = source(name=name) if takes_name else source()
     tool.name = name
     shown = tool.json["function"]["name"]
-    if shown != name:  # the model would call a name that nobody answers to
+    if shown != name:  # the model would call a tool that does not exist
         raise ConfigError(
             f"tool_map calls {source.__name__} {name!r}, but its json says {shown!r}: rename one."
         )

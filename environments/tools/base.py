@@ -1,4 +1,4 @@
-"""What a tool is, how it is called, and what it gives back."""
+"""The base class of tools, their calls and their outputs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from environments.errors import ConfigError, TroupeError
 logger = logging.getLogger(__name__)
 
 INVALID_TOOL_CALL = "invalid_tool_call"
-"""Name under which an agent passes on what no parser could read, as ``{"error": sentence}``."""
+"""Name under which an agent passes on a call that no parser could read, as ``{"error": sentence}``."""
 
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A model's wish to have a tool run."""
+    """A model's call of a tool."""
 
     name: str
     arguments: dict[str, Any]
@@ -51,7 +51,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ToolOutput:
-    """What a tool gives back: an output, or an error that the model can act on."""
+    """The result of a tool: an output, or an error that the model can act on."""
 
     name: str
     output: Any = None
@@ -129,7 +129,7 @@ class Tool:
 
     @property
     def _implementation(self) -> Callable[..., Any]:
-        """What the user has written."""
+        """The method or function that the user has written."""
         if type(self).forward is not Tool.forward:
             return self.forward
         if self.function is not None:
@@ -137,7 +137,7 @@ class Tool:
         return self.forward if type(self).async_forward is Tool.async_forward else self.async_forward
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> ToolOutput:
-        """Run ``forward``; whatever the model can have caused comes back as an error that it can read.
+        """Run ``forward``; an error that the model can have caused is returned as text for the model.
 
         An exception of ``forward`` is logged with its traceback. To end the rollout instead, because a
         service is down and no call could succeed, ``forward`` raises a TroupeError.
@@ -151,7 +151,7 @@ class Tool:
             if inspect.iscoroutine(output):
                 output = asyncio.run(output)
             result = output if isinstance(output, ToolOutput) else ToolOutput(self.name, output=output)
-            result.to_string()  # what cannot be told, such as a list within itself, is the tool's error too
+            result.to_string()  # an output without a text, such as a list within itself, is an error too
         except TroupeError:
             raise
         except Exception as error:

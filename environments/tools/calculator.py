@@ -13,7 +13,7 @@ from environments.tools.base import Tool, ToolOutput
 Number = int | float
 
 _MAX_LENGTH = 200
-_MAX_BITS = 4096  # about 1,233 digits; Python refuses to print above 4,300
+_MAX_BITS = 4096  # about 1,233 digits; Python does not print above 4,300
 
 _OPERATORS: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
     ast.Add: operator.add,
@@ -39,7 +39,7 @@ class CalculatorTool(Tool):
             return ToolOutput(self.name, error="the result is too large.")
         except ValueError as error:
             return ToolOutput(self.name, error=str(error))
-        # 15 digits are what a float holds for certain: 0.1+0.2 shall be 0.3.
+        # A float is exact to 15 digits: 0.1+0.2 shall be 0.3.
         return ToolOutput(self.name, output=float(f"{value:.15g}") if isinstance(value, float) else value)
 
 
@@ -56,7 +56,7 @@ def evaluate(expression: str) -> Number:
         raise ValueError(
             f"the expression has {len(expression)} characters, at most {_MAX_LENGTH} are allowed."
         )
-    # Models write 07; Python refuses it, because it was octal once.
+    # Models write 07, which is a syntax error in Python, because it was octal once.
     source = re.sub(r"(?<![\w.])0+(?=\d)", "", expression.strip())
     try:
         tree = ast.parse(source, mode="eval")

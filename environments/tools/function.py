@@ -73,7 +73,7 @@ class FunctionTool(Tool):
 
 
 def _arguments_of(function: ToolFunction, texts: dict[str, str]) -> tuple[TypeAdapter[Any], dict[str, Any]]:
-    """What checks the arguments of ``function``, and their JSON schema."""
+    """The pydantic adapter that checks the arguments of ``function``, and their JSON schema."""
     from pydantic import TypeAdapter
     from pydantic.errors import PydanticUserError
 
@@ -163,6 +163,6 @@ def _argument_texts(documentation: str) -> dict[str, str]:
 
 
 def _sentence(error: ValidationError) -> str:
-    """What pydantic found wrong, for the model: ``b: Input should be a valid integer``."""
+    """Pydantic's errors as a sentence for the model: ``b: Input should be a valid integer``."""
     found = error.errors(include_url=False, include_context=False)
-    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found)
+    return "; ".join(f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in found)

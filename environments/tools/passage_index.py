@@ -1,4 +1,4 @@
-"""An index of passages on disk: built once, by whoever comes first, and read by all processes of a node.
+"""An index of passages on disk: built once, by the first process that needs it, and read by all of a node.
 
 bm25s weighs the words when the index is built. Searching is a sum over its weights, done here by numpy on
 memory-mapped files: importing bm25s brings a compiler that takes 85 MB, in each actor.
@@ -24,7 +24,7 @@ from typing import Any
 from environments.errors import DatasetError, EnvironmentFailure
 
 FORMAT = "1"
-"""Part of an index's name; changes with the files, and with what counts as a word."""
+"""Part of an index's name; changes with the files, and with the rules for words."""
 
 _BUILD_SECONDS = 1800.0
 _POLL_SECONDS = 0.05
@@ -53,9 +53,10 @@ class Passage:
 class PassageIndex:
     """Finds the passages that share the rarest words with a query (BM25, in the variant of Lucene).
 
-    Words are what stands between spaces and punctuation, without case, accents and plural endings: for
-    languages that write words apart, English above all. Loading maps files into memory and copies nothing;
-    what is read lies in the page cache once, for all processes. Threads may search at the same time.
+    Words stand between spaces and punctuation, and are compared without case, accents and plural endings:
+    for languages that write words apart, English above all. Loading maps files into memory and copies
+    nothing; pages that were read are in the page cache once, for all processes. Threads may search at the
+    same time.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -133,7 +134,7 @@ def _build_once(folder: Path, rows: Callable[[], Iterable[dict[str, Any]]]) -> N
                 unfinished.rename(folder)
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)
-        lock.unlink(missing_ok=True)  # where the folder is, nobody needs the lock
+        lock.unlink(missing_ok=True)  # once the folder is there, the lock is not needed
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What agents share that answer, and answer again when they are told to."""
+"""The base of agents that answer a question, and answer again when they are asked to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from policies.agents.base import BaseAgent, split_thought
 
 
 class AnsweringAgent(BaseAgent):
-    """Asks what ``_request`` makes of each observation; the action is the whole response.
+    """Turns each observation into a user message by ``_request``; the action is the whole response.
 
     Args:
         accumulate_thinking: whether the thoughts of earlier turns stay in the history. Without them every

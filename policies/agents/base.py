@@ -14,14 +14,14 @@ class BaseAgent(ABC):
 
     The engine calls, in this order: ``reset``; ``update_from_env`` with the first observation (reward 0,
     not done); then per turn it samples an answer to ``chat_completions``, calls ``update_from_model`` with
-    it, and ``update_from_env`` with what the environment said, also after the last turn.
+    it, and ``update_from_env`` with the answer of the environment, also after the last turn.
 
     For all sampled tokens of a rollout to be trained as one sequence, an assistant message has to hold
     the response as it was given. An agent may rewrite its history; training then starts a new sequence.
     """
 
     needs_tool_calls: bool = False
-    """Whether it takes tool calls only from a server that has read them itself, and none from the text."""
+    """Whether it takes tool calls only from a server that parses them, and none from the text."""
 
     _trajectory: Trajectory
 
@@ -32,7 +32,7 @@ class BaseAgent(ABC):
 
     @property
     def trajectory(self) -> Trajectory:
-        """What was played since ``reset``: always the same object, so that steps can be appended to it."""
+        """The steps since ``reset``: always the same object, so that steps can be appended to it."""
         try:
             return self._trajectory
         except AttributeError:
@@ -54,14 +54,14 @@ class BaseAgent(ABC):
     def update_from_env(
         self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
     ) -> None:
-        """Take in what the environment said."""
+        """Take in the answer of the environment to the last action."""
 
     @abstractmethod
     def update_from_model(self, response: str, **kwargs: Any) -> Action:
-        """Append exactly one ``Step`` to ``trajectory.steps`` and return what to do.
+        """Append exactly one ``Step`` to ``trajectory.steps`` and return the action.
 
-        ``kwargs`` has ``tool_calls``, a list in the OpenAI shape, where the server has read calls from
-        what was sampled; ``response`` is the rest of the text then, and may be empty.
+        ``kwargs`` has ``tool_calls``, a list in the OpenAI shape, where the server has parsed calls from
+        the output; ``response`` is the rest of the text then, and may be empty.
         """
 
     @abstractmethod
@@ -75,10 +75,10 @@ class BaseAgent(ABC):
 
 
 def text_of(observation: Any, agent: BaseAgent) -> str:
-    """What ``agent`` shows the model of an observation: a dict's ``"question"``, all of anything else.
+    """The text of an observation for the model: a dict's ``"question"``, or all of another value.
 
     Raises:
-        AgentError: a dict has no question. To show all of it would tell the model the ground truth, too.
+        AgentError: a dict has no question. All of it is not shown, since it may hold the ground truth.
     """
     if not isinstance(observation, dict):
         return str(observation)
@@ -92,7 +92,7 @@ def text_of(observation: Any, agent: BaseAgent) -> str:
 
 
 def split_thought(response: str) -> tuple[str, str]:
-    """The thought of a thinking model and its answer: what stands before and after ``</think>``.
+    """The thought of a thinking model and its answer: the text before and after ``</think>``.
 
     Without ``</think>`` all of it is the answer.
     """

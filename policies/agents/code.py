@@ -15,7 +15,7 @@ REPAIR = "Find the mistake, and give the complete repaired program in one block 
 
 
 class CodingAgent(AnsweringAgent):
-    """Shows ``observation["question"]``, first the problem, then what failed; the action is the response.
+    """Shows ``observation["question"]``, first the problem, then failed tests; the action is the response.
 
     With ``remove_thinking=True`` the thoughts of earlier turns are taken out of the history, which makes
     every turn a training sequence of its own.

@@ -12,7 +12,7 @@ REVIEW = "Your previous answer may contain a mistake. Please review it."
 
 
 class MathAgent(AnsweringAgent):
-    """Asks ``observation["question"]``, later for a review; the action is the whole response.
+    """Shows ``observation["question"]``, and later asks for a review; the action is the whole response.
 
     With ``accumulate_thinking=False`` the thoughts of earlier turns are taken out of the history, which
     makes every turn a training sequence of its own.

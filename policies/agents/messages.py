@@ -1,4 +1,4 @@
-"""An agent for environments that say the whole conversation themselves."""
+"""An agent for environments whose observations are whole conversations."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class MessagesAgent(BaseAgent):
     the end of the system message, in the way of ``parser_name``, and the calls are read from the text.
     Calls get ids that count up from ``call_0``.
 
-    An environment hands back what the model said in its own form, without thoughts. Where it does, the
-    model sees its own words again, so that the prompt goes on from the sampled tokens.
+    An environment returns the model's messages in a form of its own, without thoughts. The agent puts the
+    original responses back, so that the prompt continues the sampled tokens.
     """
 
     def __init__(self, parser_name: str = "qwen") -> None:

@@ -59,15 +59,15 @@ class ToolParser(Protocol):
     """One model family's way of calling tools."""
 
     separator: str
-    """What stands between the system prompt and the tool prompt."""
+    """The text between the system prompt and the tool prompt."""
     tools_in: str
-    """Where its models are usually shown the tools: in the ``"system"`` message or by the ``"template"``."""
+    """The usual place for the tools of its models: the ``"system"`` message or the chat ``"template"``."""
     reads_text: bool
-    """Whether it finds calls in a text at all, and not only a server that reads them itself."""
+    """Whether it parses calls from the text. If not, only a server can parse them."""
 
     def parse(self, text: str) -> list[ToolCall]:
-        """The calls in ``text``, in order. A malformed one is a call named ``invalid_tool_call``, whose
-        argument ``error`` says what is wrong with it: the model shall hear of it."""
+        """The calls in ``text``, in order. A malformed one becomes a call named ``invalid_tool_call``, whose
+        argument ``error`` explains the fault to the model."""
         ...
 
     def get_tool_prompt(self, schemas: list[dict[str, Any]]) -> str:
@@ -95,7 +95,7 @@ class HermesParser:
 
 
 class HermesBriefParser(HermesParser):
-    """The same calls, explained in one line a tool: for small models whose context is dear."""
+    """The same calls, explained in one line a tool: for small models with a short context."""
 
     separator = " "
 
@@ -182,7 +182,7 @@ class Llama3JsonParser:
 
 
 class OpenAIParser:
-    """For servers that read the calls themselves: the text has none, and the request explains the tools."""
+    """For servers that parse the calls themselves: the text has none, and the request holds the tools."""
 
     separator = ""
     tools_in = "template"
@@ -248,7 +248,7 @@ def _read_object(call: Any, key: str) -> ToolCall:
 
 def _checked(name: str, arguments: Any) -> ToolCall:
     """A call whose arguments are an object, the JSON text of one as OpenAI has it, or null."""
-    name = encodable(name)  # half a character in it would make the next request impossible to send
+    name = encodable(name)  # with half a character in it, the next request could not be sent
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError, RecursionError):
             arguments = _DECODER.decode(arguments)

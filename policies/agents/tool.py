@@ -22,23 +22,23 @@ TOOL_SYSTEM_PROMPT = (
 
 
 class ToolAgent(BaseAgent):
-    """Explains the tools to the model, and reads its calls from the text or takes those that a server read.
+    """Explains the tools to the model, and parses its calls, unless the server has parsed them.
 
     The action is a list of calls in OpenAI's shape, ``{"id", "type": "function", "function": {"name",
     "arguments"}}`` with ``arguments`` as JSON text. A response without any call is the answer: one call
-    named ``finish`` with the argument ``response``. Malformed calls are handed on as ``invalid_tool_call``
+    named ``finish`` with the argument ``response``. Malformed calls are passed on as ``invalid_tool_call``
     so that the environment answers them with an error. Ids count up from ``call_0`` within a rollout, but
-    calls that a server has read keep theirs.
+    calls that a server has parsed keep theirs.
 
     Tools are names, functions with type hints, Tool classes or MCP servers (``tools``), or named in a
-    ``tool_map``, as for ``ToolEnvironment``. What stands before ``</think>`` is the thought; calls in it do
+    ``tool_map``, as for ``ToolEnvironment``. The text before ``</think>`` is the thought; calls in it do
     not count.
 
     Args:
         parser_name: how the model writes its calls: "qwen" (also "hermes", and "hermes-brief" with a short
-            explanation), "r1", "llama3-json", or "openai" for a server that reads them itself.
-        tools_in: who explains the tools: "system", the parser's text in the system message; or "template",
-            the model's chat template. By default the system message, except for "openai".
+            explanation), "r1", "llama3-json", or "openai" for a server that parses them itself.
+        tools_in: the place where the tools are explained: "system", the parser's text in the system message;
+            or "template", the model's chat template. By default the system message, except for "openai".
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ToolAgent(BaseAgent):
         return copy.deepcopy(self.messages)
 
     def _observation_messages(self, observation: Any) -> list[Message]:
-        """Tool outputs as tool messages, any other text as a user message, nothing for nothing."""
+        """Tool outputs as tool messages, any other text as a user message, and none if it is empty."""
         if observation is None or observation in ("", {}):
             return []
         if isinstance(observation, dict) and "tool_outputs" in observation:
@@ -114,7 +114,7 @@ class ToolAgent(BaseAgent):
         return [{"role": "user", "content": text_of(observation, self)}]
 
     def _checked(self, call: dict[str, Any]) -> dict[str, Any]:
-        """A call that a server has read; a malformed one would make the server refuse the whole history."""
+        """A parsed call of the server, which would reject a history with a malformed one."""
         call_id = call.get("id")
         try:
             read = ToolCall.from_openai(call)

@@ -77,4 +77,4 @@ def test_an_engine_that_does_not_run_fails_the_rollout_and_costs_no_reward(
     trajectory = play(container_sandbox(tmp_path, "no-engine"))
     assert trajectory.termination_reason is TerminationReason.ENV_ERROR
     assert "Cannot connect to the daemon" in str(trajectory.error)
-    assert trajectory.steps == []
+    assert trajectory.failed

@@ -299,7 +299,7 @@ class HoldsALock(Sound):
         (PlainFromDict, ["put @staticmethod above it"]),
         (ForgetsToReturn, ["from_dict returned None: it has to return the environment"]),
         (Pops, ["from_dict changes the dict", "not info.pop(key)"]),
-        (ChangesWithin, ["from_dict changes the dict", "copy what you are going to change"]),
+        (ChangesWithin, ["from_dict changes the dict", "before you change them"]),
         (KnowsOnlyItsKeys, ["unexpected keyword argument 'a_column_for_nobody'", "ignore the rest"]),
         (OtherColumn, ["raised KeyError: 'wrod'", "with the keys seed, word, letters"]),
         (RaisesInReset, ["reset() raised RuntimeError: no ink", 'raise RuntimeError("no ink")']),

@@ -402,7 +402,7 @@ def test_a_message_is_extended_only_if_the_template_ends_it_as_the_model_did(
 
 def test_refusal_of_the_template_names_the_remedy(llama: ChatRenderer) -> None:
     twice: Message = {"role": "assistant", "content": "", "tool_calls": [TOOL_CALL, TOOL_CALL]}
-    with pytest.raises(AgentError, match=r"refuses the agent's messages .*single tool-calls"):
+    with pytest.raises(AgentError, match=r"rejects the agent's messages .*single tool-calls"):
         llama.request_ids(SampleRequest(messages=[QUESTION, twice]))
 
 
@@ -417,7 +417,7 @@ def test_refusal_of_the_template_names_the_remedy(llama: ChatRenderer) -> None:
     ids=["content that is no text", "no content", "call without a function", "arguments that are no JSON"],
 )
 def test_message_that_cannot_be_rendered_is_the_agents_fault(message: Message) -> None:
-    with pytest.raises(AgentError, match="refuses the agent's messages"):
+    with pytest.raises(AgentError, match="rejects the agent's messages"):
         renderer(QWEN2_5).request_ids(SampleRequest(messages=[QUESTION, message]))
 
 

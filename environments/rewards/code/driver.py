@@ -4,8 +4,8 @@ Reads from stdin, which is a file: the size of a plan in ``SIZE_DIGITS`` digits;
 source, "seconds": float, "tests": [{"kind", "function", "max_bytes", "start", "size"}]}``; and the inputs of
 the tests as JSON, each ``size`` bytes that begin ``start`` bytes after the plan. Writes a line per test,
 ``{"text": str, "error": str | null}``. Each test runs in a fork of its own, so that a hang, a crash or an
-exit ends that test alone. No verdict is made here: for ``stdin`` the text is what the solution printed, for
-``call`` its result as JSON; what is expected of these is not known here.
+exit ends that test alone. No verdict is made here: for ``stdin`` the text is the output of the solution, for
+``call`` its result as JSON; the expected ones are not known here.
 
 For ``assert``, test code has to run, so the fork is two: the tests in one process, the solution in another,
 which is asked by pipe and answers with plain values. No exit, ``__eq__`` or patch of it reaches the tests,
@@ -39,7 +39,7 @@ TESTS = "tests.py"
 PASSED = "passed"
 MAX_ERROR_BYTES = 2000
 
-# What solutions of the public sets take for granted.
+# Names that solutions of the public sets use without importing them.
 PRELUDE = """\
 import bisect, collections, functools, heapq, itertools, math, operator, random, re, string, sys
 from bisect import *
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def wait(pid: int, seconds: float) -> str | None:
-    """Wait until a fork ended, kill what is left of its group, and say what went wrong with it."""
+    """Wait until a fork ended, kill the rest of its group, and describe its error, if any."""
     deadline = time.monotonic() + seconds
     with suppress(PermissionError, ProcessLookupError):  # it was faster to do it itself
         os.setpgid(pid, pid)
@@ -138,7 +138,7 @@ def read_input(test: dict[str, Any]) -> str:
 
 
 def redirect(files: tuple[int, int, int], test: dict[str, Any], given: str = "") -> None:
-    """Give this fork standard streams and an output limit of its own, and close what the plan came from."""
+    """Give this fork standard streams and an output limit of its own, and close the file of the plan."""
     inputs, result, errors = files
     if test["kind"] == "stdin":
         os.write(inputs, given.encode("utf-8", "replace"))
@@ -159,13 +159,13 @@ def execute(source: str, file: str, name: str, names: dict[str, Any]) -> dict[st
     module = types.ModuleType(name)
     sys.modules[name] = module
     vars(module).update(names)
-    sys.setrecursionlimit(10_000)  # what judges of programming contests allow
+    sys.setrecursionlimit(10_000)  # as judges of programming contests allow
     exec(compile(source, file, "exec"), vars(module))
     return vars(module)
 
 
 def own_names(solution: str, prelude: dict[str, Any]) -> dict[str, Any]:
-    """What a solution defines."""
+    """The names that a solution defines."""
     names = execute(solution, SOLUTION, "solution", prelude)
     return {name: value for name, value in names.items() if value is not prelude.get(name)}
 
@@ -180,10 +180,10 @@ def find(names: dict[str, Any], function: str) -> Callable[..., Any]:
 
 
 def jsonable(value: Any) -> Any:
-    """Plain data like ``value``: what can be iterated over becomes a list, keys become texts.
+    """Plain data like ``value``: iterables become lists, keys become texts.
 
     Raises:
-        TypeError: it holds something else.
+        TypeError: it holds an object of another type.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -217,7 +217,7 @@ def meant_names(source: str, function: str | None, prelude: dict[str, Any]) -> s
     """The names by which tests mean the solution, also where a builtin or the prelude has the same.
 
     The one that the task says, and those that the tests import; else, where they use no name that is the
-    solution's for certain, what they call first, as in ``assert sum(10, 15) == 25``.
+    solution's for certain, the first name that they call, as in ``assert sum(10, 15) == 25``.
     """
     nodes = list(ast.walk(ast.parse(source, TESTS)))
     imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module == "solution"]

@@ -1,4 +1,4 @@
-"""Objects of one process, used in another that trusts it with nothing: the solution's, in the tests'.
+"""Proxies by which the tests use objects of the solution, which runs in another process and is not trusted.
 
 Part of ``driver``, and so of a program in the sandbox: the standard library is all that there is.
 """
@@ -19,7 +19,7 @@ from typing import IO, Any
 NAMES = "__names__"
 OPERATORS_NUMBER = 1
 OWN_MODULES = ("solution", "tests")
-# What the value of a subclass is as that of the built-in type, whatever the subclass says of itself.
+# The value of a subclass as that of its built-in type, whichever methods the subclass overrides.
 BASE_VALUES: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,
     float: float.__float__,
@@ -207,9 +207,9 @@ class Line:
 class Remote:
     """An object of the solution, seen from the tests. Its methods and operators run where it is.
 
-    But none runs on what the tests compare it with: an object whose difference from anything is 0 would pass
-    every test. So operators work between objects of the solution; with a value of the tests, one counts as
-    the value of the built-in type that it is of a subclass of, if there is one, whatever it says itself.
+    But its operators do not run on values of the tests: an object whose difference from anything is 0 would
+    pass every test. So operators work between objects of the solution. Beside a value of the tests, an object
+    whose class derives from a built-in type counts as the value of that type; its own methods do not.
     """
 
     def __init__(self, line: Line, number: int) -> None:

@@ -18,9 +18,9 @@ from environments.rewards.base import RewardOutput
 from environments.sandbox.base import SandboxLimits, SandboxResult, SandboxSource, clip, make_sandbox
 
 TEST_SECONDS = 6.0
-"""What one test may take."""
+"""Time limit of one test."""
 TOTAL_SECONDS = 120.0
-"""What all tests of an answer may take together; those that are not reached count as failed."""
+"""Time limit of all tests of an answer together; tests that are not reached count as failed."""
 MAX_SHOWN = 500
 """Characters of an input or an output that a verdict shows."""
 MAX_FAILURES = 10
@@ -28,7 +28,7 @@ MAX_FAILURES = 10
 _DRIVER = Path(__file__).with_name("driver.py")
 _REMOTE = Path(__file__).with_name("remote.py")
 _LIMITS = SandboxLimits(cpu_seconds=60, file_bytes=256 << 20, output_bytes=256 << 20)
-_SPARE_BYTES = 64 << 10  # printed beyond twice what is expected, an output is wrong for certain
+_SPARE_BYTES = 64 << 10  # an output that is longer than twice the expected one by this is surely wrong
 _TOLERANCE = 1e-6
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 _SHAPES = (
@@ -44,7 +44,7 @@ class CodeTest:
 
     ``stdin``: the program prints ``expected`` when it reads ``input``. ``call``: ``function``, called with
     the JSON list ``input``, returns ``expected``. ``assert``: the source ``input`` runs through; ``function``
-    is what it knows as ``candidate``. What is not ``public`` is not shown to the model.
+    is known to it as ``candidate``. A test that is not ``public`` is not shown to the model.
     """
 
     kind: Literal["stdin", "call", "assert"]
@@ -130,8 +130,8 @@ def run_tests(
 ) -> list[Failure | None]:
     """Run ``code`` on each test in one run of ``sandbox``; return each test's failure, None where it passed.
 
-    The verdict is made here, from plain data: the sandbox never learns what output is expected, and what
-    runs the code never holds the assertions that another process of the sandbox makes.
+    The verdict is made here, from plain data: the expected output never enters the sandbox, and the process
+    that runs the code never holds the assertions, which another process of the sandbox makes.
     """
     limits = replace(_LIMITS, timeout_seconds=total_seconds)
     result = make_sandbox(sandbox).run(_program(), _plan(code, tests, test_seconds), limits)
@@ -156,7 +156,7 @@ def _program() -> str:
 
 
 def _plan(code: str, tests: Sequence[CodeTest], seconds: float) -> str:
-    """What the driver reads, see there. The inputs stand apart, so that it can read one at a time."""
+    """The driver's input, see there. The inputs of tests stand apart, so that it can read one at a time."""
     inputs = [json.dumps(test.input) for test in tests]  # ASCII, so that a character is a byte
     starts = accumulate(map(len, inputs), initial=0)
     places = zip(tests, starts, map(len, inputs), strict=False)  # one start more: the end of all
@@ -166,12 +166,12 @@ def _plan(code: str, tests: Sequence[CodeTest], seconds: float) -> str:
 
 
 def _order(test: CodeTest, start: int, size: int) -> dict[str, Any]:
-    """What the driver gets to know of a test: not what is expected, nor how long that is to the byte."""
+    """A test as the driver knows it: without the expected output, and without its exact length."""
     most = 2 * len(str(test.expected).encode("utf-8", "replace")) + _SPARE_BYTES
     return {
         "kind": test.kind,
         "function": test.function,
-        "max_bytes": 1 << most.bit_length(),  # else it would tell a yes from a no
+        "max_bytes": 1 << most.bit_length(),  # the exact length would tell a yes from a no
         "start": start,
         "size": size,
     }

@@ -1,4 +1,4 @@
-"""Where an MCP server is: what its tools and its connection both have to know."""
+"""The address of an MCP server, which its tools and its connection share."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ class ServerAddress:
         object.__setattr__(self, "args", tuple(str(arg) for arg in self.args))  # hashable
 
     def __str__(self) -> str:
-        """What to call the server in a message. It holds no secret: neither ``env`` nor ``headers``."""
+        """The server's name in messages. It holds no secret: neither ``env`` nor ``headers``."""
         return f"MCP server {self.url or ' '.join((str(self.command), *self.args))!r}"

@@ -1,7 +1,7 @@
 """This process's connections to MCP servers: at most one per server, made at the first use.
 
 The client belongs to the event loop that it was made in. So a connection has a thread with a loop of its
-own, and whoever calls a tool waits for the answer with a limit.
+own, and the thread that calls a tool waits for the answer with a limit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if os.getppid() == int(parent):
     os.execv(command[0], command)
 """
 """Turns into the server, which the kernel then ends when its parent is killed. Most servers end by
-themselves, because their input ends; one that is busy or does not care would stay behind."""
+themselves, because their input ends; one that is busy or ignores the end of its input would go on."""
 
 _connections: dict[ServerAddress, Connection] = {}
 _connections_lock = threading.Lock()
@@ -59,7 +59,7 @@ def connection(server: ServerAddress) -> Connection:
 
 
 class Connection:
-    """The way to one server. A session that was lost is replaced by the next call, with one try."""
+    """The connection to one server. A lost session is replaced at the next call, with one try."""
 
     def __init__(self, server: ServerAddress) -> None:
         self._server = server
@@ -67,7 +67,7 @@ class Connection:
         self._session: _Session | None = None
 
     def definitions(self) -> list[Tool]:
-        """What the server said of its tools when it was connected, or raise an EnvironmentFailure."""
+        """The tools that the server listed when it was connected, or raise an EnvironmentFailure."""
         with self._lock:
             return (self._session or self._live_session()).definitions
 
@@ -76,7 +76,7 @@ class Connection:
 
         Raises:
             TimeoutError: there was no answer in time.
-            MCPError, ConnectionError: the server refused the request, or ended before it answered.
+            MCPError, ConnectionError: the server rejected the request, or ended before it answered.
             EnvironmentFailure: the server had ended already, and there is no way to a new one.
         """
         with self._lock:
@@ -137,7 +137,7 @@ class _Session:
 
     @property
     def last_words(self) -> str:
-        """The end of what a server that we started wrote to stderr, as a sentence to append."""
+        """The end of the stderr of a server that we started, as a sentence to append."""
         text = self._stderr.text()
         return f" Its stderr ends with:\n{text}" if text else ""
 
@@ -156,7 +156,7 @@ class _Session:
             future.cancel()
 
     def answers(self) -> bool:
-        """Whether the server answers a simple question at once: if not, it is dead or as good as dead."""
+        """Whether the server lists its tools within ``_PROBE_SECONDS``; if not, it is treated as dead."""
         try:
             self.run(self.client.list_tools(cache_mode="bypass"), _PROBE_SECONDS)
         except Exception:
@@ -242,7 +242,7 @@ class _Tail:
         return os.fdopen(write_end, "w")
 
     def text(self) -> str:
-        """The lines so far; all, if whoever wrote them has just ended."""
+        """The lines so far; all of them, if the writer has just ended."""
         self._ended.wait(0.5)
         return "".join(self._lines)
 
@@ -265,7 +265,7 @@ async def _all_tools(client: Client) -> list[Tool]:
 
 
 def _reason(error: BaseException) -> str:
-    """What lies at the ground of an error that task groups have wrapped."""
+    """The root cause of an error that task groups have wrapped."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}".rstrip(".: ")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MCPServer(ServerAddress):
-    """Where an MCP server is. ``tools=[MCPServer(...)]`` stands for all tools that it has.
+    """The address of an MCP server. ``tools=[MCPServer(...)]`` stands for all tools that it has.
 
     With a ``command`` and its ``args``, each process that uses the server starts one of its own and speaks
     to it by stdio: the agent and the environment of an actor share it, and it ends with the process.
@@ -34,14 +34,14 @@ class MCPServer(ServerAddress):
         """Return the server's tools. The first use in a process connects; after that it costs nothing.
 
         Raises:
-            EnvironmentFailure: the server cannot be started or reached; its last words are in the message.
+            EnvironmentFailure: the server cannot be started or reached; the message ends with its stderr.
         """
         return [MCPTool(self, definition) for definition in connection(self).definitions()]
 
     def close(self) -> None:
         """End this process's connection, and the server that was started for it. A later use reconnects.
 
-        Nobody has to call this: both end with the process. It must not be called after each episode, since
+        Calling this is optional: both end with the process. It must not be called after each episode, since
         the next one would start the server anew.
         """
         connection(self).close()
@@ -63,7 +63,7 @@ class MCPTool(Tool):
         return {"type": "function", "function": function}
 
     def forward(self, /, **arguments: Any) -> ToolOutput:
-        """Have the server run the tool. An error is what it refuses or does not answer in time.
+        """Have the server run the tool. A call that it rejects or does not answer in time is an error.
 
         Raises:
             EnvironmentFailure: the server has ended, and cannot be started or reached again.
@@ -91,7 +91,7 @@ def _output(name: str, result: CallToolResult) -> ToolOutput:
 
 
 def _text(block: ContentBlock) -> str:
-    """A block of content as text; what a model cannot read is described in a line."""
+    """A block of content as text; an image or other data is described in a line."""
     match block.type:
         case "text":
             return block.text
