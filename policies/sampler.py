@@ -255,7 +255,7 @@ class Sampler(ABC):
         raise SamplerError(f"{self.source} has no replicas that fetch requests.")
 
     def status(self) -> QueueStatus | None:
-        """What waits and which replicas are at work; ``None`` if only the server knows."""
+        """Waiting requests and live replicas; ``None`` if only the server knows."""
         return None
 
 

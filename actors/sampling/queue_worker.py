@@ -1,4 +1,4 @@
-"""A policy replica's connection to one sampling actor: it fetches requests and hands in answers."""
+"""A replica's side of a request queue: it fetches requests and delivers the engine's answers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from policies.engines.base import Engine
 from policies.sampler import TokenOutput, TokenRequest
 
 BATCH_SECONDS = 0.02
-"""How long an answer waits for others that can be handed in with it."""
+"""How long a finished answer waits for others, so that one poll delivers them together."""
 
 
 class QueueWorker:
-    """Calls a ``RequestQueue``: one call is always waiting there, and each takes along what is finished.
+    """Polls one ``RequestQueue``: one poll always waits there, and each delivers the finished answers.
 
     Args:
         replica: this replica's name, for messages.
-        engine: answers requests.
+        engine: samples.
         poll: the queue's ``poll``, wherever the queue is.
-        catch_up: loads the newest weights; asked for after a time in which this process may have stood still.
+        catch_up: loads the newest weights. Called when this process may have been stopped for a while.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class QueueWorker:
         self._newest_call: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
-        """There is something to tell, such as another version: call now."""
+        """Poll now: the queue has to learn of something, such as a new version."""
         self._news.set()
 
     async def run(self) -> None:
@@ -61,7 +61,7 @@ class QueueWorker:
                 if earlier is not None:
                     await earlier  # the queue ends it, now that there is a newer one
                 await self._news.wait()
-                if self._running:  # what is finished in the same moment goes along
+                if self._running:  # what finishes in the same moment is delivered with it
                     await asyncio.sleep(BATCH_SECONDS)
                 await self._catch_up_after_a_stop(start)
         finally:
@@ -69,7 +69,7 @@ class QueueWorker:
                 task.cancel()
 
     def _call_ended(self, call: asyncio.Task[None]) -> None:
-        if call is self._newest_call:  # else it was ended by a newer one, which is no reason for another
+        if call is self._newest_call:  # an older one was ended by a newer one: no reason to poll again
             self._news.set()
 
     async def _call(self) -> None:
@@ -85,7 +85,7 @@ class QueueWorker:
             self._running[ticket] = asyncio.create_task(self._answer(ticket, request))
 
     async def _catch_up_after_a_stop(self, start: float) -> None:
-        """Whoever has stood still does not know what was published meanwhile."""
+        """A process that was stopped has missed what was published meanwhile."""
         if time.monotonic() - start > LEASE_SECONDS:
             await self._catch_up()
 
@@ -95,7 +95,7 @@ class QueueWorker:
             answer = await self._engine.generate(request.prompt_ids, request.params)
         except (ConfigError, PromptTooLongError, LogprobError) as error:
             answer = error
-        except SamplerError:  # the engine's end, which is no answer: run() finds out
+        except SamplerError:  # the engine has failed: run() raises it
             self._news.set()
             return
         del self._running[ticket]

@@ -1,4 +1,4 @@
-"""Requests that wait for a policy replica to fetch them, and who is at work on which.
+"""Requests that wait for a replica of the policy server to fetch them, and those leased to one.
 
 Plain asyncio: the sampling actor owns a queue, ``QueueWorker`` is a replica's side of it.
 """
@@ -19,24 +19,23 @@ from policies.sampler import EngineStats, QueueStatus, ReplicaStatus, TokenOutpu
 BATCH_SECONDS = 0.01
 """How long a request waits for others that a replica can fetch with it."""
 LEASE_SECONDS = 3.0
-"""A replica that has not called for so long has stopped or died: others get its requests."""
+"""A replica that has not polled for this long has stopped or died: its requests go to others."""
 PATIENCE_SECONDS = 120.0
-"""A request that has waited for so long without any replica at work fails. Serve replaces one in less, if it
-can."""
+"""A request that has waited this long without a live replica fails. Serve replaces one in less, if it can."""
 MAX_ATTEMPTS = 4
-"""Replicas that may be lost over a request until it fails: it may be what ends them."""
+"""A request fails when this many replicas were lost while they had it: it may be the cause."""
 MAX_SESSIONS = 10_000
 """Conversations whose replica is remembered."""
 SLACK = 4
-"""Requests that a replica may have more than another one that is just not calling. A conversation leaves its
-replica if that has so many more than twice another's."""
+"""Requests that a replica may have more than another one whose next poll is due. A conversation leaves its
+replica if that has this many more than twice the requests of another."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """What a replica says when it calls: who it is, which version it samples with, and what is finished.
+    """What a replica reports with a poll: its name, its version, and its finished requests.
 
-    ``answers`` holds a ticket with the output for it, or with the error that this request alone has caused.
+    ``answers`` holds, by ticket, the output, or the error of this request alone.
     """
 
     replica: str
@@ -47,7 +46,7 @@ class ReplicaReport:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a replica is told: requests by ticket, and the tickets that it need not work on any more."""
+    """The answer to a poll: requests by ticket, and the tickets of requests to abort."""
 
     requests: Sequence[tuple[str, TokenRequest]] = ()
     revoked: Sequence[str] = ()
@@ -58,11 +57,11 @@ class _QueuedRequest:
     request: TokenRequest
     answer: asyncio.Future[TokenOutput]
     waited: float = 0.0
-    """Seconds without any replica at work."""
+    """Seconds without a live replica."""
     ticket: str = ""
     holder: _Replica | None = None
     lost: list[str] = field(default_factory=list)
-    """Replicas that had it and fell silent."""
+    """Replicas that were lost while they had it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -76,25 +75,25 @@ class _Replica:
     held: dict[str, _QueuedRequest] = field(default_factory=dict)
     """By ticket."""
     revoked: list[str] = field(default_factory=list)
-    call: asyncio.Future[Sequence[tuple[str, TokenRequest]]] | None = None
-    """Its call, while that waits for requests."""
+    poll: asyncio.Future[Sequence[tuple[str, TokenRequest]]] | None = None
+    """Its poll, while that waits for requests."""
 
     @property
-    def is_calling(self) -> bool:
-        return self.call is not None and not self.call.done()
+    def is_polling(self) -> bool:
+        return self.poll is not None and not self.poll.done()
 
 
 class RequestQueue:
-    """Gives each request to one replica at a time, and its first answer to whoever asked.
+    """Leases each request to one replica at a time, and returns the first answer.
 
-    A request goes to a replica that is calling, serves ``min_version`` and no older version than any other
-    replica does, and has the fewest requests, or hardly more than one that is just not calling; within a
-    conversation to the same one, as long as that is not overloaded. It is leased: from a replica that falls
-    silent it is taken, and what that one still answers is ignored.
+    A request goes to a replica that polls, serves ``min_version`` and the newest version that any replica
+    serves, and has the fewest requests, or hardly more than one whose next poll is due; within a conversation
+    to the same replica, as long as that is not overloaded. When a replica stops polling, its lease ends: the
+    request goes to another one, and a late answer is ignored.
 
     Args:
         name: of the policy server, for messages.
-        lease_seconds: see ``LEASE_SECONDS``. Calls are answered within a sixth of it.
+        lease_seconds: see ``LEASE_SECONDS``. Polls are answered within a sixth of it.
         patience_seconds: see ``PATIENCE_SECONDS``.
     """
 
@@ -115,18 +114,18 @@ class RequestQueue:
         self._watch: asyncio.Task[None] | None = None
 
     @property
-    def is_deserted(self) -> bool:
-        """Whether no replica calls, for now."""
+    def has_no_replica(self) -> bool:
+        """Whether no replica is live."""
         return not any(replica.is_live for replica in self._replicas.values())
 
-    # -- those who ask -------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------
 
     async def sample(self, request: TokenRequest) -> TokenOutput:
-        """Have ``request`` answered by some replica. If the caller goes away, nobody samples for it.
+        """Have ``request`` answered by a replica. If the caller is cancelled, the request is aborted.
 
         Raises:
             SamplerError: no replica is left, or too many were lost over this request.
-            ConfigError, PromptTooLongError: the replica's engine refuses it.
+            ConfigError, PromptTooLongError, LogprobError: the engine cannot answer this request.
         """
         self._keep_watch()
         loop = asyncio.get_running_loop()
@@ -152,28 +151,28 @@ class RequestQueue:
     # -- replicas ------------------------------------------------------------------------------------
 
     async def poll(self, report: ReplicaReport) -> Assignment:
-        """Take what a replica has finished, and return what it shall do next, as soon as there is something.
+        """Take a replica's finished answers, and return its next requests as soon as there are some.
 
-        Answered after ``lease_seconds / 6`` at the latest, so that silence means something. A replica's next
-        call ends the one before it.
+        Answered after ``lease_seconds / 6`` at the latest, so that a replica that does not poll again has
+        stopped. A replica's next poll ends the one before it.
         """
         self._keep_watch()
         replica = self._heard_from(report)
         for ticket, answer in report.answers:
             self._settle(replica, ticket, answer)
-        if replica.call is not None:
-            _end(replica.call)
-        call = replica.call = asyncio.get_running_loop().create_future()
+        if replica.poll is not None:
+            _end(replica.poll)
+        poll = replica.poll = asyncio.get_running_loop().create_future()
         if not self._gathering:
             self._hand_out()
         seconds = 0 if replica.revoked else self._hold_seconds
-        timer = asyncio.get_running_loop().call_later(seconds, _end, call)
+        timer = asyncio.get_running_loop().call_later(seconds, _end, poll)
         try:
-            requests = await call
+            requests = await poll
         finally:
             timer.cancel()
-            if replica.call is call:
-                replica.call = None
+            if replica.poll is poll:
+                replica.poll = None
         revoked, replica.revoked = replica.revoked, []
         return Assignment(requests, revoked)
 
@@ -202,14 +201,14 @@ class RequestQueue:
     # -- leases --------------------------------------------------------------------------------------
 
     def _hand_out(self) -> None:
-        """Give what waits to the replicas that are calling."""
+        """Give the waiting requests to the replicas that poll."""
         current = [
             replica
             for replica in self._replicas.values()
             if replica.is_live and replica.version >= self._newest_version
         ]
         batches: dict[_Replica, list[tuple[str, TokenRequest]]] = {
-            replica: [] for replica in current if replica.is_calling
+            replica: [] for replica in current if replica.is_polling
         }
         if not batches or not self._waiting:
             return
@@ -223,23 +222,23 @@ class RequestQueue:
             replica.held[queued.ticket] = queued
             batches[replica].append((queued.ticket, queued.request))
         for replica, batch in batches.items():
-            if batch and replica.call is not None:
-                replica.call.set_result(batch)
-                replica.call = None
+            if batch and replica.poll is not None:
+                replica.poll.set_result(batch)
+                replica.poll = None
 
     def _choose(self, request: TokenRequest, current: Sequence[_Replica]) -> _Replica | None:
-        """Which of those that are calling gets ``request``; ``None`` if it had better wait."""
+        """The replica that gets ``request``; ``None`` if it should wait."""
         able = [replica for replica in current if replica.version >= request.min_version]
-        calling = [replica for replica in able if replica.is_calling]
-        if not calling:
+        polling = [replica for replica in able if replica.is_polling]
+        if not polling:
             return None
-        chosen = min(calling, key=_load)
+        chosen = min(polling, key=_load)
         usual = self._session_replicas.get(request.session_id)
         if usual in able and _load(usual) < 2 * _load(chosen) + SLACK:
-            return usual if usual.is_calling else None  # it calls again in a moment
+            return usual if usual.is_polling else None  # it polls again in a moment
         since = time.monotonic() - 2 * self._hold_seconds
         if any(_load(each) + SLACK <= _load(chosen) for each in able if each.heard > since):
-            return None  # so does one that has less to do
+            return None  # so does another one, which has fewer requests
         if request.session_id:
             self._session_replicas[request.session_id] = chosen
         if len(self._session_replicas) > MAX_SESSIONS:
@@ -260,14 +259,14 @@ class RequestQueue:
         while True:
             before = time.monotonic()
             await asyncio.sleep(self._hold_seconds)
-            # Where this process itself did not get to run, nobody else was silent.
+            # Time in which this process itself did not run does not count as a replica's silence.
             own_delay = time.monotonic() - before - self._hold_seconds
             for replica in self._replicas.values():
                 replica.heard += own_delay
                 if replica.is_live and time.monotonic() - replica.heard > self._lease_seconds:
                     self._end_leases(replica)
             self._hand_out()
-            if self.is_deserted:
+            if self.has_no_replica:
                 self._fail_the_oldest()
 
     def _end_leases(self, replica: _Replica) -> None:
@@ -285,7 +284,7 @@ class RequestQueue:
                 queued.answer.set_exception(SamplerError(text))
 
     def _fail_the_oldest(self) -> None:
-        """To be called at each tick without a replica at work."""
+        """To be called at each tick without a live replica."""
         now = time.monotonic()
         silent = [f"{each.name}, silent for {now - each.heard:.0f} s" for each in self._replicas.values()]
         text = (
@@ -316,10 +315,10 @@ class RequestQueue:
 
 
 def _load(replica: _Replica) -> int:
-    """Requests that it works on."""
+    """Requests that it has."""
     return len(replica.held)
 
 
-def _end(call: asyncio.Future[Sequence[tuple[str, TokenRequest]]]) -> None:
-    if not call.done():
-        call.set_result(())
+def _end(poll: asyncio.Future[Sequence[tuple[str, TokenRequest]]]) -> None:
+    if not poll.done():
+        poll.set_result(())

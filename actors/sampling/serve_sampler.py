@@ -61,7 +61,7 @@ class ServeSampler(Sampler):
         """Let the replicas know of this actor. Raises ``SamplerError`` if there is no such application."""
         if self._directory is None:
             self._directory = await self._find_directory()
-        if self._queue.is_deserted:
+        if self._queue.has_no_replica:
             await self._directory.add.remote(ray.get_runtime_context().current_actor)
 
     async def _find_directory(self) -> ray.actor.ActorHandle:

@@ -1,4 +1,4 @@
-"""The current policy as a Ray Serve application: it fetches what rollouts ask, and is an OpenAI server."""
+"""The current policy as a Ray Serve application: it samples for rollouts, and is an OpenAI server."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ http = FastAPI(title="Troupe policy server")
 
 
 @http.exception_handler(TroupeError)
-async def _refuse(_: Request, error: Exception) -> JSONResponse:
+async def _error(_: Request, error: Exception) -> JSONResponse:
     status, body = error_body(error)
     return JSONResponse(body, status_code=status)
 
 
 @http.exception_handler(RequestValidationError)
-async def _refuse_body(request: Request, error: RequestValidationError) -> JSONResponse:
-    return await _refuse(request, OpenAIError.from_validation(error.errors()))
+async def _validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
+    return await _error(request, OpenAIError.from_validation(error.errors()))
 
 
 # Serve copies the endpoints when it decorates the class, with the names that exist by then: these come first.
@@ -70,7 +70,7 @@ async def _respond(parts: AsyncGenerator[dict[str, Any], None], stream: bool | N
 
 
 class _EventStream(StreamingResponse):
-    """Server-sent events. However the response ends, its parts are closed: nothing is sampled for nobody."""
+    """Server-sent events. Requests of clients that have disconnected are aborted."""
 
     def __init__(self, first: dict[str, Any], rest: AsyncGenerator[dict[str, Any], None]) -> None:
         super().__init__(_events(first, rest), media_type="text/event-stream")

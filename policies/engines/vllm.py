@@ -1,7 +1,7 @@
 """The vLLM adapter: token ids in, token ids out, with exact log-probabilities and policy version.
 
-vLLM's engine runs in a thread of this process. Between two of its steps nothing is in motion, so that is
-where requests are added and weights are exchanged: an update is atomic without pausing anything, and every
+vLLM's engine runs in a thread of this process. Between two of its steps no request is being computed, so that
+is where requests are added and weights are exchanged: an update is atomic without pausing anything, and every
 token has exactly one version. This is the only module that imports vLLM.
 """
 
@@ -182,7 +182,7 @@ class VLLMEngine(Engine):
                 self._loop.call_soon_threadsafe(self._fail_all, error)
 
     def _drain_inbox(self) -> None:
-        """Do what was asked for; wait for work if there is nothing to sample."""
+        """Run the queued calls; wait for one if there is nothing to sample."""
         if not self._engine.has_unfinished_requests():
             self._inbox.get()()
         while not self._inbox.empty():
@@ -211,7 +211,9 @@ class VLLMEngine(Engine):
         self.version = version
         for request_id, running in list(self._running.items()):
             num_sampled = _num_sampled(self._engine, running)
-            if num_sampled == 0 and self._keeps_cache:  # it has nothing to keep, but its salt is the old one
+            if (
+                num_sampled == 0 and self._keeps_cache
+            ):  # it has no cache to keep, and its salt is that of the old version
                 self._engine.abort_request([running.vllm_id], internal=True)
                 self._add(request_id, running)
             else:
@@ -333,7 +335,7 @@ def _token_output(sampled: Any, running: _Running) -> TokenOutput:
 
 
 def _num_sampled(engine: LLMEngine, running: _Running) -> int:
-    """How many tokens were sampled so far, also of a request that tells nothing before its end.
+    """How many tokens were sampled so far, also of a request that is delivered as one output.
 
     Without asynchronous scheduling every token that was computed is counted here before the step returns.
     """
@@ -347,7 +349,7 @@ def _load_into_worker(worker: Any, buckets: Sequence[WeightBucket]) -> None:
 
     vLLM packs linear weights when it loads a model, so they are loaded layer by layer through the same
     path. On a CPU a tied output layer owns a packed copy of the embedding which that path forgets:
-    without the last loop it would go on with the old weights, silently.
+    without the last loop it would silently keep the old weights.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload

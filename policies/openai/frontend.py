@@ -131,7 +131,7 @@ class OpenAIFrontend:
         try:
             outputs = await asyncio.gather(*tasks)
         finally:
-            for task in tasks:  # where one choice fails, nobody waits for the others
+            for task in tasks:  # if one choice fails, the others are aborted
                 task.cancel()
         for index, (request, output) in enumerate(zip(requests, outputs, strict=True)):
             text = _before_stop(self._renderer.decode(output.token_ids), request.params.stop)

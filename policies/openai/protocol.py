@@ -1,7 +1,7 @@
-"""OpenAI's protocol, as far as Troupe serves it: what may be asked, and how it is refused.
+"""OpenAI's protocol, as far as Troupe serves it: the fields of requests, and the form of errors.
 
 Fields follow OpenAI's API reference; ``top_k`` and ``return_token_ids`` are vLLM's extensions. A field that
-is not served is refused by name: a parameter that is ignored in silence is an experiment gone wrong.
+is not served is an error that names it: an ignored parameter would spoil an experiment unnoticed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TEXT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
 
 class OpenAIError(TroupeError):
-    """A refusal in OpenAI's words: HTTP ``status``, error ``type``, and the ``param`` at fault."""
+    """An error in OpenAI's form: HTTP ``status``, error ``type``, and the ``param`` at fault."""
 
     def __init__(
         self,

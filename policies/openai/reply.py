@@ -1,7 +1,7 @@
-"""OpenAI's answers: sampled tokens in the words of one endpoint, whole or in chunks.
+"""OpenAI's answers: sampled tokens in the form of one endpoint, whole or in chunks.
 
-``token_ids`` and ``prompt_token_ids`` are vLLM's extensions. Troupe's are ``policy_version``, than which no
-token of the answer was sampled by an older one, and beside the token ids ``token_versions``.
+``token_ids`` and ``prompt_token_ids`` are vLLM's extensions. Troupe's are ``policy_version``, the oldest one
+that has sampled a token of the answer, and, with the token ids, ``token_versions``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REPLACEMENT_CHARACTER = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one choice gained: all of it, or what was sampled since the piece before."""
+    """A choice, or the part of it that was sampled since the piece before."""
 
     index: int
     request: TokenRequest
@@ -34,7 +34,7 @@ class Piece:
 
 
 class Reply:
-    """Puts what was sampled into the words of one endpoint."""
+    """Puts sampled tokens into the form of one endpoint."""
 
     id_prefix: ClassVar[str]
     whole_object: ClassVar[str]
@@ -65,7 +65,7 @@ class Reply:
         return {**self._chunk(_oldest_version(pieces), []), "usage": _usage(pieces, num_prompt_tokens)}
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
-        """Nothing where a piece has nothing to tell: its text is held back, its tokens are not asked for."""
+        """No chunk if the text of the piece is held back and the client has not asked for tokens."""
         tells_tokens = self._returns_token_ids or self._returns_logprobs
         if piece.text or piece.output.finish_reason or tells_tokens:
             yield self._chunk(piece.output.policy_version, [self._delta(piece)])

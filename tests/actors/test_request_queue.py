@@ -146,7 +146,7 @@ def test_work_is_spread_and_a_conversation_stays_where_it_is() -> None:
     run(test())
 
 
-def test_work_is_spread_though_only_one_of_the_replicas_is_calling_when_it_comes() -> None:
+def test_work_is_spread_though_only_one_of_the_replicas_polls_when_it_comes() -> None:
     async def test() -> None:
         there = RequestQueue("policy")
         await asyncio.gather(call(there, "a"), call(there, "b"))
@@ -227,7 +227,7 @@ def test_with_no_replica_at_work_requests_fail_and_the_silent_one_is_named() -> 
         for each in waiting:
             with pytest.raises(SamplerError, match=r"the only one \(pid 7\), silent for"):
                 await each
-        assert there.is_deserted
+        assert there.has_no_replica
 
     run(test())
 
