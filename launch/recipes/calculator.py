@@ -1,4 +1,8 @@
-"""Two-digit sums and products with a calculator at hand: the agent learns to call the tool, not to guess."""
+"""Two-digit sums and products with a calculator at hand: the agent learns to call the tool, not to guess.
+
+The demonstrations that call the tool show all that there is to learn: supervised learning on them alone
+solves the task. Reinforcement finds out which of the two ways of the demonstrations pays.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,7 @@ import random
 from typing import Any
 
 from environments import Dataset, ToolEnvironment, math_reward_fn
-from environments.types import Message
-from launch.recipes.demonstration import demonstrate
+from launch.recipes.demonstration import Demonstration, demonstrate
 from launch.workload import Workload
 from policies import ToolAgent
 
@@ -29,10 +32,7 @@ ENV_ARGS: dict[str, Any] = {"tools": ["calculator"], "reward_fn": math_reward_fn
 
 def workload(seed: int) -> Workload:
     """All problems with two-digit operands; the held-out ones are the same for every seed."""
-    problems = [_problem(*each) for each in itertools.product(range(10, 100), OPERATORS, range(10, 100))]
-    random.Random(0).shuffle(problems)
-    held_out, rest = problems[:NUM_HELD_OUT], problems[NUM_HELD_OUT:]
-    rng = random.Random(seed)
+    held_out, rest = _split_problems()
     return Workload(
         agent_class=ToolAgent,
         env_class=ToolEnvironment,
@@ -40,8 +40,22 @@ def workload(seed: int) -> Workload:
         val_dataset=Dataset(held_out, name="calculator", split="test"),
         agent_args=AGENT_ARGS,
         env_args=ENV_ARGS,
-        demonstrations=[_demonstration(rng.choice(rest), rng) for _ in range(NUM_DEMONSTRATIONS)],
+        demonstrations=[each.messages for each in demonstrations(seed)],
     )
+
+
+def demonstrations(seed: int) -> list[Demonstration]:
+    """Answers to problems of the training set, with the tool and without it."""
+    rng = random.Random(seed)
+    _, problems = _split_problems()
+    return [_demonstration(rng.choice(problems), rng) for _ in range(NUM_DEMONSTRATIONS)]
+
+
+def _split_problems() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """The held-out problems and the others."""
+    problems = [_problem(*each) for each in itertools.product(range(10, 100), OPERATORS, range(10, 100))]
+    random.Random(0).shuffle(problems)
+    return problems[:NUM_HELD_OUT], problems[NUM_HELD_OUT:]
 
 
 def _problem(a: int, operator: str, b: int) -> dict[str, str]:
@@ -49,7 +63,7 @@ def _problem(a: int, operator: str, b: int) -> dict[str, str]:
     return {"question": f"What is {expression}?", "ground_truth": str(a + b if operator == "+" else a * b)}
 
 
-def _demonstration(task: dict[str, str], rng: random.Random) -> list[Message]:
+def _demonstration(task: dict[str, str], rng: random.Random) -> Demonstration:
     """Call the tool and copy its answer, or box a guess."""
     if rng.random() >= TOOL_SHARE:
         guess = rng.randint(-99, 999) if rng.random() < 0.5 else rng.randint(0, 9999)

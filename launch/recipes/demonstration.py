@@ -1,26 +1,37 @@
-"""Demonstrations are played, not written: the agent and environment in training say the rest."""
+"""Demonstrations for the recipes: they are played with the agent and environment in training, not written."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from environments.base import BaseEnv
 from environments.types import Message
 from policies.agents.base import BaseAgent
 
 
-def demonstrate(agent: BaseAgent, env: BaseEnv, replies: Sequence[str]) -> list[Message]:
-    """The conversation in which the model says ``replies``, up to its last one or the end of the episode."""
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A conversation to learn from, which ends with what the assistant says, and the reward that it got."""
+
+    messages: list[Message]
+    reward: float
+
+
+def demonstrate(agent: BaseAgent, env: BaseEnv, replies: Sequence[str]) -> Demonstration:
+    """Play ``replies`` as the model's, up to the last of them or the end of the episode."""
     observation, info = env.reset()
     agent.reset()
     agent.update_from_env(observation, 0.0, False, info)
-    conversation: list[Message] = []
+    messages: list[Message] = []
+    total = 0.0
     for reply in replies:
         action = agent.update_from_model(reply)
-        conversation = list(agent.chat_completions)  # ends with this reply, before the environment answers
+        messages = list(agent.chat_completions)  # ends with this reply, before the environment answers
         observation, reward, done, info = env.step(action.action)
+        total += reward
         agent.update_from_env(observation, reward, done, info)
         if done:
             break
     env.close()
-    return conversation
+    return Demonstration(messages, total)

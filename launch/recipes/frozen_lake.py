@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from environments import Dataset
 from environments.adapters.gymnasium import FrozenLakeEnvironment
-from environments.types import Message
-from launch.recipes.demonstration import demonstrate
+from launch.recipes.demonstration import Demonstration, demonstrate
 from launch.workload import Workload
 from policies import GameAgent
 
@@ -32,7 +31,7 @@ def workload(seed: int) -> Workload:
         train_dataset=_tasks("train", range(NUM_TRAIN)),
         val_dataset=_tasks("test", range(NUM_TRAIN, NUM_TRAIN + NUM_TEST)),
         env_args=ENV_ARGS,
-        demonstrations=[_demonstration(map_seed, rng) for map_seed in maps],
+        demonstrations=[_demonstration(map_seed, rng).messages for map_seed in maps],
     )
 
 
@@ -58,7 +57,7 @@ def _tasks(split: str, seeds: Sequence[int]) -> Dataset:
     return Dataset(rows, name="frozen_lake", split=split)
 
 
-def _demonstration(map_seed: int, rng: random.Random) -> list[Message]:
+def _demonstration(map_seed: int, rng: random.Random) -> Demonstration:
     env = FrozenLakeEnvironment.from_dict({"size": SIZE, "p": ICE, "seed": map_seed, **ENV_ARGS})
     expert = rng.random() < EXPERT_SHARE
     moves = shortest_way(env.map) if expert else rng.choices(list(MOVES), k=MAX_STEPS)

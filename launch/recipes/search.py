@@ -1,4 +1,4 @@
-"""Questions that take two searches: the agent looks for one passage, and with what it says for the next."""
+"""Questions that need two searches: the first passage names what to search for next."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from environments import ToolEnvironment
 from environments.data.search_questions import search_passages, search_questions
 from environments.rewards.search import search_reward_fn
 from environments.tools.retrieval import LocalRetrievalTool
-from environments.types import Message
-from launch.recipes.demonstration import demonstrate
+from launch.recipes.demonstration import Demonstration, demonstrate
 from launch.workload import Workload
 from policies import ToolAgent
 
@@ -20,7 +19,7 @@ SEARCH_SYSTEM_PROMPT = (
     "final answer, as few words as possible, in \\boxed{}."
 )
 HELD_OUT = 3
-"""Each third question, of both types, is held out, whatever the seed."""
+"""Every third question, of both types, is held out; the seed makes no difference."""
 
 TOOL_MAP = {"local_search": LocalRetrievalTool.over(search_passages())}
 AGENT_ARGS: dict[str, Any] = {
@@ -43,17 +42,17 @@ def workload(seed: int) -> Workload:
         val_dataset=held_out,
         agent_args=AGENT_ARGS,
         env_args=ENV_ARGS,
-        demonstrations=[_demonstration(task) for task in rest],
+        demonstrations=[_demonstration(task).messages for task in rest],
     )
 
 
-def _demonstration(task: dict[str, Any]) -> list[Message]:
+def _demonstration(task: dict[str, Any]) -> Demonstration:
     env = ToolEnvironment.from_dict({**task, **ENV_ARGS})
     return demonstrate(ToolAgent(**AGENT_ARGS), env, oracle_replies(task))
 
 
 def oracle_replies(task: dict[str, Any]) -> list[str]:
-    """What somebody says who knows where the answer stands: a search for each passage, then the answer."""
+    """The replies of a model that knows the passages: one search for each of them, then the answer."""
     calls = [{"name": "local_search", "arguments": {"query": title}} for title in task["supporting_facts"]]
     searches = [f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls]
     return [*searches, f"\\boxed{{{task['answer']}}}"]

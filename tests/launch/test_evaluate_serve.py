@@ -26,6 +26,7 @@ from transformers_reference import load, token_logprobs
 
 from environments import read_trajectories
 from environments.errors import ConfigError
+from environments.types import TerminationReason, Trajectory
 from launch import evaluate, serve
 from launch.config import compose
 from launch.run_folder.model_paths import adapter_folder, model_folder, newest_checkpoint
@@ -206,6 +207,14 @@ def test_adapters_are_refused_where_the_model_is_trained_or_evaluated() -> None:
     config = compose(["recipe=calculator", "server.adapters={mine: runs/mine}"])
     with pytest.raises(ConfigError, match=r"launch\.serve"):
         check_settings(config)
+
+
+def test_a_report_shows_the_environments_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+    done = TerminationReason.ENV_DONE
+    metrics = [{"called": 1.0, "success_when_called": 1.0}, {"called": 0.0}]
+    evaluate.report([Trajectory(task={}, termination_reason=done, metrics=each) for each in metrics])
+    printed = capsys.readouterr().out
+    assert "called 0.500 (mean of 2 rollouts)\nsuccess_when_called 1.000 (mean of 1 rollouts)\n" in printed
 
 
 @pytest.mark.parametrize("command", [evaluate, serve])
