@@ -1,4 +1,8 @@
-"""Guess a number from 1 to 9 in four tries: many turns, and one reward at the end."""
+"""Find a number in a range that the question names, in four tries: many turns, and one reward at the end.
+
+A range is a decade without its first number, such as 4571 to 4579. The ranges of the evaluation occur
+neither in training nor in the demonstrations, most of which guess at random.
+"""
 
 from __future__ import annotations
 
@@ -6,51 +10,76 @@ import random
 
 from environments import Dataset
 from environments.text_games import GuessEnvironment
-from environments.types import Message
-from launch.recipes.demonstration import demonstrate
+from launch.recipes.demonstration import Demonstration, demonstrate
 from launch.workload import Workload
 from policies import GameAgent
 
-LOW, HIGH, MAX_GUESSES = 1, 9, 4
-NUM_DEMONSTRATIONS = 4000
-SEARCH_SHARE = 0.2
-"""Share of the demonstrations that search by halving; the others guess at random."""
+DECADES = range(100, 1000)
+MAX_GUESSES = 4
+NUM_HELD_OUT_RANGES = 100
+NUM_TRAIN, NUM_TEST, NUM_DEMONSTRATIONS = 1000, 200, 4000
+SEARCH_SHARE = 0.3
+"""Share of the demonstrations that halve the range with every guess; the others ignore the answers."""
 
-ENV_ARGS = {"low": LOW, "high": HIGH, "max_guesses": MAX_GUESSES}
+ENV_ARGS = {"max_guesses": MAX_GUESSES}
+Range = tuple[int, int]
+"""The lowest and the highest number."""
 
 
 def workload(seed: int) -> Workload:
-    """In training each rollout draws its own number; in evaluation all numbers come up in turn."""
-    rng = random.Random(seed)
+    """The held-out games are the same for every seed."""
+    held_out, rest = split_ranges()
     return Workload(
         agent_class=GameAgent,
         env_class=GuessEnvironment,
-        train_dataset=Dataset([{"game": index} for index in range(1000)], name="guess", split="train"),
-        val_dataset=Dataset(
-            [{"game": index, "secret": LOW + index % (HIGH - LOW + 1)} for index in range(200)],
-            name="guess",
-            split="test",
-        ),
+        train_dataset=Dataset(_training_tasks(rest, seed), name="guess", split="train"),
+        val_dataset=Dataset(_held_out_tasks(held_out), name="guess", split="test"),
         env_args=ENV_ARGS,
-        demonstrations=[_demonstration(rng) for _ in range(NUM_DEMONSTRATIONS)],
+        demonstrations=[each.messages for each in demonstrations(seed)],
     )
 
 
-def _demonstration(rng: random.Random) -> list[Message]:
-    secret = rng.randint(LOW, HIGH)
-    env = GuessEnvironment.from_dict({"secret": secret, **ENV_ARGS})
-    return demonstrate(
-        GameAgent(), env, _search(secret) if rng.random() < SEARCH_SHARE else _random_guesses(rng)
-    )
+def split_ranges() -> tuple[list[Range], list[Range]]:
+    """The held-out ranges, and those of training and demonstrations."""
+    ranges = [(10 * decade + 1, 10 * decade + 9) for decade in DECADES]
+    random.Random(0).shuffle(ranges)
+    return ranges[:NUM_HELD_OUT_RANGES], ranges[NUM_HELD_OUT_RANGES:]
 
 
-def _search(secret: int) -> list[str]:
-    low, high, guesses = LOW, HIGH, list[int]()
+def demonstrations(seed: int) -> list[Demonstration]:
+    """Games in the ranges of the training, won and lost."""
+    rng = random.Random(seed)
+    _, ranges = split_ranges()
+    return [_demonstration(*rng.choice(ranges), rng) for _ in range(NUM_DEMONSTRATIONS)]
+
+
+def _training_tasks(ranges: list[Range], seed: int) -> list[dict[str, int]]:
+    """The environment draws the secret, the same one for all members of a group."""
+    rng = random.Random(f"{seed}/tasks")
+    drawn = [rng.choice(ranges) for _ in range(NUM_TRAIN)]
+    return [{"game": index, "low": low, "high": high} for index, (low, high) in enumerate(drawn)]
+
+
+def _held_out_tasks(ranges: list[Range]) -> list[dict[str, int]]:
+    games = [(low, high, secret) for low, high in ranges for secret in range(low, high + 1)]
+    drawn = random.Random(0).sample(games, NUM_TEST)
+    return [{"low": low, "high": high, "secret": secret} for low, high, secret in drawn]
+
+
+def _demonstration(low: int, high: int, rng: random.Random) -> Demonstration:
+    secret = rng.randint(low, high)
+    if rng.random() < SEARCH_SHARE:
+        guesses = _search(low, high, secret)
+    else:
+        guesses = [rng.randint(low, high) for _ in range(MAX_GUESSES)]
+    env = GuessEnvironment.from_dict({"low": low, "high": high, "secret": secret, **ENV_ARGS})
+    return demonstrate(GameAgent(), env, [str(guess) for guess in guesses])
+
+
+def _search(low: int, high: int, secret: int) -> list[int]:
+    guesses: list[int] = []
     while not guesses or guesses[-1] != secret:
-        guesses.append((low + high) // 2)
-        low, high = (guesses[-1] + 1, high) if secret > guesses[-1] else (low, guesses[-1] - 1)
-    return [str(guess) for guess in guesses]
-
-
-def _random_guesses(rng: random.Random) -> list[str]:
-    return [str(rng.randint(LOW, HIGH)) for _ in range(MAX_GUESSES)]
+        guess = (low + high) // 2
+        guesses.append(guess)
+        low, high = (guess + 1, high) if secret > guess else (low, guess - 1)
+    return guesses
