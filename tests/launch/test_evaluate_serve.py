@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,10 @@ from environments import read_trajectories
 from environments.errors import ConfigError
 from environments.types import TerminationReason, Trajectory
 from launch import evaluate, serve
-from launch.config import compose
+from launch.config import TrainConfig, compose
 from launch.run_folder.model_paths import adapter_folder, model_folder, newest_checkpoint
 from launch.validation.settings import check_settings, check_training_settings
-from launch.validation.startup import check_evaluation
+from launch.validation.startup import check_evaluation, check_serving
 
 PROMPT = tuple(range(5, 40))
 ROOT = Path(__file__).resolve().parents[2]
@@ -222,6 +222,24 @@ def test_help_names_the_command_and_its_settings(command: Any, capsys: pytest.Ca
     assert command.main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert f"python -m {command.__name__}" in shown and "server.http_port=null" in shown
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "server.engine.name=vlm",
+        "server.engine.options.async_scheduling=true",
+        "server.engine={name: 'scripted_engine:ScriptedEngine', dtype: bfloat16}",
+    ],
+)
+@pytest.mark.parametrize("check", [check_evaluation, check_serving])
+def test_a_setting_that_the_engine_cannot_act_on_is_an_error_before_anything_starts(
+    check: Callable[[TrainConfig], None], override: str
+) -> None:
+    settings = ["model.path=some/model", f"server.http_port={free_port()}"]
+    check(compose(settings))
+    with pytest.raises(ConfigError, match=r"server\.engine\."):
+        check(compose([*settings, override]))
 
 
 # -- for real ------------------------------------------------------------------------------------------
