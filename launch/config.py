@@ -16,6 +16,8 @@ from actors.settings import FleetConfig, ServerConfig
 from environments.bounds import leaves, setting
 from environments.errors import ConfigError
 from environments.types import TerminationReason
+from policies.learning.algorithm import Algorithm
+from policies.learning.algorithms import resolve
 from policies.learning.settings import AlgorithmConfig, LearnerConfig, OptimizerConfig
 
 MASKABLE = [
@@ -167,6 +169,15 @@ class TrainConfig:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+
+def algorithm_of(config: TrainConfig) -> Algorithm:
+    """The objective of a run with every setting decided: some follow from how it rolls out.
+
+    Raises:
+        ConfigError: an unknown algorithm, a combination that makes no sense, or a setting without an effect.
+    """
+    return resolve(config.algorithm, config.rollout.max_response_tokens, config.rollout.max_staleness)
 
 
 # -- reading it ----------------------------------------------------------------------------------------

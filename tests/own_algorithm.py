@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from verl.trainer.ppo.core_algos import agg_loss
+from typing import TYPE_CHECKING, Any
 
 from environments.bounds import setting
 from policies.learning.algorithms import register_algorithm
 from policies.learning.registry import Recipe, register_estimator, register_loss
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass
@@ -48,6 +48,8 @@ def ratio_to_a_power(
     power: float,
     **others: Any,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
+    from verl.trainer.ppo.core_algos import agg_loss  # here: a configuration is checked without verl
+
     losses = -advantages * (power * (log_prob - old_log_prob)).exp()
     return agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info), {}
 

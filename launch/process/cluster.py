@@ -11,8 +11,7 @@ import ray
 
 from actors.ray_tools.connect import connect as join_or_start
 from environments.errors import ConfigError
-from launch.config import TrainConfig
-from policies.learning.algorithms import resolve
+from launch.config import TrainConfig, algorithm_of
 
 LOCAL_CPUS = 64
 """Ray's CPUs only count: on one machine they must not keep small actors from starting."""
@@ -92,7 +91,7 @@ def _needs(config: TrainConfig) -> dict[str, tuple[float, str]]:
         + num_replicas * config.server.num_cpus
         + num_actors * config.fleet.num_cpus_per_actor
     )
-    algorithm = resolve(config.algorithm, config.rollout.max_response_tokens)
+    algorithm = algorithm_of(config)
     num_groups = 2 if algorithm.uses_critic else 1  # on CPUs policy and critic share theirs
     gpus = num_replicas * config.server.engine.num_gpus + config.learner.num_workers * num_groups * on_gpu
     return {

@@ -21,7 +21,7 @@ from actors.serving.policy_server import PolicyApp, start_serve
 from actors.settings import ServerConfig
 from actors.weights.store import WeightStore
 from environments.errors import SamplerError
-from launch.config import RolloutConfig, TrainConfig
+from launch.config import RolloutConfig, TrainConfig, algorithm_of
 from launch.process import cluster
 from launch.process.interrupt import Interrupts
 from launch.reporting.tracker import Tracker
@@ -36,7 +36,6 @@ from launch.training.recovery import Recovery
 from launch.training.rollouts import Rollouts
 from launch.training.stages.base import Stage
 from launch.workload import Workload
-from policies.learning.algorithms import resolve
 from policies.learning.kl import KLController
 
 
@@ -64,7 +63,7 @@ def start(
         tracker.announce("It holds no checkpoint to resume from: a new run begins.")
     model_path = start_model(config, workload, recovery)
     end = join_cluster(config, tracker, interrupts, ending)
-    algorithm = resolve(config.algorithm, config.rollout.max_response_tokens)
+    algorithm = algorithm_of(config)
     store = WeightStore.options(**beside_driver()).remote()  # type: ignore[attr-defined]
     service = rollout_service(config, config.server, workload, model_path, store)
     services, pinned = [service], None

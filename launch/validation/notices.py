@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from launch.config import TrainConfig
-from policies.learning.correction import USUAL_TRUNCATION
+from launch.config import TrainConfig, algorithm_of
 from policies.learning.settings import CorrectionConfig
 
 
 def notices(config: TrainConfig) -> list[str]:
     """One sentence for each default or choice that may surprise. ``config`` has passed the checks."""
-    correction, staleness = config.algorithm.correction, config.rollout.max_staleness
-    if not staleness:
+    staleness, algorithm = config.rollout.max_staleness, algorithm_of(config)
+    if not staleness or algorithm.bypass:
         return []
     older = f"rollout.max_staleness={staleness} trains on tokens of policies up to {staleness} updates old"
-    if correction == CorrectionConfig():
-        return [
-            f"{older}. By default each token's loss is multiplied by an importance weight of at most "
-            f"{USUAL_TRUNCATION:g}; algorithm.correction.level=none switches that off."
-        ]
-    if correction.level == "none":
+    if not algorithm.policy_loss.uses_weights:
+        return [f"{older}, and the loss {algorithm.loss} takes no importance weights: nothing corrects that."]
+    if algorithm.correction_level is None:
         return [
             f"{older}, and algorithm.correction.level=none corrects nothing: a run may learn worse. The "
-            f"default is algorithm.correction.level=token with truncate_above={USUAL_TRUNCATION:g}."
+            "default is algorithm.correction.level=token with truncate_above=2."
+        ]
+    if config.algorithm.correction == CorrectionConfig():
+        return [
+            f"{older}. By default each token's loss is multiplied by an importance weight of at most "
+            f"{algorithm.truncate_above:g}; algorithm.correction.level=none switches that off."
         ]
     return []

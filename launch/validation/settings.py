@@ -5,10 +5,10 @@ from __future__ import annotations
 from actors.settings import ServerConfig
 from environments.bounds import check_bounds, check_choice
 from environments.errors import ConfigError
-from launch.config import TrainConfig
+from launch.config import TrainConfig, algorithm_of
 from launch.reporting.metrics import evaluation_metrics
 from policies.learning.algorithm import Algorithm
-from policies.learning.algorithms import check_group_size, resolve
+from policies.learning.algorithms import check_group_size
 from policies.learning.kl import check_kl_horizon
 from policies.learning.settings import CriticConfig, LoRAConfig, OptimizerConfig
 
@@ -20,7 +20,7 @@ def check_settings(config: TrainConfig) -> None:
         ConfigError: names the settings, their values and the remedy.
     """
     check_bounds(config)
-    algorithm = resolve(config.algorithm, config.rollout.max_response_tokens, config.rollout.max_staleness)
+    algorithm = algorithm_of(config)
     _check_optimizer("learner.optimizer", config.learner.optimizer)
     _check_optimizer("learner.critic.optimizer", config.learner.critic.optimizer)
     _check_optimizer("warm_start.optimizer", config.warm_start.optimizer)
@@ -39,7 +39,7 @@ def check_training_settings(config: TrainConfig) -> None:
     """
     check_settings(config)
     rollout = config.rollout
-    algorithm = resolve(config.algorithm, rollout.max_response_tokens, rollout.max_staleness)
+    algorithm = algorithm_of(config)
     check_group_size(algorithm, rollout.group_size)
     check_kl_horizon(algorithm, rollout.groups_per_step * rollout.group_size)
     if rollout.temperature == 0:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from launch.config import TrainConfig, compose
+from launch.config import TrainConfig, algorithm_of, compose
 from launch.validation.notices import notices
 
 
@@ -18,6 +18,10 @@ from launch.validation.notices import notices
         ),
         (["rollout.max_staleness=1", "algorithm.correction.level=none"], "level=none corrects nothing"),
         (["rollout.max_staleness=2", "algorithm.correction.level=sequence"], None),
+        (
+            ["rollout.max_staleness=2", "algorithm.name=own", "algorithm.module=own_algorithm"],
+            "the loss ratio_to_a_power takes no importance weights",
+        ),
         (["rollout.max_staleness=2", "algorithm.correction.mode=bypass"], None),
     ],
 )
@@ -28,6 +32,11 @@ def test_a_run_on_older_tokens_says_whether_it_corrects_them(
     assert len(found) == (sentence is not None)
     if sentence is not None:
         assert re.search(sentence, found[0])
+
+
+def test_the_run_corrects_what_it_says_that_it_corrects() -> None:
+    assert algorithm_of(compose(["rollout.max_staleness=2"])).correction_level == "token"
+    assert algorithm_of(compose([])).correction_level is None
 
 
 def test_the_defaults_need_no_notice() -> None:

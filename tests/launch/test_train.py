@@ -98,6 +98,7 @@ def test_rollouts_and_evaluations_go_on_while_the_learner_learns(
     assert [each["step"] for each in steps] == [1, 2, 3, 4]
     assert 0 < max(each["stream/staleness_max"] for each in steps) <= 2
     assert all(each[FRESH_MISMATCH] < 1e-3 for each in steps)
+    assert all("learn/weight_mean" in each for each in steps), "older tokens are corrected by default"
     evaluated = [each for each in records if "eval/reward_mean" in each]
     assert sorted(each["step"] for each in evaluated) == [0, 2, 4]
     assert CheckpointFolder(tmp_path, 1).best() is not None
