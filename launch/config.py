@@ -223,9 +223,11 @@ def as_train_config(tree: Any) -> TrainConfig:
     Raises:
         ConfigError: a key that ``TrainConfig`` does not have, or a value of the wrong type.
     """
+    from hydra.core.utils import setup_globals
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    setup_globals()  # for ${now:...}: a program that makes a TrainConfig has not started Hydra
     try:
         # Also for a ``TrainConfig``: its values may have any type, and its run.directory has no time yet.
         merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), tree)

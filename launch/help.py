@@ -64,6 +64,8 @@ def _as_typed(value: object) -> str:
     """A default as the command line takes it."""
     if value is None:
         return "null"
+    if isinstance(value, list):
+        return f"[{','.join(map(_as_typed, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from actors.ray_tools.background import in_background
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, owned_by, run_rollout
-from actors.sampling.backends import check_calls
-from actors.sampling.serve_sampler import ServeSampler
 from environments.errors import EnvironmentFailure
 from launch.workload import Workload
 from policies.sampler import SampleRequest, ScriptedSampler
@@ -45,6 +43,9 @@ def check_agent(workload: Workload) -> None:
         AgentError: the agent broke its contract.
         ConfigError: the agent cannot be played by a policy server.
     """
+    from actors.sampling.backends import check_calls
+    from actors.sampling.serve_sampler import ServeSampler  # both load Ray: --help would wait for it
+
     sampler = ScriptedSampler(lambda _messages: "0")
 
     def sample(request: SampleRequest) -> Any:
