@@ -39,8 +39,8 @@ T = TypeVar("T")
 
 RETRY_SECONDS = 1.0
 """Between two attempts to reach a sampling actor that Ray is starting anew."""
-# The engine's thread needs the interpreter's lock all the time, and each further thread of a replica takes it
-# away, as a line of log per request does.
+# The engine's thread needs the interpreter's lock all the time: each further thread of a replica slows it down,
+# and so does a line of log per request.
 REPLICA_ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 SWITCH_SECONDS = 0.0005
 LOGGING = {"enable_access_log": False}
@@ -97,18 +97,18 @@ def _event(part: dict[str, Any]) -> str:
 
 
 async def _end_application() -> None:
-    """Take down the application that this replica is of: the program that wanted it was killed.
+    """Delete the application of this replica, because the program that started it was killed.
 
-    Weight store and sampler directory have died with that program, Serve has not: it would start replicas of
-    it for ever.
+    Weight store and sampler directory have died with that program. Serve has not, and would start replicas
+    for ever.
     """
     name = serve.get_replica_context().app_name
-    logger.warning("The program that has started %s is gone: so this ends too.", name)
+    logger.warning("The program that has started %s is gone, so this application ends.", name)
     await asyncio.to_thread(serve.delete, name, _blocking=False)
 
 
 async def _unless_gone(call: Awaitable[T]) -> T:
-    """The result of ``call``; if the actor that it asks is dead, the application ends."""
+    """The result of ``call`` to an actor of the program. If the actor is dead, the application ends."""
     try:
         return await call
     except ActorDiedError:
@@ -145,8 +145,8 @@ class PolicyServer:
         )
         renderer = ChatRenderer(load_tokenizer(model_path))
         self._openai = OpenAIFrontend(model_name, renderer, self._engine, config.adapters)
-        self._links: dict[ray.actor.ActorHandle, QueueWorker] = {}
-        self._weights = WeightFollower(store, transport, self._engine, self._wake_links)
+        self._queue_workers: dict[ray.actor.ActorHandle, QueueWorker] = {}
+        self._weights = WeightFollower(store, transport, self._engine, self._wake_queue_workers)
         await _unless_gone(self._weights.catch_up())
         self._followers = [
             asyncio.create_task(_unless_gone(self._weights.run())),
@@ -155,9 +155,9 @@ class PolicyServer:
 
     # -- versions ------------------------------------------------------------------------------------
 
-    def _wake_links(self) -> None:
-        for link in self._links.values():
-            link.wake()
+    def _wake_queue_workers(self) -> None:
+        for worker in self._queue_workers.values():
+            worker.wake()
 
     async def serve_version(self, version: int) -> int:
         """Wait until ``version`` or a newer one is served, and return which."""
@@ -166,26 +166,28 @@ class PolicyServer:
         return self._engine.version
 
     def check_health(self) -> None:
-        """Serve replaces the replica if this raises: a dead engine, or one that no longer follows."""
+        """Serve replaces the replica if this raises: the engine has failed, or weights do not arrive."""
         self._engine.check_alive()
         for follower in self._followers:
             if follower.done():
-                raise SamplerError(f"The replica follows its program no longer: {follower.exception()!r}")
+                raise SamplerError(
+                    f"The replica no longer follows weights or sampling actors: {follower.exception()!r}"
+                )
 
-    # -- rollouts, whose requests are fetched --------------------------------------------------------
+    # -- rollouts ------------------------------------------------------------------------------------
 
     async def sampler_directory(self) -> ray.actor.ActorHandle:
         """The ``SamplerDirectory`` that sampling actors add themselves to."""
         return self._directory
 
     async def _follow_samplers(self) -> None:
-        """consumes sampling actors · waits for the directory · produces a link to each"""
+        """consumes sampling actors · waits for the directory · produces a ``QueueWorker`` for each"""
         newest = 0
         tasks = set()
         while True:
             for number, sampler in (await self._added_after(newest)).items():
                 newest = max(newest, number)
-                if sampler not in self._links:
+                if sampler not in self._queue_workers:
                     task = asyncio.create_task(self._sample_for(number, sampler))
                     tasks.add(task)  # asyncio itself keeps no reference to a running task
                     task.add_done_callback(tasks.discard)
@@ -193,31 +195,33 @@ class PolicyServer:
     async def _added_after(self, number: int) -> dict[int, ray.actor.ActorHandle]:
         try:
             return await self._directory.added_after.remote(number)
-        except ActorDiedError as error:  # the store has died, too, unless somebody has killed this one alone
+        except (
+            ActorDiedError
+        ) as error:  # mostly with its program; if it died alone, the program has to learn of it
             self._store.report.remote(SamplerError(f"The directory of sampling actors is gone: {error}"))
             raise
 
     async def _sample_for(self, number: int, sampler: ray.actor.ActorHandle) -> None:
-        """consumes a sampling actor's requests · waits for the actor · produces answers, until it is dead"""
+        """consumes a sampling actor's requests · waits for the actor · produces answers, until it dies"""
         replica_id = serve.get_replica_context().replica_id.unique_id
         name = f"{replica_id} (pid {os.getpid()} on {socket.gethostname()})"
         try:
             while True:
-                link = QueueWorker(name, self._engine, sampler.poll.remote, self._weights.catch_up)
-                self._links[sampler] = link
+                worker = QueueWorker(name, self._engine, sampler.poll.remote, self._weights.catch_up)
+                self._queue_workers[sampler] = worker
                 try:
-                    await link.run()
+                    await worker.run()
                 except ActorUnavailableError:
                     await asyncio.sleep(RETRY_SECONDS)
-        except RayError as error:  # one that lives on hears of no replica any more, and adds itself again
+        except RayError as error:  # if it is alive after all, it misses the replicas and adds itself again
             logger.info("A sampling actor is gone: %s", error)
             await self._directory.remove.remote(number)
         except SamplerError as error:  # check_health says so too, and Serve replaces this replica
             logger.error("The engine has failed: %s", error)
         finally:
-            self._links.pop(sampler, None)
+            self._queue_workers.pop(sampler, None)
 
-    # -- everyone else, over HTTP --------------------------------------------------------------------
+    # -- clients over HTTP ---------------------------------------------------------------------------
 
     @http.get("/v1/models")
     async def models(self) -> dict[str, Any]:
@@ -303,7 +307,7 @@ class PolicyApp:
         serve.get_app_handle(self.name).broadcast("serve_version", version).results()
 
     def check_replicas(self) -> None:
-        """Raise the error for which no replica could go on, if there was one: see ``WeightStore.report``."""
+        """Raise the error that replicas have reported, if there was one: see ``WeightStore.report``."""
         try:
             answers([self._store.check_followers.remote()], "The weight store")
         except RayTaskError as error:  # Ray's wrapper around it
