@@ -39,8 +39,8 @@ T = TypeVar("T")
 
 RETRY_SECONDS = 1.0
 """Between two attempts to reach a sampling actor that Ray is starting anew."""
-# The engine's thread needs the interpreter's lock all the time: each further thread of a replica slows it down,
-# and so does a line of log per request.
+# The engine's thread needs the interpreter's lock all the time: each further thread of a replica slows it
+# down, and so does a line of log per request.
 REPLICA_ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 SWITCH_SECONDS = 0.0005
 LOGGING = {"enable_access_log": False}
