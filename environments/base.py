@@ -108,7 +108,7 @@ class BaseEnv(ABC):
         return {}
 
     def close(self) -> None:  # noqa: B027  (optional on purpose)
-        """Free what the environment holds.
+        """Free the resources of the environment.
 
         Called once for every environment that was made, also after an error and at the time limit. It is not
         called when the process dies, or is killed in the middle of a rollout because the fleet ends. The
@@ -148,7 +148,7 @@ class MultiTurnEnvironment(BaseEnv):
         self.history: list[Any] = []
 
     def reset(self, task: Task | None = None) -> tuple[Task, dict[str, Any]]:
-        """Start anew, with ``task`` in place of the old one if it is given."""
+        """Start again, with ``task`` in place of the old one if it is given."""
         if task is not None:
             self.task = task
         self.current_turn = 0

@@ -71,7 +71,7 @@ class CodeEnvironment(MultiTurnEnvironment):
 
 
 def feedback(output: RewardOutput, max_tests: int) -> str:
-    """What a model is told about a wrong answer."""
+    """The text for a model about its wrong answer."""
     metadata = output.metadata
     if "failures" not in metadata:
         return f"Your answer is wrong. {metadata.get('error', '')}".rstrip()

@@ -51,7 +51,7 @@ def compute_pass_at_k(results: Iterable[Trajectory], ks: Sequence[int] | None = 
     """Estimate pass@k without bias, print the table, and return it.
 
     A problem is all trajectories with the same task; correct is a reward above 0, and a failed rollout
-    counts as an attempt that was not, whatever it had earned until then. The estimate is
+    counts as an incorrect attempt, even with a reward above 0. The estimate is
     1 - C(n-c, k) / C(n, k) for c correct of n samples (Chen et al. 2021, "Evaluating Large Language Models
     Trained on Code", equation 1).
 

@@ -1,8 +1,8 @@
 """The data that flows through Troupe, from a task to a group of finished trajectories.
 
 ``Action``, ``Step`` and ``Trajectory`` keep the names and call shapes of rLLM v0.1, so agents written
-against it run unchanged; they are mutable because agents fill them in as they play. What the engine
-itself produces (``Completion``, ``TrajectoryGroup``) is frozen: sampled tokens must not be edited.
+against it run unchanged; they are mutable because agents fill them in as they play. The
+products of the engine (``Completion``, ``TrajectoryGroup``) are frozen: sampled tokens must not be edited.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class TerminationReason(StrEnum):
     """Why a trajectory ended. Every trajectory that the engine returns carries one."""
 
     ENV_DONE = "env_done"
-    """The environment said ``done``."""
+    """The environment returned ``done``."""
     MAX_STEPS = "max_steps"
     """The step limit was reached before the environment was done."""
     PROMPT_TOO_LONG = "prompt_too_long"

@@ -39,7 +39,7 @@ class ReasoningGymEnvironment(BaseEnv):
     it without network, other processes and files that it can write (else a warning says so). An answer
     that is evaluated there could still forge its reward: look at rewards that seem too good.
 
-    How to answer is best told in the agent's system prompt. ``question`` is checked if it is given:
+    Explain the form of answers in the agent's system prompt. ``question`` is checked if it is given:
     another version of the library may generate another one.
     """
 

@@ -26,7 +26,7 @@ class TextArenaEnvironment(BaseEnv):
 
     The agent is ``player`` (0 begins). It sees the news since its last turn; the opponent is shown
     all that it has seen so far. The only reward is that of the agent's side when the game ends, as TextArena
-    gives it: 1, 0 or -1 in most games for two. Invalid moves are for the game to answer; most allow one.
+    gives it: 1, 0 or -1 in most games for two. The game itself answers invalid moves; most games allow one.
 
     The opponent is a plain function, or the policy in training itself (``PolicyOpponent``). Self-play is
     done this way, and not by letting the agent play both sides in one trajectory, because one side

@@ -107,9 +107,9 @@ class DatasetRegistry:
     The folder is the index, and each split is replaced as a whole: any number of processes may read and
     register at the same time, and none reads half a file.
 
-    On a cluster, the tasks of a run are read by its driver alone, and travel to the nodes one by one. What
-    the nodes read themselves, such as a retrieval tool's corpus, lies on a disk that they share, or is sent
-    with the job: a relative ``TROUPE_HOME`` is resolved against the current directory of each process,
+    On a cluster, the tasks of a run are read by its driver alone, and travel to the nodes one by one. Data
+    that the nodes read themselves, such as a retrieval tool's corpus, lie on a disk that they share, or are
+    sent with the job: a relative ``TROUPE_HOME`` is resolved against the current directory of each process,
     which for the processes of a Ray job is their copy of its working directory. So register under
     ``TROUPE_HOME=.troupe`` before ``ray job submit --working-dir . --runtime-env-json
     '{"env_vars": {"TROUPE_HOME": ".troupe"}}' -- ...``. Ray sends at most 512 MiB, and nothing that

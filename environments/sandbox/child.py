@@ -1,8 +1,8 @@
 """The inside of the local sandbox: shuts itself in, then runs a program. Started as a script by ``local``.
 
-Two processes: the warder, which ``local`` started, waits for the prisoner, which runs the program. On the
-status pipe the prisoner writes ``{"isolated": bool}`` when the program is about to start, and closes its end;
-the warder writes ``{"status": wait status, "cpu_seconds": float}`` when it ended, and is then killed.
+Two processes: the supervisor, which ``local`` started, waits for its child, which runs the program. On the
+status pipe the child writes ``{"isolated": bool}`` when the program is about to start, and closes its end;
+the supervisor writes ``{"status": wait status, "cpu_seconds": float}`` when it ended, and is then killed.
 
 Only the standard library, and little of it: every import here delays every run. ``runner`` uses parts of
 this module in containers.
@@ -50,28 +50,28 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Be the warder; return only in the prisoner, after its program."""
-    order = json.loads(sys.argv[1])
-    status = order["status_fd"]
+    """Be the supervisor; return only in the process of the program, after it."""
+    settings = json.loads(sys.argv[1])
+    status = settings["status_fd"]
     write("/proc/self/oom_score_adj", "1000")  # short of memory, the kernel shall end this, not a Ray actor
     apart = leave_namespaces()
-    die_with_parent(order["parent"])
+    die_with_parent(settings["parent"])
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # all processes of the program stay below this one
-    warder = os.getpid()
-    prisoner = os.fork()
-    if prisoner == 0:
-        die_with_parent(0 if apart else warder)  # seen from a namespace, a process outside has no number
-        isolated = apart and hide_files(order["directory"], order["file_bytes"])
-        os.chdir(order["directory"])  # again: the new root covers the directory that we stood in
+    supervisor = os.getpid()
+    program = os.fork()
+    if program == 0:
+        die_with_parent(0 if apart else supervisor)  # seen from a namespace, a process outside has no number
+        isolated = apart and hide_files(settings["directory"], settings["file_bytes"])
+        os.chdir(settings["directory"])  # again: the new root covers the directory that we stood in
         give_up_rights()
-        set_limits(order)
-        with open(order["program_fd"], encoding="utf-8") as program:
-            source = program.read()
+        set_limits(settings)
+        with open(settings["program_fd"], encoding="utf-8") as file:
+            source = file.read()
         say(status, {"isolated": isolated})
         os.close(status)
-        run(source, order["report_fd"])
+        run(source, settings["report_fd"])
         return
-    _, wait_status, usage = os.wait4(prisoner, 0)
+    _, wait_status, usage = os.wait4(program, 0)
     say(status, {"status": wait_status, "cpu_seconds": usage.ru_utime + usage.ru_stime})
     while True:  # until all processes below are found and killed, and this one last
         signal.pause()
@@ -182,14 +182,14 @@ def give_up_rights() -> None:
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
-def set_limits(order: dict[str, Any]) -> None:
+def set_limits(settings: dict[str, Any]) -> None:
     """Set the limits that hold for this process and all that it starts."""
     for kind, most in (
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, order["cpu_seconds"]),
-        (resource.RLIMIT_FSIZE, order["file_bytes"]),
-        (resource.RLIMIT_NOFILE, order["open_files"]),
-        (resource.RLIMIT_AS, order["memory_bytes"]),
+        (resource.RLIMIT_CPU, settings["cpu_seconds"]),
+        (resource.RLIMIT_FSIZE, settings["file_bytes"]),
+        (resource.RLIMIT_NOFILE, settings["open_files"]),
+        (resource.RLIMIT_AS, settings["memory_bytes"]),
     ):
         hard = resource.getrlimit(kind)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)

@@ -282,8 +282,8 @@ def _filled(field: str, template: Sequence[str], name: str, limits: SandboxLimit
 def _given(name: str, source: str, stdin: str, limits: SandboxLimits) -> bytes:
     """The runner's input, see there."""
     program, data = source.encode("utf-8", "replace"), stdin.encode("utf-8", "replace")
-    order = {"name": name, "program_bytes": len(program), "stdin_bytes": len(data), **asdict(limits)}
-    header = json.dumps(order).encode()
+    request = {"name": name, "program_bytes": len(program), "stdin_bytes": len(data), **asdict(limits)}
+    header = json.dumps(request).encode()
     return b"".join([f"{len(header):0{runner.SIZE_DIGITS}}".encode(), header, program, data])
 
 

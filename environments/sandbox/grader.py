@@ -61,8 +61,8 @@ class Grader:
         memory_bytes: int = 1 << 30,
         confined: bool = False,
     ) -> None:
-        self._order = {"function": function, "imports": list(imports), "memory_bytes": memory_bytes}
-        self._order["confined"] = confined
+        self._settings = {"function": function, "imports": list(imports), "memory_bytes": memory_bytes}
+        self._settings["confined"] = confined
         self._lock = threading.Lock()
         self._child: _Child | None = None
         os.register_at_fork(after_in_child=self._forget)
@@ -75,7 +75,7 @@ class Grader:
             EnvironmentFailure: no child could be started, so no call can succeed.
         """
         with self._lock:
-            child = self._child if self._child and self._child.is_alive() else _Child(self._order)
+            child = self._child if self._child and self._child.is_alive() else _Child(self._settings)
             self._child = None  # in any case, a child that owes an answer is not used again
             try:
                 answer = child.ask(
@@ -112,7 +112,7 @@ class Grader:
 class _Child:
     """A process that runs ``serve``, and our end of the socket to it."""
 
-    def __init__(self, order: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any]) -> None:
         self.connection, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -124,11 +124,11 @@ class _Child:
                 start_new_session=True,  # Ctrl-C is for us
             )
         try:
-            answer = self.ask(order, _START_SECONDS)
+            answer = self.ask(settings, _START_SECONDS)
         except OSError as error:
             reason = "took too long" if isinstance(error, TimeoutError) else f"died ({self.end()})"
             raise EnvironmentFailure(
-                f"The process that runs {order['function']} {reason} before it was ready, within "
+                f"The process that runs {settings['function']} {reason} before it was ready, within "
                 f"{_START_SECONDS:g} s: its error stands above; look at the memory of this machine."
             ) from error
         except BaseException:
@@ -137,10 +137,10 @@ class _Child:
         if "error" in answer:
             self.end()
             raise EnvironmentFailure(
-                f"The process that runs {order['function']} could not start: {answer['error']}. "
+                f"The process that runs {settings['function']} could not start: {answer['error']}. "
                 "Install what is missing."
             )
-        if order["confined"] and not answer["value"]:
+        if settings["confined"] and not answer["value"]:
             warn_of_no_isolation()
 
     def is_alive(self) -> bool:
@@ -168,7 +168,7 @@ class _Child:
         """Kill the process, wait for it, and return how it ended."""
         self.connection.close()
         try:
-            self._process.wait(0.1)  # one that died by itself shall say how
+            self._process.wait(0.1)  # so that the status of one that died by itself is kept
         except subprocess.TimeoutExpired:
             self._process.kill()
         status = self._process.wait(_KILL_SECONDS)
@@ -178,15 +178,15 @@ class _Child:
 def serve(descriptor: int) -> None:
     """Be the child: prepare as the first message says, then answer every further message."""
     connection = socket.socket(fileno=descriptor)
-    order = _receive(connection)
-    if order is None:
+    settings = _receive(connection)
+    if settings is None:
         return
-    isolated = order["confined"] and _shut_in()
-    prepared = _answer(_prepare, order)
+    isolated = settings["confined"] and _shut_in()
+    prepared = _answer(_prepare, settings)
     _send(connection, {"value": isolated} if "value" in prepared else prepared)
     if "error" in prepared:
         return
-    function = pkgutil.resolve_name(order["function"])
+    function = pkgutil.resolve_name(settings["function"])
     while (request := _receive(connection)) is not None:
         # If this hangs when our parent is gone, the kernel ends us, even where Python cannot.
         signal.setitimer(signal.ITIMER_REAL, request["seconds"] + _ORPHAN_SECONDS)
@@ -217,11 +217,11 @@ def _shut_in() -> bool:
     return closed
 
 
-def _prepare(order: dict[str, Any]) -> None:
-    for module in order["imports"]:
+def _prepare(settings: dict[str, Any]) -> None:
+    for module in settings["imports"]:
         importlib.import_module(module)
-    pkgutil.resolve_name(order["function"])
-    for kind, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, order["memory_bytes"])):
+    pkgutil.resolve_name(settings["function"])
+    for kind, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, settings["memory_bytes"])):
         hard = resource.getrlimit(kind)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (most, most))

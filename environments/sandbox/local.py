@@ -41,7 +41,7 @@ class LocalSandbox:
     network, sees no other process (in a container that masks /proc: their names), can write nowhere else, and
     can read nothing else but the system's programs and the packages: no home, no data set, no /tmp. When it
     ends, all processes that it started are killed; without namespaces, only a process that first killed its
-    warder and cleared its own environment can get away. Takes about 50 ms more than the program does.
+    supervisor and cleared its own environment can get away. Takes about 50 ms more than the program does.
     """
 
     def run(self, source: str, stdin: str = "", limits: SandboxLimits = DEFAULT_LIMITS) -> SandboxResult:
@@ -59,10 +59,10 @@ class LocalSandbox:
             _fill(files.stdin, stdin)
             directory = tempfile.mkdtemp(prefix="sandbox-")
             stack.callback(_remove, directory)
-            with _Warder(files, directory, limits) as warder:
-                end = warder.wait()
+            with _Supervisor(files, directory, limits) as supervisor:
+                end = supervisor.wait()
             return make_result(
-                files.output(limits.output_bytes), end, limits, warder.isolated, time.monotonic() - begin
+                files.output(limits.output_bytes), end, limits, supervisor.isolated, time.monotonic() - begin
             )
 
 
@@ -82,7 +82,7 @@ class _Files:
         return child.kept(self.stdout.fileno(), most), child.kept(self.stderr.fileno(), most), report
 
 
-class _Warder:
+class _Supervisor:
     """The process that runs the program, see ``child``. Leaving the block leaves none behind."""
 
     def __init__(self, files: _Files, directory: str, limits: SandboxLimits) -> None:
@@ -90,17 +90,17 @@ class _Warder:
         self._files = files
         self._limits = limits
         self._mark = f"{_MARK}={uuid.uuid4().hex}"
-        self._heard = b""
+        self._received = b""
         self._status_fd, status_fd = os.pipe()
-        order = asdict(limits) | {"parent": os.getpid(), "directory": directory, "status_fd": status_fd}
-        order |= {"program_fd": files.program.fileno(), "report_fd": files.report.fileno()}
+        settings = asdict(limits) | {"parent": os.getpid(), "directory": directory, "status_fd": status_fd}
+        settings |= {"program_fd": files.program.fileno(), "report_fd": files.report.fileno()}
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", str(_CHILD), json.dumps(order)],
+                [sys.executable, "-I", str(_CHILD), json.dumps(settings)],
                 stdin=files.stdin,
                 stdout=files.stdout,
                 stderr=files.stderr,
-                pass_fds=(order["program_fd"], order["report_fd"], status_fd),
+                pass_fds=(settings["program_fd"], settings["report_fd"], status_fd),
                 cwd=directory,
                 env=_environment(directory, self._mark),
                 start_new_session=True,
@@ -111,7 +111,7 @@ class _Warder:
         finally:
             os.close(status_fd)
 
-    def __enter__(self) -> _Warder:
+    def __enter__(self) -> _Supervisor:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -147,19 +147,19 @@ class _Warder:
         return None if end is None else json.loads(end or '{"status": 9, "cpu_seconds": 0}')
 
     def _next_line(self, seconds: float) -> bytes | None:
-        """The warder's next line; empty if it is dead, None if it writes none for ``seconds``."""
+        """The supervisor's next line; empty if it is dead, None if it writes none for ``seconds``."""
         deadline = time.monotonic() + seconds
         poll = select.poll()
         poll.register(self._status_fd, select.POLLIN)
-        while b"\n" not in self._heard:
+        while b"\n" not in self._received:
             left = deadline - time.monotonic()
             if left <= 0 or not poll.poll(left * 1000):
                 return None
-            heard = os.read(self._status_fd, 4096)
-            if not heard:
+            received = os.read(self._status_fd, 4096)
+            if not received:
                 return b""
-            self._heard += heard
-        line, _, self._heard = self._heard.partition(b"\n")
+            self._received += received
+        line, _, self._received = self._received.partition(b"\n")
         return line
 
 
@@ -187,17 +187,17 @@ def _remove(directory: str) -> None:
             logger.warning("Could not remove %s, which a program in the sandbox left behind.", directory)
 
 
-def _kill_started(warder: int, mark: str) -> None:
-    """Kill the descendants of the warder, orphans too, and processes with ``mark`` in their environment."""
+def _kill_started(supervisor: int, mark: str) -> None:
+    """Kill the supervisor's descendants, orphans too, and processes with ``mark`` in their environment."""
     deadline = time.monotonic() + _KILL_SECONDS
-    while (started := _started(warder, mark.encode())) and time.monotonic() < deadline:
+    while (started := _started(supervisor, mark.encode())) and time.monotonic() < deadline:
         for pid in started:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def _started(warder: int, mark: bytes) -> list[int]:
-    parents, marked, ended = {}, set(), {warder}
+def _started(supervisor: int, mark: bytes) -> list[int]:
+    parents, marked, ended = {}, set(), {supervisor}
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             pid = int(process.name)
@@ -209,7 +209,7 @@ def _started(warder: int, mark: bytes) -> list[int]:
                 elif mark in (process / "environ").read_bytes().split(b"\0"):
                     marked.add(pid)
     descendants: set[int] = set()
-    generation = {warder}
+    generation = {supervisor}
     while generation := {pid for pid, parent in parents.items() if parent in generation}:
         descendants |= generation
     return list((descendants | marked) - ended)

@@ -1,6 +1,6 @@
 """The inside of a container: runs one program, and sends back its output. Started by ``command``.
 
-It reads from stdin, in this order: the size of the order in ``SIZE_DIGITS`` digits; the order as JSON,
+It reads from stdin, in this order: the size of the request in ``SIZE_DIGITS`` digits; the request as JSON,
 ``{"name", "program_bytes", "stdin_bytes", "timeout_seconds", ...}``, with all of ``SandboxLimits``; the
 program; its stdin. It writes to stdout a line ``name {"started": true}`` when the program begins, and at its
 end a line ``name {"end", "sizes"}``, followed by ``sizes[0]`` bytes of the program's stdout, ``sizes[1]`` of
@@ -31,8 +31,8 @@ CHUNK_BYTES = 1 << 20
 
 def main() -> None:
     """Run the program; return only in its own process, after it."""
-    order = json.loads(read(int(read(SIZE_DIGITS))))
-    source = read(order["program_bytes"]).decode("utf-8")
+    request = json.loads(read(int(read(SIZE_DIGITS))))
+    source = read(request["program_bytes"]).decode("utf-8")
     directory = tempfile.mkdtemp(prefix="sandbox-")
     stdin, stdout, stderr, report = (os.memfd_create(name) for name in ("in", "out", "err", "report"))
     begin, go = os.pipe()
@@ -43,24 +43,24 @@ def main() -> None:
     if program == 0:
         os.close(go)
         if os.read(begin, 1):  # nothing if the runner is gone
-            enter(directory, (stdin, stdout, stderr, report), order, runner)
+            enter(directory, (stdin, stdout, stderr, report), request, runner)
             child.run(source, report)
         return
-    # Copied only now: a program shall find its stdin in no memory of its own before it reads it. The rewards
-    # for code hide the tests from the solution in this way.
-    for size in chunks(order["stdin_bytes"]):
+    # Copied after the fork, so that no memory of the program holds its stdin before it reads it. In this way
+    # the rewards for code hide the tests from the solution.
+    for size in chunks(request["stdin_bytes"]):
         write(stdin, read(size))
     os.lseek(stdin, 0, os.SEEK_SET)
-    send(order["name"], {"started": True})
+    send(request["name"], {"started": True})
     os.write(go, b"!")
-    end = wait(program, order["timeout_seconds"])
-    kept = [child.kept(descriptor, order["output_bytes"]) for descriptor in (stdout, stderr)]
+    end = wait(program, request["timeout_seconds"])
+    kept = [child.kept(descriptor, request["output_bytes"]) for descriptor in (stdout, stderr)]
     kept.append(os.pread(report, child.MAX_REPORT_BYTES, 0))
-    send(order["name"], {"end": end, "sizes": [len(part) for part in kept]}, *kept)
+    send(request["name"], {"end": end, "sizes": [len(part) for part in kept]}, *kept)
     os._exit(0)
 
 
-def enter(directory: str, files: tuple[int, int, int, int], order: dict[str, Any], runner: int) -> None:
+def enter(directory: str, files: tuple[int, int, int, int], request: dict[str, Any], runner: int) -> None:
     """Make this process that of the program: its directory, its standard streams, its limits."""
     child.die_with_parent(runner)
     stdin, stdout, stderr, report = files
@@ -78,7 +78,7 @@ def enter(directory: str, files: tuple[int, int, int, int], order: dict[str, Any
     )  # short of memory, the kernel shall end this process first
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # else it could not open its own /dev/stdin
     child.give_up_rights()
-    child.set_limits(order)
+    child.set_limits(request)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 

@@ -55,7 +55,7 @@ class FunctionTool(Tool):
         self._arguments, self._schema = _arguments_of(function, _argument_texts(documentation))
 
     def __reduce__(self) -> tuple[type[FunctionTool], tuple[ToolFunction, str]]:
-        return FunctionTool, (self._function, self.name)  # pydantic's part is made anew where it is needed
+        return FunctionTool, (self._function, self.name)  # the receiving process makes pydantic's part again
 
     @property
     def json(self) -> dict[str, Any]:

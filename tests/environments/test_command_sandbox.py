@@ -112,6 +112,7 @@ def test_a_time_out_keeps_what_was_printed_and_ends_what_was_started(engine):
     assert [call[0] for call in calls(engine)] == ["run"]  # the container ended by itself
 
 
+@pytest.mark.slow
 def test_a_container_that_does_not_answer_is_stopped_by_name(engine):
     begin = time.monotonic()
     result = stand_in(reply_seconds=1.0).run(STUBBORN, limits=SandboxLimits(timeout_seconds=1))
@@ -128,6 +129,7 @@ def test_a_container_whose_client_died_is_stopped_by_name(engine):
     assert [call[0] for call in calls(engine)] == ["run", "kill"]
 
 
+@pytest.mark.slow
 def test_without_a_stop_command_the_container_goes_on(engine):
     """The test that the stand-in is one: killing its client ends no container."""
     sandbox = stand_in(stop=(), reply_seconds=1.0)
@@ -200,7 +202,7 @@ def test_no_descriptor_is_left_open():
     [
         ("no-engine", "exit status 125 before .*Cannot connect to the daemon.*Check that its daemon runs"),
         ("no-python", "exit status 127 before .*executable file not found"),
-        ("hangs", "has not started Python within 2 s.*pull the image"),
+        pytest.param("hangs", "has not started Python within 2 s.*pull the image", marks=pytest.mark.slow),
     ],
 )
 def test_an_engine_that_fails_is_an_environment_failure_of_tool_and_reward(image, sentence):
@@ -217,6 +219,7 @@ def test_a_command_that_does_not_exist_is_an_environment_failure():
         CommandSandbox(["/nonexistent", "run"]).run("1")
 
 
+@pytest.mark.slow
 def test_a_stop_command_that_does_not_exist_is_an_environment_failure(engine):
     sandbox = stand_in(stop=("/nonexistent", "{name}"), reply_seconds=1.0)
     with pytest.raises(EnvironmentFailure, match=r"'/nonexistent troupe-.* cannot be started .*by hand"):

@@ -243,8 +243,8 @@ def test_a_confined_child_changes_no_file_and_reaches_no_network_and_no_process(
 )
 def test_a_confined_child_that_ends_costs_its_call_alone_and_leaves_no_process(confined, end, message):
     run(confined, "1")
-    warder = confined._child._process.pid
-    processes = [warder, *descendants(warder)]
+    supervisor = confined._child._process.pid
+    processes = [supervisor, *descendants(supervisor)]
     assert len(processes) == 3
     with pytest.raises(GradingError, match=message):
         run(confined, end, seconds=1.0)

@@ -197,7 +197,7 @@ def test_processes_that_left_the_session_are_killed(kernel, seconds, environment
     assert time.monotonic() - begin < 10
 
 
-def test_a_program_cannot_end_its_warder_unnoticed(kernel):
+def test_a_program_cannot_end_its_supervisor_unnoticed(kernel):
     result = run_python("import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(0.2)\n'alive'")
     if result.isolated:  # its parent is outside: number 0, its own group, which it is not the leader of
         assert result.ending in (Ending.EXITED, Ending.KILLED)

@@ -67,8 +67,8 @@ def main() -> None:
             return
         error = wait(pid, plan["seconds"])
         if error and error.startswith("exit"):
-            said = os.pread(errors, MAX_ERROR_BYTES, max(0, os.fstat(errors).st_size - MAX_ERROR_BYTES))
-            error = said.decode("utf-8", "replace").strip() or error
+            stderr = os.pread(errors, MAX_ERROR_BYTES, max(0, os.fstat(errors).st_size - MAX_ERROR_BYTES))
+            error = stderr.decode("utf-8", "replace").strip() or error
         text = os.pread(result, test["max_bytes"], 0).decode("utf-8", "replace")
         os.write(1, json.dumps({"text": text, "error": error}).encode() + b"\n")
         for descriptor in (inputs, result, errors):

@@ -191,7 +191,9 @@ class Line:
             raise error_class(content)(*rebuilt(rest, self._object))
         for given, afterwards in zip(arguments or (), rest, strict=False):
             if type(given) is list and type(afterwards) is list:
-                given[:] = rebuilt(afterwards, self._object)  # one that sorts in place shall be seen to
+                given[:] = rebuilt(
+                    afterwards, self._object
+                )  # so that a function that sorts in place passes its test
         return rebuilt(content, self._object)
 
     def _object(self, number: int) -> Remote:

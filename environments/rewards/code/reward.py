@@ -144,7 +144,7 @@ def run_tests(
 
 @functools.cache
 def _program() -> str:
-    """The driver and what it imports, since the sandbox sees no file of this project."""
+    """The driver and the module that it imports, since the sandbox has no file of this project."""
     remote, driver = (path.read_text(encoding="utf-8") for path in (_REMOTE, _DRIVER))
     return (
         "import sys, types\n"
@@ -160,12 +160,12 @@ def _plan(code: str, tests: Sequence[CodeTest], seconds: float) -> str:
     inputs = [json.dumps(test.input) for test in tests]  # ASCII, so that a character is a byte
     starts = accumulate(map(len, inputs), initial=0)
     places = zip(tests, starts, map(len, inputs), strict=False)  # one start more: the end of all
-    orders = [_order(test, start, size) for test, start, size in places]
-    plan = json.dumps({"solution": code, "seconds": seconds, "tests": orders})
+    described = [_described(test, start, size) for test, start, size in places]
+    plan = json.dumps({"solution": code, "seconds": seconds, "tests": described})
     return f"{len(plan):020}{plan}{''.join(inputs)}"
 
 
-def _order(test: CodeTest, start: int, size: int) -> dict[str, Any]:
+def _described(test: CodeTest, start: int, size: int) -> dict[str, Any]:
     """A test as the driver knows it: without the expected output, and without its exact length."""
     most = 2 * len(str(test.expected).encode("utf-8", "replace")) + _SPARE_BYTES
     return {
@@ -262,7 +262,7 @@ def _same_word(got: str, expected: str) -> bool:
 
 
 def _near(got: float | str, expected: int | str) -> bool:
-    """Whether a number with a point or an exponent is the integer that is expected, of whatever size."""
+    """Whether a number with a point or an exponent equals the expected integer, however large."""
     number = Decimal(got)
     return number.is_finite() and abs(number - Decimal(expected)) <= _TOLERANCE
 

@@ -97,7 +97,7 @@ class Connection:
 
     def _live_session(self) -> _Session:
         if self._session is not None and not self._session.alive:
-            logger.warning("The %s was lost, connecting anew.%s", self._server, self._session.last_words)
+            logger.warning("The %s was lost; connecting again.%s", self._server, self._session.stderr_note)
             self._session.close(wait_seconds=0)
             self._session = None
         if self._session is None:
@@ -126,7 +126,7 @@ class _Session:
             reason = _reason(error) if in_time else f"it did not answer within {server.start_seconds:g} s"
             raise EnvironmentFailure(
                 f"The {server} cannot be used: {reason}. Check that the command or the url is right, and "
-                f"that it runs by itself on this machine.{self.last_words}"
+                f"that it runs by itself on this machine.{self.stderr_note}"
             ) from error
 
     @property
@@ -136,7 +136,7 @@ class _Session:
         return self._thread.is_alive() and not self._closing and not lost
 
     @property
-    def last_words(self) -> str:
+    def stderr_note(self) -> str:
         """The end of the stderr of a server that we started, as a sentence to append."""
         text = self._stderr.text()
         return f" Its stderr ends with:\n{text}" if text else ""

@@ -42,7 +42,7 @@ class MCPServer(ServerAddress):
         """End this process's connection, and the server that was started for it. A later use reconnects.
 
         Calling this is optional: both end with the process. It must not be called after each episode, since
-        the next one would start the server anew.
+        the next one would start the server again.
         """
         connection(self).close()
 
