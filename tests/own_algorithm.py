@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from environments.bounds import setting
 from policies.learning.algorithms import register_algorithm
-from policies.learning.registry import Recipe, register_estimator, register_loss
+from policies.learning.registry import Definition, register_estimator, register_loss
 
 if TYPE_CHECKING:
     import torch
@@ -54,4 +54,4 @@ def ratio_to_a_power(
     return agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info), {}
 
 
-register_algorithm("own", Recipe(advantage="scaled_reward", loss="ratio_to_a_power"))
+register_algorithm("own", Definition(advantage="scaled_reward", loss="ratio_to_a_power"))

@@ -16,8 +16,8 @@ from policies.learning.registry import (
     LOSSES,
     UNFIT_ESTIMATORS,
     UNFIT_LOSSES,
+    Definition,
     Loss,
-    Recipe,
     import_own,
 )
 from policies.learning.settings import AlgorithmConfig
@@ -26,14 +26,14 @@ _ALL_GROUPS = "the objective is a mean over all groups"
 _DUAL_CLIP = "dual clip at ratio 3 where the advantage is negative"
 _ON_POLICY = "derived on-policy: several mini-batches an update have no ratio that corrects the later ones"
 ALGORITHMS = {
-    "grpo": Recipe(
+    "grpo": Definition(
         advantage="grpo",
         summary="distance from the group's mean in standard deviations; clipped ratio",
         paper="Shao et al. 2024 (DeepSeekMath), section 4.1",
         zero_signal_source=f"eq. 3: {_ALL_GROUPS}",
         differences=f"mean over all tokens instead of each response's; no KL term; {_DUAL_CLIP}",
     ),
-    "dr_grpo": Recipe(
+    "dr_grpo": Definition(
         advantage="grpo",
         loss_aggregation="seq-mean-token-sum-norm",
         options={"normalize_by_std": False},
@@ -42,7 +42,7 @@ ALGORITHMS = {
         zero_signal_source=f"section 3.2: {_ALL_GROUPS}",
         differences=_DUAL_CLIP,
     ),
-    "dapo": Recipe(
+    "dapo": Definition(
         advantage="grpo",
         clip_high=0.28,
         zero_signal_groups="refill",
@@ -52,14 +52,14 @@ ALGORITHMS = {
         zero_signal_source="eq. 11: dynamic sampling",
         differences=_DUAL_CLIP,
     ),
-    "gspo": Recipe(
+    "gspo": Definition(
         advantage="grpo",
         loss="gspo",
         summary="GRPO with one ratio per sequence",
         paper="Zheng et al. 2025, section 4",
         zero_signal_source=f"eq. 5: {_ALL_GROUPS}",
     ),
-    "cispo": Recipe(
+    "cispo": Definition(
         advantage="grpo",
         loss="cispo",
         summary="GRPO with clipped weights instead of clipped tokens",
@@ -68,7 +68,7 @@ ALGORITHMS = {
         differences="no dynamic sampling and length penalty, which the paper's runs take from DAPO; the "
         "upper clip is 0.2, and the paper gives none",
     ),
-    "rloo": Recipe(
+    "rloo": Definition(
         advantage="rloo",
         loss="reinforce",
         summary="distance from the mean of the others; policy gradient without a ratio",
@@ -76,21 +76,21 @@ ALGORITHMS = {
         zero_signal_source=f"section 3: {_ALL_GROUPS}",
         differences=f"no KL in the reward; {_ON_POLICY}",
     ),
-    "reinforce_plus_plus": Recipe(
+    "reinforce_plus_plus": Definition(
         advantage="reinforce_plus_plus",
         summary="discounted return per token, normalized over the batch; clipped ratio",
         paper="Hu et al. 2025 (REINFORCE++)",
         zero_signal_source="no groups",
         differences=f"no KL in the reward; {_DUAL_CLIP}",
     ),
-    "reinforce_plus_plus_baseline": Recipe(
+    "reinforce_plus_plus_baseline": Definition(
         advantage="reinforce_plus_plus_baseline",
         summary="distance from the group's mean, normalized over the batch; clipped ratio",
         paper="Hu et al. 2025 (REINFORCE++ with baseline)",
         zero_signal_source="the batch's normalization is over all groups",
         differences=f"no KL term; {_DUAL_CLIP}",
     ),
-    "remax": Recipe(
+    "remax": Definition(
         advantage="remax",
         loss="reinforce",
         summary="distance from the reward of a greedy rollout; policy gradient without a ratio",
@@ -98,7 +98,7 @@ ALGORITHMS = {
         zero_signal_source="no groups",
         differences=f"no KL in the reward; {_ON_POLICY}",
     ),
-    "opo": Recipe(
+    "opo": Definition(
         advantage="opo",
         loss="reinforce",
         summary="distance from a mean weighted by length; policy gradient without a ratio",
@@ -106,7 +106,7 @@ ALGORITHMS = {
         zero_signal_source="the expectation is over all tasks",
         differences=_ON_POLICY,
     ),
-    "gpg": Recipe(
+    "gpg": Definition(
         advantage="gpg",
         loss="gpg",
         summary="distance from the group's mean; policy gradient, corrected for groups without a signal",
@@ -114,7 +114,7 @@ ALGORITHMS = {
         zero_signal_source="they count in alpha = N / (N - M), which makes up for them",
         differences="no resampling where few groups have a signal",
     ),
-    "ppo": Recipe(
+    "ppo": Definition(
         advantage="gae",
         summary="generalized advantages of a critic; clipped ratio",
         paper="Schulman et al. 2017, and 2016 for the advantages",
@@ -126,7 +126,7 @@ SHIPPED = frozenset(ALGORITHMS)
 """The algorithms that come with Troupe; a user's module may add others."""
 
 
-def register_algorithm(name: str, recipe: Recipe) -> None:
+def register_algorithm(name: str, definition: Definition) -> None:
     """Add an algorithm of one's own, from the module that ``algorithm.module`` names.
 
     Raises:
@@ -134,7 +134,7 @@ def register_algorithm(name: str, recipe: Recipe) -> None:
     """
     if name in (*SHIPPED, "custom"):
         raise ConfigError(f"The algorithm {name!r} comes with Troupe: register yours under another name.")
-    ALGORITHMS[name] = recipe
+    ALGORITHMS[name] = definition
 
 
 def resolve(
@@ -152,24 +152,26 @@ def resolve(
     """
     check_bounds(config, "algorithm.")
     import_own(config.module)
-    recipe = _recipe(config)
-    estimator, loss = ESTIMATORS[recipe.advantage], LOSSES[recipe.loss]
-    check_effect(config, recipe, estimator, loss, ALGORITHMS)
+    definition = _definition(config)
+    estimator, loss = ESTIMATORS[definition.advantage], LOSSES[definition.loss]
+    check_effect(config, definition, estimator, loss, ALGORITHMS)
     _check_thresholds(config, loss)
-    overlong_penalty = _or(config.overlong_penalty, recipe.overlong_penalty)
-    aggregation = _or(config.loss_aggregation, recipe.loss_aggregation or loss.aggregation)
+    overlong_penalty = _or(config.overlong_penalty, definition.overlong_penalty)
+    aggregation = _or(config.loss_aggregation, definition.loss_aggregation or loss.aggregation)
     clip_low, clip_high = loss.clip or (0.0, 0.0)
     _check_limit(overlong_penalty, aggregation, max_response_tokens)
-    zero_signal_groups = _or(config.zero_signal_groups, recipe.zero_signal_groups)
+    zero_signal_groups = _or(config.zero_signal_groups, definition.zero_signal_groups)
     _check_zero_signal(zero_signal_groups, config, overlong_penalty)
     return Algorithm(
         name=config.name,
-        advantage=recipe.advantage,
-        loss=recipe.loss,
-        options=resolve_options(config.name, config.options, recipe.options, estimator.options, loss.options),
+        advantage=definition.advantage,
+        loss=definition.loss,
+        options=resolve_options(
+            config.name, config.options, definition.options, estimator.options, loss.options
+        ),
         loss_aggregation=aggregation,
         clip_low=_or(config.clip_low, clip_low),
-        clip_high=_or(config.clip_high, _or(recipe.clip_high, clip_high)),
+        clip_high=_or(config.clip_high, _or(definition.clip_high, clip_high)),
         entropy_coef=config.entropy_coef,
         credit=_or(config.credit, "broadcast"),
         gamma=_or(config.gamma, 1.0),
@@ -200,28 +202,28 @@ def check_group_size(algorithm: Algorithm, group_size: int) -> None:
 # -- what a name stands for ----------------------------------------------------------------------------
 
 
-def _recipe(config: AlgorithmConfig) -> Recipe:
-    recipe = _custom(config) if config.name == "custom" else _named(config)
+def _definition(config: AlgorithmConfig) -> Definition:
+    definition = _custom(config) if config.name == "custom" else _named(config)
     own = (
         config.name in ALGORITHMS.keys() - SHIPPED
-        or ESTIMATORS[recipe.advantage].function is not None
-        or LOSSES[recipe.loss].function is not None
+        or ESTIMATORS[definition.advantage].function is not None
+        or LOSSES[definition.loss].function is not None
     )
     if config.module is not None and not own:
         raise ConfigError(
             f"algorithm.module={config.module!r} has no effect in algorithm.name={config.name!r}: estimator "
-            f"{recipe.advantage!r} and loss {recipe.loss!r} come with verl. Leave it out, or name what the "
-            "module registers."
+            f"{definition.advantage!r} and loss {definition.loss!r} come with verl. Leave it out, or name "
+            "what the module registers."
         )
-    return recipe
+    return definition
 
 
-def _named(config: AlgorithmConfig) -> Recipe:
+def _named(config: AlgorithmConfig) -> Definition:
     check_choice("algorithm.name", config.name, (*ALGORITHMS, "custom"))
     return ALGORITHMS[config.name]
 
 
-def _custom(config: AlgorithmConfig) -> Recipe:
+def _custom(config: AlgorithmConfig) -> Definition:
     if config.advantage is None or config.loss is None:
         raise ConfigError(
             f"algorithm.name='custom' with algorithm.advantage={config.advantage!r} and algorithm.loss="
@@ -242,7 +244,7 @@ def _custom(config: AlgorithmConfig) -> Recipe:
                 "policies.learning.registry."
             )
         check_choice(f"algorithm.{kind}", value, known, remedy)
-    return Recipe(advantage=config.advantage, loss=config.loss)
+    return Definition(advantage=config.advantage, loss=config.loss)
 
 
 # -- combinations that make no sense -------------------------------------------------------------------

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from environments.errors import ConfigError
-from policies.learning.registry import Estimator, Loss, Recipe
+from policies.learning.registry import Definition, Estimator, Loss
 from policies.learning.settings import AlgorithmConfig
 
 
 def check_effect(
-    config: AlgorithmConfig, recipe: Recipe, estimator: Estimator, loss: Loss, names: Collection[str]
+    config: AlgorithmConfig, definition: Definition, estimator: Estimator, loss: Loss, names: Collection[str]
 ) -> None:
-    """Find a setting that was set and has no effect in the algorithm of ``recipe``.
+    """Find a setting that was set and has no effect in the algorithm of ``definition``.
 
     ``names`` are those of all algorithms.
 
     Raises:
         ConfigError: names the setting, its value, and why.
     """
-    effects = _effects(config, recipe, estimator, loss)
+    effects = _effects(config, definition, estimator, loss)
     for setting, (effective, why) in effects.items():
         value = vars(config)[setting]
         if value is not None and not effective:
@@ -32,33 +32,33 @@ def check_effect(
     if mode == "bypass" and not loss.uses_ratio:
         raise ConfigError(
             f"algorithm.correction.mode=bypass has no effect in algorithm.name={config.name!r}: its loss "
-            f"{recipe.loss} has no ratio to old log-probabilities. Leave it out."
+            f"{definition.loss} has no ratio to old log-probabilities. Leave it out."
         )
     if level in ("token", "sequence") and not loss.uses_weights:
         raise ConfigError(
             f"algorithm.correction.level={level} has no effect in algorithm.name={config.name!r}: its loss "
-            f"{recipe.loss} has no importance weights. Leave it out."
+            f"{definition.loss} has no importance weights. Leave it out."
         )
 
 
 def _effects(
-    config: AlgorithmConfig, recipe: Recipe, estimator: Estimator, loss: Loss
+    config: AlgorithmConfig, definition: Definition, estimator: Estimator, loss: Loss
 ) -> dict[str, tuple[bool, str]]:
     """By setting: whether it has an effect, and why not."""
     custom = config.name == "custom"
     part = "that is part of the algorithm; algorithm.name=custom lets you choose"
     by_turn = "; it takes rewards at the turn that earned them as it is" if estimator.by_token else ""
-    overlong = config.overlong_penalty if config.overlong_penalty is not None else recipe.overlong_penalty
+    overlong = config.overlong_penalty if config.overlong_penalty is not None else definition.overlong_penalty
     return {
         "advantage": (custom, part),
         "loss": (custom, part),
-        "clip_low": (loss.clips, f"its loss {recipe.loss} does not clip"),
-        "clip_high": (loss.clips, f"its loss {recipe.loss} does not clip"),
-        "loss_aggregation": (loss.aggregates, f"its loss {recipe.loss} has its own"),
+        "clip_low": (loss.clips, f"its loss {definition.loss} does not clip"),
+        "clip_high": (loss.clips, f"its loss {definition.loss} does not clip"),
+        "loss_aggregation": (loss.aggregates, f"its loss {definition.loss} has its own"),
         "credit": (
             estimator.compares,
-            f"its estimator {recipe.advantage} does not compare a turn with the same turn of other rollouts"
-            + by_turn,
+            f"its estimator {definition.advantage} does not compare a turn with the same turn of other "
+            f"rollouts{by_turn}",
         ),
         "gamma": (
             estimator.discounts or (estimator.compares and config.credit == "per_step"),
@@ -66,7 +66,8 @@ def _effects(
         ),
         "zero_signal_groups": (
             estimator.compares,
-            f"its estimator {recipe.advantage} learns from groups whose members were all rewarded alike, too",
+            f"its estimator {definition.advantage} learns from groups whose members were all rewarded alike, "
+            "too",
         ),
         "overlong_buffer_tokens": (overlong > 0, "there is no penalty without algorithm.overlong_penalty"),
     }

@@ -61,7 +61,7 @@ class Loss:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
+class Definition:
     """What a named algorithm is made of. ``None`` is left to its loss."""
 
     advantage: str

@@ -62,9 +62,9 @@ class AlgorithmConfig:
     """grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, remax, opo,
     gpg, ppo, one that module registers, or custom, which combines advantage and loss."""
     advantage: str | None = None
-    """Advantage estimator by verl's name, for name=custom: grpo, rloo_vectorized, grpo_passk, ..."""
+    """Advantage estimator, for name=custom: grpo, rloo, grpo_passk, ... or one that module registers."""
     loss: str | None = None
-    """Policy loss by verl's name, for name=custom: vanilla (clipped PPO), gspo, cispo, sapo, geo_mean, ..."""
+    """Policy loss, for name=custom: vanilla (clipped PPO), reinforce, sapo, ... or one of module's."""
     module: str | None = None
     """Module that registers your own advantage, loss or algorithm; every learner rank imports it."""
     options: dict[str, Any] = field(default_factory=dict)

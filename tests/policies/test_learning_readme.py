@@ -10,7 +10,7 @@ import pytest
 
 from launch.config import compose
 from policies.learning.algorithms import ALGORITHMS, SHIPPED, resolve
-from policies.learning.registry import ESTIMATORS, LOSSES, Recipe
+from policies.learning.registry import ESTIMATORS, LOSSES, Definition
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "policies" / "learning"
@@ -21,14 +21,14 @@ HEAD = (
 )
 
 
-def settings_of(recipe: Recipe) -> str:
-    estimator, loss = ESTIMATORS[recipe.advantage], LOSSES[recipe.loss]
+def settings_of(definition: Definition) -> str:
+    estimator, loss = ESTIMATORS[definition.advantage], LOSSES[definition.loss]
     names = ["gamma"] * estimator.discounts + ["clip_low", "clip_high"] * loss.clips
     names += [
         f"options.{each.name}"
         for row in (estimator, loss)
         for each in fields(row.options)
-        if each.name not in recipe.options
+        if each.name not in definition.options
     ]
     names += ["learner.critic"] * estimator.uses_critic
     return ", ".join(f"`{name}`" for name in names)
@@ -36,10 +36,10 @@ def settings_of(recipe: Recipe) -> str:
 
 def table() -> str:
     rows = [
-        f"| `{name}` | {recipe.summary} | `{recipe.advantage}`, `{recipe.loss}` | "
-        f"{recipe.zero_signal_groups}: {recipe.zero_signal_source} | {settings_of(recipe)} | "
-        f"{recipe.paper} | {recipe.differences} |"
-        for name, recipe in ALGORITHMS.items()
+        f"| `{name}` | {definition.summary} | `{definition.advantage}`, `{definition.loss}` | "
+        f"{definition.zero_signal_groups}: {definition.zero_signal_source} | {settings_of(definition)} | "
+        f"{definition.paper} | {definition.differences} |"
+        for name, definition in ALGORITHMS.items()
         if name in SHIPPED
     ]
     return HEAD + "\n".join(rows) + "\n"

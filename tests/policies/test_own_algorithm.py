@@ -13,7 +13,7 @@ from environments.errors import ConfigError
 from environments.types import Completion, Step, Trajectory, TrajectoryGroup
 from policies.learning.algorithms import register_algorithm, resolve
 from policies.learning.credit import assign_credit
-from policies.learning.registry import Recipe, register_estimator, register_loss
+from policies.learning.registry import Definition, register_estimator, register_loss
 from policies.learning.samples import training_samples
 from policies.learning.settings import AlgorithmConfig, CorrectionConfig, LearnerConfig, OptimizerConfig
 
@@ -105,4 +105,4 @@ def test_a_row_that_cannot_work_is_an_error_when_it_is_registered() -> None:
     with pytest.raises(ConfigError, match=r"'gamma' of the estimator 'mine' .* none of token_level_rewards"):
         register_estimator("mine", options=Reserved)(function)
     with pytest.raises(ConfigError, match="The algorithm 'ppo' comes with Troupe"):
-        register_algorithm("ppo", Recipe(advantage="grpo"))
+        register_algorithm("ppo", Definition(advantage="grpo"))
