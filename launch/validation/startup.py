@@ -24,7 +24,7 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
     stages = chosen_stages(config)
     check_datasets(config, workload)
     for stage in stages:
-        stage.check(workload)
+        stage.check_workload(workload)
     check_task_weights(config.rollout.task_weights, workload.train_dataset)
     check_model(config, workload)
     try_first_task(workload)

@@ -48,7 +48,7 @@ class Stage(ABC):
         """Steps of the learning rate's schedule: one per ``update`` of the learner, or batch of ``fit``."""
         return self.num_steps
 
-    def check(self, workload: Workload) -> None:
+    def check_workload(self, workload: Workload) -> None:
         """Find what would fail later. Raises ``ConfigError`` or ``DatasetError``."""
         return
 

@@ -33,7 +33,7 @@ class WarmStart(Stage):
     def optimizer(self) -> OptimizerConfig:
         return self.config.warm_start.optimizer
 
-    def check(self, workload: Workload) -> None:
+    def check_workload(self, workload: Workload) -> None:
         if self.num_steps and not workload.demonstrations:
             raise ConfigError(
                 f"warm_start.num_steps={self.num_steps} needs demonstrations and the workload has none: give "
