@@ -11,6 +11,7 @@ from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import check_group_size
 from policies.learning.kl import check_kl_horizon
 from policies.learning.settings import CriticConfig, LoRAConfig, OptimizerConfig
+from policies.learning.verl.fields import check_fields
 
 
 def check_settings(config: TrainConfig) -> None:
@@ -73,6 +74,7 @@ def _check_selection(config: TrainConfig) -> None:
 
 def _check_effect_on_learning(config: TrainConfig, algorithm: Algorithm) -> None:
     learner = config.learner
+    check_fields(learner, algorithm)
     if learner.critic != CriticConfig() and not algorithm.uses_critic:
         raise ConfigError(
             f"learner.critic was changed, and algorithm.name={algorithm.name!r} has no critic: leave it out, "

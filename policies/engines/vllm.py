@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
 from policies.engines.base import Engine
 from policies.engines.versions import VersionSpans
-from policies.engines.vllm_settings import check_options, engine_arguments, environment
+from policies.engines.vllm_settings import check_gpus, check_options, engine_arguments, environment
 from policies.engines.weights import WeightBucket
 from policies.sampler import EngineStats, SamplingParams, TokenOutput
 from policies.settings import EngineConfig, adapter_config
@@ -65,6 +65,7 @@ class VLLMEngine(Engine):
     def check_config(cls, config: EngineConfig, adapters: Collection[str] = ()) -> None:
         super().check_config(config, adapters)
         check_options(config.options)
+        check_gpus(config)
 
     @classmethod
     def environment(cls, config: EngineConfig) -> Mapping[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from environments.errors import ConfigError
@@ -42,6 +43,19 @@ def check_options(options: dict[str, Any]) -> None:
         raise ConfigError(
             "server.engine.options.async_scheduling=true would leave a step unfinished whenever weights are "
             "exchanged, and it would be unknown which weights sampled its tokens: leave it out."
+        )
+
+
+def check_gpus(config: EngineConfig) -> None:
+    """Raise ``ConfigError`` for GPUs that the engine would reserve and not use, or use and not reserve."""
+    parts = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    used = math.prod(config.options.get(part) or 1 for part in parts)
+    if config.num_gpus and max(config.num_gpus, 1) != used:
+        raise ConfigError(
+            f"server.engine.num_gpus={config.num_gpus} with "
+            f"server.engine.options.tensor_parallel_size={config.options.get('tensor_parallel_size', 1)}: an "
+            f"engine spreads over {used} GPU(s). Set both to the same number, or server.num_replicas for "
+            "more engines of one GPU."
         )
 
 

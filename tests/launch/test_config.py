@@ -56,6 +56,7 @@ def test_the_defaults_and_all_recipes_pass_the_check() -> None:
         ("run.num_steps=0", r"run\.num_steps=0 has to be at least 1"),
         ("rollout.max_prompt_tokens=600", r"=600 and .*=512 need .*1112 .*=1024\. Raise it, or lower"),
         ("learner.micro_batch_tokens=1000", r"=1000 cannot hold .*= 1024 tokens\. Raise it"),
+        ("learner.verl={actor: {ppo_epochs: 2}}", r"learner\.verl\.actor\.ppo_epochs=2 cannot be set"),
     ],
 )
 def test_what_cannot_work_is_refused_with_value_and_remedy(override: str, message: str) -> None:

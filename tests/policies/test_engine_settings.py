@@ -54,3 +54,17 @@ def test_scheduling_that_would_blur_the_versions_of_tokens_is_an_error() -> None
 def test_what_the_adapter_of_vllm_decides_is_no_setting(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"server.engine.options\.{name} cannot be set"):
         VLLMEngine.check_config(EngineConfig(options={name: 1}))
+
+
+def test_an_engine_uses_all_gpus_that_it_reserves() -> None:
+    parallel = {"tensor_parallel_size": 2}
+    for num_gpus, options in (
+        (2, {}),
+        (0.5, parallel),
+        (1, parallel),
+        (2, parallel | {"pipeline_parallel_size": 2}),
+    ):
+        with pytest.raises(ConfigError, match=rf"num_gpus={num_gpus} with .* spreads over . GPU"):
+            VLLMEngine.check_config(EngineConfig(num_gpus=num_gpus, options=options))
+    for num_gpus, options in ((0, {}), (0.5, {}), (1, {}), (2, parallel)):
+        VLLMEngine.check_config(EngineConfig(num_gpus=num_gpus, options=options))

@@ -278,11 +278,20 @@ def test_a_mini_batch_that_a_correction_has_masked_takes_no_step(make_rank: Make
         rank.fit([masked])
 
 
-def test_an_option_that_verl_does_not_know_is_refused(make_rank: MakeRank) -> None:
-    with pytest.raises(ConfigError, match=r"verl refuses learner.verl.engine: .*no_such"):
-        make_rank(LearnerConfig(verl={"engine": {"no_such": 1}}))
-    with pytest.raises(ConfigError, match=r"learner.verl has \['engin'\]"):
-        make_rank(LearnerConfig(verl={"engin": {}}))
+def test_a_value_that_verl_rejects_is_an_error(make_rank: MakeRank) -> None:
+    with pytest.raises(ConfigError, match=r"verl rejects learner\.verl\.model: 'int' object"):
+        make_rank(LearnerConfig(verl={"model": {"override_config": 3}}))
+
+
+def test_a_field_that_verl_would_not_read_is_an_error(make_rank: MakeRank) -> None:
+    with pytest.raises(ConfigError, match=r"learner.verl.actor.ppo_epochs=2 cannot be set there: .*once"):
+        make_rank(LearnerConfig(verl={"actor": {"ppo_epochs": 2}}))
+
+
+def test_the_users_fields_go_over_ours_and_dicts_are_merged(make_rank: MakeRank) -> None:
+    rank = make_rank(LearnerConfig(verl={"model": {"override_config": {"rms_norm_eps": 1e-3}}}))
+    config = rank.engine.module.config
+    assert (config.rms_norm_eps, config._attn_implementation) == (1e-3, "sdpa")
 
 
 # -- the reference policy ------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ from verl.workers.config import (
 )
 
 PRECISION = {"float32": "fp32", "bfloat16": "bf16"}
-SECTIONS = ("engine", "model", "actor", "optimizer")
 CHECKPOINT_CONTENTS = ["model", "optimizer", "extra"]
 
 
@@ -169,11 +168,14 @@ def critic_config(learner: LearnerConfig) -> CriticConfig:
 
 
 def _verl(cls: type, section: str, learner: LearnerConfig, **ours: Any) -> Any:
-    """``cls`` with our settings, and over them the user's own from ``learner.verl.<section>``."""
-    unknown = set(learner.verl) - set(SECTIONS)
-    if unknown:
-        raise ConfigError(f"learner.verl has {sorted(unknown)}: its keys are {', '.join(SECTIONS)}.")
+    """``cls`` with our settings, and over them the user's own from ``learner.verl.<section>``; dicts, such as
+    ``override_config``, are merged.
+    """
+    given = dict(learner.verl.get(section, {}))
+    for name, value in given.items():
+        if isinstance(value, dict) and isinstance(ours.get(name), dict):
+            given[name] = ours[name] | value
     try:
-        return cls(**(ours | dict(learner.verl.get(section, {}))))
-    except (TypeError, ValueError, AssertionError) as error:
-        raise ConfigError(f"verl refuses learner.verl.{section}: {error}") from error
+        return cls(**(ours | given))
+    except (TypeError, ValueError, AttributeError, AssertionError) as error:
+        raise ConfigError(f"verl rejects learner.verl.{section}: {error}") from error

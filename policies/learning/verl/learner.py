@@ -21,6 +21,7 @@ from policies.learning.settings import LearnerConfig, OptimizerConfig
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.config import actor_config, policy_worker_config
 from policies.learning.verl.data import POLICY_COLUMNS, as_column, sampled
+from policies.learning.verl.fields import check_fields
 from policies.learning.verl.losses import policy_loss
 from policies.learning.verl.weights import Reference
 from policies.learning.verl.worker import VerlWorker, mean_metrics, on_all_ranks
@@ -72,6 +73,7 @@ class VerlLearner(VerlWorker):
         seed: int,
     ) -> None:
         import_own(algorithm.module)
+        check_fields(learner, algorithm)
         self._algorithm = algorithm
         self._policy_loss = partial(policy_loss, algorithm, actor_config(learner, algorithm))
         self._supervised_loss = partial(sft_loss, None)

@@ -1,0 +1,196 @@
+"""Which fields of verl's configuration classes ``learner.verl`` may set, and what decides all others.
+
+Does not import verl: the fields are checked where a command starts, before any model is loaded. A test
+compares the lists with verl's classes, so that a field of a new release does not pass unread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from environments.bounds import check_choice
+from environments.errors import ConfigError
+from policies.learning.algorithm import Algorithm
+from policies.learning.settings import LearnerConfig
+
+FREE: Mapping[str, tuple[str, ...]] = {
+    "engine": (
+        *("param_offload", "optimizer_offload", "offload_policy", "full_determinism", "wrap_policy"),
+        *("reshard_after_forward", "fsdp_size", "forward_prefetch", "model_dtype", "mixed_precision"),
+        *("entropy_from_logits_with_chunking", "entropy_from_logits_chunk_size", "entropy_checkpointing"),
+        *("use_torch_compile", "use_no_sync_for_gradient_accumulation", "qat"),
+        *("pad_to_length", "pad_to_length_bucket"),
+    ),
+    "model": (
+        *("use_shm", "trust_remote_code", "external_lib", "override_config", "use_remove_padding"),
+        *("enable_gradient_checkpointing", "enable_activation_offload", "use_liger", "use_fused_kernels"),
+        *("fused_kernel_options", "target_parameters", "exclude_modules", "lora_adapter_path"),
+    ),
+    "optimizer": ("optimizer", "optimizer_impl", "override_optimizer_config"),
+    "actor": ("clip_ratio_c", "tau_pos", "tau_neg"),
+}
+"""What verl acts on, and nothing here sets or contradicts."""
+
+_TOKENS = "set learner.micro_batch_tokens, which is what fits through the model at once"
+_FROM_MODEL = "verl overwrites it by the field of the same name in learner.verl.model: set that"
+_READ_FROM_PATH = "it comes with the weights from the folder of model.path"
+_FSDP1 = "only verl's first FSDP reads it, and the learner runs on FSDP2: leave it out"
+_OTHER_BACKEND = "verl's FSDP engine does not read it: leave it out"
+_TRAINER = "only verl's own trainer reads it, which is not used here: leave it out"
+_ENGINE = "the engine reads its own: set it in learner.verl.engine"
+_WARMUP = "set learner.optimizer.warmup_steps"
+
+FIXED: Mapping[str, Mapping[str, str]] = {
+    "engine": {
+        "strategy": "weights and checkpoints are read from the shards of fsdp2: leave it out",
+        "dtype": "set learner.dtype",
+        "forward_only": "the learner trains: leave it out",
+        "seed": "set seed, which is the run's",
+        "use_dynamic_bsz": _TOKENS,
+        "max_token_len_per_gpu": _TOKENS,
+        "micro_batch_size_per_gpu": _TOKENS,
+        "infer_max_token_len_per_gpu": _TOKENS,
+        "infer_micro_batch_size_per_gpu": _TOKENS,
+        "use_remove_padding": _FROM_MODEL,
+        "use_fused_kernels": _FROM_MODEL,
+        "ulysses_sequence_parallel_size": "every rank takes samples of its own: set learner.num_workers",
+        "router_replay": _OTHER_BACKEND,
+        "turbo_config": _OTHER_BACKEND,
+        "use_orig_params": _FSDP1,
+    },
+    "model": {
+        "path": "set model.path",
+        "local_path": _READ_FROM_PATH,
+        "hf_config_path": _READ_FROM_PATH,
+        "local_hf_config_path": _READ_FROM_PATH,
+        "tokenizer_path": _READ_FROM_PATH,
+        "local_tokenizer_path": _READ_FROM_PATH,
+        "hf_config": _READ_FROM_PATH,
+        "generation_config": _READ_FROM_PATH,
+        "tokenizer": _READ_FROM_PATH,
+        "processor": _READ_FROM_PATH,
+        "architectures": _READ_FROM_PATH,
+        "custom_chat_template": "conversations are rendered by the template in the folder of model.path",
+        "load_tokenizer": "checkpoints contain the tokenizer: leave it out",
+        "model_type": "the learner decides, for policy and critic: leave it out",
+        "lora_rank": "set learner.lora.rank",
+        "lora_alpha": "set learner.lora.alpha",
+        "target_modules": "set learner.lora.target_modules",
+        "lora": "set learner.lora; the engines get the weights with the adapters merged in",
+        "tiled_mlp": _OTHER_BACKEND,
+        "mtp": _OTHER_BACKEND,
+    },
+    "optimizer": {
+        "lr": "set learner.optimizer.lr",
+        "weight_decay": "set learner.optimizer.weight_decay",
+        "betas": "set learner.optimizer.betas",
+        "clip_grad": "set learner.optimizer.max_grad_norm",
+        "grad_clip": "set learner.optimizer.max_grad_norm",
+        "lr_warmup_steps": _WARMUP,
+        "lr_warmup_steps_ratio": _WARMUP,
+        "zero_indexed_step": f"{_WARMUP}: step k of n has k/n of the rate",
+        "lr_scheduler_type": "set learner.optimizer.schedule",
+        "warmup_style": "set learner.optimizer.schedule",
+        "min_lr_ratio": "set learner.optimizer.min_lr_ratio",
+        "num_cycles": "learner.optimizer.schedule=cosine is half a cycle: leave it out",
+        "total_training_steps": "the schedule runs over run.num_steps",
+    },
+    "actor": {
+        "ppo_mini_batch_size": "set learner.mini_batch_size",
+        "ppo_epochs": "an update takes each rollout once: leave it out",
+        "shuffle": "rollouts are always shuffled before they are cut into mini-batches: leave it out",
+        "data_loader_seed": "set seed, which is the run's",
+        "ppo_micro_batch_size": _TOKENS,
+        "ppo_micro_batch_size_per_gpu": _TOKENS,
+        "ppo_infer_micro_batch_size_per_gpu": _TOKENS,
+        "ppo_max_token_len_per_gpu": _TOKENS,
+        "ppo_infer_max_token_len_per_gpu": _TOKENS,
+        "use_dynamic_bsz": _TOKENS,
+        "clip_ratio": "set algorithm.clip_low and algorithm.clip_high",
+        "clip_ratio_low": "set algorithm.clip_low",
+        "clip_ratio_high": "set algorithm.clip_high",
+        "policy_loss": "set algorithm.name=custom and algorithm.loss",
+        "loss_agg_mode": "set algorithm.loss_aggregation",
+        "loss_scale_factor": "seq-mean-token-sum-norm divides by rollout.max_response_tokens: set that",
+        "entropy_coeff": "set algorithm.entropy_coef",
+        "calculate_entropy": "set algorithm.entropy_coef",
+        "use_kl_loss": "set algorithm.kl.place=loss",
+        "kl_loss_coef": "set algorithm.kl.coef",
+        "kl_loss_type": "set algorithm.kl.estimator",
+        "use_rollout_log_probs": "set algorithm.correction.mode=bypass",
+        "grad_clip": "set learner.optimizer.max_grad_norm",
+        "optim": "set learner.optimizer, or learner.verl.optimizer",
+        "checkpoint": "checkpoints are always whole: leave it out",
+        "strategy": "weights and checkpoints are read from the shards of fsdp2: leave it out",
+        "use_remove_padding": "set learner.verl.model.use_remove_padding",
+        "use_fused_kernels": "set learner.verl.model.use_fused_kernels",
+        "ulysses_sequence_parallel_size": "every rank takes samples of its own: set learner.num_workers",
+        "fsdp_config": _ENGINE,
+        "engine": _ENGINE,
+        "qat": _ENGINE,
+        "use_torch_compile": _ENGINE,
+        "pad_to_length": _ENGINE,
+        "entropy_from_logits_with_chunking": _ENGINE,
+        "entropy_from_logits_chunk_size": _ENGINE,
+        "entropy_checkpointing": _ENGINE,
+        "calculate_sum_pi_squared": _TRAINER,
+        "freeze_vision_tower": _TRAINER,
+        "use_prefix_grouper": _TRAINER,
+        "profiler": _TRAINER,
+        "rollout_n": _TRAINER,
+        "model_config": _TRAINER,
+        "global_batch_info": _TRAINER,
+    },
+}
+"""Fields that would be overwritten or not be read, each with what to do instead."""
+
+LOSSES_THAT_READ: Mapping[str, tuple[str, ...]] = {
+    "clip_ratio_c": ("vanilla", "dppo_tv", "dppo_kl"),
+    "tau_pos": ("sapo",),
+    "tau_neg": ("sapo",),
+}
+
+
+def check_fields(learner: LearnerConfig, algorithm: Algorithm) -> None:
+    """Find what ``learner.verl`` has that would not be acted on.
+
+    Raises:
+        ConfigError: names the field, its value and the remedy.
+    """
+    for section, given in learner.verl.items():
+        check_choice("learner.verl", section, FREE)
+        for name, value in given.items():
+            _check_field(section, name, value, learner, algorithm)
+
+
+def _check_field(section: str, name: str, value: Any, learner: LearnerConfig, algorithm: Algorithm) -> None:
+    setting = f"learner.verl.{section}.{name}={value!r}"
+    if name in FIXED[section]:
+        raise ConfigError(f"{setting} cannot be set there: {FIXED[section][name]}.")
+    if name not in FREE[section]:
+        raise ConfigError(f"{setting} is unknown: learner.verl.{section} has {', '.join(FREE[section])}.")
+    if name in LOSSES_THAT_READ and algorithm.loss not in LOSSES_THAT_READ[name]:
+        raise ConfigError(
+            f"{setting} would have no effect in algorithm.name={algorithm.name!r}: its loss {algorithm.loss} "
+            f"does not read it, but {', '.join(LOSSES_THAT_READ[name])}. Leave it out."
+        )
+    if needed := _missing(section, name, learner):
+        raise ConfigError(f"{setting} would have no effect without {needed}: set that too, or leave it out.")
+
+
+def _missing(section: str, name: str, learner: LearnerConfig) -> str | None:
+    """The setting without which verl does not read this one."""
+    engine, model = learner.verl.get("engine", {}), learner.verl.get("model", {})
+    switches = {
+        ("engine", "pad_to_length"): (model, "model.use_remove_padding"),
+        ("engine", "pad_to_length_bucket"): (engine, "engine.pad_to_length"),
+        ("engine", "entropy_from_logits_chunk_size"): (engine, "engine.entropy_from_logits_with_chunking"),
+        ("model", "fused_kernel_options"): (model, "model.use_fused_kernels"),
+    }
+    if (section, name) in switches:
+        given, switch = switches[section, name]
+        return None if given.get(switch.rpartition(".")[2]) else f"learner.verl.{switch}=true"
+    if name in ("target_parameters", "exclude_modules", "lora_adapter_path") and not learner.lora.rank:
+        return "learner.lora.rank"
+    return None

@@ -1,0 +1,74 @@
+"""``learner.verl``: each field of verl's classes is either acted on, or an error with a remedy."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from environments.errors import ConfigError
+from policies.learning.algorithms import resolve
+from policies.learning.settings import AlgorithmConfig, LearnerConfig, LoRAConfig
+from policies.learning.verl.fields import FIXED, FREE, check_fields
+
+GRPO = resolve(AlgorithmConfig())
+
+
+def check(section: str, algorithm: Any = GRPO, lora: int = 0, **given: Any) -> None:
+    check_fields(LearnerConfig(verl={section: given}, lora=LoRAConfig(rank=lora)), algorithm)
+
+
+@pytest.mark.slow
+def test_every_field_of_verl_is_either_acted_on_or_an_error(verl_on_cpu: None) -> None:
+    from policies.learning.verl import config as verl
+
+    classes = {
+        "engine": verl.FSDPEngineConfig,
+        "model": verl.HFModelConfig,
+        "optimizer": verl.FSDPOptimizerConfig,
+        "actor": verl.FSDPActorConfig,
+    }
+    for section, cls in classes.items():
+        listed = [*FREE[section], *FIXED[section]]
+        assert sorted(listed) == sorted({each.name for each in fields(cls)} - {"_target_"}), section
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "remedy"),
+    [
+        ("actor", "ppo_epochs", "leave it out"),
+        ("actor", "ppo_mini_batch_size", "set learner.mini_batch_size"),
+        ("engine", "use_remove_padding", "learner.verl.model: set that"),
+        ("engine", "max_token_len_per_gpu", "set learner.micro_batch_tokens"),
+        ("optimizer", "lr", "set learner.optimizer.lr"),
+        ("model", "path", "set model.path"),
+    ],
+)
+def test_a_field_without_effect_names_its_remedy(section: str, name: str, remedy: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"learner.verl.{section}.{name}=7 cannot be set there: .*{remedy}"
+    ):
+        check(section, **{name: 7})
+
+
+def test_unknown_names_are_errors() -> None:
+    with pytest.raises(ConfigError, match=r"learner.verl='engin' is not one of .* Did you mean 'engine'"):
+        check("engin")
+    with pytest.raises(ConfigError, match=r"learner.verl.engine.no_such=1 is unknown: .* has param_offload"):
+        check("engine", no_such=1)
+
+
+def test_a_field_that_needs_another_setting_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"pad_to_length=True .* without learner.verl.model.use_remove_pad"):
+        check("engine", pad_to_length=True)
+    with pytest.raises(ConfigError, match=r"exclude_modules='lm_head' .* without learner.lora.rank"):
+        check("model", exclude_modules="lm_head")
+    with pytest.raises(ConfigError, match=r"tau_pos=1.5 .* its loss vanilla does not read it, but sapo"):
+        check("actor", tau_pos=1.5)
+
+
+def test_what_verl_acts_on_is_passed() -> None:
+    check("model", lora=4, exclude_modules="lm_head")
+    check("actor", clip_ratio_c=4.0)
+    check("engine", entropy_from_logits_with_chunking=True, entropy_from_logits_chunk_size=64)
