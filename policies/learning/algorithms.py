@@ -130,10 +130,16 @@ def register_algorithm(name: str, definition: Definition) -> None:
     """Add an algorithm of one's own, from the module that ``algorithm.module`` names.
 
     Raises:
-        ConfigError: the name is taken by an algorithm that comes with Troupe.
+        ConfigError: the name is taken by an algorithm that comes with Troupe; the estimator, the loss or an
+            option is unknown.
     """
     if name in (*SHIPPED, "custom"):
         raise ConfigError(f"The algorithm {name!r} comes with Troupe: register yours under another name.")
+    first = " Register it first."
+    check_choice(f"The estimator of the algorithm {name!r}", definition.advantage, ESTIMATORS, first)
+    check_choice(f"The loss of the algorithm {name!r}", definition.loss, LOSSES, first)
+    rows = (ESTIMATORS[definition.advantage], LOSSES[definition.loss])
+    resolve_options(name, definition.options, {}, *(row.options for row in rows))
     ALGORITHMS[name] = definition
 
 
@@ -202,6 +208,9 @@ def check_group_size(algorithm: Algorithm, group_size: int) -> None:
 # -- what a name stands for ----------------------------------------------------------------------------
 
 
+_OWN = " For one of your own, name its module: algorithm.module=my_module."
+
+
 def _definition(config: AlgorithmConfig) -> Definition:
     definition = _custom(config) if config.name == "custom" else _named(config)
     own = (
@@ -219,7 +228,7 @@ def _definition(config: AlgorithmConfig) -> Definition:
 
 
 def _named(config: AlgorithmConfig) -> Definition:
-    check_choice("algorithm.name", config.name, (*ALGORITHMS, "custom"))
+    check_choice("algorithm.name", config.name, (*ALGORITHMS, "custom"), "" if config.module else _OWN)
     return ALGORITHMS[config.name]
 
 
@@ -236,7 +245,7 @@ def _custom(config: AlgorithmConfig) -> Definition:
     ):
         if value in unfit:
             raise ConfigError(f"algorithm.{kind}={value!r} cannot be used: {unfit[value]}.")
-        remedy = " For one of your own, name its module: algorithm.module=my_module."
+        remedy = _OWN
         if config.module is not None:
             decorator = "register_estimator" if kind == "advantage" else "register_loss"
             remedy = (

@@ -168,7 +168,7 @@ def test_a_loss_with_its_own_aggregation_takes_no_other() -> None:
             {"name": "custom", "advantage": "grpo", "loss": "vanilla", "module": "json"},
             "module='json' has no effect",
         ),
-        ({"name": "mine"}, r"name='mine' is not one of grpo"),
+        ({"name": "mine"}, r"name='mine' is not one of grpo.* For one of your own, name its module"),
         (
             {"name": "custom", "advantage": "mine", "loss": "vanilla", "module": "no_such_module"},
             "module='no_such_module' cannot be imported: No module named",

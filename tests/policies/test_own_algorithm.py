@@ -104,5 +104,9 @@ def test_a_row_that_cannot_work_is_an_error_when_it_is_registered() -> None:
         register_loss("mine", options=Misnamed)(function)
     with pytest.raises(ConfigError, match=r"'gamma' of the estimator 'mine' .* none of token_level_rewards"):
         register_estimator("mine", options=Reserved)(function)
+    with pytest.raises(ConfigError, match=r"loss of the algorithm 'mine'='gpgg' .* Did you mean 'gpg'"):
+        register_algorithm("mine", Definition(advantage="grpo", loss="gpgg"))
+    with pytest.raises(ConfigError, match="'lam' is not one of normalize_by_std"):
+        register_algorithm("mine", Definition(advantage="grpo", options={"lam": 1.0}))
     with pytest.raises(ConfigError, match="The algorithm 'ppo' comes with Troupe"):
         register_algorithm("ppo", Definition(advantage="grpo"))
