@@ -26,7 +26,7 @@ from actors.ray_tools.placement import beside_driver
 from actors.sampling.directory import SamplerDirectory
 from actors.sampling.queue_worker import QueueWorker
 from actors.settings import MODEL_NAME, ServerConfig
-from actors.weights.follower import WeightFollower
+from actors.weights.follower import WeightFollower, open_transport
 from environments.errors import SamplerError, TroupeError
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.base import engine_class
@@ -137,8 +137,7 @@ class PolicyServer:
         # it again: at Python's 5 ms the replica answered an eighth fewer requests.
         sys.setswitchinterval(SWITCH_SECONDS)
         self._store, self._directory = store, directory
-        transport = await _unless_gone(store.transport.remote())
-        transport.open()
+        transport = await _unless_gone(open_transport(store))
         # In a thread: a model that takes minutes to load must not keep Serve from hearing of this replica.
         self._engine = await asyncio.to_thread(
             engine_class(config.engine), model_path, config.engine, config.adapters
@@ -195,9 +194,8 @@ class PolicyServer:
     async def _added_after(self, number: int) -> dict[int, ray.actor.ActorHandle]:
         try:
             return await self._directory.added_after.remote(number)
-        except (
-            ActorDiedError
-        ) as error:  # mostly with its program; if it died alone, the program has to learn of it
+        except ActorDiedError as error:
+            # Mostly it has died with its program. If it has died alone, the program has to learn of it.
             self._store.report.remote(SamplerError(f"The directory of sampling actors is gone: {error}"))
             raise
 

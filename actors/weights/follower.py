@@ -10,12 +10,28 @@ import ray
 
 from actors.weights.store import PublishedWeights
 from actors.weights.transport import VersionGoneError, WeightTransport, WeightTransportError
-from environments.errors import SamplerError
+from environments.errors import ConfigError, SamplerError
 from policies.engines.base import Engine
 
 RETRY_SECONDS = 1.0
 PATIENCE_SECONDS = 30.0
 """For so long the newest version may be missing: a shared disk may show a new file late."""
+
+
+async def open_transport(store: ray.actor.ActorHandle) -> WeightTransport:
+    """The transport of a weight store, opened in this process.
+
+    Raises:
+        ConfigError: it cannot work on this node. The store knows of it then, too: Serve would start the
+            replica again and again.
+    """
+    transport: WeightTransport = await store.transport.remote()
+    try:
+        transport.open()
+    except ConfigError as error:
+        await store.report.remote(error)
+        raise
+    return transport
 
 
 class WeightFollower:

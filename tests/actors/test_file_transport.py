@@ -18,7 +18,7 @@ import torch
 from actors.settings import WeightsConfig
 from actors.weights import follower
 from actors.weights.files import MANIFEST, FileTransport
-from actors.weights.follower import WeightFollower
+from actors.weights.follower import WeightFollower, open_transport
 from actors.weights.store import PublishedWeights
 from actors.weights.transport import VersionGoneError, WeightTransportError, make_transport
 from environments.errors import ConfigError
@@ -295,6 +295,18 @@ def test_a_newest_version_that_shows_late_is_waited_for_and_not_for_ever(
     shutil.rmtree(location)
     with pytest.raises(VersionGoneError, match=r"not shared with this one.*shared_folder="):
         follow(transport, FakeStore(PublishedWeights(1, location)))
+
+
+def test_a_replica_that_cannot_open_its_transport_reports_that_to_the_store(
+    transport: FileTransport, folder: Path
+) -> None:
+    store = FakeStore()
+    store.transport = Answer(lambda: transport)
+    assert asyncio.run(open_transport(store)) is transport
+    shutil.rmtree(folder)
+    with pytest.raises(ConfigError, match="all nodes share"):
+        asyncio.run(open_transport(store))
+    assert "all nodes share" in str(store.reports[0])
 
 
 # -- settings ------------------------------------------------------------------------------------------
