@@ -1,6 +1,6 @@
 """Seconds from the call of ``LearnerGroup.publish`` until every replica serves the new version.
 
-python tests/benchmarks/publish.py [--rounds 5] [--models tiny,medium]
+python tests/benchmarks/publish.py [--rounds 5] [--models tiny,medium] [--transport object_store]
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from report import Report
 
 from actors.learning.learner_group import LearnerGroup
 from actors.serving.policy_server import PolicyApp
-from actors.settings import ServerConfig
+from actors.settings import ServerConfig, WeightsConfig
 from actors.weights.store import WeightStore
+from actors.weights.transport import WeightTransport, make_transport
 from policies.learning.algorithms import resolve
 from policies.learning.settings import AlgorithmConfig, LearnerConfig
 from policies.settings import EngineConfig
@@ -33,9 +34,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="publications of each row; the median counts")
     parser.add_argument("--models", default=",".join(MODELS), help="tiny (353k), medium (175M), or both")
+    parser.add_argument("--transport", default="object_store", help="as server.weights.transport")
     arguments = parser.parse_args()
     report = Report(
-        f"publish: seconds, median of {arguments.rounds}; the engines are idle",
+        f"publish by {arguments.transport}: seconds, median of {arguments.rounds}; the engines are idle",
         ("model", "replicas", "publish()", "until served", "together", "all rounds"),
     )
     # Never a cluster that happens to run here: its work would be measured too.
@@ -43,7 +45,8 @@ def main() -> None:
     for name in arguments.models.split(","):
         with tempfile.TemporaryDirectory() as folder:
             model = MODELS[name](Path(folder))
-            for num_replicas, rounds in _publications(model, arguments.rounds):
+            transport = make_transport(WeightsConfig(arguments.transport), folder, "training")
+            for num_replicas, rounds in _publications(model, arguments.rounds, transport):
                 published, served, total = map(statistics.median, zip(*rounds, strict=True))
                 listed = " ".join(f"{each:.2f}" for _, _, each in rounds)
                 figures = f"{published:.2f}", f"{served:.2f}", f"{total:.2f}"
@@ -52,9 +55,11 @@ def main() -> None:
     report.print()
 
 
-def _publications(model: str, num_rounds: int) -> Iterator[tuple[int, list[tuple[float, float, float]]]]:
+def _publications(
+    model: str, num_rounds: int, transport: WeightTransport
+) -> Iterator[tuple[int, list[tuple[float, float, float]]]]:
     """For each number of replicas: seconds of ``publish``, from then until served, and both."""
-    store = WeightStore.remote()  # type: ignore[attr-defined]
+    store = WeightStore.remote(transport)  # type: ignore[attr-defined]
     learner = LearnerGroup(model, LearnerConfig(), resolve(AlgorithmConfig()), 1, 0, store)
     version = 0
     for num_replicas in REPLICAS:
