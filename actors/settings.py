@@ -47,12 +47,13 @@ class FleetConfig:
 
 @dataclass
 class WeightsConfig:
-    """How weights get from the learner to the engines."""
+    """How weights get from the learner to the engines, in training."""
 
     transport: str = "object_store"
     """object_store (Ray's), files (in a folder that nodes share), or your own as my_module:MyTransport."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the transport."""
+    """Arguments of the transport. files takes {shared_folder: /shared/weights}; the default is a folder in
+    run.directory."""
 
 
 @dataclass
@@ -71,4 +72,5 @@ class ServerConfig:
     adapters: dict[str, str] = field(default_factory=dict)
     """LoRA adapters that ``launch.serve`` serves beside the model, {name: folder}: a run's, a checkpoint's or
     one in peft's format. Clients ask for them by ``model``, rollouts by ``SamplingParams.adapter``."""
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -20,6 +20,7 @@ from actors.sampling.serve_sampler import ServeSampler
 from actors.serving.policy_server import PolicyApp, start_serve
 from actors.settings import ServerConfig
 from actors.weights.store import WeightStore
+from actors.weights.transport import make_transport
 from environments.errors import SamplerError
 from launch.config import RolloutConfig, TrainConfig, algorithm_of
 from launch.process import cluster
@@ -64,12 +65,12 @@ def start(
     model_path = start_model(config, workload, recovery)
     end = join_cluster(config, tracker, interrupts, ending)
     algorithm = algorithm_of(config)
-    store = WeightStore.options(**beside_driver()).remote()  # type: ignore[attr-defined]
+    store = weight_store(config, recovery, "training", ending)
     service = rollout_service(config, config.server, workload, model_path, store)
     services, pinned = [service], None
     end(service.stop)
     if config.evaluation.num_replicas:
-        pinned = WeightStore.options(**beside_driver()).remote()  # type: ignore[attr-defined]
+        pinned = weight_store(config, recovery, "evaluation", ending)
         services.append(rollout_service(config, evaluation_server(config), workload, model_path, pinned))
         end(services[-1].stop)
     stage = next((each for each in stages if each.num_done(recovery) < each.num_steps), stages[-1])
@@ -109,6 +110,19 @@ def start(
     restore(run, recovery)
     tracker.announce(f"Learner: {config.learner.num_workers} rank(s) on {config.learner.device}.")
     return run
+
+
+def weight_store(
+    config: TrainConfig, recovery: Recovery, purpose: str, ending: ExitStack
+) -> ray.actor.ActorHandle:
+    """A weight store with the transport of ``server.weights``.
+
+    Raises:
+        ConfigError: the transport cannot work here.
+    """
+    transport = make_transport(config.server.weights, str(recovery.directory), purpose)
+    ending.callback(transport.close)
+    return WeightStore.options(**beside_driver()).remote(transport)  # type: ignore[attr-defined]
 
 
 def join_cluster(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from actors.settings import ServerConfig
+from actors.weights.transport import transport_class
 from environments.bounds import check_bounds, check_choice
 from environments.errors import ConfigError
 from launch.config import TrainConfig, algorithm_of
@@ -39,6 +40,7 @@ def check_training_settings(config: TrainConfig) -> None:
         ConfigError: names the settings, their values and the remedy.
     """
     check_settings(config)
+    transport_class(config.server.weights)
     rollout = config.rollout
     algorithm = algorithm_of(config)
     check_group_size(algorithm, rollout.group_size)
