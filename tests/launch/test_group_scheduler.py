@@ -177,3 +177,47 @@ def test_trajectories_of_an_evaluation_are_not_the_feeds() -> None:
     stream.restore([], [Trajectory(rollout_id="eval-3-000001/0000")])
     feed = GroupScheduler(stream, make_requests, num_slots=1, first=0)
     assert feed.state() == StreamState(ready=(), in_flight=())
+
+
+class TimedStream(FakeStream):
+    """Plays on ``num_actors`` actors at once, by its own clock: most rollouts are short, a few long."""
+
+    def __init__(self, num_actors: int) -> None:
+        super().__init__()
+        self.seconds = 0.0
+        self._free = [0.0] * num_actors
+        self._end: dict[str, float] = {}
+
+    def request(self, requests: Sequence[RolloutRequest]) -> None:
+        super().request(requests)
+        for each in requests:
+            long = random.Random(each.rollout_id).random() < 0.1
+            actor = self._free.index(min(self._free))
+            self._free[actor] = max(self._free[actor], self.seconds) + (10.0 if long else 1.0)
+            self._end[each.group_id] = max(self._end.get(each.group_id, 0.0), self._free[actor])
+
+    def take(self, group_id: str) -> TrajectoryGroup:
+        self.seconds = max(self.seconds, self._end[group_id])
+        return super().take(group_id)
+
+
+def seconds_of_a_run(max_staleness: int) -> float:
+    """Of 30 updates of 4 groups, each a second long, as ``loop.train`` makes them."""
+    num_updates, groups_per_step = 30, 4
+    stream = TimedStream(num_actors=64)
+    scheduler = GroupScheduler(stream, make_requests, (max_staleness + 1) * groups_per_step, first=0)
+    for version in range(num_updates):
+        num_wanted = (num_updates - version) * groups_per_step
+        scheduler.fill(version, num_wanted)
+        for _ in range(groups_per_step):
+            scheduler.take()
+        stream.seconds += 1.0
+        scheduler.commit()
+    return stream.seconds
+
+
+def test_a_staleness_of_k_makes_a_run_faster_but_at_most_k_plus_one_times() -> None:
+    in_turns = seconds_of_a_run(max_staleness=0)
+    for max_staleness, least in ((1, 1.5), (2, 2.0)):
+        gain = in_turns / seconds_of_a_run(max_staleness)
+        assert least < gain <= max_staleness + 1

@@ -283,9 +283,10 @@ def test_a_missing_dataset_and_an_agent_without_steps_are_refused(
 
 
 def test_help_answers_at_once() -> None:
-    start_time = time.monotonic()
+    before = os.times()
     done = subprocess.run(
         [sys.executable, "-m", "launch.train", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert "recipe" in done.stdout
-    assert time.monotonic() - start_time < 2
+    after = os.times()  # of the processor: a machine may have other things to do
+    assert (after.children_user + after.children_system) - (before.children_user + before.children_system) < 2
