@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,17 +144,26 @@ def publish(store: Any, weights: dict[str, torch.Tensor]) -> int:
 
 
 @contextmanager
-def serve_policy(
-    name: str, model_path: Path, store: Any, config: ServerConfig, http: bool = False
-) -> Iterator[ServedPolicy]:
-    """Serve ``model_path`` in the block. Needs ``ray_cluster``, and Serve's proxy for ``http``."""
+def serve_policy(name: str, model_path: Path, store: Any, config: ServerConfig) -> Iterator[ServedPolicy]:
+    """Serve ``model_path`` in the block. Needs ``serve_port``, also where ``config.http_port`` is not set."""
     from actors.serving.policy_server import PolicyApp
 
-    port = _free_port() if http else None
-    app = PolicyApp(name, str(model_path), replace(config, http_port=port), store)
+    app = PolicyApp(name, str(model_path), config, store)
     app.start()
-    yield ServedPolicy(name, app, store, model_path, f"http://127.0.0.1:{port}/v1" if http else None)
+    base_url = None if config.http_port is None else f"http://127.0.0.1:{config.http_port}/v1"
+    yield ServedPolicy(name, app, store, model_path, base_url)
     app.stop()
+
+
+@pytest.fixture(scope="session")
+def serve_port(ray_cluster: None) -> int:
+    """Where Serve's proxy listens. It starts with Serve or never: so before any application."""
+    from actors.serving.policy_server import start_serve
+    from actors.settings import ServerConfig
+
+    port = _free_port()
+    start_serve(ServerConfig(http_port=port))
+    return port
 
 
 @pytest.fixture(scope="session")
@@ -166,14 +175,32 @@ def weight_store(ray_cluster: None) -> Any:
 
 
 @pytest.fixture(scope="session")
-def policy_app(weight_store: Any, tiny_model: Path) -> Iterator[ServedPolicy]:
-    """``tiny_model``, served by handle and over HTTP. A test that publishes puts the old weights back.
+def policy_app(serve_port: int, weight_store: Any, tiny_model: Path) -> Iterator[ServedPolicy]:
+    """``tiny_model``, served by vLLM, by handle and over HTTP.
 
-    Serve starts its proxy with the first application only: those without HTTP have to come after this.
+    A test that publishes puts the old weights back.
     """
     from actors.settings import ServerConfig
 
-    with serve_policy("policy", tiny_model, weight_store, ServerConfig(), http=True) as policy:
+    with serve_policy("policy", tiny_model, weight_store, ServerConfig(http_port=serve_port)) as policy:
+        yield policy
+
+
+@pytest.fixture(scope="session")
+def scripted_policy(serve_port: int, tiny_model: Path) -> Iterator[ServedPolicy]:
+    """Two replicas that need no model: their engine is ``scripted_engine.ScriptedEngine``.
+
+    It says ``1`` a thousand times. ``test_unresponsive_replicas`` stops and kills the replicas, so it comes
+    after all others that ask for them, by its name.
+    """
+    from actors.settings import ServerConfig
+    from actors.weights.store import WeightStore
+    from policies.settings import EngineConfig
+
+    options = {"replies": ["1" * 1000], "seconds_per_token": 0.005}
+    engine = EngineConfig(name="scripted_engine:ScriptedEngine", options=options)
+    config = ServerConfig(num_replicas=2, engine=engine)
+    with serve_policy("scripted", tiny_model, WeightStore.remote(), config) as policy:
         yield policy
 
 
@@ -184,11 +211,10 @@ def sampler(policy_app: ServedPolicy) -> Any:
 
 
 @pytest.fixture(scope="session")
-def late_policy(policy_app: ServedPolicy, untied_model: Path) -> Iterator[ServedPolicy]:
+def late_policy(serve_port: int, untied_model: Path) -> Iterator[ServedPolicy]:
     """``untied_model`` on two replicas that keep their cache, started when version 2 is there (seed 99).
 
-    The weights stay changed. ``test_unresponsive_replicas`` stops and kills the replicas, so it comes after
-    all others that ask for them, by its name.
+    The weights stay changed.
     """
     from transformers_reference import perturbed, weights_of
 

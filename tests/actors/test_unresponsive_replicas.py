@@ -1,6 +1,7 @@
 """A replica that stops or dies: sampling goes on without it, nothing is lost, and it comes back current.
 
-The last test ends ``late_policy``.
+The engine is a scripted one: it has no weights, and its versions show what a replica has loaded. The last
+test ends ``scripted_policy``.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import ray
+import torch
 from conftest import publish, wait_until
 from ray import serve
-from transformers_reference import perturbed, weights_of
 
 from actors.sampling.request_queue import LEASE_SECONDS
 from policies.sampler import ReplicaStatus, SampleRequest, SamplingParams
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from conftest import ServedPolicy
 
 pytestmark = pytest.mark.engine
+
+WEIGHTS = {"scale": torch.ones(1)}
 
 
 def ask(sampler: Any, count: int, max_tokens: int = 5, version: int = 0) -> list[Any]:
@@ -57,8 +60,8 @@ def pid_of(replica: str) -> int:
     return int(re.findall(r"pid (\d+)", replica)[0])
 
 
-def test_a_replica_that_was_stopped_is_current_again_before_it_serves(late_policy: ServedPolicy) -> None:
-    sampler = late_policy.sampler()
+def test_a_replica_that_was_stopped_is_current_again_before_it_serves(scripted_policy: ServedPolicy) -> None:
+    sampler = scripted_policy.sampler()
     wait_until(lambda: len(replicas(sampler)) == 2)
     in_flight = ask_both(sampler)
     name = next(iter(replicas(sampler)))
@@ -67,7 +70,7 @@ def test_a_replica_that_was_stopped_is_current_again_before_it_serves(late_polic
     try:
         assert len(ray.get(in_flight)) == 16  # what it had is answered by the other one
         answered = replicas(sampler)[name].num_answered
-        version = publish(late_policy.store, perturbed(weights_of(late_policy.model_path), seed=3))
+        version = publish(scripted_policy.store, WEIGHTS)
         for _ in range(3):
             start = time.monotonic()
             found = {each.policy_version for each in ray.get(ask(sampler, 8, version=version))}
@@ -87,10 +90,10 @@ def test_a_replica_that_was_stopped_is_current_again_before_it_serves(late_polic
 
 
 def test_a_replica_that_died_comes_back_with_the_newest_weights_and_nothing_is_lost(
-    late_policy: ServedPolicy,
+    scripted_policy: ServedPolicy,
 ) -> None:
-    version = late_policy.publish(perturbed(weights_of(late_policy.model_path), seed=7))
-    sampler = late_policy.sampler()
+    version = scripted_policy.publish(WEIGHTS)
+    sampler = scripted_policy.sampler()
     wait_until(lambda: len(replicas(sampler)) == 2)
     before = set(replicas(sampler))
     in_flight = ask_both(sampler)
@@ -102,6 +105,8 @@ def test_a_replica_that_died_comes_back_with_the_newest_weights_and_nothing_is_l
         assert {each.policy_version for each in ray.get(ask(sampler, 8))} == {version}
 
 
-def test_a_policy_server_ends_when_the_program_that_wanted_it_was_killed(late_policy: ServedPolicy) -> None:
-    ray.kill(late_policy.store)  # as it goes with a program's actors; Serve's stay
-    wait_until(lambda: late_policy.name not in serve.status().applications)
+def test_a_policy_server_ends_when_the_program_that_wanted_it_was_killed(
+    scripted_policy: ServedPolicy,
+) -> None:
+    ray.kill(scripted_policy.store)  # as it goes with a program's actors; Serve's stay
+    wait_until(lambda: scripted_policy.name not in serve.status().applications)

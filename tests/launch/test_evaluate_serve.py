@@ -247,9 +247,9 @@ def test_a_setting_that_the_engine_cannot_act_on_is_an_error_before_anything_sta
 
 @pytest.mark.engine
 def test_evaluate_prints_a_table_and_writes_each_trajectory(
-    policy_app: Any, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scripted_policy: Any, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``policy_app`` is only asked for to be there first: it starts Serve's proxy."""
+    """Beside another application, which has to stay."""
     make_run(tmp_path / "run", tiny_model)
     before = running_applications()
     arguments = [
@@ -270,7 +270,7 @@ def test_evaluate_prints_a_table_and_writes_each_trajectory(
     assert questions[0::2] == questions[1::2] and len(set(questions)) == 3
     completions = [each.steps[0].completion for each in trajectories]
     assert [each.policy_version for each in completions if each is not None] == [0] * 6
-    assert policy_app.name in before
+    assert scripted_policy.name in before
     assert running_applications() == before, "only what evaluate started has ended"
 
 

@@ -1,0 +1,101 @@
+"""A sampler and an engine that are not Troupe's, end to end: no file of the library knows of them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from actors.engine import AgentExecutionEngine
+from environments import MultiTurnEnvironment, TerminationReason, Trajectory
+from environments.errors import ConfigError
+from policies import GameAgent, ToolAgent
+
+if TYPE_CHECKING:
+    from conftest import ServedPolicy
+
+
+class Listener(MultiTurnEnvironment):
+    """Rewards the answer that the task expects."""
+
+    def reset(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"question": self.task["question"]}, {}
+
+    def get_reward_and_next_obs(self, task: dict[str, Any], action: Any) -> tuple[float, dict[str, Any]]:
+        self.done = True
+        return float(action == task["expected"]), {}
+
+
+def make_engine(engine_name: str = "own_sampler:Parrot", **changes: Any) -> AgentExecutionEngine:
+    arguments: dict[str, Any] = {
+        "agent_class": GameAgent,
+        "env_class": Listener,
+        "rollout_engine_args": {"times": 2},
+        "n_parallel_agents": 2,
+        "retry_limit": 0,
+    }
+    return AgentExecutionEngine(engine_name=engine_name, **(arguments | changes))
+
+
+def play(engine: AgentExecutionEngine, tasks: list[dict[str, Any]], **options: Any) -> list[Trajectory]:
+    return asyncio.run(engine.execute_tasks(tasks, **options))
+
+
+# -- a sampler -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.engine
+def test_a_sampler_of_ones_own_is_played(ray_cluster: None, tmp_path: Path) -> None:
+    tasks = [{"question": word, "expected": word * 2} for word in ("to", "bon", "no")]
+    with make_engine() as engine:
+        played = play(engine, tasks, results_file=tmp_path / "results.jsonl")
+    assert [each.reward for each in played] == [1.0] * 3
+    with make_engine(rollout_engine_args={"times": 3}) as engine, pytest.raises(ConfigError, match="policy"):
+        play(engine, tasks, results_file=tmp_path / "results.jsonl")  # it was another policy
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("logprob", ["-inf", "nan"])
+def test_a_log_probability_that_is_not_finite_fails_the_rollout_and_names_the_sampler(
+    ray_cluster: None, logprob: str
+) -> None:
+    with make_engine(rollout_engine_args={"times": 1, "logprob": float(logprob)}) as engine:
+        (trajectory,) = play(engine, [{"question": "to", "expected": "to"}])
+    assert trajectory.termination_reason is TerminationReason.SAMPLER_ERROR
+    assert (
+        trajectory.error is not None and f"Parrot returned the log-probability {logprob}" in trajectory.error
+    )
+
+
+def test_the_arguments_of_a_sampler_of_ones_own_are_checked_by_its_constructor() -> None:
+    with pytest.raises(ConfigError, match=r"Parrot has no argument 'tims'\. Did you mean 'times'"):
+        make_engine(rollout_engine_args={"tims": 2})
+    with pytest.raises(ConfigError, match=r"Parrot needs rollout_engine_args=\{'times': ...\}"):
+        make_engine(rollout_engine_args={})
+    with pytest.raises(ConfigError, match="Parrot has no argument 'model'"):
+        make_engine(sampling_params={"model": "grey"})
+
+
+def test_a_sampler_says_itself_whether_it_reads_tool_calls_and_serves_adapters() -> None:
+    make_engine(agent_class=ToolAgent, agent_args={"tools": ["calculator"], "parser_name": "openai"})
+    with pytest.raises(ConfigError, match="adapter"):
+        make_engine(sampling_params={"adapter": "mine"})
+
+
+# -- an engine -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.engine
+def test_an_engine_of_ones_own_samples_behind_the_policy_server(scripted_policy: ServedPolicy) -> None:
+    task = {"question": "Count.", "expected": "1" * 7}
+    with make_engine(
+        engine_name="serve",
+        rollout_engine_args={"app_name": scripted_policy.name, "model_path": str(scripted_policy.model_path)},
+        sampling_params={"max_tokens": 7},
+    ) as engine:
+        played = play(engine, [task] * 4)
+    assert [each.reward for each in played] == [1.0] * 4
+    completion = played[0].steps[0].completion
+    assert completion is not None and completion.logprobs == (-0.5,) * 7
