@@ -58,7 +58,7 @@ def main() -> None:
     failed = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
-        model = warm_started_model("guess", folder, num_steps=200)
+        model = warm_started_model("guess", folder, num_steps=250)
         for name in arguments.only.split(","):
             directory = folder / name.replace(" ", "-")
             settings = [f"algorithm.name={name.partition(' ')[0]}", *ALGORITHMS[name]]

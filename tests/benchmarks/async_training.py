@@ -215,7 +215,7 @@ def print_measurement(seeds: Sequence[int], staleness: int, folder: Path) -> Non
         ("staleness", "seed", "seconds", "success", "idle: learner", "engine", "fleet", "stale", "most"),
     )
     arms: dict[int, list[Arm]] = {staleness: [], 0: []}  # the quick one first
-    model = warm_started_model("guess", folder, num_steps=200)
+    model = warm_started_model("guess", folder, num_steps=250)
     print(f"success before: {success('guess', model, folder / 'before'):.3f}", flush=True)
     for seed, each in itertools.product(seeds, arms):
         arm = measure(model, folder, each, seed)
