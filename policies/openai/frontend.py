@@ -95,7 +95,7 @@ class OpenAIFrontend:
             return self._renderer.with_options(body.chat_template_kwargs).prompt_ids(messages, tools=tools)
         except TemplateError as error:
             raise OpenAIError(
-                400, f"The model's chat template refuses the messages: {error}", param="messages"
+                400, f"The model's chat template rejects the messages: {error}", param="messages"
             ) from error
 
     def _encode(self, prompt: str | list[int]) -> list[int]:
