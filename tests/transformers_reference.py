@@ -30,11 +30,11 @@ def weights_of(path: Path) -> dict[str, torch.Tensor]:
     return load_file(path / "model.safetensors")
 
 
-def perturbed(weights: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+def perturbed(weights: dict[str, torch.Tensor], seed: int, scale: float = 0.05) -> dict[str, torch.Tensor]:
     """Other weights, far enough to speak differently."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: tensor + 0.05 * torch.randn(tensor.shape, generator=generator)
+        name: tensor + scale * torch.randn(tensor.shape, generator=generator)
         for name, tensor in weights.items()
     }
 
