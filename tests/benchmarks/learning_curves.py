@@ -4,8 +4,9 @@
 
 For each recipe and seed it runs reinforcement as the recipe has it, expert iteration with as many rollouts,
 and supervised learning on the successful demonstrations alone. A run that is finished is not run again, and
-one that was interrupted goes on: the command may be given part by part. Each run takes about three minutes on
-two quiet cores. Then it draws what is there: for each recipe a plot, and a JSON file with all its values.
+one that was interrupted goes on from its last checkpoint: the command may be given part by part. Each run
+takes about three minutes on two quiet cores. Then it draws what is there: for each recipe a plot, and a JSON
+file with all its values.
 ``--publish`` writes them into .github/, and the table into launch/recipes/README.md.
 """
 
@@ -62,14 +63,15 @@ def main() -> None:
 
 def overrides(recipe: str, method: str, num_updates: int) -> list[str]:
     """What a run is told, besides its seed and folder."""
-    every = f"evaluation.every={max(1, num_updates // 3)}"
+    every = max(1, num_updates // 3)
+    settings = [f"recipe={recipe}", f"evaluation.every={every}", f"run.checkpoint_every={every}"]
     if method == "sft":
         steps = f"warm_start.num_steps={2 * WARM_START_STEPS[recipe]}"
-        return [f"recipe={recipe}", f"workload=successful_{recipe}", "stages=[warm_start]", steps]
+        return [*settings, f"workload=successful_{recipe}", "stages=[warm_start]", steps]
     if method == "expert_iteration":
         steps = f"expert_iteration.num_steps={num_updates}"
-        return [f"recipe={recipe}", every, "stages=[warm_start,expert_iteration]", steps]
-    return [f"recipe={recipe}", every, f"run.num_steps={num_updates}"]
+        return [*settings, "stages=[warm_start,expert_iteration]", steps]
+    return [*settings, f"run.num_steps={num_updates}"]
 
 
 def run_once(settings: Sequence[str], directory: Path) -> None:
