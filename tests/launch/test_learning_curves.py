@@ -9,6 +9,11 @@ from typing import Any
 
 import pytest
 
+from launch.config import compose
+from launch.recipes import guess
+from launch.validation.settings import check_training_settings
+from launch.workload import load_workload
+
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
@@ -34,6 +39,29 @@ def finished_run(folder: Path, seed: int, before: float, after: float) -> None:
     ]
     (directory / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
     (directory / "finished.json").write_text(json.dumps({"commit": "abc", "seconds": 1}))
+
+
+@pytest.mark.parametrize("recipe", ["calculator", "guess"])
+@pytest.mark.parametrize("method", ["reinforce", "expert_iteration", "sft"])
+def test_the_settings_of_every_run_are_valid(curves: Any, recipe: str, method: str) -> None:
+    config = compose(curves.overrides(recipe, method, 30))
+    check_training_settings(config)
+    updates = {"reinforce": 30, "expert_iteration": 30, "sft": 0}[method]
+    stages = {"reinforce": config.run.num_steps, "expert_iteration": config.expert_iteration.num_steps}
+    assert sum(stages.get(name, 0) for name in config.stages) == updates
+    recipe_steps = compose([f"recipe={recipe}"]).warm_start.num_steps
+    assert config.warm_start.num_steps == recipe_steps * (2 if method == "sft" else 1)
+
+
+def test_the_baseline_learns_from_successful_demonstrations_alone(curves: Any) -> None:
+    config = compose(curves.overrides("guess", "sft", 30))
+    workload = load_workload(config.workload, seed=0)
+    demonstrations = guess.demonstrations(0)
+    successful = [each.messages for each in demonstrations if each.reward == 1.0]
+    assert 0 < len(successful) < len(demonstrations)
+    assert workload.demonstrations == successful
+    assert workload.val_dataset is not None
+    assert list(workload.val_dataset) == list(guess.workload(1).val_dataset or ())
 
 
 def test_the_interval_is_that_of_the_mean_of_few_seeds(plots: Any) -> None:

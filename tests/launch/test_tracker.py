@@ -4,8 +4,9 @@ import time
 from pathlib import Path
 
 import pytest
+from matplotlib.image import imread
 
-from launch.reporting.plots import draw_timeline
+from launch.reporting.plots import draw_curve, draw_timeline
 from launch.reporting.tracker import METRICS, Tracker, read_metrics
 
 EVALUATION = {"eval/reward_mean": 0.5, "eval/num_tasks": 4, "time/evaluate": 2.0}
@@ -197,3 +198,12 @@ def test_a_run_that_ends_before_its_first_update_has_no_pictures(tmp_path: Path)
     tracker.evaluation(0, EVALUATION)
     tracker.close()
     assert list(tmp_path.glob("*.png")) == []
+
+
+def test_the_learning_curve_has_a_panel_for_what_the_environment_names(tmp_path: Path) -> None:
+    standard = [{"step": step, "rollout/reward_mean": 0.5, "rollout/pass_at_8": 1.0} for step in (1, 2)]
+    named = [{**record, "rollout/called": 0.3, "eval/called": 0.4} for record in standard]
+    draw_curve(standard, tmp_path / "standard.png")
+    draw_curve(named, tmp_path / "named.png")
+    (low, *_), (high, *_) = imread(tmp_path / "standard.png").shape, imread(tmp_path / "named.png").shape
+    assert high > low
