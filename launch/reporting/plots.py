@@ -32,14 +32,8 @@ def draw_curve(records: Records, path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    names = sorted(
-        {
-            name.removeprefix("rollout/")
-            for record in records
-            for name in record
-            if name.startswith("rollout/") and not is_standard(name)
-        }
-    )
+    recorded = {name for record in records for name in record if name.startswith("rollout/")}
+    names = sorted(name.removeprefix("rollout/") for name in recorded if not is_standard(name))
     figure = Figure(figsize=(7, 6 if names else 4), layout="constrained")
     panels = figure.subplots(2 if names else 1, 1, sharex=True, squeeze=False)[:, 0]
     for axes, metrics in zip(panels, (["reward_mean"], names), strict=False):
