@@ -190,7 +190,7 @@ def test_a_server_that_died_between_calls_is_back_for_the_next(stdio, caplog):
     wait_until(lambda: not is_running(pid))
     time.sleep(0.3)  # until the end of its output has been read
     assert make_tools([stdio])["echo"](text="back").output == "back"
-    assert "was lost, connecting anew" in caplog.text
+    assert "was lost; connecting again" in caplog.text
 
 
 @pytest.mark.slow

@@ -137,7 +137,6 @@ def train(directory: Path, model: Path) -> None:
             f"rollout.group_size={GROUP_SIZE}",
             "rollout.max_staleness=2",
             "fleet.num_actors=4",
-            "algorithm.zero_signal_groups=keep",
             "algorithm.entropy_coef=0.01",
         ]
     )

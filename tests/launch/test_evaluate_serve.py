@@ -247,7 +247,7 @@ def test_a_setting_that_the_engine_cannot_act_on_is_an_error_before_anything_sta
 
 @pytest.mark.engine
 def test_evaluate_prints_a_table_and_writes_each_trajectory(
-    scripted_policy: Any, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    policy_app: Any, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Beside another application, which has to stay."""
     make_run(tmp_path / "run", tiny_model)
@@ -270,7 +270,7 @@ def test_evaluate_prints_a_table_and_writes_each_trajectory(
     assert questions[0::2] == questions[1::2] and len(set(questions)) == 3
     completions = [each.steps[0].completion for each in trajectories]
     assert [each.policy_version for each in completions if each is not None] == [0] * 6
-    assert scripted_policy.name in before
+    assert policy_app.name in before
     assert running_applications() == before, "only what evaluate started has ended"
 
 

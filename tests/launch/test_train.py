@@ -32,7 +32,6 @@ SMALL = [
     "fleet.num_actors=4",
     "learner.mini_batch_size=6",
     "algorithm.entropy_coef=0.01",  # so that there is a gradient even where all rollouts fail
-    "algorithm.zero_signal_groups=keep",
 ]
 
 
