@@ -192,8 +192,8 @@ class AgentExecutionEngine:
     ) -> AsyncIterator[Trajectory]:
         """Play every task once and yield each trajectory as soon as it has ended; else as ``execute_tasks``.
 
-        Those that ``results_file`` already holds come first. Whoever leaves the loop before its end closes
-        the stream (``contextlib.aclosing``): only then do the engine's actors stop, and the next call work.
+        Those that ``results_file`` already holds come first. A loop that is left before its end has to close
+        the stream (``contextlib.aclosing``): only then the engine's actors stop, and the next call works.
         """
         async with aclosing(self._execute(Dataset(tasks).get_data(), results_file)) as results:
             async for _, trajectory in results:

@@ -114,7 +114,7 @@ def strike(role: str, signal_number: signal.Signals, below: int, rng: random.Ran
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; return its exit status: 0 done, 2 refused for a reason that was printed."""
+    """Run the command; return its exit status: 0 done, 2 not done, for a reason that was printed."""
     parser = argparse.ArgumentParser(
         prog="python -m launch.chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

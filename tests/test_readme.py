@@ -1,4 +1,4 @@
-"""What README.md shows runs as it stands."""
+"""The programs that the READMEs show run as they stand, and their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -11,19 +11,55 @@ from pathlib import Path
 import pytest
 
 from launch.config import TrainConfig, compose
+from launch.training.stages.chosen import chosen_stages
 from launch.validation.trial import check_agent
 from launch.workload import load_workload
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-PROGRAMS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-OWN, CHECK, COLLECT, TRAIN = PROGRAMS
+PAGES = [
+    ROOT / "README.md",
+    *sorted(
+        page
+        for layer in ("environments", "policies", "actors", "launch")
+        for page in (ROOT / layer).rglob("README.md")
+    ),
+    ROOT / "tests" / "benchmarks" / "README.md",
+]
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def programs(page: str) -> list[str]:
+    """The Python programs that a page shows."""
+    return re.findall(r"```python\n(.*?)```", text_of(page), flags=re.DOTALL)
+
+
+OWN, CHECK = programs("README.md")
+(COLLECT,) = programs("actors/README.md")
+(TRAIN,) = programs("launch/README.md")
+
+
+def test_the_first_page_can_be_read_in_one_go() -> None:
+    assert len(text_of("README.md").splitlines()) <= 200
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.parent.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
+    for path, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
+        target = page.parent / path if path else page
+        target = target / "README.md" if target.is_dir() else target
+        assert target.is_file(), f"{page} links to {path}"
+        headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.MULTILINE) if heading else []
+        anchors = [re.sub(r"[^a-z0-9 _-]", "", each.lower()).replace(" ", "-") for each in headings]
+        assert not heading or heading in anchors, f"{page} links to the heading {heading} of {path}"
 
 
 def test_the_own_agent_and_environment_take_thirty_lines_and_play(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len([line for line in OWN.splitlines() if line.strip()]) < 30
+    assert len([line for line in OWN.splitlines() if line.strip()]) <= 30
     (tmp_path / "my_workload.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
     check_agent(load_workload("my_workload", seed=0))
@@ -44,11 +80,18 @@ def test_the_check_of_the_own_environment_says_what_its_comment_says(tmp_path: P
     assert done.stdout.strip() == CHECK.rpartition("# ")[2].strip() == "CountEnv: all fine."
 
 
-def test_every_setting_and_recipe_that_the_readme_names_exists() -> None:
-    text = README.replace(OWN, "")
-    overrides = set(re.findall(r"\b((?:recipe|[a-z_]+\.[a-z_.]+)=[^\s`*…]+)", text))
-    assert len(overrides) > 5
+@pytest.mark.parametrize("page", ["README.md", "actors/README.md", "launch/README.md"])
+def test_every_setting_and_recipe_that_a_page_names_exists(page: str) -> None:
+    text = text_of(page).replace(OWN, "")
+    overrides = set(re.findall(r"\b((?:recipe|[a-z_]+\.[a-z_.]+)=[^\s`*…']+)", text))
+    assert overrides
     assert isinstance(compose(sorted(overrides)), TrainConfig)
+
+
+def test_the_stage_that_the_page_adds_can_be_added() -> None:
+    (line,) = re.findall(r"^ +(stages=\S+ \S+)$", text_of("launch/README.md"), re.MULTILINE)
+    config = compose(["warm_start.num_steps=5", *line.replace("my_stages:", "own_stage:").split()])
+    assert [stage.name for stage in chosen_stages(config)] == ["warm_start", "rehearse", "reinforce"]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from environments.errors import ConfigError
 
 
 def check_answers() -> None:
-    """Refuse a cluster that is gone, as after a restart of the machine: Ray would try in silence for minutes.
+    """Find a cluster that is gone, as after a restart of the machine: Ray would try in silence for minutes.
 
     Raises:
         ConfigError: nothing answers where ``RAY_ADDRESS`` or the note of ``ray start`` points to.

@@ -1,4 +1,4 @@
-"""Work in a thread, whose result or error belongs to whoever waits for it."""
+"""Work in a thread, whose result or error goes to the caller that waits for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def in_background(work: Callable[[], Result], name: str) -> Future[Result]:
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001  # a thread's end: whoever waits for it raises it
+        except BaseException as error:  # noqa: BLE001  # the caller that waits raises it
             future.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()

@@ -226,7 +226,7 @@ def actor_options(pair: Pair, config: FleetConfig) -> dict[str, Any]:
 
 
 def check_room(options: dict[str, Any]) -> None:
-    """Refuse actors that no node can hold: their rollouts would wait for ever.
+    """Check that a node can hold the actors: else their rollouts would wait for ever.
 
     Raises:
         ConfigError: names what is needed and the most that a node has.

@@ -73,7 +73,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutRequest:
-    """One rollout to be played: the same order always names the same task, seed and ids."""
+    """One rollout to be played: the same request always has the same task, seed and ids."""
 
     rollout_id: str
     group_id: str
@@ -110,7 +110,7 @@ def run_rollout(
         agent.update_from_env(observation, 0.0, False, budget.report(info))
     reason = TerminationReason.MAX_STEPS
     previous: Turn | None = None
-    refusal: str | None = None
+    too_long: str | None = None
     for turn in range(limits.max_steps):
         if budget.spent:
             reason = TerminationReason.RESPONSE_BUDGET_SPENT
@@ -120,7 +120,7 @@ def run_rollout(
             completion = sample(sample_request)
         except PromptTooLongError as error:
             reason = TerminationReason.PROMPT_TOO_LONG
-            refusal = str(error)
+            too_long = str(error)
             break
         previous = Turn(messages=sample_request.messages, completion=completion, tools=sample_request.tools)
         budget.count(completion)
@@ -138,7 +138,7 @@ def run_rollout(
         trajectory = finish(agent.trajectory, request, reason)
     trajectory.masked = limits.overlong_filter and reason.is_overlong
     if not trajectory.steps:  # else it is the usual end of a long conversation
-        trajectory.error = refusal
+        trajectory.error = too_long
     if trajectory.steps and not trajectory.masked:
         with in_env("compute_final_reward"):
             judge_episode(env, trajectory)

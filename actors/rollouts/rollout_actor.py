@@ -22,7 +22,7 @@ from policies.agents.base import BaseAgent
 from policies.sampler import SampleRequest
 
 UNUSABLE_AFTER = {TerminationReason.TIMEOUT, TerminationReason.OUT_OF_MEMORY, TerminationReason.CRASHED}
-"""Endings that leave the process in a state that nobody knows."""
+"""Endings that leave the process in an unknown state."""
 RESTART_SECONDS = 60.0
 """How long a sampling actor that has died is waited for."""
 RETRY_SECONDS = 0.5
@@ -50,7 +50,7 @@ class RolloutActor:
         """Play ``request``. Whatever agent, environment or sampler raise is in the trajectory.
 
         Also returns whether the process can be used again: what was interrupted at a time limit, or has
-        used up its memory, leaves it in a state that nobody knows.
+        used up its memory, leaves it in an unknown state.
         """
         start = time.monotonic()
         self._deadline = start + self._limits.timeout_seconds
@@ -116,7 +116,7 @@ class RolloutActor:
             left = max(0.0, self._deadline - time.monotonic())
             return ray.get(asked, timeout=left)
         except (GetTimeoutError, KeyboardInterrupt):
-            ray.cancel(asked)  # else the engine would go on for nobody
+            ray.cancel(asked)  # else the engine would go on sampling without need
             raise TimeLimitReached from None
         except RayTaskError as error:  # Ray's wrapper around what the sampler raised
             if isinstance(error.cause, TroupeError):

@@ -1,4 +1,4 @@
-"""The bounded queue between the fleet and whoever consumes trajectories."""
+"""The bounded queue between the fleet and the consumer of trajectories."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WHY_NOT = (
     "agent and the environment may take long to import."
 )
 ASKED_IN_ADVANCE = 4
-"""Trajectories asked of the queue before they are there, so that nobody waits for its answers in turn."""
+"""Trajectories asked of the queue before they are there: the consumer waits for several answers at once."""
 BASELINE = "greedy"
 """The member of a group that is rolled out greedily, for the algorithms that compare with it."""
 
@@ -62,7 +62,7 @@ class TrajectoryStream:
         """The next ``count`` trajectories, about in the order in which they finish.
 
         Raises:
-            RayActorError, or the fleet's own error: nobody is left who could deliver.
+            RayActorError, or the fleet's own error: no process is left that could deliver.
         """
         for _ in range(count):
             yield self._next()
@@ -141,7 +141,7 @@ class TrajectoryStream:
             self._asked.append(self.queue.actor.get.remote())
         # Any of them: the queue's actor does not begin calls in the order in which they were made. And only
         # we have a time limit: one of the queue's own would end in an error, and a line in the log, for each
-        # that nobody waited for.
+        # that had no waiter.
         arrived, self._asked = ray.wait(self._asked, timeout=seconds)
         return ray.get(arrived[0]) if arrived else None
 

@@ -11,8 +11,8 @@ from types import FrameType, TracebackType
 from typing import Self
 
 SIGNAL = signal.SIGRTMAX
-"""One that nobody else uses: environments and graders set alarms (``SIGALRM``), Java suspends its threads by
-``SIGUSR2``, and .NET takes real-time signals from the other end."""
+"""A signal without another user: environments and graders set alarms (``SIGALRM``), Java suspends its
+threads by ``SIGUSR2``, and .NET takes real-time signals from the other end."""
 REPEAT_SECONDS = 1.0
 """Between two signals that a time limit is reached, until one gets through."""
 
@@ -75,5 +75,5 @@ class Watchdog:
                 seconds = self._waits.get(timeout=seconds)
             except queue.Empty:
                 signal.pthread_kill(self._main_thread, SIGNAL)
-                # One that comes just before the thread begins to sleep wakes nobody.
+                # One that comes just before the thread begins to sleep wakes no thread.
                 seconds = REPEAT_SECONDS

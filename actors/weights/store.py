@@ -26,7 +26,7 @@ class WeightStore:
     """Keeps the newest version of the weights.
 
     A publish does not wait for the replicas: each one fetches the newest version when it is ready. So a
-    replica that hangs delays nobody, and one that starts late never serves the model that it was started
+    replica that hangs delays no other, and one that starts late never serves the model that it was started
     from once there is a newer version.
 
     Args:

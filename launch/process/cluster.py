@@ -43,7 +43,7 @@ def end() -> None:
     """
     ours: list[psutil.Process] = []
     for child in psutil.Process().children():
-        with suppress(psutil.Error):  # it has ended meanwhile, or nobody has taken note of its end
+        with suppress(psutil.Error):  # it has ended meanwhile, or its parent has not taken note of its end
             if f"{os.sep}ray{os.sep}" in " ".join(child.cmdline()):
                 ours += [child, *child.children(recursive=True)]
     ray.shutdown()
@@ -54,7 +54,7 @@ def end() -> None:
 
 
 def check_resources(config: TrainConfig) -> None:
-    """Refuse a run that the cluster can never hold: its actors would wait for ever.
+    """Check that the cluster can hold the run: else its actors would wait for ever.
 
     Raises:
         ConfigError: names what is needed, what is there, and what to lower.

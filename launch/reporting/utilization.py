@@ -49,10 +49,10 @@ class CountDifference:
 
     def since_last(self, fleet: FleetStatus, queue: QueueStatus) -> dict[str, float]:
         """Idle shares of the rollout actors and the engines, and tokens that were sampled for rollouts that
-        were played again or for nobody.
+        were played again or not used.
 
         An engine that was not there at the last look, or is gone, counts for nothing: its counters begin at
-        0, and when it stopped working nobody knows.
+        0, and it is unknown when it stopped working.
         """
         last, self._last = self._last, (fleet, queue)
         if last is None:

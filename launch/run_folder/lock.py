@@ -38,7 +38,7 @@ class RunLock:
                 f"run.directory={directory} is in use by {holder}: stop that run, or name another directory."
             ) from None
         self.text = f"process {os.getpid()} on {socket.gethostname()} ({uuid.uuid4().hex})"
-        """What the file holds: whoever reads the same sees the same folder."""
+        """What the file holds: processes that read the same see the same folder."""
         self._file.truncate(0)
         self._file.write(self.text)
         self._file.flush()

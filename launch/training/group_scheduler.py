@@ -21,7 +21,7 @@ class GroupScheduler:
     it trained are published. There are (max_staleness + 1) * groups_per_step slots. A group that is requested
     under version v therefore has fewer than that many before it, is trained on by the update of version
     v + max_staleness at the latest, and no token of it is older than v: that is what bounds staleness. And
-    because the order is that of the tasks, not of who finishes first, what an update is made of depends on
+    because the order is that of the tasks, not of their ends, what an update is made of depends on
     no clock, and long rollouts are not put off in favour of short ones.
 
     Args:
@@ -49,7 +49,7 @@ class GroupScheduler:
         return self._committed
 
     def fill(self, version: int, num_wanted: int) -> None:
-        """Order groups for the free slots, to be sampled by ``version`` or newer.
+        """Request groups for the free slots, to be sampled by ``version`` or newer.
 
         Args:
             num_wanted: groups that are still to be taken; no more are requested, so that none is left over.
@@ -69,7 +69,7 @@ class GroupScheduler:
         """The next group, once it is complete.
 
         Raises:
-            RayActorError, or the fleet's own error: nobody is left who could deliver it.
+            RayActorError, or the fleet's own error: no process is left that could deliver it.
         """
         group = self._stream.take(group_name(self._next_taken))
         self._next_taken += 1

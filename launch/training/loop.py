@@ -18,7 +18,7 @@ def train(stages: Sequence[Stage], run: Components, recovery: Recovery) -> None:
         if stage.num_done(recovery) < stage.num_steps:
             run.interrupts.raise_if_interrupted()
             train_stage(stage, run, recovery)
-    begin_rollouts(run)  # nobody else has where no stage rolls out: its policy is evaluated all the same
+    begin_rollouts(run)  # not begun yet where no stage rolls out: its policy is evaluated all the same
     run.interrupts.raise_if_interrupted()
     evaluate_and_save(run, recovery, Clock())
 

@@ -192,7 +192,7 @@ def resolve(
 
 
 def check_group_size(algorithm: Algorithm, group_size: int) -> None:
-    """Refuse groups that are too small to be compared within.
+    """Check that groups are large enough to be compared within.
 
     Raises:
         ConfigError: an estimator that compares the members of a group, and groups of one.

@@ -303,7 +303,7 @@ def _gpg_norm(spans: Sequence[Span]) -> float:
 def _greedy_reward(span: Span, algorithm: Algorithm) -> float:
     baseline = span.trail.group.baseline
     assert baseline is not None  # else the span would not be compared
-    turn_rewards(baseline)  # refuses what is not finite
+    turn_rewards(baseline)  # raises where one is not finite
     return float(baseline.reward) - _overlong_penalty(baseline, algorithm)
 
 

@@ -89,7 +89,7 @@ class KLController:
 
 
 def check_kl_horizon(algorithm: Algorithm, trajectories_per_update: int) -> None:
-    """Refuse an adaptive KL controller that one update could turn to 0 or below.
+    """Check that no single update can turn an adaptive KL controller to 0 or below.
 
     Raises:
         ConfigError: the horizon is shorter than a fifth of an update.

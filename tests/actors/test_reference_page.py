@@ -1,4 +1,4 @@
-"""The programs of the reference's page, as README shows them, run by a stranger in a folder of their own."""
+"""The reference page's programs, as our READMEs show them, run by a stranger in a folder of their own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ from launch.run_folder.model_paths import newest_checkpoint
 pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), flags=re.DOTALL)
 MODEL, SERVER = '"Qwen/Qwen3-4B"', '"http://localhost:30000/v1"'
 """What a stranger changes in README's program."""
 KEEP_RESULTS = """
@@ -112,6 +111,12 @@ def serve_vllm(model: Path, log: Path) -> Iterator[str]:
         with suppress(ProcessLookupError):  # its engine is a process of the same group
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def program_of(page: str) -> str:
+    """The one Python program that a page shows."""
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), flags=re.DOTALL)
+    return str(program)
 
 
 def wait_for_server(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -218,7 +223,7 @@ def collect(folder: Path, server: str, model: Path, num_pairs: int = 64) -> str:
     """Run README's program for collecting on ``PROBLEMS``; its results are kept in ``folder``."""
     rows = [{"question": question, "ground_truth": answer} for question, _, answer in PROBLEMS]
     register(folder, "aime2024", rows, "test")
-    (program,) = (each for each in PROGRAMS if "compute_pass_at_k(results)" in each)
+    program = program_of("actors/README.md")
     for shown, ours in ((MODEL, repr(str(model))), (SERVER, repr(server)), ("=64", f"={num_pairs}")):
         assert program.count(shown) == 1
         program = program.replace(shown, ours)
@@ -374,7 +379,7 @@ def deserved(number: int) -> float:
 
 def test_the_search_program_trains(tiny_model: Path, tmp_path: Path) -> None:
     register_search(tmp_path)
-    (program,) = (each for each in PROGRAMS if "trainer.train()" in each)
+    program = program_of("launch/README.md")
     settings = (
         f"model.path={tiny_model}",
         "run.directory=run",

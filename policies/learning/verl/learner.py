@@ -61,7 +61,7 @@ class VerlLearner(VerlWorker):
         seed: of torch's generator on this rank.
 
     Raises:
-        ConfigError: verl refused one of its options, or adapters where they cannot be merged.
+        ConfigError: verl rejected one of its options, or adapters where they cannot be merged.
     """
 
     def __init__(

@@ -148,7 +148,7 @@ def adapted(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
 
 
 def check_adapters(module: torch.nn.Module, tied: bool) -> None:
-    """Refuse adapters that ``merged`` could not put into the weights.
+    """Check that ``merged`` can put the adapters into the weights.
 
     Raises:
         ConfigError: one is on an embedding, or on an output layer that is the embedding too.
