@@ -411,7 +411,7 @@ def test_what_fails_once_is_played_again_on_a_fresh_environment(
 def test_a_stuck_method_ends_at_its_limit_and_the_slot_is_free_again(
     ray_cluster: None, server: EchoServer, method: str
 ) -> None:
-    with make_engine(server.base_url, n_parallel_agents=1, trajectory_timeout=2.0) as engine:
+    with make_engine(server.base_url, n_parallel_agents=1, trajectory_timeout=5.0) as engine:
         stuck, fine = play(engine, [{"question": "a", "stuck": method}, {"question": "b"}])
     assert fine.reward == 1.0
     if method == "close":  # what was played is as good as before

@@ -88,56 +88,6 @@ def test_a_late_replica_reads_the_newest_files_and_damaged_ones_reach_the_progra
             wait_until(lambda: policy.app.check_replicas() is not None)
 
 
-def checkpointed(folder: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
-    return load_file(folder / "checkpoints" / "step_000003" / "huggingface" / "model.safetensors")
-
-
-@pytest.mark.engine
-def test_a_training_with_files_ends_with_the_weights_of_one_with_the_object_store(
-    ray_cluster: None, tmp_path: Path
-) -> None:
-    import torch
-
-    from launch.config import compose
-    from launch.trainer import run_training
-    from launch.workload import load_workload
-
-    def train(name: str, *overrides: str) -> dict[str, Any]:
-        config = compose(
-            [
-                "recipe=calculator",
-                f"run.directory={tmp_path / name}",
-                "run.num_steps=3",
-                "warm_start.num_steps=0",
-                "evaluation.num_tasks=4",
-                "rollout.groups_per_step=3",
-                "rollout.group_size=4",
-                "fleet.num_actors=4",
-                "learner.mini_batch_size=6",
-                "learner.optimizer.warmup_steps=0",
-                "algorithm.entropy_coef=0.01",  # so that there is a gradient even where all rollouts fail
-                *overrides,
-            ]
-        )
-        run_training(config, load_workload(config.workload, config.seed))
-        return checkpointed(tmp_path / name)
-
-    expected = train("object_store")
-    found = train(
-        "files",
-        "server.weights.transport=files",
-        "server.weights.options={bucket_bytes: 100000}",
-        "learner.num_workers=1",
-        "evaluation.num_replicas=1",  # which reads the version that was pinned for it
-        "evaluation.every=2",
-    )
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
-    assert not list((tmp_path / "files").glob("weights_*")), "the run has ended: no replica needs them"
-
-
 def test_a_transport_from_outside_is_told_which_option_it_does_not_take(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"own_transport:InlineTransport does not take .*'max_bytes'"):
         make_transport(

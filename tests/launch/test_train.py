@@ -56,24 +56,50 @@ def weights(directory: Path, step: int) -> dict[str, Any]:
     return load_file(directory / "checkpoints" / f"step_{step:06d}" / "huggingface" / "model.safetensors")
 
 
+@pytest.fixture(scope="module")
+def undisturbed(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of 4 updates with its checkpoints of steps 2 and 4, to compare others with."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    small_run(folder, "run.num_steps=4", "run.checkpoint_every=2", "run.checkpoints_kept=9")
+    return folder
+
+
 @pytest.mark.engine
-def test_a_resumed_run_equals_one_that_never_stopped(ray_cluster: None, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_one_that_never_stopped(undisturbed: Path, tmp_path: Path) -> None:
     import torch
 
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    small_run(whole, "run.num_steps=4", "run.checkpoint_every=2", "run.checkpoints_kept=9")
-
-    # What a run leaves behind that was killed some time after its checkpoint of step 2.
-    subprocess.run(["cp", "-r", str(whole), str(stopped)], check=True)
+    # The folder of a run that was killed some time after its checkpoint of step 2.
+    stopped = tmp_path / "stopped"
+    subprocess.run(["cp", "-r", str(undisturbed), str(stopped)], check=True)
     subprocess.run(["rm", "-r", str(stopped / "checkpoints" / "step_000004")], check=True)
     (stopped / "checkpoints" / "latest").write_text("step_000002\n")
     small_run(stopped, "run.num_steps=4", "run.checkpoint_every=2", "run.resume=true")
 
-    assert comparable(read_metrics(stopped)) == comparable(read_metrics(whole))
-    expected, resumed, before = weights(whole, 4), weights(stopped, 4), weights(whole, 2)
+    assert comparable(read_metrics(stopped)) == comparable(read_metrics(undisturbed))
+    expected, resumed, before = weights(undisturbed, 4), weights(stopped, 4), weights(undisturbed, 2)
     assert expected.keys() == resumed.keys()
     assert all(torch.equal(expected[name], resumed[name]) for name in expected)
     assert not all(torch.equal(expected[name], before[name]) for name in expected), "nothing was learned"
+
+
+@pytest.mark.engine
+def test_weights_that_travel_as_files_are_those_of_the_object_store(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    import torch
+
+    small_run(
+        tmp_path,
+        "run.num_steps=4",
+        "server.weights.transport=files",
+        "server.weights.options={bucket_bytes: 100000}",
+        "evaluation.num_replicas=1",  # which reads the version that was pinned for it
+        "evaluation.every=2",
+    )
+    expected, found = weights(undisturbed, 4), weights(tmp_path, 4)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert not list(tmp_path.glob("weights_*")), "the run has ended: no replica needs them"
 
 
 @pytest.mark.engine
