@@ -17,8 +17,8 @@ RAYLET_ENVIRONMENT = {
     # Statistics of Ray's event loops, for its log. An idle actor wakes up a hundred times a second to look
     # for signals, and the statistics are a sixth of its cost.
     "RAY_event_stats": "0",
-    # With a first driver Ray starts as many workers as the cluster counts CPUs. Actors do not take them, since
-    # their environment is another one: 17 idle processes cost 12 s of a start on two cores.
+    # With a first driver Ray starts as many workers as the cluster counts CPUs. Actors do not take them:
+    # their environment is another one. 17 idle processes cost 12 s of a start on two cores.
     "RAY_prestart_worker_first_driver": "0",
     # Above four times this number of processes Ray prints a warning into the program's output.
     "RAY_worker_maximum_startup_concurrency": str(max(16, os.cpu_count() or 1)),
