@@ -1,4 +1,4 @@
-"""The README of a folder names files that exist: the answers to "where is ..." stay true when files move."""
+"""The README of a folder names files that exist, and its answers to "where is ..." are the only ones."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ READMES = [
     for path in (ROOT / layer).rglob("README.md")
 ]
 
+STAGES = ("expert_iteration", "reinforce", "warm_start")
+
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.parent.relative_to(ROOT)))
 def test_the_files_that_a_folder_names_exist(readme: Path) -> None:
@@ -23,3 +25,21 @@ def test_the_files_that_a_folder_names_exist(readme: Path) -> None:
         if name.startswith("my_"):  # a file of the reader's own
             continue
         assert (readme.parent / name).is_file() or (ROOT / name).is_file(), f"{readme} names {name}"
+
+
+@pytest.mark.parametrize(
+    ("code", "only"),
+    [
+        (r"\bDefinition\(\n", ["policies/learning/algorithms.py"]),  # an algorithm is added
+        (r"\(WeightTransport\)", ["actors/weights/files.py", "actors/weights/object_store.py"]),
+        (r"\(Engine\)", ["policies/engines/vllm.py"]),
+        (r"\(Stage\)", [f"launch/training/stages/{name}.py" for name in STAGES]),
+        (r"\bRolloutFleet\.", ["actors/rollouts/service.py"]),  # a fleet is started
+        (r"\bray\.init\(", ["actors/ray_tools/connect.py"]),
+    ],
+)
+def test_there_is_one_place_for_one_thing(code: str, only: list[str]) -> None:
+    layers = ("environments", "policies", "actors", "launch")
+    modules = [path for layer in layers for path in (ROOT / layer).rglob("*.py")]
+    found = [path for path in modules if re.search(code, path.read_text(encoding="utf-8"))]
+    assert sorted(str(path.relative_to(ROOT)) for path in found) == only
