@@ -100,7 +100,7 @@ def task(mode: str, folder: Path) -> dict:
     return {"mode": mode, "scratch": str(folder / mode)}
 
 
-def test_every_order_is_answered_once_with_its_own_ending(
+def test_every_request_is_answered_once_with_its_own_ending(
     fleet: Any, stream: TrajectoryStream, tmp_path: Path
 ) -> None:
     modes = ["fine", "raise", "hang", "exit", "quit", "exit once", "fine"]
@@ -131,7 +131,7 @@ def test_every_order_is_answered_once_with_its_own_ending(
     assert stream.queue.qsize() == 0
 
 
-def test_later_orders_are_served_by_the_actors_that_came_instead(
+def test_later_requests_are_served_by_the_actors_that_came_instead(
     fleet: Any, stream: TrajectoryStream, tmp_path: Path
 ) -> None:
     play(fleet, stream, "before", [task(mode, tmp_path) for mode in ("exit", "exit", "exit")])
@@ -149,7 +149,7 @@ def test_a_fleet_that_shrinks_answers_everything_all_the_same(
     assert ray.get(fleet.status.remote()).num_actors == NUM_ACTORS
 
 
-def test_a_fleet_that_shrinks_while_nobody_reads_loses_nothing(
+def test_a_fleet_that_shrinks_without_a_reader_loses_nothing(
     fleet: Any, stream: TrajectoryStream, tmp_path: Path
 ) -> None:
     num_requests = 40  # more than stream, fleet and actors can hold together

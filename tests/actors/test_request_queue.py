@@ -248,7 +248,7 @@ def test_a_request_that_comes_late_is_waited_with_as_long_as_the_first() -> None
     run(test())
 
 
-def test_what_nobody_waits_for_any_more_is_revoked() -> None:
+def test_a_request_without_a_caller_is_revoked() -> None:
     async def test() -> None:
         there = queue()
         (waiting, unfetched) = ask(there, request(1), request(2, min_version=9))

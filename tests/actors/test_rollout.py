@@ -191,14 +191,14 @@ def test_a_sampler_that_fails_ends_the_rollout_with_its_own_error() -> None:
         play(CountdownEnv(), ["a"])
 
 
-def test_a_failed_rollout_is_a_trajectory_of_its_order() -> None:
+def test_a_failed_rollout_is_a_trajectory_of_its_request() -> None:
     trajectory = failed(ORDER, TerminationReason.TIMEOUT, "Too slow.")
     assert (trajectory.rollout_id, trajectory.task) == ("7/2", {"level": 1})
     assert (trajectory.termination_reason, trajectory.error) == (TerminationReason.TIMEOUT, "Too slow.")
     assert (trajectory.steps, trajectory.reward) == ([], 0)
 
 
-def test_sampling_parameters_of_the_order_are_kept() -> None:
+def test_sampling_parameters_of_the_request_are_kept() -> None:
     requests: list[SampleRequest] = []
 
     def sample(request: SampleRequest) -> Completion:

@@ -161,7 +161,7 @@ def test_a_sampler_that_is_gone_for_good_fails_its_rollouts_at_once(pipeline: Pi
     assert time.monotonic() - start < MOST_SECONDS
 
 
-def test_a_checkpoint_holds_what_nobody_has_taken_yet(pipeline: Pipeline) -> None:
+def test_a_checkpoint_holds_what_has_not_been_taken_yet(pipeline: Pipeline) -> None:
     names = [f"{index:02d}" for index in range(12)]  # more than queue and stream hold: the fleet has the rest
     pipeline.order(names, seconds=0.0)
     pipeline.order(["slow"], seconds=60.0)

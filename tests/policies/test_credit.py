@@ -423,7 +423,7 @@ def test_the_greedy_rollout_is_penalized_like_the_others() -> None:
     "estimator",
     [name for name, estimator in ESTIMATORS.items() if estimator.compares],
 )
-def test_a_rollout_that_is_alone_in_its_group_has_advantage_zero_and_moves_nobody(estimator: str) -> None:
+def test_a_rollout_that_is_alone_in_its_group_has_advantage_zero_and_moves_no_weight(estimator: str) -> None:
     settings = algorithm("custom", advantage=estimator, loss="vanilla")
     pair = group("pair", *B)
     found, metrics = assign_credit(
@@ -493,7 +493,7 @@ def test_metrics_describe_the_advantages_of_the_tokens_that_are_trained() -> Non
 # -- what is refused -----------------------------------------------------------------------------------
 
 
-def test_samples_of_nobody_are_refused() -> None:
+def test_samples_of_no_group_are_an_error() -> None:
     with pytest.raises(LearnerError, match="Rollout 'a/0' has samples, but none of the groups"):
         assign_credit(GROUPS[1:], scored(), algorithm("grpo"), 0.0)
 

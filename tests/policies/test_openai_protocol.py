@@ -398,7 +398,7 @@ def test_closing_a_stream_ends_all_of_its_requests() -> None:
     assert asyncio.run(leave_early()) == (2, 0)
 
 
-def test_a_whole_answer_that_nobody_waits_for_is_cancelled() -> None:
+def test_a_whole_answer_without_a_client_is_cancelled() -> None:
     class WaitingEngine(FakeEngine):
         async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
             self.num_sampling += 1

@@ -493,7 +493,7 @@ def test_tool_calls_are_handed_on_where_tools_were_offered() -> None:
     assert server.bodies[0]["tools"] == tools
 
 
-def test_tool_calls_that_nobody_asked_for_are_an_error() -> None:
+def test_unrequested_tool_calls_are_an_error() -> None:
     with (
         serving(lambda body, number: (200, tool_calling_answer({"id": "1"}))) as server,
         pytest.raises(SamplerError, match="tool-call parser"),
