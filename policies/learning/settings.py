@@ -147,7 +147,7 @@ class LearnerConfig:
     mini_batch_size: int = setting(64, at_least=1)
     """Trajectories per optimizer step."""
     micro_batch_tokens: int = setting(16384, at_least=1)
-    """Most tokens in one forward pass of a rank."""
+    """Most tokens in one forward pass of a rank, with those that rows are padded by: it bounds the memory."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     verl: dict[str, Any] = field(default_factory=dict)
     """Further fields of verl's configuration classes, under the keys engine, model, actor and optimizer; verl
