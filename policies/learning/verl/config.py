@@ -1,7 +1,8 @@
 """Our settings in verl's words: the configuration objects of its workers and losses.
 
 Modules that import verl import this one first: verl settles on its device as soon as it is imported, and the
-``cpu`` that we teach it has to be there by then. It also gives verl's engine our division into micro-batches.
+``cpu`` that we teach it has to be there by then. It also puts our engine in the place of
+verl's.
 """
 
 from __future__ import annotations
@@ -31,11 +32,10 @@ from verl.workers.config import (
     PolicyLossConfig,
     TrainingWorkerConfig,
 )
-from verl.workers.engine.fsdp import transformer_impl
 
-from policies.learning.verl.micro_batches import prepare_micro_batches
+from policies.learning.verl import engine
 
-transformer_impl.prepare_micro_batches = prepare_micro_batches
+engine.install()
 
 PRECISION = {"float32": "fp32", "bfloat16": "bf16"}
 CHECKPOINT_CONTENTS = ["model", "optimizer", "extra"]

@@ -138,18 +138,6 @@ def install() -> None:
     from verl.workers.engine import EngineRegistry
     from verl.workers.engine.fsdp import transformer_impl
 
-    for model_type, engine in (
-        ("language_model", transformer_impl.FSDPEngineWithLMHead),
-        ("value_model", transformer_impl.FSDPEngineWithValueHead),
-    ):
-        EngineRegistry.register(model_type=model_type, backend=["fsdp2"], device="cpu")(engine)
-    # Without flash attention verl takes the log-normalizer token by token in a Python loop: measured at
-    # 40 % of an optimizer step of the tiny model.
-    transformer_impl.logprobs_from_logits = _logprobs_from_logits
-
-
-def _logprobs_from_logits(
-    logits: torch.Tensor, labels: torch.Tensor, inplace_backward: bool = True
-) -> torch.Tensor:
-    """Log-probability [T] of ``labels`` [T] under ``logits`` [T, V]."""
-    return -torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    EngineRegistry.register(model_type="value_model", backend=["fsdp2"], device="cpu")(
+        transformer_impl.FSDPEngineWithValueHead
+    )

@@ -1,0 +1,82 @@
+"""verl's FSDP engine for the policy, which makes logits only where a response is predicted.
+
+With a real vocabulary the logits are most of an update's memory, and prompts are most of its tokens:
+log-probabilities of prompts are not needed. ``policies.learning.verl.config`` calls ``install``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.utils.torch_functional import entropy_from_logits
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp import transformer_impl
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+from environments.errors import LearnerError
+from policies.learning.verl.micro_batches import prepare_micro_batches
+
+
+class PolicyEngine(FSDPEngineWithLMHead):
+    """Log-probabilities, and entropies where they are asked for, of the response tokens of padded rows.
+
+    In verl's columns, [P + R] for each row: column i belongs to token i+1, and those of the prompt are 0.
+    """
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
+        inputs, arguments = super().prepare_model_inputs(micro_batch)
+        predicts = predicting(micro_batch)
+        columns = predicts.any(dim=0).nonzero().squeeze(-1)
+        arguments["predicts"], arguments["columns"] = predicts, columns
+        arguments["labels"] = inputs["input_ids"].roll(-1, dims=1)
+        return inputs | {"logits_to_keep": columns}, arguments
+
+    def prepare_model_outputs(
+        self,
+        output: Any,
+        output_args: dict[str, Any],
+        micro_batch: TensorDict,
+        logits_processor_func: Any,
+    ) -> dict[str, torch.Tensor]:
+        predicts, columns = output_args["predicts"], output_args["columns"]
+        if output.logits.shape[1] != len(columns):
+            raise LearnerError(
+                f"{type(self.module).__name__} has no argument logits_to_keep: it cannot be trained here."
+            )
+        logits = output.logits[predicts[:, columns]].float()  # [N, V]
+        if not output_args["temperature_is_one"]:
+            temperature = output_args["temperature"].unsqueeze(-1).expand_as(predicts)[predicts]
+            logits = logits / temperature.unsqueeze(-1)
+        labels = output_args["labels"][predicts]
+        values = {"log_probs": -torch.nn.functional.cross_entropy(logits, labels, reduction="none")}
+        if tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
+            values["entropy"] = entropy_from_logits(logits)
+        offsets = micro_batch["input_ids"].offsets()
+        is_real = torch.arange(predicts.shape[1], device=predicts.device) < offsets.diff().unsqueeze(-1)
+        return {
+            name: torch.nested.nested_tensor_from_jagged(
+                torch.zeros(predicts.shape, device=value.device, dtype=value.dtype).masked_scatter(
+                    predicts, value
+                )[is_real],
+                offsets,
+            )
+            for name, value in values.items()
+        }
+
+
+def predicting(micro_batch: TensorDict) -> torch.Tensor:
+    """Whether a column [B, longest row] predicts a token of its row's response."""
+    prompts = micro_batch["prompts"].offsets().diff().unsqueeze(-1)
+    lengths = micro_batch["input_ids"].offsets().diff().unsqueeze(-1)
+    columns = torch.arange(int(lengths.max()), device=lengths.device)
+    return (columns >= prompts - 1) & (columns < lengths - 1)
+
+
+def install() -> None:
+    """Have verl's workers use this engine for policies, and our micro-batches for policies and critics."""
+    for device in ("cpu", "cuda"):  # verl's own way to register engines does not let one be replaced
+        EngineRegistry._engines["language_model"]["fsdp2"][device] = PolicyEngine
+    transformer_impl.prepare_micro_batches = prepare_micro_batches
