@@ -162,6 +162,20 @@ def test_the_gradient_depends_neither_on_micro_batches_nor_on_padding(
     assert norms[0] == pytest.approx(expected_grad_norm(tiny_model, ragged_samples()), rel=1e-4)
 
 
+def test_logits_are_made_only_where_a_response_is_predicted(make_rank: MakeRank) -> None:
+    """Of all columns that the rows of a micro-batch need: prompts of 40 and 44 tokens, responses of 5."""
+    rank, shapes = make_rank(), []
+    rank.engine.module.register_forward_hook(lambda *call: shapes.append(tuple(call[-1].logits.shape[:2])))
+    samples = tuple(
+        replace(sample, prompt_ids=(7,) * size, **{name: getattr(sample, name)[:5] for name in COLUMNS})
+        for sample, size in zip(ragged_samples(2), (40, 44), strict=True)
+    )
+    rank.update(rank.score([TrainBatch(samples=samples)]))
+    rank.fit([TrainBatch(samples=samples)])
+    assert shapes == [(2, 9)] * 3
+
+
+COLUMNS = ("response_ids", "loss_mask", "rollout_logprobs", "turns", "advantages")
 COSINE = OptimizerConfig(lr=1e-3, schedule="cosine", warmup_steps=2, min_lr_ratio=0.1)
 CONSTANT = OptimizerConfig(lr=1e-3, warmup_steps=2)
 

@@ -1,8 +1,7 @@
 """Our settings in verl's words: the configuration objects of its workers and losses.
 
 Modules that import verl import this one first: verl settles on its device as soon as it is imported, and the
-``cpu`` that we teach it has to be there by then. It also puts our engine in the place of
-verl's.
+``cpu`` that we teach it has to be there by then. It also puts our engine in the place of verl's.
 """
 
 from __future__ import annotations
