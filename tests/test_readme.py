@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_folder_readmes import READMES
 
 from launch.config import TrainConfig, compose
 from launch.training.stages.chosen import chosen_stages
@@ -18,11 +19,7 @@ from launch.workload import load_workload
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     ROOT / "README.md",
-    *sorted(
-        page
-        for layer in ("environments", "policies", "actors", "launch")
-        for page in (ROOT / layer).rglob("README.md")
-    ),
+    *READMES,
     ROOT / "tests" / "benchmarks" / "README.md",
 ]
 
@@ -59,7 +56,7 @@ def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
 def test_the_own_agent_and_environment_take_thirty_lines_and_play(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len([line for line in OWN.splitlines() if line.strip()]) <= 30
+    assert len([line for line in OWN.splitlines() if line.strip()]) < 30
     (tmp_path / "my_workload.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
     check_agent(load_workload("my_workload", seed=0))
@@ -80,11 +77,13 @@ def test_the_check_of_the_own_environment_says_what_its_comment_says(tmp_path: P
     assert done.stdout.strip() == CHECK.rpartition("# ")[2].strip() == "CountEnv: all fine."
 
 
-@pytest.mark.parametrize("page", ["README.md", "actors/README.md", "launch/README.md"])
-def test_every_setting_and_recipe_that_a_page_names_exists(page: str) -> None:
+@pytest.mark.parametrize(
+    ("page", "least"), [("README.md", 6), ("actors/README.md", 1), ("launch/README.md", 6)]
+)
+def test_every_setting_and_recipe_that_a_page_names_exists(page: str, least: int) -> None:
     text = text_of(page).replace(OWN, "")
     overrides = set(re.findall(r"\b((?:recipe|[a-z_]+\.[a-z_.]+)=[^\s`*…']+)", text))
-    assert overrides
+    assert len(overrides) >= least
     assert isinstance(compose(sorted(overrides)), TrainConfig)
 
 

@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 import pytest
 from test_engine import EchoHandler, EchoServer
+from test_readme import COLLECT, TRAIN
 
 from environments import DatasetRegistry, TerminationReason, Trajectory
 from environments.data.search_questions import search_passages, search_questions
@@ -111,12 +112,6 @@ def serve_vllm(model: Path, log: Path) -> Iterator[str]:
         with suppress(ProcessLookupError):  # its engine is a process of the same group
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def program_of(page: str) -> str:
-    """The one Python program that a page shows."""
-    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), flags=re.DOTALL)
-    return str(program)
 
 
 def wait_for_server(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -223,7 +218,7 @@ def collect(folder: Path, server: str, model: Path, num_pairs: int = 64) -> str:
     """Run README's program for collecting on ``PROBLEMS``; its results are kept in ``folder``."""
     rows = [{"question": question, "ground_truth": answer} for question, _, answer in PROBLEMS]
     register(folder, "aime2024", rows, "test")
-    program = program_of("actors/README.md")
+    program = COLLECT
     for shown, ours in ((MODEL, repr(str(model))), (SERVER, repr(server)), ("=64", f"={num_pairs}")):
         assert program.count(shown) == 1
         program = program.replace(shown, ours)
@@ -379,7 +374,7 @@ def deserved(number: int) -> float:
 
 def test_the_search_program_trains(tiny_model: Path, tmp_path: Path) -> None:
     register_search(tmp_path)
-    program = program_of("launch/README.md")
+    program = TRAIN
     settings = (
         f"model.path={tiny_model}",
         "run.directory=run",

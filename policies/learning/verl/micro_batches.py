@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_name
 
 CALL_TOKENS = 128
 """A pass of the model costs what it does for its tokens and about as many more, however few they are."""
@@ -28,7 +29,7 @@ def prepare_micro_batches(
     """
     parts = divide(data["input_ids"].offsets().diff().tolist(), data["max_token_len_per_gpu"])
     if same_micro_num_in_dp and dp_group is not None:
-        count = torch.tensor(len(parts))
+        count = torch.tensor(len(parts), device=get_device_name())  # NCCL takes no tensors of the CPU
         dist.all_reduce(count, op=dist.ReduceOp.MAX, group=dp_group)
         parts = divide_further(parts, int(count))
     return [tu.index_select_tensor_dict(data, part) for part in parts], parts
