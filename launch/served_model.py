@@ -13,6 +13,7 @@ from actors.weights.store import WeightStore
 from launch.config import EvaluationConfig, TrainConfig
 from launch.process import cluster
 from launch.process.interrupt import Interrupts
+from launch.training.threads import with_threads
 
 
 @contextmanager
@@ -25,6 +26,7 @@ def policy_app(config: TrainConfig, model_path: str) -> Iterator[tuple[PolicyApp
     Raises:
         ConfigError: the cluster cannot hold the replicas.
     """
+    server = with_threads(replace(config, learner=replace(config.learner, num_workers=0)), model_path).server
     started_ray = cluster.connect()
     app: PolicyApp | None = None
     try:
@@ -33,7 +35,7 @@ def policy_app(config: TrainConfig, model_path: str) -> Iterator[tuple[PolicyApp
             learner = replace(config.learner, num_workers=0)
             cluster.check_resources(replace(config, learner=learner, evaluation=EvaluationConfig()))
             store = WeightStore.options(**beside_driver()).remote()  # type: ignore[attr-defined]
-            app = PolicyApp(f"policy-{uuid.uuid4().hex[:8]}", model_path, config.server, store)
+            app = PolicyApp(f"policy-{uuid.uuid4().hex[:8]}", model_path, server, store)
             yield app, interrupts
     finally:
         if started_ray:

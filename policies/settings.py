@@ -23,6 +23,8 @@ class EngineConfig:
     """vllm, or "module:Class" of another engine: see policies/engines/README.md."""
     num_gpus: float = setting(0.0, at_least=0)
     """GPUs of an engine; 0 means vLLM's CPU build."""
+    num_threads: int | None = setting(None, at_least=1)
+    """CPU threads of an engine on a CPU. Null is as for learner.num_threads, divided by the replicas."""
     max_model_tokens: int = setting(1024, at_least=1)
     """Most tokens of a prompt and its completion together."""
     dtype: str = "float32"

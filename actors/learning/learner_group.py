@@ -160,6 +160,7 @@ class _WorkerGroup:
         from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
 
         on_gpu = settings.device != "cpu"
+        num_threads = str(settings.num_threads or 1)
         self._pool = pool
         self._group = RayWorkerGroup(
             pool,
@@ -168,7 +169,7 @@ class _WorkerGroup:
             device_name=settings.device,
             worker_env={}
             if on_gpu
-            else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "VERL_PLATFORM": "cpu"},
+            else {"OMP_NUM_THREADS": num_threads, "MKL_NUM_THREADS": num_threads, "VERL_PLATFORM": "cpu"},
             use_gpu=on_gpu,
         )
         self._opened = self._group.execute_all_async("open")

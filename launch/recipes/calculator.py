@@ -32,7 +32,7 @@ ENV_ARGS: dict[str, Any] = {"tools": ["calculator"], "reward_fn": math_reward_fn
 
 def workload(seed: int) -> Workload:
     """All problems with two-digit operands; the held-out ones are the same for every seed."""
-    held_out, rest = _split_problems()
+    held_out, rest = split_problems()
     return Workload(
         agent_class=ToolAgent,
         env_class=ToolEnvironment,
@@ -47,11 +47,11 @@ def workload(seed: int) -> Workload:
 def demonstrations(seed: int) -> list[Demonstration]:
     """Answers to problems of the training set, with the tool and without it."""
     rng = random.Random(seed)
-    _, problems = _split_problems()
+    _, problems = split_problems()
     return [_demonstration(rng.choice(problems), rng) for _ in range(NUM_DEMONSTRATIONS)]
 
 
-def _split_problems() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+def split_problems() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """The held-out problems and the others."""
     problems = [_problem(*each) for each in itertools.product(range(10, 100), OPERATORS, range(10, 100))]
     random.Random(0).shuffle(problems)

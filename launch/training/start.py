@@ -36,6 +36,7 @@ from launch.training.logprob_probe import LogprobProbe
 from launch.training.recovery import Recovery
 from launch.training.rollouts import Rollouts
 from launch.training.stages.base import Stage
+from launch.training.threads import with_threads
 from launch.workload import Workload
 from policies.learning.kl import KLController
 
@@ -63,6 +64,7 @@ def start(
     if config.run.resume and recovery.checkpoint is None:
         tracker.announce("It holds no checkpoint to resume from: a new run begins.")
     model_path = start_model(config, workload, recovery)
+    config = with_threads(config, model_path)
     end = join_cluster(config, tracker, interrupts, ending)
     algorithm = algorithm_of(config)
     store = weight_store(config, recovery, "training", ending)

@@ -35,6 +35,8 @@ class ToolAgent(BaseAgent):
     not count.
 
     Args:
+        examples: solved tasks, as messages between the system message and the task: the model learns from
+            them how calls and answers are written. An assistant's content holds its calls as text.
         parser_name: how the model writes its calls: "qwen" (also "hermes", and "hermes-brief" with a short
             explanation), "r1", "llama3-json", or "openai" for a server that parses them itself.
         tools_in: the place where the tools are explained: "system", the parser's text in the system message;
@@ -48,6 +50,7 @@ class ToolAgent(BaseAgent):
         tools: Sequence[ToolSource] | None = None,
         tool_map: Mapping[str, NamedToolSource] | None = None,
         tools_in: str | None = None,
+        examples: Sequence[Message] = (),
     ) -> None:
         self._parser = get_tool_parser(parser_name)
         self.needs_tool_calls = not self._parser.reads_text
@@ -61,6 +64,7 @@ class ToolAgent(BaseAgent):
                 self._tool_schemas = schemas or None
             case _:
                 raise ConfigError(f"tools_in={tools_in!r} is unknown: use 'system' or 'template'.")
+        self._examples = copy.deepcopy(list(examples))
         self.reset()
 
     @property
@@ -73,6 +77,7 @@ class ToolAgent(BaseAgent):
         self.messages: list[Message] = []
         if self._system_message:
             self.messages.append({"role": "system", "content": self._system_message})
+        self.messages += copy.deepcopy(self._examples)
 
     def update_from_env(
         self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any

@@ -38,8 +38,8 @@ class Engine(ABC):
     """
 
     settings: ClassVar[Collection[str]] = ()
-    """Further fields of ``EngineConfig`` that this engine acts on: ``dtype``, ``cache_after_publish``,
-    ``options``. A field that it does not act on has to keep its default."""
+    """Further fields of ``EngineConfig`` that this engine acts on: ``num_threads``, ``dtype``,
+    ``cache_after_publish``, ``options``. A field that it does not act on has to keep its default."""
     serves_adapters: ClassVar[bool] = False
 
     version: int = 0

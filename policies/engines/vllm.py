@@ -36,7 +36,7 @@ class VLLMEngine(Engine):
     ``config.options`` are further arguments of vLLM's ``EngineArgs``.
     """
 
-    settings = ("dtype", "cache_after_publish", "options")
+    settings = ("num_threads", "dtype", "cache_after_publish", "options")
     serves_adapters = True
 
     def __init__(self, model_path: str, config: EngineConfig, adapters: Mapping[str, str]) -> None:

@@ -16,7 +16,6 @@ ENVIRONMENT = {
 CPU_ENVIRONMENT = ENVIRONMENT | {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every replica of a node binds to the same cores
-    "OMP_NUM_THREADS": "1",  # measured: more threads than free cores spin and cost a factor of ten
     "TORCHDYNAMO_DISABLE": "1",  # else the first request waits for a C++ compiler
 }
 
@@ -31,7 +30,10 @@ OWN_ARGUMENTS = {
 
 def environment(config: EngineConfig) -> dict[str, str]:
     """Variables that a process needs before it imports vLLM; a value already set wins."""
-    return ENVIRONMENT if config.num_gpus else CPU_ENVIRONMENT
+    if config.num_gpus:
+        return ENVIRONMENT
+    # More threads than free cores spin: measured, that cost a factor of ten.
+    return CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(config.num_threads or 1)}
 
 
 def check_options(options: dict[str, Any]) -> None:

@@ -142,6 +142,10 @@ class LearnerConfig:
     """Ranks of the FSDP2 group."""
     device: str = setting("cpu", one_of=("cpu", "cuda"))
     """cpu uses gloo; cuda uses NCCL and one GPU per rank."""
+    num_threads: int | None = setting(None, at_least=1)
+    """CPU threads of a rank. Null is one for models of up to ten million parameters. Larger ones take the
+    cores of the machine that the command runs on, divided by the ranks, and half of them where rollouts go
+    on while the learner learns."""
     dtype: str = setting("float32", one_of=("float32", "bfloat16"))
     """Type of the computation. Master weights stay in float32."""
     mini_batch_size: int = setting(64, at_least=1)

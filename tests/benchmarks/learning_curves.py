@@ -6,8 +6,9 @@ For each recipe and seed it runs reinforcement as the recipe has it, expert iter
 and supervised learning on the successful demonstrations alone. A run that is finished is not run again, and
 one that was interrupted goes on from its last checkpoint: the command may be given part by part. Each run
 takes about three minutes on two quiet cores. Then it draws what is there: for each recipe a plot, and a JSON
-file with all its values.
-``--publish`` writes them into .github/, and the table into launch/recipes/README.md.
+file with all its values, which says for each run its commit.
+``--publish`` writes them into .github/, and the table into launch/recipes/README.md. Runs of .github/ that the folder
+does not have are drawn too, so that a few runs can be added or made anew.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ METHODS = {
     "expert_iteration": Method("expert iteration, as many rollouts", "#e8a33d"),
     "sft": Method("supervised learning on successful demonstrations", "#5aa469"),
 }
+PUBLISHED = repository.ROOT / ".github"
 FINISHED = "finished.json"
 RESULTS = "<!-- measured: {} -->"
 RESULTS_END = "<!-- end -->"
@@ -92,7 +94,8 @@ def report(recipe: str, folder: Path, publish: bool) -> None:
     runs, about = read_runs(folder)
     if not runs:
         return
-    target = repository.ROOT / ".github" if publish else folder.parent
+    add_published(runs, about, recipe)
+    target = PUBLISHED if publish else folder.parent
     values = {"recipe": recipe, "runs": about, "metrics": runs}
     (target / f"{recipe}.json").write_text(json.dumps(values, indent=1) + "\n")
     draw(runs, METHODS, target / f"{recipe}.png")
@@ -116,6 +119,20 @@ def read_runs(folder: Path) -> tuple[Runs, dict[str, Any]]:
                         points = runs.setdefault(method, {}).setdefault(name, {}).setdefault(seed, [])
                         points.append((record["step"], value))
     return runs, about
+
+
+def add_published(runs: Runs, about: dict[str, Any], recipe: str) -> None:
+    """Add the runs in .github/ that are not among these."""
+    path = PUBLISHED / f"{recipe}.json"
+    if not path.exists():
+        return
+    published = json.loads(path.read_text())
+    for run_name in published["runs"].keys() - about.keys():
+        about[run_name] = published["runs"][run_name]
+        method, seed = run_name.split("/")
+        for metric, points in published["metrics"][method].items():
+            if seed in points:
+                runs.setdefault(method, {}).setdefault(metric, {})[seed] = points[seed]
 
 
 def write_between(path: Path, begin: str, end: str, text: str) -> None:

@@ -61,9 +61,8 @@ class VerlWorker(TrainingWorker):
     def __init__(self, config: TrainingWorkerConfig, learner: LearnerConfig, seed: int) -> None:
         self._learner = learner
         if learner.device == "cpu":
-            # One thread a rank: the ranks share the cores, and the same sums in the same order are
-            # what makes a resumed run equal to an uninterrupted one.
-            torch.set_num_threads(1)
+            # The same number in a resumed run: it decides the order of sums, and so their last bits.
+            torch.set_num_threads(learner.num_threads or 1)
             if not dist.is_initialized():  # verl's own backend string is one that torch rejects on a CPU
                 dist.init_process_group(
                     "gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])

@@ -1,0 +1,87 @@
+"""Short word problems for SmolLM2-135M: it has to form the expression that it gives to the calculator.
+
+One worked example is shown before each problem; it is of one kind of six. Held-out problems have numbers and
+words that occur together in no training problem.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from environments import Dataset, ToolEnvironment
+from launch.recipes.smollm2 import ENV_ARGS, agent_args, worked_example
+from launch.workload import Workload
+from policies import ToolAgent
+
+NUM_HELD_OUT = 200
+NUM_PROBLEMS = 6000
+NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix")
+THINGS = ("apples", "books", "cards", "coins", "pencils", "stones")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of problem: its text and its answer, from two numbers of which the first is larger."""
+
+    text: str
+    solve: Callable[[int, int], int]
+
+
+KINDS = {
+    "more": Kind(
+        "{name} has {a} {things} and gets {b} more. How many {things} does {name} have now?",
+        lambda a, b: a + b,
+    ),
+    "left": Kind(
+        "{name} had {a} {things} and gave away {b}. How many {things} are left?", lambda a, b: a - b
+    ),
+    "together": Kind(
+        "{name} has {a} {things} and {other} has {b}. How many {things} do they have together?",
+        lambda a, b: a + b,
+    ),
+    "boxes": Kind("There are {b} boxes with {a} {things} each. How many {things} are there?", lambda a, b: a * b),
+    "difference": Kind(
+        "{name} has {a} {things} and {other} has {b}. How many more {things} does {name} have?",
+        lambda a, b: a - b,
+    ),
+    "packs": Kind(
+        "{name} buys {b} packs of {a} {things}. How many {things} does {name} buy?", lambda a, b: a * b
+    ),
+}
+EXAMPLE = worked_example("Eva had 40 nuts and ate 15. How many nuts are left?", "40-15", "25")
+
+
+def workload(seed: int) -> Workload:
+    """Six kinds of problems with numbers from 12 to 99; the held-out ones are the same for every seed."""
+    problems = make_problems()
+    return Workload(
+        agent_class=ToolAgent,
+        env_class=ToolEnvironment,
+        train_dataset=Dataset(problems[NUM_HELD_OUT:], name="word_problems", split="train").shuffle(seed),
+        val_dataset=Dataset(problems[:NUM_HELD_OUT], name="word_problems", split="test"),
+        agent_args=agent_args(EXAMPLE),
+        env_args=ENV_ARGS,
+    )
+
+
+def make_problems() -> list[dict[str, str]]:
+    """Different problems, all kinds equally often, in an order that is always the same."""
+    rng = random.Random(0)
+    problems: dict[str, dict[str, str]] = {}
+    while len(problems) < NUM_PROBLEMS:
+        kind = list(KINDS)[len(problems) % len(KINDS)]
+        problem = _problem(KINDS[kind], rng)
+        problems.setdefault(problem["question"], problem | {"kind": kind})
+    return list(problems.values())
+
+
+def _problem(kind: Kind, rng: random.Random) -> dict[str, str]:
+    smaller, larger = sorted(rng.sample(range(12, 100), 2))
+    name, other = rng.sample(NAMES, 2)
+    words = {"name": name, "other": other, "things": rng.choice(THINGS)}
+    return {
+        "question": kind.text.format(a=larger, b=smaller, **words),
+        "ground_truth": str(kind.solve(larger, smaller)),
+    }

@@ -1,0 +1,38 @@
+"""How many CPU threads learner and engines compute with, where the settings leave that open."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from launch.config import TrainConfig
+from policies.engines.base import engine_class
+
+SMALL_MODEL_BYTES = 40_000_000
+"""A model with smaller files, of some ten million parameters at most, is faster with one thread."""
+
+
+def with_threads(config: TrainConfig, model_path: str) -> TrainConfig:
+    """The configuration with ``learner.num_threads`` and ``server.engine.num_threads`` decided.
+
+    The cores of this machine are divided by the ranks, and by the replicas. Ranks and replicas take turns,
+    unless rollouts go on while the learner learns: then each side has half of the cores.
+    """
+    learner, engine = config.learner, config.server.engine
+    num_cores = len(os.sched_getaffinity(0))
+    if is_small(model_path):
+        num_cores = 1
+    elif config.rollout.max_staleness or config.evaluation.num_replicas:
+        num_cores //= 2
+    if learner.num_threads is None:
+        learner = replace(learner, num_threads=max(1, num_cores // max(1, learner.num_workers)))
+    if engine.num_threads is None and "num_threads" in engine_class(engine).settings:
+        engine = replace(engine, num_threads=max(1, num_cores // config.server.num_replicas))
+    return replace(config, learner=learner, server=replace(config.server, engine=engine))
+
+
+def is_small(model_path: str) -> bool:
+    """Whether one thread computes a model best. One on the hub, whose size is not known here, is large."""
+    weights = list(Path(model_path).glob("*.safetensors"))
+    return bool(weights) and sum(file.stat().st_size for file in weights) < SMALL_MODEL_BYTES
