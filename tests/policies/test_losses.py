@@ -115,7 +115,7 @@ def through_verl(
     nested = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
     total, metrics = torch.tensor(0.0), []
     for rank in range(num_ranks):
-        share = Share(batch, rank, num_ranks, max_tokens)
+        share = Share(batch, rank, num_ranks, max_tokens, shares_prompts=True)
         data = share.scored(columns)
         tu.assign_non_tensor(
             data,

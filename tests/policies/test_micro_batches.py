@@ -45,6 +45,10 @@ def test_a_row_as_long_as_the_bound_stands_alone() -> None:
 
 
 def test_groups_are_halved_until_there_are_as_many_as_on_other_ranks() -> None:
-    groups = divide_further([[0, 1, 2, 3, 4], [5]], 4)
-    assert groups == [[0, 1], [2], [3, 4], [5]]
-    assert divide_further([[0], [1]], 2) == [[0], [1]]
+    groups = divide_further([[[0], [1], [2], [3], [4]], [[5]]], 4)
+    assert groups == [[[0], [1]], [[2]], [[3], [4]], [[5]]]
+    assert divide_further([[[0]], [[1]]], 2) == [[[0]], [[1]]]
+
+
+def test_samples_that_share_a_prompt_are_parted_where_another_rank_has_more_groups() -> None:
+    assert divide_further([[[0, 1, 2, 3]]], 3) == [[[0]], [[1]], [[2, 3]]]

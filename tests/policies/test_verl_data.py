@@ -23,7 +23,7 @@ def shares(samples: Sequence[TrainingSample], num_ranks: int, max_tokens: int = 
     from policies.learning.verl.data import Share
 
     batch = TrainBatch(samples=tuple(samples))
-    return [Share(batch, rank, num_ranks, max_tokens) for rank in range(num_ranks)]
+    return [Share(batch, rank, num_ranks, max_tokens, shares_prompts=True) for rank in range(num_ranks)]
 
 
 def test_one_rank_keeps_the_order() -> None:

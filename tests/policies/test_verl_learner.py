@@ -175,6 +175,39 @@ def test_logits_are_made_only_where_a_response_is_predicted(make_rank: MakeRank)
     assert shapes == [(2, 9)] * 3
 
 
+def test_a_prompt_that_samples_share_is_computed_once_and_changes_no_number(make_rank: MakeRank) -> None:
+    samples = ragged_samples(8)
+    prompts = [tuple(range(5, 65)), samples[5].prompt_ids]
+    shared = [
+        replace(sample, prompt_ids=prompts[index // 5], advantages=advantages_of(sample))
+        for index, sample in enumerate(samples)
+    ]
+    batch = TrainBatch(samples=tuple(shared))
+    results, tokens = [], []
+    for shares in (True, False):
+        rank = make_rank()
+        rank._shares_prompts = shares
+        sizes: list[int] = []
+        rank.engine.module.register_forward_pre_hook(
+            lambda _, args, kwargs, sizes=sizes: sizes.append(kwargs["input_ids"].numel()), with_kwargs=True
+        )
+        scored = rank.score([batch])
+        rank.update(scored)
+        results.append(([sample.old_logprobs for sample in scored[0].samples], weights(rank)))
+        tokens.append(sum(sizes))
+    assert tokens[0] < 0.6 * tokens[1]
+    (logprobs, moved), (expected, expected_moved) = results
+    for row, expected_row in zip(logprobs, expected, strict=True):
+        assert row == pytest.approx(expected_row, abs=2e-6)
+    for name, tensor in moved.items():
+        assert torch.allclose(tensor, expected_moved[name], atol=1e-6), name
+
+
+def advantages_of(sample: TrainingSample) -> tuple[float, ...]:
+    """Random ones, where the sample was sampled."""
+    return tuple(torch.randn(1).item() * bit for bit in sample.loss_mask)
+
+
 COLUMNS = ("response_ids", "loss_mask", "rollout_logprobs", "turns", "advantages")
 COSINE = OptimizerConfig(lr=1e-3, schedule="cosine", warmup_steps=2, min_lr_ratio=0.1)
 CONSTANT = OptimizerConfig(lr=1e-3, warmup_steps=2)

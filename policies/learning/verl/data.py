@@ -10,6 +10,7 @@ import torch
 from environments.errors import LearnerError
 from policies.learning.samples import TrainBatch, TrainingSample, padding_sample
 from policies.learning.verl import config as verl_config  # noqa: F401  # before verl: see there
+from policies.learning.verl.micro_batches import SHARES_PROMPTS
 
 # isort: split
 from tensordict import TensorDict
@@ -30,12 +31,15 @@ class Share:
 
     Args:
         max_tokens: most tokens that fit through the model at once.
+        shares_prompts: whether samples with the same prompt may be computed as one row.
 
     Raises:
         LearnerError: a sample is longer than ``max_tokens``.
     """
 
-    def __init__(self, batch: TrainBatch, rank: int, num_ranks: int, max_tokens: int) -> None:
+    def __init__(
+        self, batch: TrainBatch, rank: int, num_ranks: int, max_tokens: int, shares_prompts: bool
+    ) -> None:
         longest = max(batch.samples, key=len)
         if len(longest) > max_tokens:
             raise LearnerError(
@@ -46,6 +50,7 @@ class Share:
         samples = batch.samples + (padding_sample(batch.samples[0].prompt_ids[0]),) * missing
         workload = calculate_workload(torch.tensor([len(sample) for sample in samples])).tolist()
         self.batch = batch
+        self._shares_prompts = shares_prompts
         self.indices = get_seqlen_balanced_partitions(workload, num_ranks, equal_size=True)[rank]
         self.rows = [samples[index] for index in self.indices]
 
@@ -98,6 +103,7 @@ class Share:
             {name: nested(column) for name, column in tensors.items()},
             non_tensor_dict={
                 "temperature": self.batch.temperature,
+                SHARES_PROMPTS: self._shares_prompts,
                 "global_batch_size": sum(1 for sample in self.batch.samples if sample.num_sampled_tokens),
             },
         )

@@ -1,4 +1,4 @@
-"""verl's FSDP engine for the policy, which makes logits only where a response is predicted.
+"""verl's FSDP engine for the policy: shared prompts are computed once, and logits made only for responses.
 
 With a real vocabulary the logits are most of an update's memory, and prompts are most of its tokens:
 log-probabilities of prompts are not needed. ``policies.learning.verl.config`` calls ``install``.
@@ -18,21 +18,25 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from environments.errors import LearnerError
 from policies.learning.verl.micro_batches import prepare_micro_batches
+from policies.learning.verl.shared_prompts import Layout
 
 
 class PolicyEngine(FSDPEngineWithLMHead):
-    """Log-probabilities, and entropies where they are asked for, of the response tokens of padded rows.
+    """Log-probabilities, and entropies where they are asked for, of the response tokens of a micro-batch.
 
-    In verl's columns, [P + R] for each row: column i belongs to token i+1, and those of the prompt are 0.
+    In verl's columns, [P + R] for each sample: column i belongs to token i+1, and those of the prompt are 0.
     """
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
-        inputs, arguments = super().prepare_model_inputs(micro_batch)
-        predicts = predicting(micro_batch)
-        columns = predicts.any(dim=0).nonzero().squeeze(-1)
-        arguments["predicts"], arguments["columns"] = predicts, columns
-        arguments["labels"] = inputs["input_ids"].roll(-1, dims=1)
-        return inputs | {"logits_to_keep": columns}, arguments
+        layout = Layout.of(micro_batch)
+        columns, places = layout.column_of.unique(return_inverse=True)
+        inputs = {
+            "input_ids": layout.input_ids,
+            "attention_mask": layout.attention_mask(),
+            "position_ids": layout.positions,
+            "logits_to_keep": columns,
+        }
+        return inputs, {"layout": layout, "num_columns": len(columns), "places": places}
 
     def prepare_model_outputs(
         self,
@@ -41,19 +45,20 @@ class PolicyEngine(FSDPEngineWithLMHead):
         micro_batch: TensorDict,
         logits_processor_func: Any,
     ) -> dict[str, torch.Tensor]:
-        predicts, columns = output_args["predicts"], output_args["columns"]
-        if output.logits.shape[1] != len(columns):
+        if output.logits.shape[1] != output_args["num_columns"]:
             raise LearnerError(
                 f"{type(self.module).__name__} has no argument logits_to_keep: it cannot be trained here."
             )
-        logits = output.logits[predicts[:, columns]].float()  # [N, V]
-        if not output_args["temperature_is_one"]:
-            temperature = output_args["temperature"].unsqueeze(-1).expand_as(predicts)[predicts]
-            logits = logits / temperature.unsqueeze(-1)
-        labels = output_args["labels"][predicts]
+        layout = output_args["layout"]
+        logits = output.logits[layout.row_of, output_args["places"]].float()  # [N, V]
+        temperature = tu.get_non_tensor_data(data=micro_batch, key="temperature", default=1.0)
+        if temperature != 1:
+            logits = logits / temperature
+        labels = layout.labels
         values = {"log_probs": -torch.nn.functional.cross_entropy(logits, labels, reduction="none")}
         if tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
             values["entropy"] = entropy_from_logits(logits)
+        predicts = predicting(micro_batch)
         offsets = micro_batch["input_ids"].offsets()
         is_real = torch.arange(predicts.shape[1], device=predicts.device) < offsets.diff().unsqueeze(-1)
         return {

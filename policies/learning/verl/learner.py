@@ -23,6 +23,7 @@ from policies.learning.verl.config import actor_config, policy_worker_config
 from policies.learning.verl.data import POLICY_COLUMNS, as_column, sampled
 from policies.learning.verl.fields import check_fields
 from policies.learning.verl.losses import policy_loss
+from policies.learning.verl.shared_prompts import can_share
 from policies.learning.verl.weights import Reference
 from policies.learning.verl.worker import VerlWorker, mean_metrics, on_all_ranks
 from policies.settings import ADAPTER
@@ -86,6 +87,7 @@ class VerlLearner(VerlWorker):
         if self._has_adapters:
             verl_weights.check_adapters(self.engine.module, self.model_config.hf_config.tie_word_embeddings)
         self._reference = Reference(self.engine.module) if algorithm.uses_reference else None
+        self._shares_prompts = can_share(self.model_config.hf_config.to_dict())
 
     @property
     def _has_adapters(self) -> bool:

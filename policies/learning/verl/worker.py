@@ -58,6 +58,9 @@ class VerlWorker(TrainingWorker):
         seed: of torch's generator on this rank.
     """
 
+    _shares_prompts = False
+    """Whether the engine can compute a prompt once for several samples."""
+
     def __init__(self, config: TrainingWorkerConfig, learner: LearnerConfig, seed: int) -> None:
         self._learner = learner
         if learner.device == "cpu":
@@ -86,7 +89,8 @@ class VerlWorker(TrainingWorker):
     # -- one pass over a batch -----------------------------------------------------------------------
 
     def _share(self, batch: TrainBatch) -> Share:
-        return Share(batch, dist.get_rank(), dist.get_world_size(), self._learner.micro_batch_tokens)
+        most = self._learner.micro_batch_tokens
+        return Share(batch, dist.get_rank(), dist.get_world_size(), most, self._shares_prompts)
 
     def _step(self, data: TensorDict, advance_schedule: bool, entropy: bool = False) -> dict[str, float]:
         """One optimizer step under ``self.loss_fn``, and what verl reports of it."""
