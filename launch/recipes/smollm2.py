@@ -1,7 +1,8 @@
-"""The calculator for a pretrained model: SmolLM2-135M learns to call it, from one worked example and reward.
+"""The calculator for a pretrained model: SmolLM2-135M learns to call it, from two worked examples and reward.
 
-The problems are those of the recipe ``calculator``. The model knows how to chat, and the example shows once
-how a call and an answer are written; there are no demonstrations to learn from.
+The problems are those of the recipe ``calculator``. The model knows how to chat, and the examples show how a
+call and an answer are written; there are no demonstrations to learn from. After one example alone the
+model calls in one of ten answers, and then wrongly; after two, one of four answers is a correct call.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from environments import Dataset, ToolEnvironment, math_reward_fn
+from environments import Dataset, RewardOutput, ToolEnvironment
+from environments.rewards.math import last_boxed
 from environments.types import Message
 from launch.recipes.calculator import split_problems
 from launch.workload import Workload
@@ -27,17 +29,30 @@ def worked_example(question: str, expression: str, answer: str) -> list[Message]
     ]
 
 
-def agent_args(example: list[Message]) -> dict[str, Any]:
-    """Arguments of a ``ToolAgent`` with the calculator, which is shown ``example`` before each task."""
+def agent_args(examples: list[Message]) -> dict[str, Any]:
+    """Arguments of a ``ToolAgent`` with the calculator, which is shown ``examples`` before each task."""
     return {
         "system_prompt": "Use the calculator.",
         "parser_name": "hermes-brief",
         "tools": ["calculator"],
-        "examples": example,
+        "examples": examples,
     }
 
 
-ENV_ARGS: dict[str, Any] = {"tools": ["calculator"], "reward_fn": math_reward_fn}
+def number_reward_fn(task_info: dict[str, Any], action: str) -> RewardOutput:
+    r"""Reward 1 if the last ``\boxed{...}`` holds the number itself: ``\boxed{53+87}`` is not calculated."""
+    answer = last_boxed(action)
+    correct = answer is not None and answer.strip() == task_info["ground_truth"]
+    return RewardOutput(float(correct), {"answer": answer}, is_correct=correct)
+
+
+ENV_ARGS: dict[str, Any] = {"tools": ["calculator"], "reward_fn": number_reward_fn}
+
+
+EXAMPLES = [
+    *worked_example("What is 41*31?", "41*31", "1271"),
+    *worked_example("What is 27+85?", "27+85", "112"),
+]
 
 
 def workload(seed: int) -> Workload:
@@ -48,6 +63,6 @@ def workload(seed: int) -> Workload:
         env_class=ToolEnvironment,
         train_dataset=Dataset(rest, name="calculator", split="train").shuffle(seed),
         val_dataset=Dataset(held_out, name="calculator", split="test"),
-        agent_args=agent_args(worked_example("What is 7+5?", "7+5", "12")),
+        agent_args=agent_args(EXAMPLES),
         env_args=ENV_ARGS,
     )

