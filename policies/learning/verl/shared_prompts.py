@@ -20,8 +20,8 @@ from tensordict import TensorDict
 ROW = "row"
 """Column of a micro-batch: the row of each sample. Samples of a row stand next to each other."""
 PAIRS_PER_TOKEN = 384
-"""So many pairs of tokens in the attention cost at most as much as one token in all the rest of a model: three
-times the width of the smallest that is trained here. Wider models would gain from longer rows too."""
+"""So many pairs of tokens in the attention cost at most as much as one token in all the rest of a model:
+three times the width of the smallest that is trained here. Wider models would gain from longer rows too."""
 FULL_ATTENTION = "full_attention"
 
 
