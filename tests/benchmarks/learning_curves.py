@@ -7,8 +7,8 @@ and supervised learning on the successful demonstrations alone. A run that is fi
 one that was interrupted goes on from its last checkpoint: the command may be given part by part. Each run
 takes about three minutes on two quiet cores. Then it draws what is there: for each recipe a plot, and a JSON
 file with all its values, which says for each run its commit.
-``--publish`` writes them into .github/, and the table into launch/recipes/README.md. Runs of .github/ that the
-folder does not have are drawn too, so that a few runs can be added or made anew.
+``--publish`` writes them into .github/, and the table into launch/recipes/README.md. Runs of .github/ that
+the folder does not have are drawn too, so that a few runs can be added or made anew.
 """
 
 from __future__ import annotations
