@@ -85,7 +85,8 @@ class LearnerGroup:
 
     def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
         """The mini-batches of one update with ``old_logprobs``, and, where the algorithm needs them,
-        ``reference_logprobs`` and ``values``.
+        ``reference_logprobs`` and ``values``. The first takes its old log-probabilities in its own step,
+        unless the algorithm needs all of them before.
         """
         reference = ray.put(list(batches))
         scoring = self._policy.begin("score", reference)

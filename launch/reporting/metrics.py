@@ -12,6 +12,7 @@ from environments.types import Completion, TerminationReason, Trajectory, Trajec
 from policies.learning.samples import TrainingSample
 
 FRESH_MISMATCH = "learn/fresh_logprob_diff_mean"
+FRESH_MISMATCH_MAX = "learn/fresh_logprob_diff_max"
 LEARNER_STAGES = ("time/score", "time/learn", "time/publish", "time/checkpoint")
 """The stages in which the learner works."""
 UNTRAINED = ("failed", "timeout", "masked")
@@ -246,7 +247,7 @@ def mismatch_metrics(samples: Iterable[TrainingSample], version: int) -> dict[st
     if not differences:
         return {}
     worst = math.nan if any(map(math.isnan, differences)) else max(differences)
-    return {FRESH_MISMATCH: _mean(differences), "learn/fresh_logprob_diff_max": worst}
+    return {FRESH_MISMATCH: _mean(differences), FRESH_MISMATCH_MAX: worst}
 
 
 def mismatch_alarm(metrics: Mapping[str, float], threshold: float) -> str | None:

@@ -9,7 +9,7 @@ from ray.exceptions import RayError
 
 from launch.reporting import metrics
 from launch.training.components import Components
-from policies.learning.samples import TrainBatch, TrainingSample
+from policies.learning.samples import LearnerUpdate, TrainBatch, TrainingSample
 
 NUM_COMPARED = 8
 """Samples that are compared where the learner scores them for nothing else."""
@@ -19,14 +19,24 @@ def mismatch(run: Components, version: int, batches: Sequence[TrainBatch]) -> di
     """Metrics of the difference on tokens that ``version``, the newest, has sampled, if there are any.
 
     Args:
-        batches: the mini-batches of an update, before the update. Samples without ``old_logprobs``, and in
-            bypass mode all of them, are scored here, a few of them.
+        batches: the mini-batches of an update, before the update. Where none of them is scored, and in bypass
+            mode, a few samples are scored here.
     """
     fresh = [sample for batch in batches for sample in batch.samples if sample.policy_version == version]
-    if run.algorithm.bypass or not all(sample.old_logprobs for sample in fresh):
+    if run.algorithm.bypass or not any(sample.old_logprobs for sample in fresh):
         # In bypass mode the old log-probabilities are the engine's own.
         fresh = _scored(run, fresh[:NUM_COMPARED])
     return metrics.mismatch_metrics(fresh or _scored(run, _probed(run, version)), version)
+
+
+def measured_mismatch(update: LearnerUpdate) -> dict[str, float]:
+    """The same metrics as ``update`` has found them, where the newest version has sampled all its tokens."""
+    if not update.num_optimizer_steps:
+        return {}
+    return {
+        metrics.FRESH_MISMATCH: update.metrics["learn/rollout_logprob_diff_mean"],
+        metrics.FRESH_MISMATCH_MAX: update.metrics["learn/rollout_logprob_diff_max"],
+    }
 
 
 def _probed(run: Components, version: int) -> list[TrainingSample]:

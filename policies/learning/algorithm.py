@@ -65,6 +65,14 @@ class Algorithm:
         return self.kl_place != "none"
 
     @property
+    def needs_all_scores(self) -> bool:
+        """Whether the learner has to score every mini-batch before the update, for weights or for rewards.
+
+        Otherwise the first one's old log-probabilities are those of its own step: nothing has changed before.
+        """
+        return self.correction_level is not None or self.kl_place == "reward"
+
+    @property
     def uses_greedy_baseline(self) -> bool:
         """Whether each task is also rolled out greedily."""
         return self.estimator.uses_greedy_baseline

@@ -25,32 +25,25 @@ USUAL_TRUNCATION = 2.0
 def correct(
     samples: Sequence[TrainingSample], algorithm: Algorithm
 ) -> tuple[list[TrainingSample], dict[str, float]]:
-    """The samples with importance weights, without the tokens that are masked; and how large the gap was.
+    """The samples with importance weights, without the tokens that are masked; and how large these are.
 
     A weight is the learner's probability over the engine's, of a token or of all that a sample has sampled
     (``old_logprobs`` against ``rollout_logprobs``). Masked tokens leave ``loss_mask``: they are not in the
     loss and not in what it is divided by either, for the mean over what is trained must not become smaller
-    because something else is not. A sample may come back with an empty mask. ``bypass`` has no gap to
-    correct.
+    because something else is not. A sample may come back with an empty mask.
 
     Source: truncated and masked importance sampling as in verl's ``rollout_corr_helper``; the former is
     Ionides 2008 (Truncated Importance Sampling), per token in Yao et al. 2025, the latter per token is
     IcePop.
     """
-    from verl.trainer.ppo.rollout_corr_helper import compute_offpolicy_metrics
-
-    if algorithm.bypass or not samples:
+    if algorithm.correction_level is None or not samples:
         return list(samples), {}
     old, engine, mask = _rows(samples)
-    gap = compute_offpolicy_metrics(old, engine, mask)
-    metrics = {"learn/rollout_kl": gap["kl"], "learn/rollout_k3_kl": gap["k3_kl"]}
-    if algorithm.correction_level is None:
-        return list(samples), metrics
     weights = _weights(old - engine, mask, algorithm, algorithm.truncate_above or math.inf)
     untouched = _weights(old - engine, mask, algorithm, math.inf)
     kept = _kept(old - engine, mask, algorithm)
     sampled, trained = mask.bool(), kept.bool()
-    metrics |= {
+    metrics = {
         "learn/weight_mean": float(untouched[sampled].mean()),
         "learn/weight_max": float(untouched[sampled].max()),
         "learn/weight_truncated_fraction": float((weights < untouched)[sampled].float().mean()),

@@ -125,7 +125,7 @@ def _check(
     in_reward = algorithm.kl_place == "reward"
     for sample in (each for rows in samples.values() for each in rows):
         for name, column, needed in (
-            ("old_logprobs", sample.old_logprobs, in_reward or not algorithm.bypass),
+            ("old_logprobs", sample.old_logprobs, algorithm.needs_all_scores),
             ("reference_logprobs", sample.reference_logprobs, in_reward),
             ("values", sample.values, algorithm.uses_critic),
         ):

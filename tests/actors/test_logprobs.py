@@ -90,8 +90,10 @@ def test_one_wrong_weight_in_the_engine_raises_the_alarm(
     name = "model.layers.0.mlp.down_proj.weight"
     for weights, is_alarmed in ((right, False), (right | {name: right[name] * 2}, True), (right, False)):
         version = policy_app.publish(weights)
-        (scored,) = learner.score([batch_of(sample(sampler, 1.0, version), 1.0)])
-        numbers = mismatch_metrics(scored.samples, version)
+        batch = batch_of(sample(sampler, 1.0, version), 1.0)
+        rows = zip(batch.samples, learner.logprobs(batch), strict=True)
+        scored = [replace(taken, old_logprobs=tuple(row)) for taken, row in rows]
+        numbers = mismatch_metrics(scored, version)
         assert (numbers[FRESH_MISMATCH] >= 1e-3) == is_alarmed
         assert (mismatch_alarm(numbers, LearnerConfig().mismatch_alarm) is not None) == is_alarmed
 

@@ -508,7 +508,7 @@ def test_half_a_trajectory_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "missing"),
     [
-        (algorithm("grpo"), "old_logprobs"),
+        (algorithm("grpo", kl=KLConfig(place="reward")), "old_logprobs"),
         (algorithm("grpo", kl=KLConfig(place="reward")), "reference_logprobs"),
         (algorithm("ppo"), "values"),
     ],

@@ -147,10 +147,10 @@ def policy_loss_through_verl(
     samples: Samples = SAMPLES,
 ) -> tuple[float, list[dict[str, Any]]]:
     from policies.learning.verl.config import actor_config
-    from policies.learning.verl.data import POLICY_COLUMNS
+    from policies.learning.verl.data import OLD_LOGPROBS, POLICY_COLUMNS
     from policies.learning.verl.losses import policy_loss
 
-    columns = dict(POLICY_COLUMNS)
+    columns = POLICY_COLUMNS | OLD_LOGPROBS
     if settings.kl_place == "loss":
         columns["reference_logprobs"] = "ref_log_prob"
     if weighted:

@@ -10,7 +10,7 @@ from environments.types import TrajectoryGroup
 from launch.training.clock import Clock
 from launch.training.components import Components
 from launch.training.mini_batches import make_batches
-from launch.training.mismatch import mismatch
+from launch.training.mismatch import measured_mismatch, mismatch
 from launch.training.recovery import Recovery
 from launch.training.selection import select_groups
 from launch.training.stages.base import Stage, publish
@@ -46,7 +46,8 @@ class Reinforce(Stage):
             rollouts = (each for group in selection.useful for each in group.trajectories)
             batches = make_batches(config, rollouts, f"batches/{progress.step}")
             batches = run.learner.score(batches) if batches else []
-            learning = mismatch(run, version, batches)
+            # Without staleness all rollouts are fresh, and the update itself finds the difference.
+            learning = mismatch(run, version, batches) if config.rollout.max_staleness else {}
         with clock.measure("time/credit"):
             batches, credit = with_credit(run, selection.groups, batches)
         with run.interrupts.atomic_section():  # the weights and what we say of them change together
@@ -61,7 +62,9 @@ class Reinforce(Stage):
             progress.kl_coef = run.kl.coef
             recovery.record_consumed(selection.groups, selection.dropped)
             run.rollouts.commit()
-            if learned.num_optimizer_steps and config.rollout.max_staleness:  # at 0 all rollouts are fresh
+            if not config.rollout.max_staleness:
+                learning |= measured_mismatch(learned)
+            elif learned.num_optimizer_steps:
                 run.probe.begin(selection.groups, progress.version)
             learning |= credit | learned.metrics | {"learn/num_optimizer_steps": learned.num_optimizer_steps}
             report_update(run, progress.step, version, selection, learning, clock)

@@ -17,8 +17,10 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
-POLICY_COLUMNS = {"old_logprobs": "old_log_probs", "advantages": "advantages"}
+POLICY_COLUMNS = {"rollout_logprobs": "rollout_log_probs", "advantages": "advantages"}
 """Our columns of a sample, and what verl's policy losses call them."""
+OLD_LOGPROBS = {"old_logprobs": "old_log_probs"}
+"""That of a sample which was scored."""
 VALUE_COLUMNS = {"values": "values", "returns": "returns"}
 """Our columns of a sample, and what verl's value loss calls them."""
 
@@ -27,7 +29,8 @@ class Share:
     """One rank's rows of a batch.
 
     The batch is filled up with padding rows until every rank has equally many; then the ranks' work is made
-    as equal as it gets. All ranks come to the same partition, and with one rank the order is the batch's.
+    as equal as it gets. All ranks come to the same partition. Rows with the same prompt stand next to each
+    other, where they may share it; but for that a rank's order is the batch's.
 
     Args:
         max_tokens: most tokens that fit through the model at once.
@@ -51,7 +54,9 @@ class Share:
         workload = calculate_workload(torch.tensor([len(sample) for sample in samples])).tolist()
         self.batch = batch
         self._shares_prompts = shares_prompts
-        self.indices = get_seqlen_balanced_partitions(workload, num_ranks, equal_size=True)[rank]
+        own = get_seqlen_balanced_partitions(workload, num_ranks, equal_size=True)[rank]
+        first: dict[tuple[int, ...], int] = {}
+        self.indices = sorted(own, key=lambda index: first.setdefault(samples[index].prompt_ids, index))
         self.rows = [samples[index] for index in self.indices]
 
     def supervised(self) -> TensorDict:

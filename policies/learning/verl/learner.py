@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from policies.learning.samples import LearnerUpdate, TrainBatch
 from policies.learning.settings import LearnerConfig, OptimizerConfig
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.config import actor_config, policy_worker_config
-from policies.learning.verl.data import POLICY_COLUMNS, as_column, sampled
+from policies.learning.verl.data import OLD_LOGPROBS, POLICY_COLUMNS, as_column
 from policies.learning.verl.fields import check_fields
 from policies.learning.verl.losses import policy_loss
 from policies.learning.verl.shared_prompts import can_share
@@ -46,9 +46,17 @@ METRIC_NAMES = {
     "clip_fraction_dual": "learn/clip_fraction_dual",
     "kl": "learn/kl",
     "ratio_mean": "learn/ratio_mean",
+    "surprise": "learn/entropy",
     "kl_loss": "learn/kl_loss",
     "actor/entropy_loss": "learn/entropy_bonus",
 }
+FIRST_STEP_NAMES = {
+    "rollout_kl": "learn/rollout_kl",
+    "rollout_k3_kl": "learn/rollout_k3_kl",
+    "rollout_diff_mean": "learn/rollout_logprob_diff_mean",
+    "rollout_diff_max": "learn/rollout_logprob_diff_max",
+}
+"""Metrics that later steps would mix with what the update has changed."""
 
 
 class VerlLearner(VerlWorker):
@@ -117,13 +125,18 @@ class VerlLearner(VerlWorker):
     def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
         """The batches with ``old_logprobs``, and with ``reference_logprobs`` where the algorithm needs them.
 
-        The same weights, mini-batches and micro-batches as in the first step of ``update``: there the ratio
-        is exactly 1. In bypass mode the old log-probabilities are the engine's.
+        The first batch is left without ``old_logprobs`` unless the algorithm needs all scores: they would be
+        those of the first step of ``update``, which has the same weights, and takes its own. In bypass mode
+        the old log-probabilities are the engine's.
         """
         if self._algorithm.bypass:
             scored = [_with_rollout_logprobs(batch) for batch in batches]
         else:
-            scored = [_with_column(batch, "old_logprobs", self._logprobs(batch)) for batch in batches]
+            num_unscored = 0 if self._algorithm.needs_all_scores else 1
+            scored = [*batches[:num_unscored]]
+            scored += [
+                _with_column(batch, "old_logprobs", self._logprobs(batch)) for batch in batches[num_unscored:]
+            ]
         if self._reference is None:
             return scored
         with self._reference.in_place():
@@ -134,10 +147,12 @@ class VerlLearner(VerlWorker):
         """Policy gradient on scored samples with advantages: one optimizer step per mini-batch, then one of
         the schedule. A mini-batch of which a correction has masked everything takes no step.
 
-        ``learn/rollout_logprob_diff_*`` is how far engine and learner are apart before the first step; in
-        bypass mode, where nothing was scored, it is taken in the first step. ``learn/entropy`` is estimated
-        by the sampled tokens, as the mean of -log p; ``learn/entropy_bonus`` is exact, and as the loss
-        aggregates it.
+        ``learn/rollout_*`` is how far engine and learner are apart on the first mini-batch, before its step.
+        ``learn/entropy`` is estimated by the sampled tokens, as the mean of -log p over the steps;
+        ``learn/entropy_bonus`` is exact, and as the loss aggregates it.
+
+        Args:
+            batches: only the first may be without ``old_logprobs``.
         """
         batches = [batch for batch in batches if _has_sampled_tokens(batch)]
         if not batches:
@@ -151,16 +166,17 @@ class VerlLearner(VerlWorker):
         last = len(batches) - 1
         steps = [
             self._step(
-                self._share(batch).scored(columns), index == last, entropy=self._algorithm.entropy_coef > 0
+                self._share(batch).scored(
+                    columns if index == 0 and _is_unscored(batch) else columns | OLD_LOGPROBS
+                ),
+                index == last,
+                entropy=self._algorithm.entropy_coef > 0,
             )
             for index, batch in enumerate(batches)
         ]
-        metrics = mean_metrics(steps, METRIC_NAMES) | {
-            "learn/ratio_max": max(step["ratio_max"] for step in steps),
-            "learn/entropy": -float(sampled(batches, "old_logprobs").mean()),
-        }
-        mismatch = _first_difference(steps[0]) if self._algorithm.bypass else self._difference(batches)
-        return LearnerUpdate(metrics=metrics | mismatch, num_optimizer_steps=len(steps))
+        metrics = mean_metrics(steps, METRIC_NAMES) | mean_metrics(steps[:1], FIRST_STEP_NAMES)
+        metrics["learn/ratio_max"] = max(step["ratio_max"] for step in steps)
+        return LearnerUpdate(metrics=metrics, num_optimizer_steps=len(steps))
 
     @on_all_ranks
     def logprobs(self, batch: TrainBatch) -> list[list[float]]:
@@ -169,16 +185,6 @@ class VerlLearner(VerlWorker):
 
     def _logprobs(self, batch: TrainBatch) -> list[torch.Tensor]:
         return self._forward(batch, "log_probs")
-
-    def _difference(self, batches: Sequence[TrainBatch]) -> dict[str, float]:
-        difference = (sampled(batches, "old_logprobs") - sampled(batches, "rollout_logprobs")).abs()
-        return {
-            "learn/rollout_logprob_diff_max": float(difference.max()),
-            "learn/rollout_logprob_diff_mean": float(difference.mean()),
-            "learn/rollout_logprob_diff_share": float(
-                (difference > self._learner.mismatch_alarm).float().mean()
-            ),
-        }
 
     # -- weights and checkpoints ---------------------------------------------------------------------
 
@@ -252,6 +258,10 @@ def _has_sampled_tokens(batch: TrainBatch) -> bool:
     return any(sample.num_sampled_tokens for sample in batch.samples)
 
 
+def _is_unscored(batch: TrainBatch) -> bool:
+    return not any(sample.old_logprobs for sample in batch.samples if sample.num_sampled_tokens)
+
+
 def _with_column(batch: TrainBatch, name: str, rows: Sequence[torch.Tensor]) -> TrainBatch:
     columns: list[dict[str, Any]] = [
         {name: as_column(row, sample)} for row, sample in zip(rows, batch.samples, strict=True)
@@ -263,10 +273,3 @@ def _with_column(batch: TrainBatch, name: str, rows: Sequence[torch.Tensor]) -> 
 def _with_rollout_logprobs(batch: TrainBatch) -> TrainBatch:
     samples = tuple(replace(sample, old_logprobs=sample.rollout_logprobs) for sample in batch.samples)
     return replace(batch, samples=samples)
-
-
-def _first_difference(step: Mapping[str, float]) -> dict[str, float]:
-    return {
-        "learn/rollout_logprob_diff_max": step["logprob_diff_max"],
-        "learn/rollout_logprob_diff_mean": step["logprob_diff_mean"],
-    }

@@ -38,7 +38,14 @@ def policy_loss(
 
     Gradients add up to the batch's over micro-batches and ranks, whichever way the batch is cut. Metrics are
     means over the sampled tokens of the whole batch.
+
+    Args:
+        data: without ``old_log_probs`` where the weights are still those that it would be scored with: they
+            are the model's own then, detached.
     """
+    if "old_log_probs" not in data.keys():  # noqa: SIM118  # a TensorDict is no dict
+        data = data.copy()
+        data["old_log_probs"] = _of_responses(model_output["log_probs"].detach(), data)
     loss, metrics = ppo_loss(config, model_output, data, dp_group)
     if algorithm.kl_place == "loss":
         kl = _kl_term(algorithm, config, model_output["log_probs"], data)
@@ -46,6 +53,12 @@ def policy_loss(
         metrics["kl_loss"] = Metric(AggregationType.SUM, kl.detach())
     with torch.no_grad():
         return loss, metrics | _ratio_metrics(config, model_output["log_probs"], data)
+
+
+def _of_responses(log_probs: torch.Tensor, data: TensorDict) -> torch.Tensor:
+    """verl's columns [P + R] of each sample cut to its response [R]."""
+    rows = zip(no_padding_2_padding(log_probs, data), data["responses"].offsets().diff(), strict=True)
+    return torch.nested.as_nested_tensor([row[:length] for row, length in rows], layout=torch.jagged)
 
 
 def _kl_term(
@@ -61,10 +74,14 @@ def _kl_term(
 
 
 def _ratio_metrics(config: ActorConfig, log_probs: torch.Tensor, data: TensorDict) -> dict[str, Metric]:
-    """How far the new policy is from the old one, and the share of tokens whose clipping takes effect."""
-    padded = data.select("response_mask", "old_log_probs", "advantages").to_padded_tensor()
+    """How far the new policy is from the old one and from the engine's, and the share of clipped tokens."""
+    padded = data.select(
+        "response_mask", "old_log_probs", "rollout_log_probs", "advantages"
+    ).to_padded_tensor()
     mask, advantages = padded["response_mask"].bool(), padded["advantages"]
-    log_ratio = (no_padding_2_padding(log_probs, data) - padded["old_log_probs"]) * mask
+    new = no_padding_2_padding(log_probs, data)
+    log_ratio = (new - padded["old_log_probs"]) * mask
+    gap = (new - padded["rollout_log_probs"]) * mask
     ratio = log_ratio.exp()
     scale = data["dp_size"] / data["batch_num_tokens"]
 
@@ -78,8 +95,11 @@ def _ratio_metrics(config: ActorConfig, log_probs: torch.Tensor, data: TensorDic
         "kl": mean(-log_ratio),
         "ratio_mean": mean(ratio),
         "ratio_max": largest(ratio),
-        "logprob_diff_mean": mean(log_ratio.abs()),
-        "logprob_diff_max": largest(log_ratio.abs()),
+        "surprise": mean(-new),
+        "rollout_kl": mean(-gap),
+        "rollout_k3_kl": mean(gap.exp() - 1 - gap),
+        "rollout_diff_mean": mean(gap.abs()),
+        "rollout_diff_max": largest(gap.abs()),
     }
     loss = config.policy_loss.loss_mode
     if loss in CLIP_RANGES:
