@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -118,6 +119,11 @@ class ChatRenderer:
         renderer = copy.copy(self)  # not made anew: the model's files would be read again
         renderer._set_options({**self._template_kwargs, **chat_template_kwargs})
         return renderer
+
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: no text in a context has more than so many times its tokens."""
+        return max(map(len, self._tokenizer.get_vocab()))
 
     @property
     def eos_token_id(self) -> int:

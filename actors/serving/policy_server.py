@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import ray
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import PlainTextResponse, Response
 from ray import serve
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
-from starlette.types import Receive, Scope, Send
 
 from actors.ray_tools.get_soon import answers
 from actors.ray_tools.placement import beside_driver
 from actors.sampling.directory import SamplerDirectory
 from actors.sampling.queue_worker import QueueWorker
+from actors.serving.http import http, prometheus_text, respond
 from actors.settings import MODEL_NAME, ServerConfig
 from actors.weights.follower import WeightFollower, open_transport
-from environments.errors import SamplerError, TroupeError
+from environments.errors import SamplerError
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.base import engine_class
 from policies.openai.frontend import OpenAIFrontend
-from policies.openai.protocol import ChatRequest, CompletionRequest, OpenAIError, error_body
+from policies.openai.protocol import ChatRequest, CompletionRequest
 
 logger = logging.getLogger(__name__)
 
@@ -44,56 +41,6 @@ RETRY_SECONDS = 1.0
 REPLICA_ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 SWITCH_SECONDS = 0.0005
 LOGGING = {"enable_access_log": False}
-
-http = FastAPI(title="Troupe policy server")
-
-
-@http.exception_handler(TroupeError)
-async def _error(_: Request, error: Exception) -> JSONResponse:
-    status, body = error_body(error)
-    return JSONResponse(body, status_code=status)
-
-
-@http.exception_handler(RequestValidationError)
-async def _validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
-    return await _error(request, OpenAIError.from_validation(error.errors()))
-
-
-# Serve copies the endpoints when it decorates the class, with the names that exist by then: these come first.
-async def _respond(parts: AsyncGenerator[dict[str, Any], None], stream: bool | None) -> Response:
-    """One JSON body, or server-sent events. Errors before the first part become an HTTP status."""
-    first = await anext(parts)
-    if stream:
-        return _EventStream(first, parts)
-    await parts.aclose()
-    return JSONResponse(first, headers={"x-policy-version": str(first["policy_version"])})
-
-
-class _EventStream(StreamingResponse):
-    """Server-sent events. Requests of clients that have disconnected are aborted."""
-
-    def __init__(self, first: dict[str, Any], rest: AsyncGenerator[dict[str, Any], None]) -> None:
-        super().__init__(_events(first, rest), media_type="text/event-stream")
-        self._rest = rest
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._rest):
-            await super().__call__(scope, receive, send)
-
-
-async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    yield _event(first)
-    try:
-        async for part in rest:
-            yield _event(part)
-    except TroupeError as error:  # the status is sent already: OpenAI clients look for an error in the events
-        yield _event(error_body(error)[1])
-        return
-    yield "data: [DONE]\n\n"
-
-
-def _event(part: dict[str, Any]) -> str:
-    return f"data: {json.dumps(part)}\n\n"
 
 
 async def _end_application() -> None:
@@ -221,17 +168,30 @@ class PolicyServer:
 
     # -- clients over HTTP ---------------------------------------------------------------------------
 
+    @http.get("/health")
+    async def health(self) -> dict[str, Any]:
+        self.check_health()
+        return {"status": "ok", "policy_version": self._engine.version}
+
+    @http.get("/metrics")
+    async def metrics(self) -> PlainTextResponse:
+        return PlainTextResponse(prometheus_text(self._engine.version, self._engine.stats()))
+
     @http.get("/v1/models")
     async def models(self) -> dict[str, Any]:
         return self._openai.models()
 
+    @http.get("/v1/models/{name:path}")
+    async def model(self, name: str) -> dict[str, Any]:
+        return self._openai.model(name)
+
     @http.post("/v1/chat/completions")
     async def chat_completions(self, body: ChatRequest) -> Response:
-        return await _respond(self._openai.chat(body), body.stream)
+        return await respond(self._openai.chat(body), body.stream)
 
     @http.post("/v1/completions")
     async def completions(self, body: CompletionRequest) -> Response:
-        return await _respond(self._openai.complete(body), body.stream)
+        return await respond(self._openai.complete(body), body.stream)
 
 
 def start_serve(config: ServerConfig) -> None:

@@ -9,7 +9,14 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from environments.errors import PromptTooLongError
-from policies.openai.protocol import ChatRequest, CompletionRequest, OpenAIError, SamplingRequest
+from policies.openai.limits import MAX_CHOICES
+from policies.openai.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    OpenAIError,
+    SamplingRequest,
+    encodable,
+)
 from policies.openai.reply import REPLACEMENT_CHARACTER, ChatReply, Json, Piece, Reply, TextReply
 from policies.sampler import TokenRequest
 
@@ -40,18 +47,19 @@ class OpenAIFrontend:
 
     def models(self) -> Json:
         """The body of ``GET /v1/models``."""
-        models = [
-            {
-                "id": name,
-                "object": "model",
-                "created": 0,
-                "owned_by": "troupe",
-                "max_model_len": self._engine.max_model_tokens,
-                "policy_version": self._engine.version,
-            }
-            for name in self._adapters
-        ]
-        return {"object": "list", "data": models}
+        return {"object": "list", "data": [self.model(name) for name in self._adapters]}
+
+    def model(self, name: str) -> Json:
+        """The body of ``GET /v1/models/{name}``. Raises ``OpenAIError`` if it is not served."""
+        self._check_model(name)
+        return {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "troupe",
+            "max_model_len": self._engine.max_model_tokens,
+            "policy_version": self._engine.version,
+        }
 
     def chat(self, body: ChatRequest) -> AsyncGenerator[Json, None]:
         """One ``chat.completion``, or with ``stream`` its chunks. Close it to stop sampling.
@@ -62,7 +70,7 @@ class OpenAIFrontend:
             ConfigError: the sampling parameters are impossible.
             SamplerError: the engine has failed.
         """
-        self._check_model(body)
+        self._check(body)
         calls_tools = bool(body.tools) and body.tool_choice != "none"
         requests = self._requests(body, [self._render(body, body.tools if calls_tools else None)])
         reply = ChatReply(body, self._token_text, calls_tools)
@@ -72,17 +80,22 @@ class OpenAIFrontend:
 
     def complete(self, body: CompletionRequest) -> AsyncGenerator[Json, None]:
         """One ``text_completion``, or with ``stream`` several. Closes and raises as ``chat`` does."""
-        self._check_model(body)
+        self._check(body)
         requests = self._requests(body, [self._encode(prompt) for prompt in body.prompts()])
         reply = TextReply(body, self._token_text)
         return _answer(body, requests, reply, self._sample(requests, in_pieces=bool(body.stream)))
 
-    def _check_model(self, body: SamplingRequest) -> None:
-        if body.model not in self._adapters:
+    def _check(self, body: SamplingRequest) -> None:
+        self._check_model(body.model)
+        if body.policy_version is not None and body.policy_version != self._engine.version:
+            raise moved_on(body.policy_version, self._engine.version)
+
+    def _check_model(self, name: str) -> None:
+        if name not in self._adapters:
             served = ", ".join(map(repr, self._adapters))
             raise OpenAIError(
                 404,
-                f"The model {body.model!r} does not exist: this server serves {served}.",
+                f"The model {name!r} does not exist: this server serves {served}.",
                 param="model",
                 code="model_not_found",
             )
@@ -91,26 +104,61 @@ class OpenAIFrontend:
         from jinja2 import TemplateError
 
         messages = [message.for_template() for message in body.messages]
+        self._check_characters(sum(len(message["content"]) for message in messages))
+        renderer = self._renderer.with_options(body.template_options())
         try:
-            return self._renderer.with_options(body.chat_template_kwargs).prompt_ids(messages, tools=tools)
-        except TemplateError as error:
+            return renderer.prompt_ids(messages, tools=tools)
+        except (TemplateError, TypeError, ValueError, LookupError, RecursionError) as error:
             raise OpenAIError(
-                400, f"The model's chat template rejects the messages: {error}", param="messages"
+                400,
+                f"The model's chat template rejects the messages ({type(error).__name__}: {error}).",
+                param="messages",
             ) from error
 
     def _encode(self, prompt: str | list[int]) -> list[int]:
-        return self._renderer.encode(prompt) if isinstance(prompt, str) else prompt
+        if not isinstance(prompt, str):
+            return prompt
+        self._check_characters(len(prompt))
+        try:
+            return self._renderer.encode(encodable(prompt))
+        except ValueError as error:
+            raise OpenAIError(400, f"The prompt cannot be encoded: {error}.", param="prompt") from error
+
+    def _check_characters(self, number: int) -> None:
+        """Find out that a text is too long before its tokens are computed: that can take seconds."""
+        most = self._engine.max_model_tokens * self._renderer.longest_token
+        if number > most:
+            raise PromptTooLongError(
+                f"The prompt has {number} characters, and the model's context of "
+                f"{self._engine.max_model_tokens} tokens holds at most {most}: shorten the prompt."
+            )
 
     def _requests(self, body: SamplingRequest, prompts: list[list[int]]) -> list[TokenRequest]:
         """One request for each choice: first all of the first prompt."""
         if not prompts or not all(prompts):
             raise OpenAIError(400, "The prompt is empty: send at least one token.", param="prompt")
+        if len(prompts) * body.num_choices > MAX_CHOICES:
+            raise OpenAIError(
+                400,
+                f"{len(prompts)} prompts with n={body.num_choices} are more than {MAX_CHOICES} answers: send "
+                "several requests.",
+                param="n",
+            )
         for prompt_ids in prompts:
             # The engine would say so too, but only when the first chunk is due.
             if len(prompt_ids) >= self._engine.max_model_tokens:
                 raise PromptTooLongError(
                     f"The prompt has {len(prompt_ids)} tokens and the model's context holds "
                     f"{self._engine.max_model_tokens}, the answer included: shorten the prompt."
+                )
+            room = self._engine.max_model_tokens - len(prompt_ids)
+            if body.max_tokens is not None and body.max_tokens > room:
+                raise OpenAIError(
+                    400,
+                    f"max_tokens={body.max_tokens} is more than the {room} tokens that the context of "
+                    f"{self._engine.max_model_tokens} has left: lower it, or leave it out.",
+                    param="max_tokens",
+                    code="context_length_exceeded",
                 )
         params = body.sampling_params().replace(adapter=self._adapters[body.model])
         seeds = [None if params.seed is None else params.seed + index for index in range(body.num_choices)]
@@ -155,6 +203,7 @@ async def _answer(
     pieces = []
     async with aclosing(source):
         async for piece in source:
+            _check_version(body, piece)
             pieces.append(piece)
             if body.stream:
                 for chunk in reply.chunks(piece):
@@ -165,6 +214,25 @@ async def _answer(
         yield reply.whole(pieces, num_prompt_tokens)
     elif body.includes_usage:
         yield reply.usage_chunk(pieces, num_prompt_tokens)
+
+
+def _check_version(body: SamplingRequest, piece: Piece) -> None:
+    """Weights may have come while the answer was sampled."""
+    if body.policy_version is None:
+        return
+    for version in piece.output.token_versions:
+        if version != body.policy_version:
+            raise moved_on(body.policy_version, version)
+
+
+def moved_on(wanted: int, present: int) -> OpenAIError:
+    """The error of a request for a policy version that is not served any more, or not yet."""
+    return OpenAIError(
+        409,
+        f"policy_version={wanted} is not served: the present one is {present}.",
+        param="policy_version",
+        code="policy_version_changed",
+    )
 
 
 async def _merge(

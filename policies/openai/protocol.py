@@ -14,9 +14,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, Va
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError, TroupeError
 from environments.types import Message
+from policies.openai.limits import MAX_CHOICES, MAX_MESSAGES, MAX_STOP_CHARACTERS, MAX_STOPS
 from policies.sampler import SamplingParams
 
-MAX_CHOICES = 128
 MAX_SEED = 2**63 - 1 - MAX_CHOICES  # choice i is sampled with seed + i, and the engine takes 64 bits
 TEXT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
@@ -97,6 +97,40 @@ def _zero(value: float | None) -> float | None:
     return value
 
 
+def _of_no_effect(*values: Any) -> AfterValidator:
+    """Takes the values that change nothing here: clients send them by default."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value not in values:
+            served = " or ".join(map(repr, values))
+            raise ValueError(f"{value!r} is not supported: use {served}, or leave it out")
+        return value
+
+    return AfterValidator(check)
+
+
+def _few_short_stops(value: str | list[str] | None) -> str | list[str] | None:
+    stops = [value] if isinstance(value, str) else value or []
+    if len(stops) > MAX_STOPS:
+        raise ValueError(f"{len(stops)} stop strings are too many: send at most {MAX_STOPS}")
+    for stop in stops:
+        if len(stop) > MAX_STOP_CHARACTERS:
+            raise ValueError(
+                f"a stop string of {len(stop)} characters is too long: send at most {MAX_STOP_CHARACTERS}"
+            )
+        encodable(stop)
+    return value
+
+
+def encodable(text: str) -> str:
+    """``text``, which has an encoding in UTF-8. Raises ``ValueError`` for half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the text is no Unicode at position {error.start}: {error.reason}") from error
+    return text
+
+
 def _sampled_token_only(value: int | None) -> int | None:
     if value:
         raise ValueError(f"{value} is not supported: only sampled tokens have log-probabilities here, use 0")
@@ -105,6 +139,7 @@ def _sampled_token_only(value: int | None) -> int | None:
 
 TokenId = Annotated[int, Field(ge=0)]
 OnlyZero = Annotated[float | None, AfterValidator(_zero)]
+Stop = Annotated[str | list[str] | None, AfterValidator(_few_short_stops)]
 OnlySampledToken = Annotated[StrictInt | None, AfterValidator(_sampled_token_only)]
 
 
@@ -120,20 +155,30 @@ class SamplingRequest(_Body):
     """What chat and text completions have in common. ``null`` always means the default."""
 
     model: str
-    temperature: float | None = None
+    temperature: Annotated[float, Field(le=2)] | None = None
+    """OpenAI's highest is 2, and so is ours: an engine may reject what is above."""
     top_p: float | None = None
     top_k: int | None = None
     max_tokens: int | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stop: str | list[str] | None = None
+    stop: Stop = None
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     frequency_penalty: OnlyZero = None
     presence_penalty: OnlyZero = None
     return_token_ids: bool | None = None
+    policy_version: Annotated[int, Field(ge=0)] | None = None
+    """The version that has to answer: status 409 where the policy has moved on, with the present one."""
     user: str | None = None
-    """Accepted and ignored: it names OpenAI's customer."""
+    """Accepted and ignored, as the next two: they are about OpenAI's customer and cache."""
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    """Accepted and ignored: notes beside a stored answer, and none is stored."""
+    store: Annotated[bool | None, _of_no_effect(False)] = None
+    service_tier: Annotated[str | None, _of_no_effect("auto", "default")] = None
+    logit_bias: Annotated[dict[str, float] | None, _of_no_effect({})] = None
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> SamplingRequest:
@@ -185,11 +230,14 @@ class ChatToolCall(_Body):
 class ChatMessage(_Body):
     """One message. The last four fields are only ever null: clients that send an answer back have them."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    """``developer`` is OpenAI's newer name of ``system``."""
     content: str | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[ChatToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """An answer's thoughts, for templates that show them."""
     refusal: None = None
     annotations: None = None
     audio: None = None
@@ -206,7 +254,8 @@ class ChatMessage(_Body):
         content = self.content or ""
         if not isinstance(content, str):
             content = "\n".join(part.text for part in content)
-        message = self.model_dump(include={"role", "name", "tool_call_id"}, exclude_none=True)
+        message = self.model_dump(include={"name", "tool_call_id", "reasoning_content"}, exclude_none=True)
+        message["role"] = "system" if self.role == "developer" else self.role
         if self.tool_calls:
             message["tool_calls"] = [_call_for_template(call) for call in self.tool_calls]
         return {**message, "content": content}
@@ -215,7 +264,7 @@ class ChatMessage(_Body):
 def _call_for_template(call: ChatToolCall) -> dict[str, Any]:
     try:
         arguments = json.loads(call.function.arguments)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OpenAIError(
             400, f"The arguments of the tool call {call.id!r} are no JSON ({error}).", param="messages"
         ) from error
@@ -225,13 +274,18 @@ def _call_for_template(call: ChatToolCall) -> dict[str, Any]:
 class ChatRequest(SamplingRequest):
     """The body of ``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = None
     """OpenAI's newer name of ``max_tokens``."""
     logprobs: bool | None = None
     top_logprobs: OnlySampledToken = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: Annotated[bool | None, _of_no_effect(True)] = None
+    response_format: Annotated[dict[str, Any] | None, _of_no_effect({"type": "text"})] = None
+    modalities: Annotated[list[str] | None, _of_no_effect(["text"])] = None
+    reasoning_effort: str | None = None
+    """Reaches the chat template under this name; a template that does not read it is an error."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Options of the chat template, by vLLM's name for them: ``{"enable_thinking": false}``."""
 
@@ -242,6 +296,11 @@ class ChatRequest(SamplingRequest):
             raise ValueError("max_tokens and max_completion_tokens contradict each other: send one")
         self.max_tokens = both.pop() if both else None
         return self
+
+    def template_options(self) -> dict[str, Any]:
+        """The variables that the request gives to the chat template."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return effort | (self.chat_template_kwargs or {})
 
     @property
     def returns_logprobs(self) -> bool:

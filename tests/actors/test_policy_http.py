@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,12 +18,14 @@ from ray import serve
 from scripted_engine import ScriptedEngine
 from starlette.requests import ClientDisconnect
 
-from actors.serving.policy_server import PolicyServer, _respond, http
+from actors.serving.http import BodyLimit, http, respond
+from actors.serving.policy_server import PolicyServer
 from actors.settings import ServerConfig
 from actors.weights.object_store import ObjectStoreTransport
 from actors.weights.transport import WeightTransport
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.openai.frontend import OpenAIFrontend
+from policies.openai.limits import MAX_BODY_BYTES
 from policies.openai.protocol import ChatRequest
 from policies.settings import EngineConfig
 from policies.tiny import build_tokenizer
@@ -105,6 +108,19 @@ def test_a_whole_answer_carries_the_policy_version_in_its_header(client: TestCli
 
 def test_the_official_client_lists_the_model(openai: OpenAI) -> None:
     assert [model.id for model in openai.models.list()] == ["tiny"]
+    assert openai.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(NotFoundError, match="serves 'tiny'"):
+        openai.models.retrieve("other/model")
+
+
+def test_health_and_metrics_tell_of_the_engine(tokenizer_folder: Path) -> None:
+    with serving(tokenizer_folder, fails_at=1) as client:
+        assert client.get("/health").json() == {"status": "ok", "policy_version": 0}
+        client.post("/v1/chat/completions", json=BODY)
+        assert client.get("/health").status_code == 503
+        lines = client.get("/metrics").text.splitlines()
+    assert "# TYPE troupe_policy_version gauge" in lines and "troupe_policy_version 0" in lines
+    assert "troupe_sampled_tokens_total 1" in lines
 
 
 def test_the_official_client_reads_the_same_from_a_stream_and_from_a_whole_answer(openai: OpenAI) -> None:
@@ -128,6 +144,7 @@ def test_the_official_client_names_the_error_of_a_bad_request_and_the_server_goe
 def test_a_stream_is_server_sent_events_that_end_with_done(client: TestClient) -> None:
     response = client.post("/v1/chat/completions", json={**BODY, "stream": True})
     assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["x-policy-version"] == "0"
     *chunks, done = events(response.text)
     assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == "111"
     assert done == "[DONE]"
@@ -156,10 +173,59 @@ def test_errors_have_openais_shape(
     assert response.json()["error"]["param"] == param
 
 
+JSON_HEADERS = {"content-type": "application/json"}
+
+
 def test_a_body_that_is_no_json_is_an_error(client: TestClient) -> None:
-    response = client.post("/v1/chat/completions", content="{", headers={"content-type": "application/json"})
-    assert response.status_code == 400
-    assert "JSON" in response.json()["error"]["message"]
+    for content in ("{", "[" * 100_000):
+        response = client.post("/v1/chat/completions", content=content, headers=JSON_HEADERS)
+        assert response.status_code == 400
+        assert re.search("JSON|body", response.json()["error"]["message"])
+
+
+def test_an_unknown_address_or_method_is_an_error_in_openais_shape(client: TestClient) -> None:
+    for response, status in ((client.get("/v2/models"), 404), (client.put("/v1/models"), 405)):
+        assert response.status_code == status
+        assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_an_unexpected_error_has_openais_shape(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OpenAIFrontend, "chat", lambda *_: 1 / 0)
+    with serving(tokenizer_folder) as client:
+        quiet = TestClient(client.app, raise_server_exceptions=False)
+        response = quiet.post("/v1/chat/completions", json=BODY)
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "division by zero"
+
+
+def test_a_body_that_is_too_large_is_an_error_with_and_without_a_declared_length(client: TestClient) -> None:
+    declared = client.post("/v1/completions", content=b"1" * (MAX_BODY_BYTES + 1), headers=JSON_HEADERS)
+    assert declared.status_code == 413
+    assert declared.json()["error"]["message"].startswith("The body is larger than 4194304 bytes")
+
+    def pieces() -> Iterator[bytes]:
+        yield from [b"1" * (MAX_BODY_BYTES // 4)] * 5
+
+    assert client.post("/v1/completions", content=pieces(), headers=JSON_HEADERS).status_code == 413
+    assert client.post("/v1/chat/completions", json=BODY).status_code == 200, "others are served"
+
+
+def test_a_slow_body_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.serving.http.MAX_BODY_SECONDS", 0.05)
+    sent: list[dict[str, Any]] = []
+
+    async def never() -> dict[str, Any]:
+        await asyncio.sleep(60)
+        return {}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "headers": [(b"content-length", b"9")]}
+    asyncio.run(BodyLimit(lambda *_: pytest.fail("The body was taken."))(scope, never, send))  # type: ignore[arg-type]
+    assert sent[0]["status"] == 408
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -212,7 +278,7 @@ def test_a_client_that_disconnects_ends_the_sampling(tokenizer_folder: Path, spe
 
     async def disconnect() -> int:
         parts = frontend.chat(ChatRequest.model_validate({**BODY, "stream": True}))
-        response: Any = await _respond(parts, stream=True)
+        response: Any = await respond(parts, stream=True)
         with suppress(ClientDisconnect):
             await response({"type": "http", "asgi": {"spec_version": spec_version}}, receive, send)
         return engine.num_running

@@ -19,7 +19,7 @@ from policies.chat import ChatRenderer
 from policies.engines.base import Engine
 from policies.engines.weights import WeightBucket
 from policies.openai.frontend import OpenAIFrontend
-from policies.openai.protocol import ChatRequest, CompletionRequest, error_body
+from policies.openai.protocol import ChatRequest, CompletionRequest, OpenAIError, error_body
 from policies.sampler import EngineStats, SamplingParams, TokenOutput
 from policies.tiny import build_tokenizer
 
@@ -503,7 +503,17 @@ def test_a_prompt_that_fills_the_context_is_refused_before_the_first_chunk(strea
     ("fields", "param"),
     [
         ({"best_of": 2}, "best_of"),
-        ({"logit_bias": {}}, "logit_bias"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"store": True}, "store"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"metadata": {"note": 1}}, "metadata.note"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"stop": "x" * 257}, "stop"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": "\ud800"}, "stop"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"frequency_penalty": 0.5}, "frequency_penalty"),
         ({"presence_penalty": -1}, "presence_penalty"),
@@ -556,8 +566,93 @@ def test_impossible_sampling_parameters_are_the_clients_fault(fields: dict[str, 
     assert error_body(caught.value)[0] == 400
 
 
-def test_arguments_of_an_old_call_have_to_be_json() -> None:
-    call = {"id": "call_1", "function": {"name": "calculator", "arguments": "12+"}}
+def test_what_clients_send_by_default_changes_nothing() -> None:
+    engine = FakeEngine(*[ids_of("46")] * 2)
+    defaults = {
+        "store": False,
+        "service_tier": "auto",
+        "parallel_tool_calls": True,
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "logit_bias": {},
+        "metadata": {"run": "12"},
+        "safety_identifier": "somebody",
+        "prompt_cache_key": "tasks",
+    }
+    plain, (answer,) = chat(engine)[0], chat(engine, **defaults)
+    assert engine.requests[0] == engine.requests[1]
+    assert answer["choices"] == plain["choices"]
+
+
+def test_a_developer_is_the_system_and_thoughts_reach_the_template() -> None:
+    speaks = build_tokenizer([MESSAGES])
+    speaks.chat_template = "{% for m in messages %}{{ m.role }}{{ m.reasoning_content or '' }}{% endfor %}"
+    frontend = OpenAIFrontend(MODEL, ChatRenderer(speaks), engine := FakeEngine(ids_of("46")))
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "assistant", "content": "46", "reasoning_content": "12+34"},
+    ]
+    body = ChatRequest.model_validate({"model": MODEL, "messages": messages})
+    asyncio.run(collect(frontend.chat(body)))
+    assert ChatRenderer(speaks).decode(engine.requests[0][0]) == "systemassistant12+34"
+
+
+def test_a_reasoning_effort_is_for_templates_that_read_it() -> None:
+    with pytest.raises(ConfigError, match="reasoning_effort"):
+        chat(FakeEngine(ids_of("46")), reasoning_effort="low")
+
+
+def test_a_pinned_version_answers_or_the_present_one_is_named() -> None:
+    (answer,) = chat(FakeEngine(ids_of("46")), policy_version=7)
+    assert answer["policy_version"] == 7
+    for engine, present in (
+        (FakeEngine(ids_of("46")), 7),
+        (FakeEngine(ids_of("46"), versions=[9]), 9),  # the weights came while it was sampled
+    ):
+        engine.version = min(present, 8)
+        with pytest.raises(OpenAIError, match=f"policy_version=8 is not served: .* {present}") as caught:
+            chat(engine, policy_version=8)
+        assert error_body(caught.value)[0] == 409
+
+
+def test_an_answer_that_the_context_cannot_hold_is_an_error_and_not_cut() -> None:
+    engine = FakeEngine(ids_of("46"))
+    room = engine.max_model_tokens - len(renderer().prompt_ids(MESSAGES))
+    assert chat(engine, max_tokens=room)
+    with pytest.raises(OpenAIError, match=f"max_tokens={room + 1} is more than the {room} tokens"):
+        chat(engine, max_tokens=room + 1)
+
+
+def test_what_is_far_too_long_is_found_before_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ChatRenderer, "encode", lambda *_: pytest.fail("The text was encoded."))
+    long = "What is 12+34? " * 10_000
+    with pytest.raises(PromptTooLongError, match="150000 characters"):
+        chat(FakeEngine(), messages=[{"role": "user", "content": long}])
+    with pytest.raises(PromptTooLongError, match="150000 characters"):
+        complete(FakeEngine(), prompt=long)
+
+
+def test_prompts_and_choices_are_few() -> None:
+    engine = FakeEngine(*[ids_of("46")] * 128)
+    complete(engine, prompt=["What"] * 64, n=2)
+    with pytest.raises(OpenAIError, match="65 prompts with n=2 are more than 128 answers"):
+        complete(engine, prompt=["What"] * 65, n=2)
+    with pytest.raises(ValidationError, match="at most 2000"):
+        chat(engine, messages=MESSAGES * 2001)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "12 \udfff 34"])
+def test_text_that_is_no_unicode_is_the_clients_fault(text: str) -> None:
+    with pytest.raises(OpenAIError, match=r"(?i)messages") as caught:
+        chat(FakeEngine(), messages=[{"role": "user", "content": text}])
+    assert error_body(caught.value)[0] == 400
+    with pytest.raises(OpenAIError, match="prompt cannot be encoded"):
+        complete(FakeEngine(), prompt=text)
+
+
+@pytest.mark.parametrize("arguments", ["12+", "[" * 100_000])
+def test_arguments_of_an_old_call_have_to_be_json(arguments: str) -> None:
+    call = {"id": "call_1", "function": {"name": "calculator", "arguments": arguments}}
     with pytest.raises(Exception, match="'call_1'") as caught:
         chat(FakeEngine(), messages=[*MESSAGES, {"role": "assistant", "tool_calls": [call]}])
     assert error_body(caught.value)[0] == 400

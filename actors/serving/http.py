@@ -1,0 +1,154 @@
+"""HTTP for the policy server: one limit of the body, errors in OpenAI's form, answers whole or as events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from environments.errors import TroupeError
+from policies.openai.limits import MAX_BODY_BYTES, MAX_BODY_SECONDS
+from policies.openai.protocol import OpenAIError, error_body
+from policies.sampler import EngineStats
+
+
+class BodyLimit:
+    """Reads the body of a request before anything else looks at it, and ends those too large or too slow."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(MAX_BODY_SECONDS):
+                body = await _body(scope, receive)
+        except TimeoutError:
+            await _answer(
+                OpenAIError(408, f"The body took more than {MAX_BODY_SECONDS} s."), scope, receive, send
+            )
+        except OpenAIError as error:
+            await _answer(error, scope, receive, send)
+        else:
+            whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+            async def replay() -> Message:
+                return whole.pop() if whole else await receive()
+
+            await self._app(scope, replay, send)
+
+
+async def _body(scope: Scope, receive: Receive) -> bytes:
+    declared = dict(scope["headers"]).get(b"content-length", b"")
+    _check_size(int(declared) if declared.isdigit() else 0)
+    parts = bytearray()
+    while True:
+        message = await receive()
+        parts += message.get("body", b"")
+        _check_size(len(parts))
+        if not message.get("more_body", False):
+            return bytes(parts)
+
+
+def _check_size(number: int) -> None:
+    if number > MAX_BODY_BYTES:
+        raise OpenAIError(413, f"The body is larger than {MAX_BODY_BYTES} bytes: send less.")
+
+
+async def _answer(error: OpenAIError, scope: Scope, receive: Receive, send: Send) -> None:
+    # What is left of the body is not read: the connection ends.
+    response = JSONResponse(error.body(), status_code=error.status, headers={"connection": "close"})
+    await response(scope, receive, send)
+
+
+http = FastAPI(title="Troupe policy server")
+http.add_middleware(BodyLimit)
+
+
+@http.exception_handler(TroupeError)
+async def _error(_: Request, error: Exception) -> JSONResponse:
+    status, body = error_body(error)
+    return JSONResponse(body, status_code=status)
+
+
+@http.exception_handler(RequestValidationError)
+async def _validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
+    return await _error(request, OpenAIError.from_validation(error.errors()))
+
+
+@http.exception_handler(HTTPException)
+async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
+    """Unknown addresses and methods, and bodies that cannot be read."""
+    return await _error(request, OpenAIError(error.status_code, f"{error.detail}."))
+
+
+@http.exception_handler(Exception)
+async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+    """Clients expect the form of an error here too; Starlette writes the traceback to the log."""
+    return await _error(request, error)
+
+
+async def respond(parts: AsyncGenerator[dict[str, Any], None], stream: bool | None) -> Response:
+    """One JSON body, or server-sent events, with the policy's version in a header.
+
+    Errors before the first part become an HTTP status.
+    """
+    first = await anext(parts)
+    headers = {"x-policy-version": str(first["policy_version"])}
+    if stream:
+        return _EventStream(first, parts, headers)
+    await parts.aclose()
+    return JSONResponse(first, headers=headers)
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events. Requests of clients that have disconnected are aborted."""
+
+    def __init__(
+        self, first: dict[str, Any], rest: AsyncGenerator[dict[str, Any], None], headers: dict[str, str]
+    ) -> None:
+        super().__init__(_events(first, rest), headers=headers, media_type="text/event-stream")
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._rest):
+            await super().__call__(scope, receive, send)
+
+
+async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+    yield _event(first)
+    try:
+        async for part in rest:
+            yield _event(part)
+    except TroupeError as error:  # the status is sent already: OpenAI clients look for an error in the events
+        yield _event(error_body(error)[1])
+        return
+    yield "data: [DONE]\n\n"
+
+
+def _event(part: dict[str, Any]) -> str:
+    return f"data: {json.dumps(part)}\n\n"
+
+
+def prometheus_text(version: int, stats: EngineStats) -> str:
+    """The body of ``GET /metrics``, in Prometheus' text format."""
+    values = {
+        "troupe_policy_version gauge": version,
+        "troupe_running_requests gauge": stats.num_running,
+        "troupe_sampled_tokens_total counter": stats.num_tokens,
+        "troupe_aborted_tokens_total counter": stats.num_aborted_tokens,
+        "troupe_engine_seconds_total counter": stats.seconds,
+        "troupe_engine_busy_seconds_total counter": stats.busy_seconds,
+    }
+    lines = (f"# TYPE {name}\n{name.split()[0]} {value}" for name, value in values.items())
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,16 @@
+"""Limits of what one HTTP request may ask for: checked before anything long is computed.
+
+A replica answers strangers in the process that steps the engine, so whatever is long or quadratic would hold
+rollouts up too.
+"""
+
+from __future__ import annotations
+
+MAX_BODY_BYTES = 4 * 2**20
+MAX_BODY_SECONDS = 30.0
+MAX_MESSAGES = 2000
+MAX_CHOICES = 128
+"""Prompts times choices of each."""
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+"""A stop string is searched for at the end of every piece of a stream, in all of its beginnings."""
