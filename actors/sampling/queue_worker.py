@@ -98,6 +98,10 @@ class QueueWorker:
         except SamplerError:  # the engine has failed: run() raises it
             self._news.set()
             return
+        except Exception as error:  # noqa: BLE001  # an engine of anybody's own: whoever asked has to hear of it
+            answer = SamplerError(
+                f"{type(self._engine).__name__} has failed at this request: {type(error).__name__}: {error}"
+            )
         del self._running[ticket]
         self._answers.append((ticket, answer))
         self._news.set()

@@ -135,9 +135,11 @@ class VLLMEngine(Engine):
         request_id = str(next(self._ids))
         outputs: asyncio.Queue[TokenOutput | BaseException] = asyncio.Queue()
         self._outputs[request_id] = outputs
-        running = _Running(
-            list(prompt_ids), _vllm_params(params, room, in_pieces), self._adapters[params.adapter]
-        )
+        try:
+            vllm_params = _vllm_params(params, room, in_pieces)
+        except ValueError as error:
+            raise ConfigError(f"vLLM rejects the sampling parameters: {error}") from error
+        running = _Running(list(prompt_ids), vllm_params, self._adapters[params.adapter])
         finished = False
 
         def add() -> None:

@@ -19,7 +19,7 @@ from policies.sampler import EngineStats, SamplingParams, TokenOutput, TokenRequ
 
 
 class EchoEngine(Engine):
-    """Says the prompt when it is told to. A prompt of 0 is too long; one of 13 breaks the engine.
+    """Says the prompt when it is told to. A prompt of 0 is too long, one of 12 raises; one of 13 breaks it.
 
     ``logprob`` is that of each token.
     """
@@ -43,6 +43,8 @@ class EchoEngine(Engine):
             raise
         if prompt_ids[0] == 0:
             raise PromptTooLongError("It is too long.")
+        if prompt_ids[0] == 12:
+            raise ZeroDivisionError("Twelve cannot be said.")
         if prompt_ids[0] == 13:
             self._broken = True
             self.check_alive()
@@ -90,6 +92,18 @@ def test_requests_of_all_kinds_are_answered() -> None:
                 (index,) for index in range(1, 8)
             ]
         assert queue.status().replicas["a"].engine.num_tokens == 42
+        link.cancel()
+
+    run(test())
+
+
+def test_whatever_an_engine_raises_is_the_answer_to_its_request_alone() -> None:
+    async def test() -> None:
+        queue = RequestQueue("policy")
+        link = asyncio.create_task(QueueWorker("a", EchoEngine(), queue.poll, nothing_new).run())
+        with pytest.raises(SamplerError, match=r"EchoEngine has failed .*: ZeroDivisionError: Twelve"):
+            await queue.sample(request(12))
+        assert (await queue.sample(request(2))).token_ids == (2,)
         link.cancel()
 
     run(test())

@@ -1,0 +1,35 @@
+"""What a Ray error says of a process that has died: who it was, where it ran, and why."""
+
+from __future__ import annotations
+
+import re
+
+from ray.exceptions import RayError
+
+FULL = re.compile(r"Memory on the node \(IP: (\S+), .*?\) was (\S+) used / (\S+) limit")
+KILLED = re.compile(r"Selected to kill: \(.*?task name=(\w+).*?pid=(\d+), actual memory used=([\d.]+)\s?GB")
+FIELD = re.compile(r"^\s*(class_name|pid|ip): *(\S+)$", re.MULTILINE)
+PLACE = (("pid", "process"), ("ip", "on node"))
+DETAIL = re.compile(r"Worker exit detail: (.+?)\.?$", re.MULTILINE)
+REASON = re.compile(r"^The actor is dead because (.+?)\.?$", re.MULTILINE)
+
+
+def told(error: RayError) -> str:
+    """One sentence on the process whose death ``error`` reports, and for a full memory one on the remedy."""
+    text = str(error)
+    if full := FULL.search(text):
+        node, used, limit = full.groups()
+        killed = "; ".join(f"{name} (process {pid}, {size} GB)" for name, pid, size in KILLED.findall(text))
+        return (
+            f"The memory of node {node} was full ({used} of {limit}), and Ray has killed a process there: "
+            f"{killed or 'its name is in the logs of Ray'}. Lower learner.micro_batch_tokens, "
+            "fleet.num_actors or server.num_replicas, or let the run have a larger machine."
+        )
+    fields = dict(FIELD.findall(text))
+    who = fields.get("class_name", "A Ray actor")
+    where = " ".join(f"{word} {fields[name]}" for name, word in PLACE if name in fields)
+    reason = REASON.search(text)
+    because = reason.group(1).split(" Owner Id:")[0].strip(" .") if reason else "its process has ended"
+    if detail := DETAIL.search(text):
+        because += f" ({detail.group(1)})"
+    return f"{who}{f' ({where})' if where else ''} has died: {because}."
