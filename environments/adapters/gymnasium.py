@@ -39,8 +39,8 @@ class GymnasiumEnvironment(BaseEnv):
 
     ``describe`` makes the text for the model; without it, this is the environment's own ``ansi`` picture if
     it can draw one, with its colours as words (``[blue Y]``: say in ``instructions`` which is whose), else
-    the values of the observation, such as a mission's text. The first observation also holds
-    ``instructions`` and, for a discrete space, the names of the actions.
+    the values of the observation, such as a mission's text; MiniGrid's numbers are told as objects. The
+    first observation also holds ``instructions`` and, for a discrete space, the names of the actions.
 
     ``parse`` reads the action; without it, an action is the last ``\\boxed{...}`` or code block that is a
     name of ``action_names`` or a number, or else the last such name (without names: number) in the text.

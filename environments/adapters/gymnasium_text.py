@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from environments.adapters import foreign
+from environments.adapters.minigrid import view_in_words
 
 _CODE = re.compile(r"\x1b\[([\d;]*)m")
 """A terminal's code for the colour of the text behind it."""
@@ -14,7 +15,12 @@ _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white
 
 def described(observation: Any, env: Any) -> str:
     """The environment's own picture, where it was made with ``render_mode="ansi"``, else the observation."""
-    return picture_in_words(str(env.render())) if env.render_mode == "ansi" else in_words(observation)
+    if env.render_mode == "ansi":
+        return picture_in_words(str(env.render()))
+    is_of_minigrid = type(env.unwrapped).__module__.startswith("minigrid.")
+    if is_of_minigrid and env.observation_space == env.unwrapped.observation_space:  # no wrapper changes it
+        return view_in_words(observation)
+    return in_words(observation)
 
 
 def picture_in_words(picture: str) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import string
 import sys
 from collections import deque
 
@@ -216,7 +217,7 @@ class Mission(gymnasium.Env):
         {
             "image": gymnasium.spaces.Box(0, 255, (2, 2, 3), numpy.uint8),
             "direction": gymnasium.spaces.Discrete(4),
-            "mission": gymnasium.spaces.Text(100),
+            "mission": gymnasium.spaces.Text(100, charset=string.ascii_lowercase + " "),
         }
     )
     action_space = gymnasium.spaces.Discrete(2)
