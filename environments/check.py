@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from environments.base import ActorNeeds, BaseEnv
 from environments.contract import (
@@ -29,7 +29,7 @@ from environments.contract import (
     short,
     step_faults,
 )
-from environments.errors import EnvironmentFailure
+from environments.errors import ConfigError, EnvironmentFailure
 
 ANY_TEXTS = ("", "0", "I think that it is \\boxed{7}.")
 """Actions that need no knowledge of the environment."""
@@ -104,6 +104,7 @@ def check_environment(
     env_args: dict[str, Any] | None = None,
     actions: Sequence[Any] = ANY_TEXTS,
     timeout_seconds: float = 10.0,
+    reset_timeout_seconds: float = 60.0,
 ) -> Report:
     """Use an environment as rollouts do, and report its faults.
 
@@ -118,10 +119,12 @@ def check_environment(
         env_args: arguments that are added to the task, as for ``AgentTrainer``.
         actions: examples of actions. An environment has to survive any text, unless it has an agent of
             its own that turns texts into other actions.
-        timeout_seconds: limit of each call. A call that takes longer is reported; its thread cannot be
-            ended and lasts as long as the call does, or the program.
+        timeout_seconds: limit of every other call than ``reset``. A call that takes longer is reported; its
+            thread cannot be ended and lasts as long as the call does, or the program.
+        reset_timeout_seconds: limit of ``reset``, in which environments start servers and emulators.
     """
-    check = _Check(env_class, task, env_args or {}, actions, timeout_seconds)
+    limits = _Limits(timeout_seconds, reset_timeout_seconds)
+    check = _Check(env_class, task, env_args or {}, actions, limits)
     with suppress(_Failed, _GiveUp):
         check.run()
     return check.report
@@ -139,15 +142,22 @@ class _NoSecondReset(_Failed):
     """The environment plays one episode only, and the report says so."""
 
 
+class _Limits(NamedTuple):
+    """Seconds that a call may take, by the arguments of ``check_environment``."""
+
+    timeout_seconds: float
+    reset_timeout_seconds: float
+
+
 class _Caller:
     """Runs foreign calls one by one in a thread of their own, since an environment may depend on that.
 
     ``call`` waits no longer than the limit, and reports the exception of the call.
     """
 
-    def __init__(self, report: Report, timeout_seconds: float) -> None:
+    def __init__(self, report: Report, limits: _Limits) -> None:
         self.report = report
-        self._timeout_seconds = timeout_seconds
+        self._limits = limits
         self._stuck = False
         self._jobs: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._results: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
@@ -159,26 +169,31 @@ class _Caller:
         function: Callable[[], Any],
         hint: str = "",
         note: Callable[[str], None] | None = None,
+        limit: str = "timeout_seconds",
     ) -> Any:
         """Return the value of ``function``; after its exception raise _Failed, after a hang _GiveUp.
 
-        An exception is reported as an error, or by ``note``, with ``hint`` below.
+        An exception is reported as an error, or by ``note``, with ``hint`` below, unless it is a ConfigError,
+        which says itself what to do. ``limit`` names the time limit of the call.
         """
+        seconds = self._limits._asdict()[limit]
         if self._stuck:
             raise _GiveUp
         self._jobs.put(function)
         try:
-            value, error = self._results.get(timeout=self._timeout_seconds)
+            value, error = self._results.get(timeout=seconds)
         except Empty:
             self._stuck = True
             self.report.error(
-                f"{name} has not returned within {self._timeout_seconds:g} s. Give everything that it waits "
-                "for a time limit, or raise timeout_seconds if it is only slow."
+                f"{name} has not returned within {seconds:g} s. Give everything that it waits for a time "
+                f"limit, or raise {limit} if it is only slow."
             )
             raise _GiveUp from None
         if error is not None:
             if isinstance(error, ValueError) and "only works in main thread" in str(error):
                 note, hint = self.report.warn, SIGNAL_HINT
+            if isinstance(error, ConfigError):
+                hint = ""
             note = note or self.report.error
             note("\n".join(filter(None, [f"{name} raised {_described(error)}", hint])))
             raise _Failed
@@ -236,7 +251,7 @@ class _Probe:
         if again:
             name, hint, note = "A second reset()", SECOND_RESET_HINT, self._report.warn
         try:
-            result = self._caller.call(name, self._env.reset, hint, note)
+            result = self._caller.call(name, self._env.reset, hint, note, limit="reset_timeout_seconds")
         except _Failed:
             raise (_NoSecondReset if again else _Failed) from None
         self._refuse(reset_faults(result))
@@ -272,11 +287,11 @@ class _Check:
         task: dict[str, Any],
         env_args: dict[str, Any],
         actions: Sequence[Any],
-        timeout_seconds: float,
+        limits: _Limits,
     ) -> None:
         self.report = Report(env_class.__name__ if isinstance(env_class, type) else repr(env_class))
         self._env_class, self._task, self._env_args = env_class, task, env_args
-        self._actions, self._timeout_seconds = actions, timeout_seconds
+        self._actions, self._limits = actions, limits
 
     def run(self) -> None:
         self._check_class()
@@ -312,7 +327,7 @@ class _Check:
         parts = {"the class": self._env_class, "the task": self._task}
         parts |= {f"env_args[{key!r}]": value for key, value in self._env_args.items()}
         for name, part in parts.items():
-            with suppress(_Failed), _Caller(self.report, self._timeout_seconds) as caller:
+            with suppress(_Failed), _Caller(self.report, self._limits) as caller:
                 caller.call(f"Pickling {name}", partial(_pickle, part), PICKLE_HINT)
 
     def _check_from_dict(self) -> None:
@@ -362,7 +377,7 @@ class _Check:
     def _environment(self, info: dict[str, Any] | None = None) -> Iterator[_Probe]:
         """Make an environment; at the end, close it."""
         info = self._info() if info is None else info
-        with _Caller(self.report, self._timeout_seconds) as caller:
+        with _Caller(self.report, self._limits) as caller:
             hint = FROM_DICT_HINT.format(keys=", ".join(info))
             env = caller.call("from_dict(info)", lambda: self._env_class.from_dict(info), hint)
             if not isinstance(env, BaseEnv):

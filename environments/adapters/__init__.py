@@ -26,8 +26,8 @@ def foreign(module: str, package: str) -> Any:
         ) from error
 
 
-def unknown(kind: str, name: object, known: Iterable[str]) -> ConfigError:
-    """The error for a ``name`` that a library does not know, with those that look like it."""
+def unknown(kind: str, name: object, known: Iterable[str], more: str = "") -> ConfigError:
+    """The error for a ``name`` that a library does not know, with those that look like it, and ``more``."""
     near = get_close_matches(str(name), list(known), n=3)
     guess = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    return ConfigError(f"There is no {kind} {name!r}.{guess}")
+    return ConfigError(f"There is no {kind} {name!r}.{guess}{more}")

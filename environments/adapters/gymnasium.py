@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 from environments.adapters import foreign, unknown
+from environments.adapters.gymnasium_text import described
 from environments.base import BaseEnv, split_info
 from environments.errors import ConfigError, EnvironmentFailure
 from environments.rewards.math import last_boxed
@@ -24,6 +25,9 @@ Reach the goal without falling into a hole."""
 SLIPPERY = "The ice is slippery: you may slide to the left or right of where you want to go."
 _TRIMMINGS = " \t\n.,;:!?\"'`*$"
 """Characters around a name that mean nothing."""
+_OTHER_PACKAGES = (
+    " An environment of another package is named together with its module: minigrid:MiniGrid-Empty-5x5-v0."
+)
 _MAX_MAPS = 1000
 """How many maps are drawn in search of one with a way to the goal."""
 
@@ -31,8 +35,11 @@ _MAX_MAPS = 1000
 class GymnasiumEnvironment(BaseEnv):
     """Any environment that is registered with Gymnasium and whose action space is discrete or text.
 
+    ``env_id`` of another package begins with its module: ``minigrid:MiniGrid-Empty-5x5-v0``.
+
     ``describe`` makes the text for the model; without it, this is the environment's own ``ansi`` picture if
-    it can draw one (coloured parts stand in brackets), else the observation as Python prints it. The
+    it can draw one, with its colours as words (``[blue Y]``: say in ``instructions`` which is whose), else
+    the values of the observation, such as a mission's text; MiniGrid's numbers are told as objects. The
     first observation also holds ``instructions`` and, for a discrete space, the names of the actions.
 
     ``parse`` reads the action; without it, an action is the last ``\\boxed{...}`` or code block that is a
@@ -63,7 +70,7 @@ class GymnasiumEnvironment(BaseEnv):
         self.max_steps = max_steps
         self._seed = seed
         self._env = _make(env_id, make_args or {}, pictures=describe is None)
-        self._describe = describe or _described
+        self._describe = describe or described
         self._space = _readable_space(self._env, env_id, parse)
         self._names = _names(self._space, action_names)
         self._parse = parse or self._read_action
@@ -176,7 +183,7 @@ def _make(env_id: str, make_args: dict[str, Any], pictures: bool) -> Any:
         env.close()
         return gymnasium.make(env_id, **make_args, render_mode="ansi")
     except gymnasium.error.UnregisteredEnv as error:
-        raise unknown("Gymnasium environment", env_id, gymnasium.registry) from error
+        raise unknown("Gymnasium environment", env_id, gymnasium.registry, _OTHER_PACKAGES) from error
     except (gymnasium.error.Error, ImportError, TypeError) as error:
         raise ConfigError(f"Gymnasium cannot make {env_id!r} with {make_args}: {error}") from error
 
@@ -201,12 +208,6 @@ def _names(space: Any, action_names: Sequence[str] | None) -> list[str]:
     if len(action_names) != count:
         raise ConfigError(f"action_names={list(action_names)}, but the environment has {count} actions.")
     return list(action_names)
-
-
-def _described(observation: Any, env: Any) -> str:
-    if env.render_mode != "ansi":
-        return str(observation)
-    return re.sub(r"\x1b\[[\d;]*m(.*?)\x1b\[0m", r"[\1]", str(env.render()), flags=re.DOTALL)
 
 
 def _plain(value: Any) -> Any:

@@ -7,14 +7,17 @@ import functools
 import json
 import logging
 import math
+import os
 import pickle
 from typing import Any, Self
 
 from environments.adapters import foreign, unknown
+from environments.adapters.reasoning_gym_answers import is_data
 from environments.base import BaseEnv, split_info
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, DatasetError, EnvironmentFailure
 from environments.rewards.math import last_boxed
+from environments.sandbox.child import die_with_parent
 from environments.sandbox.grader import Grader, GradingError
 
 logger = logging.getLogger(__name__)
@@ -22,6 +25,10 @@ logger = logging.getLogger(__name__)
 TIME_LIMIT_SECONDS = 10.0
 """For one verdict; an answer that takes longer, such as 9**9**9**9, is wrong."""
 _SETUP_SECONDS = 120.0  # for a dataset in the verifier's process; most take none
+_NO_DATA = (
+    "The answer has not the form that the question asks for. The verifier, which would run it as a program, "
+    "was given an empty answer instead."
+)
 
 _KEYS = ("name", "seed", "size", "index", "config", "question")
 
@@ -35,9 +42,11 @@ class ReasoningGymEnvironment(BaseEnv):
     answer that the verifier fails on, or needs more than ``TIME_LIMIT_SECONDS`` for, is worth 0; info then
     says so as ``error``.
 
-    Some verifiers evaluate the answer as Python. They run in a process of their own, where the kernel allows
-    it without network, other processes and files that it can write (else a warning says so). An answer
-    that is evaluated there could still forge its reward: look at rewards that seem too good.
+    Some verifiers evaluate the answer as Python: those of ``reasoning_gym_answers.EVALUATED``. They are only
+    given answers that are data, such as ``3*(7 - 2)``, ``x**2 + C`` or ``[1, 2]``, so nothing that a model
+    wrote is run. Any other answer is worth what the verifier gives for an empty one. Every verdict is made in
+    a process of its own, where the kernel allows it without network, other processes and files that it can
+    write. A dataset that you register yourself, and whose verifier evaluates answers, belongs there too.
 
     Explain the form of answers in the agent's system prompt. ``question`` is checked if it is given:
     another version of the library may generate another one.
@@ -71,10 +80,12 @@ class ReasoningGymEnvironment(BaseEnv):
         answer = answer_in(str(action))
         info = {"answer": answer, "expected": self._entry["answer"]}
         try:
-            reward = self._score(answer)
+            reward, was_data = self._score(answer)
         except GradingError as error:
             logger.warning("The verifier of %s fails on %r: %s", self._name, answer, error)
             return {}, 0.0, True, {**info, "error": str(error)}
+        if not was_data:
+            info["error"] = _NO_DATA
         if not math.isfinite(reward):
             raise EnvironmentFailure(f"The verifier of {self._name} gave {reward} for {answer!r}.")
         return {}, reward, True, info
@@ -87,19 +98,18 @@ class ReasoningGymEnvironment(BaseEnv):
             raise ConfigError(f"The task has no 'name' (its keys: {', '.join(sorted(info))}): add one.")
         return cls(**arguments)
 
-    def _score(self, answer: str) -> float:
+    def _score(self, answer: str) -> tuple[float, bool]:
+        """The reward, and whether the verifier was given the answer: see ``score``."""
         try:  # apart from the verdict, whose time is the model's fault
             _grader.call(self._dataset, time_limit_seconds=_SETUP_SECONDS)
         except GradingError as error:
-            _grader.close()  # an earlier answer may have left it in a bad state
             raise EnvironmentFailure(f"The verifier of {self._name} cannot be set up: {error}") from error
-        entry = base64.b64encode(
-            pickle.dumps(self._entry)
-        ).decode()  # it may hold values that JSON does not know
+        # Pickled, since it may hold values that JSON does not know.
+        entry = base64.b64encode(pickle.dumps(self._entry)).decode()
         verdict = _grader.call(self._dataset, entry, answer, time_limit_seconds=TIME_LIMIT_SECONDS)
-        if not isinstance(verdict, float):  # not score's, but something that the answer has written
-            raise GradingError(f"got {verdict!r:.100} for a verdict.")
-        return verdict
+        if "error" in verdict:
+            raise GradingError(verdict["error"])
+        return verdict["reward"], verdict["was_data"]
 
 
 def reasoning_gym_tasks(name: str, num_tasks: int, seed: int = 0, **config: Any) -> Dataset:
@@ -136,16 +146,47 @@ def _dataset(name: str, seed: int, size: int, config: str) -> Any:
         raise ConfigError(f"A reasoning-gym dataset of size={size} has no task: use 1 and above.")
     try:
         return factory.create_dataset(name, seed=seed, size=size, **json.loads(config))
-    except (TypeError, ValueError, AssertionError) as error:
+    except (AttributeError, TypeError, ValueError, AssertionError) as error:
         raise ConfigError(f"reasoning-gym's {name!r} does not accept the config {config}: {error}") from error
 
 
-def score(dataset: list[Any], entry: str | None = None, answer: str = "") -> float | None:
-    """The library's verdict on the answer to a pickled entry; without one, only set up its dataset."""
+def score(dataset: list[Any], entry: str | None = None, answer: str = "") -> dict[str, Any] | None:
+    """The library's verdict on the answer to a pickled entry, made in a fork of the grader's process.
+
+    Whatever a verifier changes ends with the fork: the next verdict finds the dataset as it was set up.
+    Without an entry, only set up the dataset.
+
+    Returns:
+        ``{"reward": float, "was_data": bool}``, where ``was_data`` says whether the verifier was given the
+        answer, or ``{"error": str}``.
+    """
     verifier = _dataset(*dataset)
     if entry is None:
         return None
-    return float(verifier.score_answer(answer=answer, entry=pickle.loads(base64.b64decode(entry))))
+    parent = os.getpid()
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            die_with_parent(parent)
+            os.write(writing, json.dumps(_verdict(verifier, dataset[0], entry, answer)).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        verdict = pipe.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    return json.loads(verdict) if verdict else {"error": f"the process of the verdict ended with {status}."}
+
+
+def _verdict(verifier: Any, name: str, pickled: str, answer: str) -> dict[str, Any]:
+    entry = pickle.loads(base64.b64decode(pickled))
+    was_data = is_data(name, answer, entry)
+    try:
+        reward = float(verifier.score_answer(answer=answer if was_data else "", entry=entry))
+    except Exception as error:  # noqa: BLE001  (the other process reports it)
+        return {"error": f"the verifier raised {type(error).__name__}: {error}"}
+    return {"reward": reward, "was_data": was_data}
 
 
 _grader = Grader(

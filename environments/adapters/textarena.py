@@ -15,6 +15,8 @@ from environments.errors import ConfigError, EnvironmentFailure
 Opponent = Callable[[str], str]
 """``opponent(observation)``: the answer of the other player to all that it has seen of the game."""
 
+Result = tuple[str, float, bool, dict[str, Any]]
+"""Observation, reward, done and info."""
 _WORD_LISTS: dict[str, set[str]] = {}
 """The word lists that each game has asked NLTK for, mostly when its module is imported: once in a process."""
 _MAX_OPPONENT_MOVES = 100
@@ -32,6 +34,9 @@ class TextArenaEnvironment(BaseEnv):
     done this way, and not by letting the agent play both sides in one trajectory, because one side
     wins what the other loses: one reward for both would teach the loser's moves, and their sum nothing.
     Vary ``player`` from task to task, so that the policy learns both sides.
+
+    Where the opponent begins and loses at once, the first observation says so, and any action ends the
+    episode with the reward of that game.
 
     A task without a ``seed`` gets that of its rollout, which makes another game of each attempt. TextArena
     draws from Python's global generator. ``game_args`` are for the game's constructor.
@@ -61,6 +66,7 @@ class TextArenaEnvironment(BaseEnv):
         self._game_args = game_args or {}
         self._shown = ""
         self._done = True
+        self._early_ending: Result | None = None
         self._fresh_game: Any = _make(env_id, self._game_args)  # already here, so that errors are early
         self._game: Any = None
 
@@ -77,16 +83,21 @@ class TextArenaEnvironment(BaseEnv):
                     f"{self._env_id} is no game for {self._num_players}: {error}. "
                     "Give an opponent to a game for two, and none to a game for one."
                 ) from error
-        self._shown, self._done = "", False
-        observation, _, done, info = self._play_on(done=False)
+        self._shown = ""
+        observation, reward, done, info = self._play_on(done=False)
+        self._early_ending = (observation, reward, done, info) if done else None
+        self._done = False
         if done:
-            raise EnvironmentFailure(f"{self._env_id} ended before player {self.player} had a turn: {info}.")
+            observation = f"{self._env_id} ended before your first turn: {observation} Answer anything."
         return {"question": observation}, {}
 
     def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
         """Make the agent's move and then the opponent's. At the end, info holds all ``rewards`` and why."""
         if self._done:
             raise EnvironmentFailure(f"{self._env_id} is over or not begun: call reset() first.")
+        if self._early_ending is not None:
+            self._done = True
+            return self._early_ending
         done, _ = self._game.step(str(action))
         return self._play_on(done)
 

@@ -10,14 +10,20 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+from types import ModuleType
 from typing import Any, Self
 
 from environments.adapters import foreign
 from environments.adapters.verifiers_episode import AgentAsModel, ModelCall, play
 from environments.base import BaseEnv, split_info
 from environments.data.datasets import Dataset
-from environments.errors import AgentError, ConfigError, DatasetError, EnvironmentFailure
+from environments.errors import AgentError, ConfigError, DatasetError, EnvironmentFailure, TroupeError
 from environments.types import Message
+
+_OLD_API = (
+    " This package seems to be written for the API before verifiers 0.4 (import verifiers as vf, and a "
+    "function load_environment), which is gone: install a version of the package for verifiers.v1."
+)
 
 
 class VerifiersEnvironment(BaseEnv):
@@ -31,11 +37,15 @@ class VerifiersEnvironment(BaseEnv):
     shape, for ``MessagesAgent``; its ``"question"`` is the text that is new in it, for agents that read
     only this. An action is the answer: an assistant message, or its text.
 
-    The reward comes with the last step: verifiers' own, with an environment of several agents the mean
-    over those that it calls trainable. All seats are played by the agent, except those whose configuration
-    names a ``client``. Runtimes are local subprocesses unless the configuration says otherwise.
-    ``timeout_seconds`` limits the time between two model calls. Where there is an HTTP proxy, tool
-    servers are only reached with ``NO_PROXY=127.0.0.1``.
+    The reward comes with the last step: verifiers' own, for one seat, and its mean where the environment
+    lets that seat play several times, as best-of-n does. The agent plays all seats, except those whose
+    configuration names a ``client``, and is rewarded for the one that verifiers calls trainable. Where it
+    would be several, as in a game against itself, ``reset`` raises a ConfigError: one side wins what the
+    other loses, and a trajectory has one reward. Give the others a client; change seats from task to task.
+
+    Runtimes are local subprocesses unless the configuration says otherwise. ``timeout_seconds`` limits the
+    time between two model calls. Where there is an HTTP proxy, tool servers are only reached with
+    ``NO_PROXY=127.0.0.1``.
     """
 
     def __init__(
@@ -110,7 +120,7 @@ class VerifiersEnvironment(BaseEnv):
                 self._call = calling.result()
                 return _observation(self._call), 0.0, False, {}
             if self._episode.done():
-                return _ending(self._episode.result())
+                return _ending(_result(self._episode))
         finally:
             calling.cancel()
         raise EnvironmentFailure(
@@ -163,6 +173,23 @@ def _observation(call: ModelCall) -> dict[str, Any]:
     return {"messages": messages, "tools": call.body.get("tools", []), "question": news}
 
 
+def _result(episode: asyncio.Task[Any]) -> Any:
+    """The finished episode; an exception of the environment becomes an EnvironmentFailure."""
+    try:
+        return episode.result()
+    except TroupeError:
+        raise
+    except Exception as error:
+        raise EnvironmentFailure(f"The verifiers episode failed: {_described(error)}") from error
+
+
+def _described(error: BaseException) -> str:
+    """The exception, or the first of a group: seats that play side by side fail in one."""
+    if isinstance(error, BaseExceptionGroup):
+        return _described(error.exceptions[0])
+    return f"{type(error).__name__}: {error}"
+
+
 def _ending(episode: Any) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
     played = [trace for trace in episode.traces if trace.agent.trainable]
     if not played:
@@ -210,12 +237,25 @@ def _world(config: str) -> tuple[Any, Any]:
             name: seat.model_copy(
                 update={
                     **({} if "runtime" in seat.model_fields_set else {"runtime": vf.SubprocessConfig()}),
-                    **({} if seat.client is not None else {"harness": chat}),
+                    **({} if seat.client is not None and seat.harness is not None else {"harness": chat}),
                 }
             )
             for name, seat in agents.agent_config_fields(settings).items()
         }
         world = vf.load_environment(settings.model_copy(update=ours))
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"verifiers cannot load the environment {config}: {error}") from error
+        hint = _OLD_API if _is_of_old_api(error) else ""
+        raise ConfigError(f"verifiers cannot load the environment {config}: {error}{hint}") from error
     return world, type(world.taskset).task_type()
+
+
+def _is_of_old_api(error: BaseException | None) -> bool:
+    """Whether a package looks for something in ``verifiers`` itself, or exports nothing to its loader."""
+    match error:
+        case None:
+            return False
+        case AttributeError(obj=ModuleType(__name__="verifiers")):
+            return True
+        case ImportError(name=str(name)) if name.partition(".")[0] == "verifiers":
+            return True
+    return "defines no `__all__`" in str(error) or _is_of_old_api(error.__cause__)

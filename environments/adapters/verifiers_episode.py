@@ -2,9 +2,9 @@
 
 verifiers calls a model through a chain: a seat has a harness, a program that converses; the
 harness calls an endpoint on this machine, the interception, which records, checks limits and asks a
-client. Two of them are replaced. The client is ``AgentAsModel``. The harness is the chat loop of
-verifiers' ``null`` harness (prompt, model, tools, model, ...) inside this process, because verifiers'
-harnesses are scripts that ``uv`` installs from the network.
+client. Two of them are replaced. The client is ``AgentAsModel``, except in a seat whose configuration names
+one. The harness is the chat loop of verifiers' ``null`` harness (prompt, model, tools, model, ...) inside
+this process, because verifiers' harnesses are scripts that ``uv`` installs from the network.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from environments.adapters import foreign
+from environments.errors import ConfigError
 from environments.tools.base import INVALID_TOOL_CALL
 from environments.types import Message
 
@@ -78,7 +79,11 @@ class AgentInterception:
 
 
 async def play(world: Any, task: Any, model: AgentAsModel) -> Any:
-    """Run one episode and return it; verifiers' ``Env.run_episode``, but with agents of ours in the seats."""
+    """Run one episode and return it; verifiers' ``Env.run_episode``, but with agents of ours in the seats.
+
+    Raises:
+        ConfigError: our agent would play several seats that are rewarded.
+    """
     vf = foreign("verifiers.v1", "verifiers")
     interception = foreign("verifiers.v1.interception", "verifiers")
     record = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
@@ -91,11 +96,25 @@ async def play(world: Any, task: Any, model: AgentAsModel) -> Any:
             try:
                 await world.start()
                 await world.setup(agents)
+                _check_seats(world.config, agents)
                 await world.run(task, agents)
             finally:
                 await world.stop()
     await world.finalize(task, episode)
     return episode
+
+
+def _check_seats(config: Any, agents: Any) -> None:
+    """Our agent plays at most one rewarded seat: in a game for two, the mean of both rewards says nothing."""
+    fields = foreign("verifiers.v1.configs.agent", "verifiers").agent_config_fields(config)
+    rewarded = [name for name in fields if getattr(agents, name).is_rewarded]
+    if len(rewarded) > 1:
+        client = {"type": "eval", "base_url": "http://localhost:8000/v1"}
+        raise ConfigError(
+            f"The agent would play {' and '.join(rewarded)} of the verifiers environment {config.env_id!r}, "
+            "but can be rewarded for one seat alone. Give the others a client in the task's config, such as "
+            f"the policy itself: {json.dumps({rewarded[-1]: {'client': client}})} and server.http_port=8000."
+        )
 
 
 def _seat_maker(
@@ -106,12 +125,17 @@ def _seat_maker(
 
     class Seat(vf.Agent):  # type: ignore[name-defined]  # a class of verifiers, so it can only be made here
         def __init__(self, name: str, config: Any) -> None:
-            ours = config.client is None
+            self._ours = config.client is None
             config = config if config.model is not None else config.model_copy(update={"model": MODEL})
-            super().__init__(config, interception=interception if ours else None)
+            super().__init__(config, interception=interception if self._ours else None)
             self.name = name
-            if ours:
+            if self.config.harness.id == "null":
                 self.harness = _chat_loop(self.config.harness)
+
+        @property
+        def is_rewarded(self) -> bool:
+            """Whether our agent plays this seat, and the environment wants it trained."""
+            return self._ours and bool(self.trainable)
 
         async def run(self, task: Any, **options: Any) -> Any:
             trace = await super().run(task, **self._completed(task, options))
@@ -126,7 +150,7 @@ def _seat_maker(
 
         def _completed(self, task: Any, options: dict[str, Any]) -> dict[str, Any]:
             def stamp(trace: Any) -> None:
-                trace.agent.name, trace.agent.trainable = self.name, self.trainable
+                trace.agent.name, trace.agent.trainable = self.name, self.is_rewarded
                 if options.get("on_trace"):
                     options["on_trace"](trace)
 

@@ -209,10 +209,12 @@ def _splits(name: str) -> list[str]:
 
 
 def _checked(kind: str, name: str) -> str:
-    # No dot in front: that is how "..", and our own unfinished files, begin.
-    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
+    # No dot in front: that is how "..", and our own unfinished files, begin. Those have longer names than
+    # the splits, and no file's may be longer than 255.
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}", name):
         raise DatasetError(
-            f"{name!r} cannot name a {kind}: use letters, digits, '_', '-' and '.', with no '.' in front."
+            f"{name!r:.100} cannot name a {kind}: use 1 to 200 letters, digits, '_', '-' and '.', with no "
+            "'.' in front."
         )
     return name
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pkgutil import resolve_name
 
 from environments.errors import ConfigError
-from environments.tools.base import Tool, ToolCall, ToolOutput
+from environments.tools.base import Tool, ToolCall, ToolOutput, openai_schema
 from environments.tools.calculator import CalculatorTool
 from environments.tools.function import FunctionTool, ToolFunction
 from environments.tools.mcp.tool import MCPServer
@@ -104,7 +104,7 @@ def _named(name: str, source: NamedToolSource) -> Tool:
     takes_name = "name" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     tool = source(name=name) if takes_name else source()
     tool.name = name
-    shown = tool.json["function"]["name"]
+    shown = openai_schema(tool.json)["function"]["name"]
     if shown != name:  # the model would call a tool that does not exist
         raise ConfigError(
             f"tool_map calls {source.__name__} {name!r}, but its json says {shown!r}: rename one."

@@ -104,7 +104,7 @@ class Tool:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The tool's schema in the shape of OpenAI's ``tools`` parameter."""
+        """The tool's schema in the shape of OpenAI's ``tools`` parameter, or only the function in it."""
         parameters = inspect.signature(self._implementation).parameters.values()
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         hints = typing.get_type_hints(self._implementation)
@@ -158,6 +158,21 @@ class Tool:
             logger.warning("The tool %r raised on %s %s", self.name, args, kwargs, exc_info=True)
             return ToolOutput(self.name, error=f"{type(error).__name__}: {error}")
         return result
+
+
+def openai_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool's schema as OpenAI's ``tools`` parameter has it, also if it is only the function in it.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    function = schema.get("function", schema) if isinstance(schema, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ConfigError(
+            f"The schema of a tool is {schema!r}: write it as "
+            "{'type': 'function', 'function': {'name': ..., 'description': ..., 'parameters': {...}}}."
+        )
+    return {"type": "function", "function": function}
 
 
 def encodable(text: str) -> str:

@@ -15,10 +15,14 @@ def check_datasets(config: TrainConfig, workload: Workload) -> None:
     """There are tasks to train on, and held-out tasks where an evaluation is asked for.
 
     Raises:
-        DatasetError: there is no task to train on.
+        DatasetError: there is no task to train on, or tasks are not in a Dataset.
         ConfigError: settings about evaluations, and no held-out tasks.
     """
-    if not isinstance(workload.train_dataset, Dataset) or not len(workload.train_dataset):
+    datasets = {"train_dataset": workload.train_dataset, "val_dataset": workload.val_dataset}
+    for name, tasks in datasets.items():
+        if tasks is not None and not isinstance(tasks, Dataset):
+            raise DatasetError(f"{name} is of type {type(tasks).__name__}: pass a Dataset, Dataset(tasks).")
+    if not workload.train_dataset:
         raise DatasetError("The training dataset is empty: pass a Dataset with at least one task.")
     evaluation = config.evaluation
     if workload.val_dataset is None and (

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from environments.errors import ConfigError
 from environments.tool_environment import INVALID_TOOL_CALL
 from environments.tools import ToolCall
-from environments.tools.base import encodable
+from environments.tools.base import encodable, openai_schema
 
 HERMES_PROMPT = """\
 # Tools
@@ -100,7 +100,7 @@ class HermesBriefParser(HermesParser):
     separator = " "
 
     def get_tool_prompt(self, schemas: list[dict[str, Any]]) -> str:
-        return "\n".join(_brief_line(schema["function"]) for schema in schemas)
+        return "\n".join(_brief_line(openai_schema(schema)["function"]) for schema in schemas)
 
 
 class R1Parser:
@@ -110,7 +110,7 @@ class R1Parser:
     tools_in = "system"
     reads_text = True
     _BLOCK = re.compile(r"<｜tool▁call▁begin｜>(.*?)(<｜tool▁call▁end｜>|\Z)", re.DOTALL)
-    _BODY = re.compile(r"\s*function<｜tool▁sep｜>([^\n]+)\n```json\n(.*)\n?```\s*", re.DOTALL)
+    _BODY = re.compile(r"\s*function<｜tool▁sep｜>([^\n]+)\n\s*```json\s(.*)```\s*", re.DOTALL)
 
     def parse(self, text: str) -> list[ToolCall]:
         calls = [self._read(body, bool(end)) for body, end in self._BLOCK.findall(text)]

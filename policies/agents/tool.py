@@ -10,7 +10,7 @@ from typing import Any
 from environments.errors import ConfigError
 from environments.tool_environment import FINISH
 from environments.tools import NamedToolSource, ToolCall, ToolSource, make_tools
-from environments.tools.base import INVALID_TOOL_CALL
+from environments.tools.base import INVALID_TOOL_CALL, openai_schema
 from environments.types import Action, Message, Step, Trajectory
 from policies.agents.base import BaseAgent, split_thought, text_of
 from policies.agents.parsers import ToolParser, get_tool_parser
@@ -54,7 +54,7 @@ class ToolAgent(BaseAgent):
     ) -> None:
         self._parser = get_tool_parser(parser_name)
         self.needs_tool_calls = not self._parser.reads_text
-        schemas = [tool.json for tool in make_tools(tools, tool_map).values()]
+        schemas = [openai_schema(tool.json) for tool in make_tools(tools, tool_map).values()]
         match tools_in or self._parser.tools_in:
             case "system":
                 self._system_message = _system_message(system_prompt, self._parser, schemas)

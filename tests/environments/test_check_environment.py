@@ -19,7 +19,7 @@ from environments import (
     math_reward_fn,
 )
 from environments.check import check_environment
-from environments.errors import EnvironmentFailure
+from environments.errors import ConfigError, EnvironmentFailure
 from environments.text_games import GuessEnvironment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -356,12 +356,40 @@ def test_a_hang_is_told_and_not_waited_for(method):
     FREE.clear()
     env_class = type("Hanging", (Sound,), {method: staticmethod(hang)})
     start = time.monotonic()
-    report = check_environment(env_class, TASK, timeout_seconds=0.5)
+    report = check_environment(env_class, TASK, timeout_seconds=0.5, reset_timeout_seconds=0.5)
     FREE.set()
     assert time.monotonic() - start < 5, "one limit and not one for each call"
     assert len(report.errors) == 1, str(report)
     assert f"{method}(" in report.errors[0]
     assert "has not returned within 0.5 s" in report.errors[0]
+
+
+def test_a_reset_that_starts_something_has_a_longer_limit_of_its_own():
+    class Slow(Sound):
+        def reset(self):
+            time.sleep(0.3)
+            return super().reset()
+
+    assert check_environment(Slow, TASK, timeout_seconds=0.2).ok
+    (error,) = check_environment(Slow, TASK, reset_timeout_seconds=0.1).errors
+    assert "reset() has not returned within 0.1 s" in error
+    assert "raise reset_timeout_seconds" in error
+
+
+def test_an_error_that_says_itself_what_to_do_gets_no_hint():
+    class Unplayable(Sound):
+        @staticmethod
+        def from_dict(info):
+            raise ConfigError("There is no board: run make boards.")
+
+    class Unsteppable(Sound):
+        def step(self, action):
+            raise ConfigError("There is no board: run make boards.")
+
+    for env_class in (Unplayable, Unsteppable):
+        (error, *_) = check_environment(env_class, TASK).errors
+        assert "There is no board: run make boards." in error
+        assert "ignore the rest" not in error and "A model may say anything" not in error
 
 
 HANGING_PROGRAM = """

@@ -217,7 +217,7 @@ def test_an_unknown_dataset_or_split_is_an_error_that_lists_and_guesses():
         DatasetRegistry.get_dataset_splits("gsm")
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a b", ".hidden", "a\n", "ä"])
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a b", ".hidden", "a\n", "ä", "a" * 201])
 def test_names_that_are_no_file_names_are_refused(name, home):
     (home / "x.jsonl").write_text("{}\n")
     for attempt in (
@@ -229,6 +229,10 @@ def test_names_that_are_no_file_names_are_refused(name, home):
     ):
         with pytest.raises(DatasetError, match="cannot name"):
             attempt()
+
+
+def test_the_longest_name_is_that_of_a_file():
+    assert len(DatasetRegistry.register_dataset("d" * 200, rows(1), "s" * 200)) == 1
 
 
 @pytest.mark.parametrize("bad", ["text", {"object": object()}, {("tuple", "key"): 1}])

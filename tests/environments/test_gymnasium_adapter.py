@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import json
+import string
 import sys
 from collections import deque
 
 import pytest
 
 from environments.adapters.gymnasium import FrozenLakeEnvironment, GymnasiumEnvironment, named_choice
+from environments.adapters.gymnasium_text import in_words, picture_in_words
 from environments.errors import ConfigError, EnvironmentFailure
 from launch.recipes import frozen_lake
 from policies import GameAgent
 
-pytest.importorskip("gymnasium")
+gymnasium = pytest.importorskip("gymnasium")
+numpy = pytest.importorskip("numpy")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 MOVES = ("Left", "Down", "Right", "Up")
@@ -183,7 +186,67 @@ def test_actions_without_names_are_numbers():
 
 def test_an_environment_that_draws_in_text_is_seen_as_it_draws():
     env = GymnasiumEnvironment("FrozenLake-v1", make_args={"is_slippery": False})
-    assert env.reset()[0]["question"].splitlines()[:2] == ["[S]FFF", "FHFH"]
+    assert env.reset()[0]["question"].splitlines()[:2] == ["[red S]FFF", "FHFH"]
+
+
+def test_a_picture_says_its_colours_so_that_passenger_and_destination_can_be_told_apart():
+    question = GymnasiumEnvironment("Taxi-v4", seed=1).reset()[0]["question"]
+    assert question.splitlines()[1:4] == ["|[magenta R]: | : :G|", "| : | : : |", "| : :[yellow]: : |"]
+    assert "|Y| : |[blue B]: |" in question
+
+
+@pytest.mark.parametrize(
+    ("picture", "words"),
+    [
+        ("plain", "plain"),
+        ("\x1b[34;1mY\x1b[0m|\x1b[35mG\x1b[0m", "[blue Y]|[magenta G]"),
+        ("\x1b[34;1m\x1b[43mR\x1b[0m\x1b[0m:", "[blue yellow R]:"),
+        ("\x1b[42m \x1b[m.", "[green]."),
+        ("\x1b[1mS\x1b[0mF", "[S]F"),
+        ("\x1b[92mP", "[green P]"),
+    ],
+)
+def test_colours_of_a_picture_become_words(picture, words):
+    assert picture_in_words(picture) == words
+
+
+class Mission(gymnasium.Env):
+    """Observes what MiniGrid's environments do: a picture in numbers, a direction and a text."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "image": gymnasium.spaces.Box(0, 255, (2, 2, 3), numpy.uint8),
+            "direction": gymnasium.spaces.Discrete(4),
+            "mission": gymnasium.spaces.Text(100, charset=string.ascii_lowercase + " "),
+        }
+    )
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        image = numpy.arange(12, dtype=numpy.uint8).reshape(2, 2, 3)
+        return {"image": image, "direction": numpy.int64(3), "mission": "go to the grey box"}, {}
+
+
+def test_an_observation_of_several_parts_is_told_part_by_part(monkeypatch):
+    monkeypatch.setitem(
+        gymnasium.registry,
+        "Mission-v0",
+        gymnasium.envs.registration.EnvSpec("Mission-v0", entry_point=Mission),
+    )
+    question = GymnasiumEnvironment("Mission-v0").reset()[0]["question"]
+    parts = question.partition("\n\n")[0]
+    assert parts == "image:\n0,1,2 3,4,5\n6,7,8 9,10,11\ndirection: 3\nmission: go to the grey box"
+
+
+def test_a_whole_list_of_numbers_is_told():
+    assert in_words(numpy.array([0.123456, 2.0])) == "[0.1235, 2]"
+    assert in_words((numpy.arange(2000), 7)).count(",") == 2000  # numpy itself leaves out the middle
+
+
+def test_an_environment_of_another_package_is_said_to_need_its_module():
+    with pytest.raises(ConfigError, match="minigrid:MiniGrid-Empty-5x5-v0"):
+        GymnasiumEnvironment("MiniGrid-Empty-5x5-v0")
 
 
 def test_own_description_and_parser():

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import os
+import pickle
 
 import pytest
 
@@ -78,29 +80,38 @@ def test_an_answer_that_breaks_the_verifier_is_worth_nothing_and_is_told(caplog)
 
 
 @pytest.mark.parametrize("name", ["countdown", "simple_integration"])
-def test_an_answer_is_not_run_in_the_process_of_the_rollout(name, tmp_path):
+def test_an_answer_is_not_run(name, tmp_path):
     task = reasoning_gym_tasks(name, 1)[0]
     note = tmp_path / "note"
-    assert judged(task, f"__import__('os').system('echo $PPID > {note}')")[0] < 0.5
-    assert not note.exists() or int(note.read_text()) != os.getpid()  # where the kernel keeps nothing in
+    assert judged(task, f"__import__('os').system('touch {note}')")[0] < 0.5
+    assert not note.exists()
+
+
+def test_a_verdict_whose_process_dies_is_worth_nothing_and_is_told(monkeypatch):
+    dataset = ["chain_sum", 0, 1, "{}"]
+    entry = base64.b64encode(pickle.dumps({"question": "1 + 1 =", "answer": "2"})).decode()
+    monkeypatch.setattr(reasoning_gym, "is_data", lambda *arguments: os._exit(3))
+    assert reasoning_gym.score(dataset, entry, "2") == {"error": "the process of the verdict ended with 3."}
+
+
+def test_what_a_verifier_changes_ends_with_its_verdict(monkeypatch):
+    dataset = ["chain_sum", 0, 1, "{}"]
+    entry = base64.b64encode(pickle.dumps({"question": "1 + 1 =", "answer": "2"})).decode()
+    verifier = type(reasoning_gym._dataset(*dataset))
+    rewards = [0.5, 0.25]
+    monkeypatch.setattr(verifier, "score_answer", lambda self, answer, entry: rewards.pop(0))
+    assert [reasoning_gym.score(dataset, entry, "2")["reward"] for _ in range(2)] == [0.5, 0.5]
 
 
 @pytest.mark.slow
 def test_an_answer_whose_verdict_takes_for_ever_is_worth_nothing_and_costs_its_time_limit_alone(monkeypatch):
-    task = reasoning_gym_tasks("countdown", 1)[0]
+    task = reasoning_gym_tasks("simple_integration", 1)[0]
     judged(task, "1")
     monkeypatch.setattr(reasoning_gym, "TIME_LIMIT_SECONDS", 0.5)
     reward, info = judged(task, "9**9**9**9")
     assert (reward, info["error"]) == (0.0, "could not be graded in 0.5 s.")
     monkeypatch.undo()
     assert judged(task, info["expected"])[0] == 1.0
-
-
-def test_what_an_answer_writes_in_the_place_of_its_verdict_is_no_failure_of_the_environment(monkeypatch):
-    task = reasoning_gym_tasks("countdown", 1)[0]
-    monkeypatch.setattr(reasoning_gym._grader, "call", lambda *arguments, time_limit_seconds: ["a lot"])
-    reward, info = judged(task, "1")
-    assert (reward, info["error"]) == (0.0, "got ['a lot'] for a verdict.")
 
 
 def test_another_question_than_the_tasks_is_refused():
@@ -115,6 +126,7 @@ def test_another_question_than_the_tasks_is_refused():
         ({"name": "chain_sm"}, "Did you mean 'chain_sum'"),
         ({"name": "chain_sum", "config": {"terms": 1}}, "terms"),
         ({"name": "chain_sum", "config": {"min_terms": -1}}, "min_terms"),
+        ({"name": "composite", "config": {"datasets": [{"name": "countdown"}]}}, "does not accept"),
         ({"name": "chain_sum", "index": 5, "size": 5}, "index=5"),
         ({}, "'name'"),
     ],

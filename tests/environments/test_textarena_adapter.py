@@ -105,6 +105,17 @@ def test_against_an_opponent_as_the_second_player():
     assert "[Player 1] [8]" in seen[-1] and "[Player 1] [4]" in seen[-1]  # all of the game, every time
 
 
+@pytest.mark.parametrize("env_id", ["KuhnPoker-v0", "IndianPoker-v0", "GameOfPureStrategy-v0"])
+def test_an_opponent_that_loses_before_the_agents_first_turn_leaves_it_the_reward(env_id):
+    env, question = begun(env_id=env_id, opponent=lambda seen: "hm")
+    assert question.startswith(f"{env_id} ended before your first turn: ")
+    _, reward, done, info = env.step("[check]")
+    assert (reward, done, info["rewards"]) == (1.0, True, {"0": 1.0, "1": -1.0})
+    with pytest.raises(EnvironmentFailure, match="reset"):
+        env.step("[check]")
+    assert env.reset()[0]["question"] == question
+
+
 def test_the_opponent_can_be_the_policy_of_a_server():
     bodies = []
 

@@ -8,6 +8,8 @@ import pytest
 
 from environments.errors import ConfigError
 from environments.tools import Tool, ToolOutput, make_tools, tool_by_name
+from environments.tools.base import openai_schema
+from policies import ToolAgent
 
 
 class Search(Tool):
@@ -36,6 +38,33 @@ class Stubborn(Fixed):
     @property
     def json(self):
         return {"type": "function", "function": {"name": "stubborn", "parameters": {}}}
+
+
+class Bare(Tool):
+    """Its schema is the function alone."""
+
+    name, description = "bare", "Says nothing."
+
+    @property
+    def json(self):
+        return {"name": self.name, "description": self.description, "parameters": {"type": "object"}}
+
+    def forward(self):
+        return ""
+
+
+def test_a_schema_that_is_the_function_alone_is_put_into_its_place():
+    schema = {"type": "function", "function": Bare().json}
+    assert openai_schema(Bare().json) == openai_schema(schema) == schema
+    assert list(make_tools(tool_map={"mine": Bare})) == ["mine"]
+    assert "You can call bare()" in ToolAgent(tools=[Bare], parser_name="hermes-brief").messages[0]["content"]
+    assert ToolAgent(tools=[Bare], tools_in="template").tool_schemas == [schema]
+
+
+@pytest.mark.parametrize("schema", [{}, {"name": 1}, {"function": "bare"}, "bare"])
+def test_a_schema_without_a_name_is_told(schema):
+    with pytest.raises(ConfigError, match=r"'function': \{'name': "):
+        openai_schema(schema)
 
 
 def test_the_schema_comes_from_the_signature():

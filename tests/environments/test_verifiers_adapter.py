@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import psutil
 import pytest
@@ -114,17 +116,67 @@ if __name__ == "__main__":
     BasketTools.run()
 '''
 
+DUEL = """
+import asyncio
+import verifiers.v1 as vf
+
+__all__ = ["Numbers", "Duel"]
+
+class Numbers(vf.Taskset[vf.Task, vf.TasksetConfig]):
+    def load(self):
+        yield vf.Task(vf.TaskData(prompt="Name a number. The higher one wins 2."), self.config.task)
+
+class DuelConfig(vf.EnvConfig):
+    first: vf.AgentConfig = vf.AgentConfig()
+    second: vf.AgentConfig = vf.AgentConfig()
+
+class Duel(vf.Env[DuelConfig]):
+    async def run(self, task, agents):
+        async with asyncio.TaskGroup() as group:
+            runs = [group.create_task(seat.run(task)) for seat in (agents.first, agents.second)]
+        first, second = (run.result() for run in runs)
+        won = 2.0 if int(first.last_reply) > int(second.last_reply) else -2.0
+        first.record_reward("won", won)
+        second.record_reward("won", -won)
+"""
+
+OF_THE_OLD_API = """
+import verifiers as vf
+
+async def turns(state: vf.State) -> float:
+    return 0.0
+
+def load_environment():
+    return vf.SingleTurnEnv()
+"""
+
+OF_THE_OLD_API_TOO = """
+def load_environment():
+    import verifiers as vf
+    return vf.SingleTurnEnv()
+"""
+
+
+WORLDS = {
+    "troupe_sums": SUMS,
+    "troupe_counting": COUNTING,
+    "troupe_shop": SHOP,
+    "troupe_duel": DUEL,
+    "troupe_old": OF_THE_OLD_API,
+    "troupe_old_too": OF_THE_OLD_API_TOO,
+}
+
 
 @pytest.fixture(autouse=True, scope="module")
 def worlds(tmp_path_factory):
     folder = tmp_path_factory.mktemp("worlds")
-    for name, source in {"troupe_sums": SUMS, "troupe_counting": COUNTING, "troupe_shop": SHOP}.items():
+    for name, source in WORLDS.items():
         (folder / f"{name}.py").write_text(source)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         patch.setenv("PYTHONPATH", str(folder))  # for the tool servers
         yield
-    for name in ("troupe_sums", "troupe_counting", "troupe_shop"):
+    for name in WORLDS:
         sys.modules.pop(name, None)
 
 
@@ -223,6 +275,72 @@ def test_a_modelled_user_is_played_too_but_not_rewarded(begun):
     say(env, agent, "1")
     reward, done, info = say(env, agent, "###DONE###")
     assert (reward, done, [trace["agent"] for trace in info["traces"]]) == (1.0, True, ["assistant"])
+
+
+class Says(BaseHTTPRequestHandler):
+    """A model of an OpenAI-compatible server that always says 5."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        choice = {"index": 0, "message": {"role": "assistant", "content": "5"}, "finish_reason": "stop"}
+        reply = {"id": "1", "object": "chat.completion", "created": 0, "model": "policy", "choices": [choice]}
+        data = json.dumps(reply).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def opponent():
+    """The address of a server that plays a seat."""
+    server = HTTPServer(("127.0.0.1", 0), Says)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    server.server_close()
+
+
+def played_by(url):
+    return {"client": {"type": "eval", "base_url": url}}
+
+
+@pytest.mark.parametrize(
+    ("ours", "other", "number", "reward"),
+    [("first", "second", 7, 2.0), ("first", "second", 3, -2.0), ("second", "first", 7, 2.0)],
+)
+def test_in_a_game_for_two_the_reward_is_that_of_the_agents_seat(
+    begun, opponent, ours, other, number, reward
+):
+    env, agent = begun({"taskset": {"id": "troupe-duel"}, other: played_by(opponent)})
+    found, done, info = say(env, agent, str(number))
+    assert (found, done, [trace["agent"] for trace in info["traces"]]) == (reward, True, [ours])
+
+
+def test_a_game_against_itself_needs_a_client_for_the_other_seat():
+    task = verifiers_tasks("troupe-duel")[0]
+    env = VerifiersEnvironment.from_dict(task)
+    try:
+        with pytest.raises(ConfigError, match=r"first and second .* one seat alone.*\"second\": {\"client\""):
+            env.reset()
+    finally:
+        env.close()
+
+
+def test_an_answer_that_the_environment_cannot_use_is_its_failure(begun, opponent):
+    env, agent = begun({"taskset": {"id": "troupe-duel"}, "second": played_by(opponent)})
+    with pytest.raises(EnvironmentFailure, match=r"ValueError: invalid literal for int.*a high one"):
+        say(env, agent, "a high one")
+
+
+@pytest.mark.parametrize("name", ["troupe-old", "troupe-old-too"])
+def test_a_package_for_the_old_api_is_named_as_one(name):
+    with pytest.raises(ConfigError, match=r"before verifiers 0\.4"):
+        verifiers_tasks(name)
 
 
 def test_an_agent_that_knows_texts_only_can_play(begun):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from environments.errors import ConfigError
+from environments.tools import ToolCall
 from policies.agents.parsers import get_tool_parser
 
 CALCULATOR: dict[str, Any] = {
@@ -123,6 +124,11 @@ def test_brief_prompt_is_one_line_a_tool() -> None:
     )
 
 
+def test_a_bare_function_is_explained_as_a_tool() -> None:
+    parser = get_tool_parser("hermes-brief")
+    assert parser.get_tool_prompt([CLOCK["function"]]) == parser.get_tool_prompt([CLOCK])
+
+
 @pytest.mark.parametrize("name", [*NAMES, "r1", "llama3-json"])
 def test_without_tools_there_is_no_prompt(name: str) -> None:
     assert get_tool_parser(name).get_tool_prompt([]) == ""
@@ -156,6 +162,14 @@ def test_r1_calls_are_read_in_order() -> None:
         ("calculator", {"expression": "1+1", "note": "```"}),
         ("clock", {}),
     ]
+
+
+def test_r1_reads_a_fence_that_is_indented() -> None:
+    text = (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>clock\n\n  ```json \n"
+        '  {"zone": "UTC"}\n  ```\n<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    )
+    assert get_tool_parser("r1").parse(text) == [ToolCall("clock", {"zone": "UTC"})]
 
 
 def test_r1_prompt_shows_a_call_that_its_parser_reads() -> None:

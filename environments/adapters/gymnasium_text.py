@@ -1,0 +1,65 @@
+"""Gymnasium's observations as texts for a model: pictures for a terminal, and plain values."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from environments.adapters import foreign
+from environments.adapters.minigrid import view_in_words
+
+_CODE = re.compile(r"\x1b\[([\d;]*)m")
+"""A terminal's code for the colour of the text behind it."""
+_COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+
+
+def described(observation: Any, env: Any) -> str:
+    """The environment's own picture, where it was made with ``render_mode="ansi"``, else the observation."""
+    if env.render_mode == "ansi":
+        return picture_in_words(str(env.render()))
+    is_of_minigrid = type(env.unwrapped).__module__.startswith("minigrid.")
+    if is_of_minigrid and env.observation_space == env.unwrapped.observation_space:  # no wrapper changes it
+        return view_in_words(observation)
+    return in_words(observation)
+
+
+def picture_in_words(picture: str) -> str:
+    """A picture for a terminal with its colours as words: ``[blue Y]``, or ``[yellow]`` where it is blank.
+
+    A part that is only bold or underlined stands in brackets too.
+    """
+    first, *others = _CODE.split(picture)
+    texts, marks = [first], list[str]()
+    for codes, text in zip(others[::2], others[1::2], strict=True):
+        for code in codes.split(";"):
+            marks = [*marks, _colour(int(code))] if int(code or 0) else []
+        words = [*filter(None, marks), *filter(None, [text.strip(" ")])]
+        texts.append(f"[{' '.join(words)}]" if marks and text else text)
+    return "".join(texts)
+
+
+def _colour(code: int) -> str:
+    """The colour of letters (30 to 37) or of their background (40 to 47), bright (90, 100) or not."""
+    tens, number = divmod(code, 10)
+    return _COLOURS[number] if tens in (3, 4, 9, 10) and number < len(_COLOURS) else ""
+
+
+def in_words(observation: Any) -> str:
+    """A value as text: a line for each key of a dict and each row of a table, numbers with four digits."""
+    numpy = foreign("numpy", "numpy")
+    if isinstance(observation, dict):
+        texts = ((key, in_words(value)) for key, value in observation.items())
+        return "\n".join(f"{key}:\n{text}" if "\n" in text else f"{key}: {text}" for key, text in texts)
+    if isinstance(observation, tuple):
+        return f"({', '.join(map(in_words, observation))})"
+    if isinstance(observation, numpy.ndarray) and observation.ndim > 1:
+        return "\n".join(" ".join(",".join(map(_number, cell.flat)) for cell in row) for row in observation)
+    if isinstance(observation, numpy.ndarray):
+        return f"[{', '.join(map(_number, observation.flat))}]"
+    return _number(observation)
+
+
+def _number(value: Any) -> str:
+    """A number of Python or numpy with at most four digits behind the point; other values as they print."""
+    plain = value.item() if isinstance(value, foreign("numpy", "numpy").generic) else value
+    return f"{plain:.4g}" if isinstance(plain, float) else str(plain)

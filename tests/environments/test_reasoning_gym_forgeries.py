@@ -1,0 +1,214 @@
+"""Answers that forge a reward: all are worth to reasoning-gym's verifiers what an honest wrong answer is."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+
+import pytest
+
+from environments.adapters.reasoning_gym import ReasoningGymEnvironment
+from environments.adapters.reasoning_gym_answers import EVALUATED, is_data
+
+pytest.importorskip("reasoning_gym")
+from reasoning_gym.factory import DATASETS, create_dataset
+
+IN_NO_FORM = "I give up."
+"""An honest wrong answer to every question."""
+
+# Run as code by a verifier, these write the verdict themselves, or bring the verifier to it.
+WRITE_TO_ALL_FILES = """\
+import json, os
+for number in range(3, 40):
+    for value in (1.0, {"reward": 1.0, "was_data": True}):
+        body = json.dumps({"value": value}).encode()
+        for line in (len(body).to_bytes(4, "big") + body, json.dumps(value).encode()):
+            try:
+                os.write(number, line)
+            except OSError:
+                pass
+os._exit(0)
+"""
+PATCH_THE_DATASETS = """\
+import gc
+for kind in [kind for kind in gc.get_objects() if isinstance(kind, type) and hasattr(kind, "score_answer")]:
+    kind.score_answer = lambda self, answer, entry: 1.0
+"""
+PATCH_THE_COMPARISON = """\
+import builtins, numpy, sympy
+numpy.isclose = lambda *a, **k: True
+sympy.simplify = lambda *a, **k: 0
+builtins.sorted = lambda *a, **k: []
+"""
+FIND_THE_ENTRY = """\
+import sys
+frame = sys._getframe()
+while "entry" not in frame.f_locals:
+    frame = frame.f_back
+entry = frame.f_locals["entry"]
+"""
+PATCH_THE_ENTRY = (
+    FIND_THE_ENTRY
+    + """\
+entry["metadata"].update(numbers=[], target=0, integrand="0", valid_answers=[""])
+entry["answer"] = ""
+"""
+)
+EVAL_OF = "exec({!r}) or 0"
+IMPORT_AND_RUN = "__import__('builtins').exec({!r})"
+FULLWIDTH = "\uff45\uff58\uff45\uff43({!r})"  # an identifier that Python reads as exec
+SYMPY_RUNS = "sympify({!r})"
+EXACT = (
+    "type('A', (), {'__eq__': lambda s, o: True, '__sub__': lambda s, o: s, '__float__': lambda s: 24.0})()"
+)
+
+
+def _without_digits(entry):
+    """The target as a sum of threes and ones that no digit stands for, and the given numbers times zero."""
+    threes, ones = divmod(entry["metadata"]["target"], 3)
+    numbers = "+".join(map(str, entry["metadata"]["numbers"]))
+    made = "+".join(["ceiling(E)"] * threes + ["sign(E)"] * ones)
+    return f"{made} + sin(pi)*({numbers})"
+
+
+def _in_scientific_numbers(entry):
+    numbers = "+".join(map(str, entry["metadata"]["numbers"]))
+    return f"{entry['metadata']['target']}e0 + 0e0*({numbers})"
+
+
+EVERYWHERE = {
+    "writes to all files": EVAL_OF.format(WRITE_TO_ALL_FILES),
+    "writes to all files by import": IMPORT_AND_RUN.format(WRITE_TO_ALL_FILES),
+    "writes to all files in fullwidth letters": FULLWIDTH.format(WRITE_TO_ALL_FILES),
+    "writes to all files in sympy's text": SYMPY_RUNS.format(EVAL_OF.format(WRITE_TO_ALL_FILES)),
+    "patches the datasets": EVAL_OF.format(PATCH_THE_DATASETS),
+    "patches the comparison": EVAL_OF.format(PATCH_THE_COMPARISON),
+    "patches the entry": EVAL_OF.format(PATCH_THE_ENTRY),
+    "is equal to everything": EXACT,
+    "exits at once": "__import__('os')._exit(0)",
+    "kills its parent": "__import__('os').kill(__import__('os').getppid(), 9)",
+    "reads the answer of its frame": "[oracle_answer]",
+    "names the answer": "oracle_answer",
+    "formats the answer": "f'{oracle_answer}'",
+    "assigns the answer": "(answer := entry['answer'])",
+    "lists the answer": "[letter for letter in entry['answer']]",
+    "calls a lambda": "(lambda: entry['answer'])()",
+    "continues its line": "[\\\noracle_answer]",
+    "hides behind a comment": "[oracle_answer] # [7]",
+    "hides in a branch": "[7] if not entry else entry['answer']",
+    "names the valid answers": "valid_solutions[0]",
+    "splits a valid answer": "[row.split() for row in valid_solutions[0].splitlines()]",
+    "splits the answer": "[row.split() for row in oracle_answer.splitlines()]",
+}
+IN_ONE_DATASET = {
+    ("countdown", "hides the numbers in scientific ones"): _in_scientific_numbers,
+    ("countdown", "makes numbers of constants"): _without_digits,
+    ("puzzle24", "solves another puzzle"): lambda entry: "1*2*3*4",
+    ("puzzle24", "hides the numbers"): lambda entry: "24 + 0*(1+1+1)",
+    ("simple_integration", "does not integrate"): lambda e: f"Integral({e['metadata']['integrand']}, C)",
+    ("simple_integration", "lets sympy integrate"): lambda e: "integrate({integrand}, {variable})".format(
+        **e["metadata"]
+    ),
+    ("intermediate_integration", "does not integrate"): lambda e: "Integral({integrand}, {variable})".format(
+        **e["metadata"]
+    ),
+    ("intermediate_integration", "lets sympy integrate"): lambda e: (
+        "integrate({integrand}, {variable})".format(**e["metadata"])
+    ),
+    ("polynomial_multiplication", "lets sympy multiply"): lambda e: (
+        f"expand({e['metadata']['polynomial_expr']})"
+    ),
+    ("polynomial_multiplication", "reads sympy's text"): lambda e: (
+        f"S('expand({e['metadata']['polynomial_expr']})')"
+    ),
+}
+
+
+def judged(dataset, answer, index=0):
+    env = ReasoningGymEnvironment(dataset, index=index, size=2)
+    env.reset()
+    _, reward, _, info = env.step(f"<answer>{answer}</answer>")
+    return reward, info
+
+
+def entry_of(dataset):
+    return create_dataset(dataset, seed=0, size=2)[0]
+
+
+@pytest.mark.parametrize("dataset", EVALUATED)
+def test_no_program_is_worth_more_than_an_honest_wrong_answer(dataset):
+    honest = judged(dataset, IN_NO_FORM)[0]
+    rewards = {title: judged(dataset, program)[0] for title, program in EVERYWHERE.items()}
+    assert rewards == dict.fromkeys(EVERYWHERE, honest)
+    assert judged(dataset, IN_NO_FORM, 1)[0] == honest  # and no program stays for the next verdict
+    assert judged(dataset, entry_of(dataset)["answer"])[0] == 1.0
+
+
+@pytest.mark.parametrize(("dataset", "title"), IN_ONE_DATASET)
+def test_an_answer_that_leaves_the_work_to_its_verifier_is_worth_what_a_wrong_one_is(dataset, title):
+    forged = IN_ONE_DATASET[dataset, title](entry_of(dataset))
+    assert judged(dataset, forged)[0] == judged(dataset, IN_NO_FORM)[0]
+
+
+@pytest.mark.parametrize("dataset", EVALUATED)
+def test_the_librarys_own_answers_are_data(dataset):
+    entries = create_dataset(dataset, seed=3, size=20)
+    wrong = [e["answer"] for e in entries if not is_data(dataset, e["answer"], e)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("dataset", "answer", "reward"),
+    [
+        ("binary_matrix", "{}", 0.1),
+        ("n_queens", "{}", 0.5),
+        ("spiral_matrix", "[{}]", 0.1),
+        ("string_insertion", "{}", 0.1),
+    ],
+)
+def test_an_answer_written_as_a_list_keeps_the_small_reward_that_the_library_gives_it(
+    dataset, answer, reward
+):
+    expected = entry_of(dataset)["answer"]
+    as_list = {
+        "binary_matrix": lambda: str(
+            [[int(number) for number in row.split()] for row in expected.split("\n")]
+        ),
+        "n_queens": lambda: str([row.split() for row in expected.split("\n")]),
+        "spiral_matrix": lambda: ", ".join(expected.split()),
+        "string_insertion": lambda: str(list(expected)),
+    }[dataset]()
+    assert judged(dataset, answer.format(as_list))[0] == reward
+
+
+@pytest.mark.parametrize(
+    ("dataset", "answer"),
+    [
+        ("simple_integration", "{} + 7 - 7"),
+        ("intermediate_integration", "({})*2/2"),
+        ("countdown", " ( {} ) "),
+        ("puzzle24", "({})"),
+    ],
+)
+def test_another_form_of_the_right_answer_is_right(dataset, answer):
+    assert judged(dataset, answer.format(entry_of(dataset)["answer"]))[0] == 1.0
+
+
+def test_info_says_that_a_program_was_not_given_to_the_verifier():
+    assert "empty answer" in judged("countdown", EVERYWHERE["exits at once"])[1]["error"]
+    assert "error" not in judged("countdown", "1 + 1")[1]
+
+
+@pytest.mark.slow
+def test_the_list_of_verifiers_that_evaluate_answers_is_complete():
+    ran: set[str] = set()
+    builtins.note_that_it_ran = ran.add
+    program = """[note_that_it_ran({0!r}), exec("note_that_it_ran({0!r})")]"""
+    try:
+        for name in sorted(DATASETS.keys() - {"composite"}):
+            dataset = create_dataset(name, seed=0, size=1)
+            with contextlib.suppress(Exception):  # of a verifier that cannot read it
+                dataset.score_answer(answer=program.format(name), entry=dataset[0])
+    finally:
+        del builtins.note_that_it_ran
+    assert ran == EVALUATED.keys()
