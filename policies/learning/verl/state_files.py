@@ -13,7 +13,7 @@ import torch
 
 from environments.errors import ConfigError
 
-NUMPY_TYPES = (np._core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32)))
+NUMPY_TYPES = (np.zeros(0).__reduce__()[0], np.ndarray, np.dtype, type(np.dtype(np.uint32)))
 """What the state of numpy's random generator is made of. Tensors and plain values torch allows by itself."""
 FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 """The variable by which torch allows no other types, also where its caller asks for them."""
