@@ -35,7 +35,9 @@ ROLES = {
     "store": r"ray::WeightStore\b",
     "directory": r"ray::SamplerDirectory\b",
     "controller": r"ray::ServeController\b",
+    "proxy": r"ray::ProxyActor\b",
     "raylet": r"\S*/raylet ",
+    "gcs": r"\S*/gcs_server ",
 }
 """What the command line of a process of each role starts with. Ray writes its actors' there."""
 

@@ -6,6 +6,8 @@ sampling actor, a stream and a fleet.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
@@ -20,7 +22,7 @@ from actors.ray_tools.get_soon import answers
 from actors.ray_tools.placement import beside_driver
 from actors.rollouts.fleet import FleetStatus, RolloutFleet, actor_options, check_room
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
-from actors.rollouts.stream import TrajectoryStream
+from actors.rollouts.stream import POLL_SECONDS, TrajectoryStream
 from actors.sampling.sampler_actor import SamplerActor
 from actors.settings import FleetConfig
 from environments.errors import SamplerError
@@ -111,19 +113,25 @@ class RolloutService:
         return self._started.done() and self._started.exception() is None
 
     def check_start(self) -> None:
-        """Raise the error that has kept the service from starting, if there was one."""
+        """Raise the error that has kept the service from starting, or will: what it starts with has died."""
         if self._started.done():
             self._started.result()
+        elif self._server is not None:  # Serve would start replicas, or wait for them, for ever
+            self._server.check_replicas()
 
-    def wait_until_up(self, seconds: float | None = None) -> bool:
+    def wait_until_up(self, seconds: float = math.inf) -> bool:
         """Return when rollouts can be requested, or after ``seconds``; and whether they can.
 
         Raises:
-            The error that has kept the service from starting.
+            As ``check_start`` does.
         """
-        wait([self._started], seconds)
-        self.check_start()
-        return self.is_up
+        deadline = time.monotonic() + seconds
+        while True:
+            self.check_start()
+            left = deadline - time.monotonic()
+            if self._started.done() or left <= 0:
+                return self.is_up
+            wait([self._started], min(left, POLL_SECONDS))
 
     def stop(self) -> None:
         """End all that was started here."""

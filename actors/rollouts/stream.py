@@ -110,8 +110,10 @@ class TrajectoryStream:
         """``request``, but for what is ``finished`` already: a resumed run plays nothing twice."""
         there = {trajectory.rollout_id: trajectory for trajectory in finished}
         for request in requests:
-            members = self._groups.setdefault(request.group_id, {})
-            members[request.rollout_id] = there.get(request.rollout_id)
+            trajectory = there.get(request.rollout_id)
+            if trajectory is not None:
+                trajectory.task = request.task  # the run's own, not what a file has kept of it
+            self._groups.setdefault(request.group_id, {})[request.rollout_id] = trajectory
         self._send([request for request in requests if request.rollout_id not in there])
 
     def close(self) -> None:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from environments.data.trajectory_json import (
+    Json,
+    plain_json,
+    trajectory_from_json,
+    trajectory_to_json,
+)
 from environments.errors import ConfigError, DatasetError
-from environments.types import Completion, Step, TerminationReason, Trajectory
-
-Json = dict[str, Any]
+from environments.types import Trajectory
 
 _BEGINNING = b'{"evaluation": '
-_TRAJECTORY_FIELDS = {field.name for field in fields(Trajectory)} - {"metrics"}
-_STEP_FIELDS = {field.name for field in fields(Step)}
 
 
 class TrajectoryFile:
@@ -53,7 +54,7 @@ class TrajectoryFile:
 
     def append(self, index: int, trajectory: Trajectory) -> None:
         """Write the result of task ``index``; a value that JSON does not know becomes its text."""
-        self._write({"index": index, **plain_json(trajectory.to_dict())})
+        self._write({"index": index, **trajectory_to_json(trajectory)})
 
     def close(self) -> None:
         """Close the file, and release its lock."""
@@ -130,30 +131,11 @@ def _lines(path: Path) -> Iterator[Json]:
 
 def _index_and_trajectory(path: Path, line: Json) -> tuple[int, Trajectory]:
     try:
-        values = {name: line[name] for name in _TRAJECTORY_FIELDS}
-        values["metrics"] = line.get("metrics", {})  # which files of earlier versions do not have
-        index = int(line["index"])
-        values["steps"] = [_step(step) for step in line["steps"]]
-        if values["termination_reason"] is not None:
-            values["termination_reason"] = TerminationReason(values["termination_reason"])
-        trajectory = Trajectory(**values)
+        return int(line["index"]), trajectory_from_json(line)
     except (LookupError, TypeError, ValueError) as error:
         raise DatasetError(
             f"{path} holds a line that is no trajectory ({error!r}): name another file."
         ) from error
-    return index, trajectory
-
-
-def _step(line: Json) -> Step:
-    values = {name: line[name] for name in _STEP_FIELDS}  # a subclass may have written more
-    if values["completion"] is not None:
-        values["completion"] = _completion(values["completion"])
-    return Step(**values)
-
-
-def _completion(line: Json) -> Completion:
-    values: Json = {name: tuple(value) if isinstance(value, list) else value for name, value in line.items()}
-    return Completion(**values)
 
 
 def _compare(path: Path, found: Any, wanted: Json) -> None:
@@ -170,12 +152,3 @@ def _compare(path: Path, found: Any, wanted: Json) -> None:
 def _equal(one: Any, other: Any) -> bool:
     """Whether two values are equal; NaN, which is not equal to itself, is where both have it."""
     return one == other or json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
-
-
-def plain_json(value: Any) -> Any:
-    """The value as it will be read again: a value or key that JSON does not know becomes its text."""
-    if isinstance(value, Mapping):
-        return {str(key): plain_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_json(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
 from environments.errors import ConfigError
 from environments.types import Trajectory
 
 LATEST = "latest"
 BEST = "best"
 STATE = "state.json"
-READY = "ready.pkl"
+READY = "ready.jsonl"
 PREFIX = "step_"
 
 
@@ -73,8 +74,13 @@ class _Manifest:
     @staticmethod
     def read(checkpoint: Path) -> _Manifest:
         """Raises OSError, ValueError or TypeError for what is no manifest."""
-        fields = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+        try:
+            fields = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{STATE} is no JSON: {error}") from error
         manifest = _Manifest(**fields)
+        if READY not in manifest.files:
+            raise ValueError(f"{STATE} does not name {READY}: another version of Troupe wrote it")
         return _Manifest(
             progress=Progress(**fields["progress"]),
             in_flight=tuple(manifest.in_flight),
@@ -88,8 +94,8 @@ class CheckpointFolder:
 
     A checkpoint is a folder ``step_000012`` with the manifest ``state.json``, the learner's shards (weights,
     optimizer, schedule, random generators), ``huggingface/``, which ``AutoModelForCausalLM.from_pretrained``
-    loads, and ``ready.pkl``, the trajectories that were waiting. That is a pickle, which can run code when
-    it is read: resume only from folders of your own. No random generator of the driver is saved, because
+    loads, and ``ready.jsonl``, the trajectories that were waiting. All of them are read as data: whoever has
+    written them, none runs code in the run that reads it. No random generator of the driver is saved, because
     none is used: requests, seeds and batches are functions of the run's seed and of ``Progress``.
 
     Two files name checkpoints: ``latest``, and ``best`` with the value that it was found best by. However a
@@ -172,7 +178,7 @@ class CheckpointFolder:
         """What was ready and in flight when ``checkpoint`` was written.
 
         Raises:
-            ConfigError: it cannot be read, for example because a class in it is no longer where it was.
+            ConfigError: it cannot be read.
         """
         with _damage_explained(checkpoint):
             manifest = _Manifest.read(checkpoint)
@@ -249,19 +255,17 @@ def _step(checkpoint: Path) -> int:
 
 
 def _write_ready(folder: Path, ready: tuple[Trajectory, ...]) -> None:
-    import cloudpickle  # as Ray does, which has brought them here: whatever they hold, it can write
-
-    (folder / READY).write_bytes(cloudpickle.dumps(ready))
+    with (folder / READY).open("w", encoding="utf-8") as file:
+        for trajectory in ready:
+            file.write(json.dumps(trajectory_to_json(trajectory)) + "\n")
 
 
 def _read_ready(checkpoint: Path) -> tuple[Trajectory, ...]:
-    import cloudpickle
-
     try:
-        ready: tuple[Trajectory, ...] = cloudpickle.loads((checkpoint / READY).read_bytes())
-    except Exception as error:  # users' classes are made anew here, and may raise what they like
-        raise ValueError(f"{READY}: {type(error).__name__}: {error}") from error
-    return ready
+        with (checkpoint / READY).open(encoding="utf-8") as file:
+            return tuple(trajectory_from_json(json.loads(line)) for line in file)
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{READY} holds something else than trajectories: {error!r}") from error
 
 
 def _write_manifest(folder: Path, progress: Progress, stream: StreamState) -> None:

@@ -1,22 +1,24 @@
 """Processes of a training run die at random moments: what the run says, and what a resume makes of it.
 
-    python tests/benchmarks/chaos.py [--moments 10] [--staleness 0,2] [--seed 0]
+    python tests/benchmarks/chaos.py [--kinds driver,store] [--staleness 0,2] [--seed 0]
 
 A run of the calculator recipe is made twice, with the same seed: once undisturbed, once with a SIGKILL at
-each of the moments, to the driver, the learner, the queue, a replica or a rollout actor. Where that ends the
-run it is resumed by the same command. In the end both have to have consumed the same rollouts, each exactly
-once, and with max_staleness=0 to have the same weights to the last bit. Takes about 15 minutes.
+each of the moments, to every kind of process that a run has; to the driver also in its warm start, while a
+checkpoint is written and while weights are published. Where that ends the run it is resumed by the same
+command. In the end both have to have consumed the same rollouts, each exactly once, and with max_staleness=0
+to have the same weights to the last bit. A strike takes about a minute.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import socket
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL
@@ -32,16 +34,25 @@ from launch.chaos import strike
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.consumed_log import read_consumed_log
 
-ROLES = ("driver", "learner", "queue", "replica", "actor")
-REPLACED = ("replica", "actor")
+REPLACED = ("replica", "actor", "sampler", "controller", "proxy")
 """Roles whose processes are replaced, so that the run goes on."""
-STEPS_PER_MOMENT = 7
-"""Updates of a run for each strike: four before it at most, and two or three until it is seen to go on."""
+ENDING = ("driver", "learner", "queue", "fleet", "store", "directory", "raylet", "gcs")
+"""Roles without which the run ends."""
+DURING: dict[str, Callable[[Program, Path], bool]] = {
+    "driver in warm start": lambda program, _: any("warm start" in line for line in program.lines),
+    "driver in checkpoint": lambda _, folder: any(folder.glob("checkpoints/.step_*.tmp")),
+    "driver in publish": lambda _, folder: any(folder.glob("weights_training/.unfinished-*")),
+}
+"""Strikes at the driver at a moment that it can be seen to have reached."""
+KINDS = (*DURING, *ENDING, *REPLACED)
+STEPS_PER_MOMENT = 6
+"""Updates of a run for each strike: three before it at most, and two or three until it is seen to go on."""
 RUN = [
     "recipe=calculator",
     "run.resume=true",
     "run.checkpoint_every=2",
-    "warm_start.num_steps=0",
+    "warm_start.num_steps=30",
+    "server.weights.transport=files",  # whose folder shows when weights are published
     "evaluation.num_tasks=8",
     "rollout.groups_per_step=3",
     "rollout.group_size=4",
@@ -52,17 +63,22 @@ RUN = [
 ]
 START_SECONDS = 120.0
 """What a run gets to report its first update, or the next one after it has lost a process."""
-MOST_SECONDS = 10.0
-"""What a run gets to end by its own error."""
+MOST_SECONDS = {"gcs": 90.0}
+"""What a run gets to end by its own error, where that is not ``USUAL_SECONDS``: Ray's own patience."""
+USUAL_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Moment:
     """When to strike: this long after the given update of the present program, 0 being its start."""
 
-    role: str
+    kind: str
     step: int
     seconds: float
+
+    @property
+    def role(self) -> str:
+        return "driver" if self.kind in DURING else self.kind
 
 
 @dataclass(frozen=True)
@@ -72,7 +88,7 @@ class Outcome:
     moment: Moment
     at_step: int
     status: int | None
-    """Its exit status; None if it went on."""
+    """Its exit status; None if it went on, or hung."""
     seconds: float
     """Until it ended, or until the next update."""
     num_left: int
@@ -80,32 +96,41 @@ class Outcome:
     said: str
 
     @property
+    def is_over(self) -> bool:
+        """Whether the program is to be started again: it has ended, or will never."""
+        return self.status is not None or self.moment.role in ENDING
+
+    @property
     def is_fine(self) -> bool:
-        if self.moment.role in REPLACED:
-            return self.status is None
-        return self.status is not None and self.seconds <= MOST_SECONDS and not self.num_left
+        if self.moment.role in REPLACED and (self.status is None or self.moment.step):
+            return self.status is None  # while a run starts, it may end too
+        in_time = self.seconds <= MOST_SECONDS.get(self.moment.role, USUAL_SECONDS)
+        return self.status is not None and in_time and not self.num_left
 
 
-def moments(count: int, rng: random.Random) -> list[Moment]:
-    """Each role as often as any other; one in five strikes comes while the run starts."""
-    roles = [ROLES[index % len(ROLES)] for index in range(count)]
-    rng.shuffle(roles)
+def moments(kinds: Sequence[str], rng: random.Random) -> list[Moment]:
+    """A strike of each kind, in an order by chance; one in five comes while the run starts."""
+    order = list(kinds)
+    rng.shuffle(order)
+    order.sort(key=lambda kind: kind != "driver in warm start")  # later there is none any more
     return [
-        Moment(role, 0, rng.uniform(0.0, 20.0))
-        if rng.random() < 0.2
-        else Moment(role, rng.randint(1, 4), rng.uniform(0.0, 1.5))
-        for role in roles
+        Moment(kind, 0, 0.0)
+        if kind == "driver in warm start"
+        else Moment(kind, 0, rng.uniform(0.0, 20.0))
+        if rng.random() < 0.2 and kind not in DURING
+        else Moment(kind, rng.randint(1, 3), rng.uniform(0.0, 1.5))
+        for kind in order
     ]
 
 
-def harry(overrides: Sequence[str], plan: Sequence[Moment]) -> list[Outcome]:
+def harry(overrides: Sequence[str], folder: Path, plan: Sequence[Moment]) -> list[Outcome]:
     """Run to the end, with a strike at each moment, resumed after each that has ended the run."""
     outcomes: list[Outcome] = []
     waiting = list(plan)
     while True:
-        program = Program(overrides)
+        program = Program([*overrides, f"run.directory={folder}"])
         try:
-            if _strike_until_it_ends(program, waiting, outcomes):
+            if _strike_until_it_ends(program, folder, waiting, outcomes):
                 continue
             _wait_for_step(program, sys.maxsize)
             if program.wait(START_SECONDS):
@@ -117,17 +142,19 @@ def harry(overrides: Sequence[str], plan: Sequence[Moment]) -> list[Outcome]:
             program.end()
 
 
-def _strike_until_it_ends(program: Program, waiting: list[Moment], outcomes: list[Outcome]) -> bool:
+def _strike_until_it_ends(
+    program: Program, folder: Path, waiting: list[Moment], outcomes: list[Outcome]
+) -> bool:
     """Return whether a strike has ended ``program``, rather than that there was none left for it."""
     reported = 0
     while waiting and _wait_for_step(program, reported + waiting[0].step):
-        outcome = _strike(program, waiting[0])
+        outcome = _strike(program, folder, waiting[0])
         if outcome.status == 0:  # it had ended by itself
             return False
         waiting.pop(0)
         outcomes.append(outcome)
-        print(outcomes[-1], flush=True)
-        if outcomes[-1].status is not None:
+        print(outcome, flush=True)
+        if outcome.is_over:
             return True
         reported = program.num_steps()
     return False
@@ -147,14 +174,18 @@ def _wait_for_step(program: Program, step: int) -> bool:
     return program.is_alive
 
 
-def _strike(program: Program, moment: Moment) -> Outcome:
+def _strike(program: Program, folder: Path, moment: Moment) -> Outcome:
     time.sleep(moment.seconds)
-    while program.is_alive:
+    if moment.kind in DURING:
         program.family()
+        while program.is_alive and not DURING[moment.kind](program, folder):
+            time.sleep(0.0005)  # it lasts for some milliseconds
+    while program.is_alive:
         try:
             strike(moment.role, SIGKILL, program.process.pid, random.Random(0))
             break
         except ConfigError:  # it has not started yet
+            program.family()
             time.sleep(0.05)
     start, at_step = time.monotonic(), program.num_steps()
     if moment.role in REPLACED:
@@ -164,7 +195,7 @@ def _strike(program: Program, moment: Moment) -> Outcome:
     else:
         status = program.wait(START_SECONDS)
         # The others are to be gone too: a resumed run would have to share the machine with them.
-        psutil.wait_procs(program.family(), timeout=2 * MOST_SECONDS)
+        psutil.wait_procs(program.family(), timeout=2 * USUAL_SECONDS)
         seconds, num_left = time.monotonic() - start, program.end()
     said = "" if status is None else next((line for line in reversed(program.lines) if "Error" in line), "")
     return Outcome(moment, at_step, status, seconds, num_left, said[:100])
@@ -211,16 +242,25 @@ def _weights(directory: Path) -> dict[str, Any]:
     return load_file(checkpoint / "huggingface" / "model.safetensors")
 
 
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--moments", type=int, default=10, help="strikes for each staleness")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="of strikes; one may come several times")
     parser.add_argument("--staleness", default="0,2", help="values of rollout.max_staleness")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--folder", type=Path, help="keep the runs here; default: a temporary folder")
     parser.add_argument("overrides", nargs="*", help="for both runs, such as learner.num_workers=2")
     arguments = parser.parse_args()
+    kinds = arguments.kinds.split(",")
+    if unknown := sorted({*kinds} - {*KINDS}):
+        parser.error(f"--kinds: {unknown[0]!r} is none of {', '.join(KINDS)}")
     report = Report(
-        f"chaos: {arguments.moments} strikes by SIGKILL for each staleness, seed {arguments.seed}",
+        f"chaos: {len(kinds)} strikes by SIGKILL for each staleness, seed {arguments.seed}",
         ("struck", "staleness", "after update", "the run", "seconds", "as it should", "it said"),
     )
     faults = []
@@ -229,19 +269,20 @@ def main() -> None:
         model = warm_started_model("calculator", folder, num_steps=100)
         for staleness in arguments.staleness.split(","):
             overrides = [*RUN, f"model.path={model}", f"rollout.max_staleness={staleness}"]
-            overrides.append(f"run.num_steps={STEPS_PER_MOMENT * arguments.moments}")
+            overrides.append(f"run.num_steps={STEPS_PER_MOMENT * len(kinds)}")
+            overrides.append(f"server.http_port={_free_port()}")  # else there is no proxy
             overrides += arguments.overrides
             undisturbed, harried = (
                 folder / f"undisturbed-{staleness}",
                 folder / f"harried-{staleness}-{arguments.seed}",
             )
             run([*overrides, f"run.directory={undisturbed}"])
-            plan = moments(arguments.moments, random.Random(arguments.seed))
-            for each in harry([*overrides, f"run.directory={harried}"], plan):
-                ended = "goes on" if each.status is None else f"ended ({each.status})"
+            for each in harry(overrides, harried, moments(kinds, random.Random(arguments.seed))):
+                ended = f"ended ({each.status})" if each.status is not None else "goes on"
+                ended = "hangs" if each.is_over and each.status is None else ended
                 fine = "yes" if each.is_fine else f"NO ({each.num_left} left)"
                 figures = str(each.at_step), ended, f"{each.seconds:.1f}", fine, each.said
-                report.add(each.moment.role, staleness, *figures)
+                report.add(each.moment.kind, staleness, *figures)
             faults += [
                 f"max_staleness={staleness}: {fault}"
                 for fault in compare(undisturbed, harried, bits=staleness == "0")

@@ -32,6 +32,8 @@ from launch.workload import load_workload
         ("ray::ServeReplica:policy-1:PolicyServer", "replica"),
         ("ray::RolloutActor", "actor"),
         ("/opt/ray/core/src/ray/raylet/raylet --node_id=1", "raylet"),
+        ("/opt/ray/core/src/ray/gcs/gcs_server --log_dir=/tmp/ray", "gcs"),
+        ("ray::ProxyActor", "proxy"),
         ("ray::IDLE", None),
         ("ray::RolloutActorOfOthers", None),
         ("ray::ServeReplica:policy-1:Other", None),

@@ -3,10 +3,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -93,9 +92,40 @@ def test_what_was_between_fleet_and_loop_is_found_again(tmp_path: Path) -> None:
     assert [each.rollout_id for each in found.ready] == ["00000002/0001", "00000002/0000"]
     assert found.ready[0].steps[0].completion == completion
     assert found.ready[0].termination_reason is TerminationReason.ENV_DONE
-    assert found.ready[0].steps[0].info["judge"](1) == 2, "what Ray can carry, a checkpoint can hold"
+    assert "lambda" in found.ready[0].steps[0].info["judge"], "what Ray can carry stops no checkpoint"
     manifest = json.loads((saved / "state.json").read_text())
     assert (manifest["num_ready"], manifest["in_flight"]) == (2, list(stream.in_flight))
+
+
+def test_a_rollout_comes_back_from_a_checkpoint_to_the_last_bit(tmp_path: Path) -> None:
+    completion = Completion(
+        prompt_ids=(1, 2),
+        completion_ids=(3, 4),
+        logprobs=(-0.1 - 1e-17, -1 / 3),
+        text="ü\ud800",
+        finish_reason="stop",
+        policy_version=3,
+        token_versions=(3, 4),
+        tool_calls=({"function": {"name": "f", "arguments": "{}"}},),
+        usage=(2, 2),
+    )
+    steps = [
+        Step(chat_completions=[{"role": "user", "content": "x"}], reward=0.1, completion=completion),
+        Step(),
+    ]
+    trajectory = Trajectory(
+        task={"n": 1},
+        steps=steps,
+        reward=0.1 + 0.2,
+        rollout_id="00000001/0002",
+        termination_reason=TerminationReason.ENV_DONE,
+        metrics={"hits": float("inf")},
+        masked=True,
+        seconds=1 / 7,
+    )
+    folder = CheckpointFolder(tmp_path, kept=1)
+    checkpoint = folder.save(Progress(step=1), StreamState(ready=(trajectory,)), lambda _: None)
+    assert CheckpointFolder.stream(checkpoint).ready == (trajectory,)
 
 
 # -- what interrupts a save ----------------------------------------------------------------------------
@@ -321,24 +351,26 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes | None, fault: s
         CheckpointFolder.progress(checkpoint)
 
 
-def test_damaged_trajectories_are_not_unpickled(tmp_path: Path) -> None:
+def test_damaged_trajectories_are_not_read(tmp_path: Path) -> None:
+    ready = StreamState(ready=(Trajectory(rollout_id="00000000/0000"),))
+    checkpoint = CheckpointFolder(tmp_path, kept=2).save(Progress(step=1), ready, write_weights())
+    path = checkpoint / "ready.jsonl"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(ConfigError, match=r"ready.jsonl is not what was written"):
+        CheckpointFolder.stream(checkpoint)
+
+
+def test_a_move_of_an_environments_own_class_comes_back_as_its_text(tmp_path: Path) -> None:
+    ready = StreamState(ready=(Trajectory(steps=[Step(action={"moves": (Fraction(1, 2),)})]),))
+    checkpoint = CheckpointFolder(tmp_path, kept=2).save(Progress(step=1), ready, write_weights())
+    (trajectory,) = CheckpointFolder.stream(checkpoint).ready
+    assert trajectory.steps[0].action == {"moves": ["1/2"]}
+
+
+def test_a_checkpoint_of_a_version_that_pickled_is_not_read(tmp_path: Path) -> None:
     checkpoint = CheckpointFolder(tmp_path, kept=2).save(Progress(step=1), NOTHING, write_weights())
-    ready = checkpoint / "ready.pkl"
-    ready.write_bytes(ready.read_bytes()[:-1] + b"!")
-    with pytest.raises(ConfigError, match=r"ready.pkl is not what was written"):
-        CheckpointFolder.stream(checkpoint)
-
-
-def test_a_trajectory_whose_class_is_gone_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = ModuleType("a_world_of_yesterday")
-    exec("class Move:\n    pass", module.__dict__)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    ready = (Trajectory(steps=[Step(action=module.Move())]),)
-    checkpoint = CheckpointFolder(tmp_path, kept=2).save(
-        Progress(step=1), StreamState(ready=ready), write_weights()
-    )
-    monkeypatch.delitem(sys.modules, module.__name__)
-    with pytest.raises(ConfigError, match=r"ready.pkl: ModuleNotFoundError: .*a_world_of_yesterday"):
-        CheckpointFolder.stream(checkpoint)
+    manifest = json.loads((checkpoint / "state.json").read_text())
+    manifest["files"]["ready.pkl"] = manifest["files"].pop("ready.jsonl")
+    (checkpoint / "state.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match=r"does not name ready.jsonl: another version of Troupe wrote it"):
+        CheckpointFolder.progress(checkpoint)

@@ -245,13 +245,16 @@ class VerlLearner(VerlWorker):
 
 
 def _adapters_of(folder: str) -> tuple[int, int]:
-    """Rank and alpha of a checkpoint's adapters; zeros if it has none."""
+    """Rank and alpha of a checkpoint's adapters; zeros if it has none. Raises ``ConfigError``."""
     path = os.path.join(folder, LORA_RECORD)
     if not os.path.exists(path):
         return 0, 0
-    with open(path, encoding="utf-8") as file:
-        record = json.load(file)
-    return int(record["r"]), int(record["lora_alpha"])
+    try:
+        with open(path, encoding="utf-8") as file:
+            record = json.load(file)
+        return int(record["r"]), int(record["lora_alpha"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} does not say which adapters the checkpoint has: {error!r}") from error
 
 
 def _has_sampled_tokens(batch: TrainBatch) -> bool:

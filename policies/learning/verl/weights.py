@@ -49,13 +49,17 @@ def read(path: str, tensors: Mapping[str, torch.Tensor]) -> None:
     """Fill ``tensors``, sharded or not, from the whole ones of the same names that ``write`` wrote.
 
     Raises:
-        ConfigError: the file is not there, or holds other tensors.
+        ConfigError: the file is not there, is damaged, or holds other tensors.
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     if not os.path.exists(path):
         raise ConfigError(f"{path} is missing: the checkpoint was written by a run with other settings.")
-    with safe_open(path, "pt") as file:
+    try:
+        opened = safe_open(path, "pt")
+    except SafetensorError as error:
+        raise ConfigError(f"{path} is damaged, or is no file of tensors: {error}") from error
+    with opened as file:
         missing = sorted(set(tensors) - set(file.keys()))
         if missing:
             raise ConfigError(f"{path} lacks {missing[0]!r}, which the model has: it is of another model.")

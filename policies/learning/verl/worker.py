@@ -23,6 +23,7 @@ from policies.learning.verl import dropout
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.config import optimizer_config
 from policies.learning.verl.data import Share
+from policies.learning.verl.state_files import read_as_data, read_state
 
 # isort: split
 from tensordict import TensorDict
@@ -33,7 +34,8 @@ from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
 
 WEIGHTS = os.path.join("huggingface", "model.safetensors")
-
+PARTS = ("model", "optim", "extra_state")
+"""Of a rank's state: verl writes a file for each."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -143,10 +145,11 @@ class VerlWorker(TrainingWorker):
         """
         saved, present = _num_ranks_of(folder), dist.get_world_size()
         if saved == present:
-            self.load_checkpoint(folder)
+            with read_as_data([_state_file(folder, part, saved, dist.get_rank()) for part in PARTS]):
+                self.load_checkpoint(folder)
             return None
         self._load_weights(folder)
-        self._load_schedule(os.path.join(folder, f"extra_state_world_size_{saved}_rank_0.pt"))
+        self._load_schedule(_state_file(folder, "extra_state", saved, 0))
         return (
             f"The checkpoint was written by {saved} learner rank(s) and is loaded by {present}: weights and "
             "schedule are as they were; the optimizer's moments and the random generators begin anew."
@@ -160,9 +163,13 @@ class VerlWorker(TrainingWorker):
 
     def _load_schedule(self, path: str) -> None:
         schedule = self.engine.lr_scheduler
-        schedule.load_state_dict(torch.load(path, weights_only=False)["lr_scheduler"])
+        schedule.load_state_dict(read_state(path)["lr_scheduler"])
         for group, lr in zip(self.engine.optimizer.param_groups, schedule.get_last_lr(), strict=True):
             group["lr"] = lr
+
+
+def _state_file(folder: str, part: str, num_ranks: int, rank: int) -> str:
+    return os.path.join(folder, f"{part}_world_size_{num_ranks}_rank_{rank}.pt")
 
 
 def _num_ranks_of(folder: str) -> int:
