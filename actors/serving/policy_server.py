@@ -24,9 +24,9 @@ from actors.sampling.queue_worker import QueueWorker
 from actors.serving.http import http, prometheus_text, respond
 from actors.settings import MODEL_NAME, ServerConfig
 from actors.weights.follower import WeightFollower, open_transport
-from environments.errors import SamplerError
+from environments.errors import SamplerError, TroupeError
 from policies.chat import ChatRenderer, load_tokenizer
-from policies.engines.base import engine_class
+from policies.engines.base import Engine, engine_class
 from policies.openai.frontend import OpenAIFrontend
 from policies.openai.protocol import ChatRequest, CompletionRequest
 
@@ -85,10 +85,7 @@ class PolicyServer:
         sys.setswitchinterval(SWITCH_SECONDS)
         self._store, self._directory = store, directory
         transport = await _unless_gone(open_transport(store))
-        # In a thread: a model that takes minutes to load must not keep Serve from hearing of this replica.
-        self._engine = await asyncio.to_thread(
-            engine_class(config.engine), model_path, config.engine, config.adapters
-        )
+        self._engine = await self._started_engine(model_path, config)
         renderer = ChatRenderer(load_tokenizer(model_path))
         self._openai = OpenAIFrontend(model_name, renderer, self._engine, config.adapters)
         self._queue_workers: dict[ray.actor.ActorHandle, QueueWorker] = {}
@@ -98,6 +95,19 @@ class PolicyServer:
             asyncio.create_task(_unless_gone(self._weights.run())),
             asyncio.create_task(_unless_gone(self._follow_samplers())),
         ]
+
+    async def _started_engine(self, model_path: str, config: ServerConfig) -> Engine:
+        """The engine. The program hears what keeps it from starting: Serve would only count attempts."""
+        make = engine_class(config.engine)
+        try:
+            # In a thread: while a model is loaded, which takes minutes, Serve has to hear of this replica.
+            return await asyncio.to_thread(make, model_path, config.engine, config.adapters)
+        except Exception as error:
+            told = (
+                error if isinstance(error, TroupeError) else SamplerError(f"{type(error).__name__}: {error}")
+            )
+            await self._store.report.remote(told)
+            raise
 
     # -- versions ------------------------------------------------------------------------------------
 
@@ -250,7 +260,7 @@ class PolicyApp:
         """Deploy and wait until all replicas are ready.
 
         Raises:
-            SamplerError: a replica did not come up; Serve's message says why.
+            TroupeError: what has kept a replica from starting.
         """
         config = self._config
         start_serve(config)
@@ -258,6 +268,7 @@ class PolicyApp:
         try:
             serve.run(self._bound, name=self.name, route_prefix=route)
         except (RuntimeError, RayServeException) as error:
+            self.check_replicas()  # whose own words say more than Serve's
             raise SamplerError(f"The policy server did not start: {error}") from error
 
     def wait_for_version(self, version: int) -> None:

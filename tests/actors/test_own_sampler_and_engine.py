@@ -10,7 +10,7 @@ import pytest
 
 from actors.engine import AgentExecutionEngine
 from environments import MultiTurnEnvironment, TerminationReason, Trajectory
-from environments.errors import ConfigError
+from environments.errors import ConfigError, SamplerError
 from policies import GameAgent, ToolAgent
 
 if TYPE_CHECKING:
@@ -99,3 +99,22 @@ def test_an_engine_of_ones_own_samples_behind_the_policy_server(scripted_policy:
     assert [each.reward for each in played] == [1.0] * 4
     completion = played[0].steps[0].completion
     assert completion is not None and completion.logprobs == (-0.5,) * 7
+
+
+@pytest.mark.engine
+def test_what_keeps_an_engine_from_starting_is_told_in_its_own_words(
+    serve_port: int, tiny_model: Path
+) -> None:
+    from actors.serving.policy_server import PolicyApp
+    from actors.settings import ServerConfig
+    from actors.weights.store import WeightStore
+    from policies.settings import EngineConfig
+
+    options = {"replies": ["1"], "start_error": "There is no room on the moon."}
+    config = ServerConfig(engine=EngineConfig(name="scripted_engine:ScriptedEngine", options=options))
+    app = PolicyApp("failing", str(tiny_model), config, WeightStore.remote())  # type: ignore[attr-defined]
+    try:
+        with pytest.raises(SamplerError, match=r"^ValueError: There is no room on the moon\.$"):
+            app.start()
+    finally:
+        app.stop()
