@@ -12,7 +12,7 @@ import pytest
 from denied_calls import UNSHARE, interpreter_denied
 
 from environments.rewards.code.reward import code_reward_fn
-from environments.sandbox.local import LocalSandbox
+from environments.sandbox.local import BestEffortSandbox
 
 FORGE = """
 import os
@@ -366,7 +366,7 @@ def score(request, monkeypatch, denied):
     return score
 
 
-BEST_EFFORT = LocalSandbox()
+BEST_EFFORT = BestEffortSandbox()
 
 
 @pytest.mark.slow

@@ -72,8 +72,8 @@ def code_reward_fn(task_info: dict[str, Any], action: str, sandbox: SandboxSourc
 
     The tests are ``task_info["tests"]`` or else ``["ground_truth"]``: data, or JSON text of it, in one of the
     shapes that public sets have (LiveCodeBench, TACO and APPS, CodeContests, HumanEval, MBPP, KodCode,
-    LeetCode), in which two lists of equal length hold a test in each place. ``"entry_point"``, ``"fn_name"`` or
-    ``"metadata": {"func_name": ...}`` of the task name the function. Assertions see all that the solution
+    LeetCode), in which two lists of equal length hold a test in each place. ``"entry_point"``, ``"fn_name"``
+    or ``"metadata": {"func_name": ...}`` of the task name the function. Assertions see all that the solution
     defines, but no name that Python has too (a builtin, or one that solutions find imported, as
     ``isclose``): such a one has to be named by the task, or imported ``from solution``. Output is compared
     line by line without trailing blanks, and numbers with a tolerance of 1e-6 where one is no integer; it is
