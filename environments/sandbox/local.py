@@ -46,18 +46,18 @@ _KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH")  # without them, some interpreters
 
 @dataclass(frozen=True)
 class LocalSandbox:
-    """Runs programs as processes of this machine, in namespaces of their own where the kernel allows them.
+    """Runs programs as processes of this machine, in namespaces of their own.
 
     A program runs in a fresh interpreter with the installed packages, in an empty directory that is removed
-    afterwards, without the parent's environment variables. Where the kernel allows namespaces, it has no
-    network, sees no other process (in a container that masks /proc: their names), can write nowhere else, and
-    can read nothing else but the system's programs and the packages: no home, no data set, no /tmp. When it
-    ends, all processes that it started are killed; without namespaces, only a process that first killed its
-    supervisor and cleared its own environment can get away. Takes about 50 ms more than the program does.
+    afterwards, without the parent's environment variables. It has no network, sees no other process (in a
+    container that masks /proc: their names), can write nowhere else, and can read nothing else but the
+    system's programs and the packages: no home, no data set, no /tmp. When it ends, all processes that it
+    started are killed. Takes about 50 ms more than the program does.
 
     Args:
-        isolation: "required", or "best-effort": without namespaces, programs run all the same, kept in by
-            landlock and seccomp as far as the kernel has them (``restrictions``).
+        isolation: "required", or "best-effort": where the kernel denies namespaces, programs run all the
+            same, kept in by landlock and seccomp as far as it has them (``restrictions``). Without them, a
+            process that first killed its supervisor and cleared its own environment can get away.
     """
 
     isolation: Literal["required", "best-effort"] = "required"
@@ -67,6 +67,8 @@ class LocalSandbox:
             raise ConfigError(
                 f"LocalSandbox.isolation={self.isolation!r} is unknown: use one of {', '.join(ISOLATIONS)}."
             )
+        if self.isolation == "best-effort":
+            announce_best_effort()
 
     def run(self, source: str, stdin: str = "", limits: SandboxLimits = DEFAULT_LIMITS) -> SandboxResult:
         """Run ``source`` and return its result, see ``Sandbox``.
@@ -261,6 +263,15 @@ def _started(supervisor: int, mark: bytes) -> list[int]:
     while generation := {pid for pid, parent in parents.items() if parent in generation}:
         descendants |= generation
     return list((descendants | marked) - ended)
+
+
+@functools.cache
+def announce_best_effort() -> None:
+    """Say, once in a process, that isolation is not required; the process that starts a run says it too."""
+    logger.warning(
+        "The sandbox is best-effort: on a node that denies namespaces, programs of a model run without, and "
+        "may forge their rewards. Choose sandbox='local' to require isolation."
+    )
 
 
 @functools.cache

@@ -425,6 +425,14 @@ def has_landlock() -> bool:
     return ctypes.CDLL(None).syscall(LANDLOCK[0], None, 0, 1) >= 6
 
 
+def test_choosing_best_effort_is_announced_by_the_process_that_chooses_it(caplog):
+    sandbox.announce_best_effort.cache_clear()
+    LocalSandbox()
+    assert caplog.text == ""
+    LocalSandbox(isolation="best-effort")
+    assert "may forge their rewards" in caplog.text
+
+
 def test_an_unknown_isolation_is_a_config_error():
     with pytest.raises(ConfigError, match="isolation='none' is unknown"):
         LocalSandbox(isolation="none")

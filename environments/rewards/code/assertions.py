@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import importlib
 import inspect
 import itertools
@@ -142,7 +143,7 @@ def with_parameters(test: Callable[..., Any]) -> Iterator[Callable[[], object]]:
     marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
     for chosen in itertools.product(*(list(arguments(*mark.args[:2])) for mark in marks)):
         keywords = {name: value for part in chosen for name, value in part.items()}
-        yield lambda keywords=keywords: test(**keywords)
+        yield functools.partial(test, **keywords)
 
 
 def arguments(names: str | Iterable[str], rows: Iterable[Any]) -> Iterator[dict[str, Any]]:
