@@ -228,6 +228,10 @@ ATTACKS = {
         "class np:\n    allclose = staticmethod(lambda *_: True)\n    array = list\ndef add(a, b): return 9",
         "assert np.allclose(add(1, 2), 3)",
     ),
+    "an own pd, where pandas may not be installed": (
+        "class pd:\n    Series = staticmethod(lambda *_: 9)\ndef add(a, b): return 9",
+        "assert add(1, 2) == pd.Series([3])",
+    ),
     "an own Decimal for tests that do not import it": (
         "def Decimal(text): return 9\ndef add(a, b): return 9", "assert add(1, 2) == Decimal('3')",
     ),

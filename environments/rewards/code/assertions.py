@@ -76,24 +76,22 @@ def names_of_solution(
 
 
 def library_of(name: str, tree: ast.Module) -> Any:
-    """The module, or its object, that tests mean by a name that they do not import; None for a solution's."""
-    module = ALIASES.get(name) or STANDARD_NAMES.get(name)
-    if module is None and name in sys.stdlib_module_names and has_attributes_alone(name, tree):
-        module = name
-    if module is None:
-        return None
-    try:
-        found = importlib.import_module(module)
-    except ImportError:
-        return None
-    return getattr(found, name) if name in STANDARD_NAMES else found
+    """The module, or its object, that tests mean by a name that they do not import; None for a solution's.
 
-
-def has_attributes_alone(name: str, tree: ast.Module) -> bool:
-    """Whether tests use a name as that of a module: they never call it, and pass it to nothing."""
+    Raises:
+        ImportError: it is not installed. With one of its own, the solution would be its own judge.
+    """
     uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == name]
+    if not uses:
+        return None
+    if name in STANDARD_NAMES:
+        return getattr(importlib.import_module(STANDARD_NAMES[name]), name)
     owners = [node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    return bool(uses) and all(use in owners for use in uses)
+    if name in ALIASES or (name in sys.stdlib_module_names and all(use in owners for use in uses)):
+        return importlib.import_module(
+            ALIASES.get(name, name)
+        )  # used as a module, so neither called nor passed
+    return None
 
 
 def meant_names(tree: ast.Module, function: str | None, prelude: dict[str, Any]) -> set[str]:
