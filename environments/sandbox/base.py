@@ -15,7 +15,10 @@ from typing import Protocol, runtime_checkable
 from environments.errors import ConfigError
 from environments.named_class import load_class
 
-SANDBOXES = {"local": "environments.sandbox.local:LocalSandbox"}
+SANDBOXES = {
+    "local": "environments.sandbox.local:LocalSandbox",
+    "best-effort": "environments.sandbox.local:BestEffortSandbox",
+}
 """The sandboxes that need no arguments, by name; imported when they are asked for."""
 
 

@@ -15,6 +15,7 @@ import io
 import json
 import os
 import resource
+import runpy
 import signal
 import struct
 import sys
@@ -24,7 +25,8 @@ from typing import Any
 PROGRAM_NAME = "main.py"
 NOBODY = 65534
 MAX_REPORT_BYTES = 16 << 20
-MAX_PROCESSES = "301"  # the least that the kernel takes
+MAX_PROCESSES = 301  # the least that the kernel takes
+MAX_FILES = 10_000  # and folders
 PID_MAX_OF_NAMESPACES = (6, 14)  # before this version of Linux, kernel.pid_max holds for the machine
 HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 STANDARD_STREAMS = {"fd": "fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}  # of /dev, in /proc/self
@@ -62,8 +64,13 @@ def main() -> None:
     if program == 0:
         die_with_parent(0 if apart else supervisor)  # seen from a namespace, a process outside has no number
         isolated = apart and hide_files(settings["directory"], settings["file_bytes"])
+        if settings["isolation_required"] and not isolated:
+            say(status, {"isolated": False})
+            return
         os.chdir(settings["directory"])  # again: the new root covers the directory that we stood in
         give_up_rights()
+        if not isolated:
+            restrict(settings["directory"])
         set_limits(settings)
         with open(settings["program_fd"], encoding="utf-8") as file:
             source = file.read()
@@ -104,7 +111,13 @@ def close_files(directory: str, file_bytes: int) -> bool:
         set_mount("/", AT_RECURSIVE, put=MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
         for device in devices:
             set_mount(device, 0, clear=MOUNT_ATTR_NODEV)
-        mount("tmpfs", directory, "tmpfs", MS_NOSUID | MS_NODEV, f"size={file_bytes},mode=0700")
+        mount(
+            "tmpfs",
+            directory,
+            "tmpfs",
+            MS_NOSUID | MS_NODEV,
+            f"size={file_bytes},nr_inodes={MAX_FILES},mode=0700",
+        )
     except OSError:
         return False
     return True
@@ -113,7 +126,7 @@ def close_files(directory: str, file_bytes: int) -> bool:
 def limit_processes() -> None:
     """Let no more than a few hundred processes run in this namespace, where it counts them by itself."""
     if tuple(int(part) for part in os.uname().release.split(".")[:2]) >= PID_MAX_OF_NAMESPACES:
-        write("/proc/sys/kernel/pid_max", MAX_PROCESSES)
+        write("/proc/sys/kernel/pid_max", str(MAX_PROCESSES))
 
 
 def hide_files(directory: str, file_bytes: int) -> bool:
@@ -145,7 +158,13 @@ def hide_files(directory: str, file_bytes: int) -> bool:
         except OSError:
             mount("/proc", f"{root}/proc", None, MS_BIND | MS_REC)
             set_mount(f"{root}/proc", AT_RECURSIVE, put=MOUNT_ATTR_RDONLY)
-        mount("tmpfs", root + directory, "tmpfs", MS_NOSUID | MS_NODEV, f"size={file_bytes},mode=0700")
+        mount(
+            "tmpfs",
+            root + directory,
+            "tmpfs",
+            MS_NOSUID | MS_NODEV,
+            f"size={file_bytes},nr_inodes={MAX_FILES},mode=0700",
+        )
         os.chroot(root)  # without capabilities, nothing leads out of it
     except OSError:
         libc.umount2(os.fsencode(root), MNT_DETACH)
@@ -174,6 +193,13 @@ def make_place(path: str, is_folder: bool) -> None:
     os.makedirs(path if is_folder else os.path.dirname(path), exist_ok=True)
     if not is_folder:
         open(path, "a", encoding="ascii").close()
+
+
+def restrict(directory: str) -> None:
+    """Keep the program in by what is left without namespaces, see ``restrictions``."""
+    restrictions = runpy.run_path(os.path.join(os.path.dirname(__file__), "restrictions.py"))
+    devices = [device for device in HARMLESS_DEVICES if os.path.exists(device)]
+    restrictions["restrict"](directory, [*seen_paths(), "/proc"], devices)
 
 
 def give_up_rights() -> None:

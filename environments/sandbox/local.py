@@ -16,39 +16,66 @@ import uuid
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
-from environments.errors import EnvironmentFailure
+from environments.errors import ConfigError, EnvironmentFailure
 from environments.sandbox import child
 from environments.sandbox.base import DEFAULT_LIMITS, SandboxLimits, SandboxResult
 from environments.sandbox.outcome import make_result
+from environments.sandbox.process_tree import usage_below
 
 logger = logging.getLogger(__name__)
 
 _CHILD = Path(__file__).with_name("child.py")
 _START_SECONDS = 60.0  # an interpreter takes 0.03; on a machine that is short of memory, much longer
 _KILL_SECONDS = 10.0
+_COUNT_SECONDS = 0.2
 _MARK = "TROUPE_SANDBOX"
+_NO_NAMESPACES = (
+    "This machine allows no user namespaces (unshare(CLONE_NEWUSER), and mount_setattr of Linux 5.12): "
+    "programs of a model may read files of this user, reach its processes, and forge their rewards."
+)
+_REMEDY = (
+    "Allow them: in a container by the options --security-opt seccomp=unconfined --security-opt "
+    "apparmor=unconfined, on the machine by the setting user.max_user_namespaces above 0. Or use a container "
+    "for each program: CommandSandbox. Or choose to run without: sandbox='best-effort'."
+)
+ISOLATIONS = ("required", "best-effort")
 _KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH")  # without them, some interpreters do not start
 
 
 @dataclass(frozen=True)
 class LocalSandbox:
-    """Runs programs as processes of this machine, in namespaces of their own where the kernel allows them.
+    """Runs programs as processes of this machine, in namespaces of their own.
 
     A program runs in a fresh interpreter with the installed packages, in an empty directory that is removed
-    afterwards, without the parent's environment variables. Where the kernel allows namespaces, it has no
-    network, sees no other process (in a container that masks /proc: their names), can write nowhere else, and
-    can read nothing else but the system's programs and the packages: no home, no data set, no /tmp. When it
-    ends, all processes that it started are killed; without namespaces, only a process that first killed its
-    supervisor and cleared its own environment can get away. Takes about 50 ms more than the program does.
+    afterwards, without the parent's environment variables. It has no network, sees no other process (in a
+    container that masks /proc: their names), can write nowhere else, and can read nothing else but the
+    system's programs and the packages: no home, no data set, no /tmp. When it ends, all processes that it
+    started are killed. Takes about 50 ms more than the program does.
+
+    Args:
+        isolation: "required", or "best-effort": where the kernel denies namespaces, programs run all the
+            same, kept in by landlock and seccomp as far as it has them (``restrictions``). Without them, a
+            process that first killed its supervisor and cleared its own environment can get away.
     """
+
+    isolation: Literal["required", "best-effort"] = "required"
+
+    def __post_init__(self) -> None:
+        if self.isolation not in ISOLATIONS:
+            raise ConfigError(
+                f"LocalSandbox.isolation={self.isolation!r} is unknown: use one of {', '.join(ISOLATIONS)}."
+            )
+        if self.isolation == "best-effort":
+            announce_best_effort()
 
     def run(self, source: str, stdin: str = "", limits: SandboxLimits = DEFAULT_LIMITS) -> SandboxResult:
         """Run ``source`` and return its result, see ``Sandbox``.
 
         Raises:
-            EnvironmentFailure: the interpreter did not start.
+            EnvironmentFailure: the interpreter did not start, or isolation is required and the kernel does
+                not allow it.
         """
         begin = time.monotonic()
         with ExitStack() as stack:
@@ -59,11 +86,18 @@ class LocalSandbox:
             _fill(files.stdin, stdin)
             directory = tempfile.mkdtemp(prefix="sandbox-")
             stack.callback(_remove, directory)
-            with _Supervisor(files, directory, limits) as supervisor:
+            with _Supervisor(files, directory, limits, self.isolation == "required") as supervisor:
                 end = supervisor.wait()
             return make_result(
                 files.output(limits.output_bytes), end, limits, supervisor.isolated, time.monotonic() - begin
             )
+
+
+@dataclass(frozen=True)
+class BestEffortSandbox(LocalSandbox):
+    """The local sandbox that runs programs where they cannot be isolated, too: "best-effort" by name."""
+
+    isolation: Literal["required", "best-effort"] = "best-effort"
 
 
 @dataclass(frozen=True)
@@ -85,15 +119,19 @@ class _Files:
 class _Supervisor:
     """The process that runs the program, see ``child``. Leaving the block leaves none behind."""
 
-    def __init__(self, files: _Files, directory: str, limits: SandboxLimits) -> None:
+    def __init__(
+        self, files: _Files, directory: str, limits: SandboxLimits, isolation_required: bool
+    ) -> None:
         self.isolated = False
         self._files = files
         self._limits = limits
+        self._isolation_required = isolation_required
         self._mark = f"{_MARK}={uuid.uuid4().hex}"
         self._received = b""
         self._status_fd, status_fd = os.pipe()
         settings = asdict(limits) | {"parent": os.getpid(), "directory": directory, "status_fd": status_fd}
         settings |= {"program_fd": files.program.fileno(), "report_fd": files.report.fileno()}
+        settings["isolation_required"] = isolation_required
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", str(_CHILD), json.dumps(settings)],
@@ -131,7 +169,7 @@ class _Supervisor:
         """Wait until the program ended, at most ``timeout_seconds`` from its start; None if it was not done.
 
         Raises:
-            EnvironmentFailure: it did not even start.
+            EnvironmentFailure: it did not even start, or was not isolated as required.
         """
         start = self._next_line(_START_SECONDS)
         if not start:
@@ -141,10 +179,22 @@ class _Supervisor:
                 f"The sandbox's interpreter {sys.executable} did not start. It said: {said}."
             )
         self.isolated = json.loads(start)["isolated"]
+        if self._isolation_required and not self.isolated:
+            raise EnvironmentFailure(f"{_NO_NAMESPACES} {_REMEDY}")
         if not self.isolated:
             warn_of_no_isolation()
-        end = self._next_line(self._limits.timeout_seconds)
-        return None if end is None else json.loads(end or '{"status": 9, "cpu_seconds": 0}')
+        return self._wait_for_end(time.monotonic() + self._limits.timeout_seconds)
+
+    def _wait_for_end(self, deadline: float) -> dict[str, Any] | None:
+        """Wait for the end of the program, or until its processes together use more than the limits."""
+        while (left := deadline - time.monotonic()) > 0:
+            end = self._next_line(min(left, _COUNT_SECONDS))
+            if end is not None:
+                return dict(json.loads(end or '{"status": 9, "cpu_seconds": 0}'))
+            usage = usage_below(self._process.pid)
+            if usage.memory_bytes > self._limits.memory_bytes or usage.num_processes > child.MAX_PROCESSES:
+                return {"status": 9, "cpu_seconds": 0, "out_of_memory": True}
+        return None
 
     def _next_line(self, seconds: float) -> bytes | None:
         """The supervisor's next line; empty if it is dead, None if it writes none for ``seconds``."""
@@ -216,10 +266,15 @@ def _started(supervisor: int, mark: bytes) -> list[int]:
 
 
 @functools.cache
+def announce_best_effort() -> None:
+    """Say, once in a process, that isolation is not required; the process that starts a run says it too."""
+    logger.warning(
+        "The sandbox is best-effort: on a node that denies namespaces, programs of a model run without, and "
+        "may forge their rewards. Choose sandbox='local' to require isolation."
+    )
+
+
+@functools.cache
 def warn_of_no_isolation() -> None:
     """Warn, once in a process, that this machine cannot isolate programs."""
-    logger.warning(
-        "This machine allows no user namespaces: programs in the sandbox can reach the network and other "
-        "processes, and read and write all files of this user, also the answers that they are judged by. Run "
-        "where unshare(CLONE_NEWUSER) and mount_setattr (Linux 5.12) are allowed to keep them in."
-    )
+    logger.warning("%s Programs run all the same, by LocalSandbox.isolation=best-effort.", _NO_NAMESPACES)

@@ -21,11 +21,12 @@ def make_result(
 
     Args:
         output: Its stdout, its stderr, and the report of ``child.run``, each cut to the limits.
-        end: ``{"status": wait status, "cpu_seconds": float}``; None for a program that had to be stopped.
+        end: ``{"status": wait status, "cpu_seconds": float}``, and ``"out_of_memory": True`` where its
+            processes together had too much; None for a program that had to be stopped.
     """
     stdout, stderr, report = output
     reported = _read_report(report)
-    ending, exit_code = _ending(end, "error" in reported, limits)
+    ending, exit_code = _ending(end, "error" in reported or bool(end and end.get("out_of_memory")), limits)
     value = reported.get("value")
     return SandboxResult(
         stdout=stdout.decode("utf-8", "replace"),

@@ -129,6 +129,25 @@ def test_a_method_of_a_solution_is_found():
     assert verdict(code, tests=check, entry_point="twice").reward == 1.0
 
 
+LEETCODE = """
+def check(candidate):
+    assert candidate(nums=[2, 7, 11, 15], target=9) == [0, 1]
+    assert candidate(nums=[3, 3], target=6) == [0, 1]
+
+check(Solution().twoSum)
+"""
+
+
+@pytest.mark.parametrize("tests", [LEETCODE, {"functional": LEETCODE}, [LEETCODE]])
+def test_tests_may_call_their_check_themselves(tests):
+    code = (
+        "class Solution:\n    def twoSum(self, nums: List[int], target: int) -> List[int]:\n"
+        "        return next([i, j] for j in range(len(nums)) for i in range(j) if nums[i] + nums[j] == {})"
+    )
+    assert verdict(code.format("target"), tests=tests).metadata["failures"] == []
+    assert verdict(code.format("target + 1"), tests=tests).reward == 0.0
+
+
 def test_assertions_may_use_classes_errors_and_arguments_that_change():
     code = """
 class Stack:
@@ -580,6 +599,7 @@ def test_values_are_compared_as_plain_data(got, expected, same):
         ({"tests": [{"input": "1", "output": "1", "testtype": "functional"}]}, "func_name"),
         ({"tests": {"inputs": [1], "outputs": []}}, "1 inputs but 0 outputs"),
         ({"tests": "def check(candidate): pass"}, "entry_point"),
+        ({"tests": "assert add(1, 2 == 3"}, r"assert add\(1, 2 == 3.*no Python"),
         ({"tests": {"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}}, "no JSON"),
     ],
 )

@@ -64,7 +64,7 @@ def test_a_code_environment_takes_a_sandbox_or_a_reward_function():
 @pytest.mark.parametrize(
     ("sandbox", "sentence"),
     [
-        ("docker", "sandbox: there is no 'docker'. Known: local."),
+        ("docker", "sandbox: there is no 'docker'. Known: best-effort, local."),
         ("no_such_module:Sandbox", "there is no module 'no_such_module'"),
         ("own_sandbox:Missing", "own_sandbox.Missing has to be a class"),
         ("own_sandbox:WithoutRun", "derived from environments.sandbox.base.Sandbox"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
@@ -8,15 +9,16 @@ import venv
 from pathlib import Path
 
 import pytest
+from denied_calls import LANDLOCK, MOUNT_SETATTR, UNSHARE, interpreter_denied
 
 from environments.errors import ConfigError, EnvironmentFailure
 from environments.sandbox import local as sandbox
 from environments.sandbox.base import Ending, SandboxLimits, clip
-from environments.sandbox.local import LocalSandbox
+from environments.sandbox.local import BestEffortSandbox, LocalSandbox
 
 MARK = "troupe-test-straggler"
 
-run_python = LocalSandbox().run
+run_python = BestEffortSandbox().run
 
 ESCAPE = f"""
 import os, sys, time
@@ -55,21 +57,14 @@ def directories(parent: Path) -> list[str]:
     return [path.name for path in parent.iterdir()]
 
 
-REFUSED = {
-    "without namespaces": ("libc.unshare(", "(lambda flags: -1)("),
-    "without mount_setattr": ("AT_RECURSIVE = 2, 442", "AT_RECURSIVE = 2, 9999"),
-}
+REFUSED = {"without namespaces": UNSHARE, "without mount_setattr": MOUNT_SETATTR}
 
 
 @pytest.fixture(params=["as the kernel allows", *REFUSED])
 def kernel(request, tmp_path, monkeypatch):
-    """Runs a test again on kernels that refuse all namespaces, or are older than Linux 5.12."""
+    """Runs a test again on kernels that deny all namespaces, or are older than Linux 5.12."""
     if request.param in REFUSED:
-        source = Path(sandbox.__file__).with_name("child.py").read_text()
-        assert REFUSED[request.param][0] in source
-        child = tmp_path / "child.py"
-        child.write_text(source.replace(*REFUSED[request.param]))
-        monkeypatch.setattr(sandbox, "_CHILD", child)
+        monkeypatch.setattr(sys, "executable", interpreter_denied(tmp_path, REFUSED[request.param]))
     return request.param
 
 
@@ -199,10 +194,9 @@ def test_processes_that_left_the_session_are_killed(kernel, seconds, environment
 
 def test_a_program_cannot_end_its_supervisor_unnoticed(kernel):
     result = run_python("import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(0.2)\n'alive'")
-    if result.isolated:  # its parent is outside: number 0, its own group, which it is not the leader of
-        assert result.ending in (Ending.EXITED, Ending.KILLED)
-    else:
-        assert result.ending is Ending.KILLED
+    # Isolated, its parent is outside: number 0, its own group, which it is not the leader of. Else landlock
+    # denies the signal, or the end of the supervisor ends it.
+    assert result.ending in (Ending.EXITED, Ending.KILLED)
 
 
 def test_isolation_keeps_network_files_and_processes_away(tmp_path):
@@ -302,6 +296,31 @@ def test_missing_isolation_is_told(kernel, caplog):
 
 
 @pytest.mark.slow
+def test_memory_is_limited_for_all_processes_together(kernel):
+    source = """
+import os, time
+for _ in range(4):
+    if os.fork() == 0:
+        block = bytearray(os.urandom(1 << 20)) * 60
+        time.sleep(30)
+        os._exit(0)
+time.sleep(30)
+"""
+    limits = SandboxLimits(timeout_seconds=20, memory_bytes=200 << 20)
+    begin = time.monotonic()
+    result = run_python(source, limits=limits)
+    assert result.ending is Ending.OUT_OF_MEMORY
+    assert time.monotonic() - begin < 15
+
+
+def test_an_isolated_program_makes_a_limited_number_of_files():
+    result = run_python("for n in range(20_000): open(str(n), 'w').close()")
+    if not result.isolated:
+        pytest.skip("this kernel allows no user namespaces")
+    assert "No space left on device" in result.stderr
+
+
+@pytest.mark.slow
 def test_a_fork_bomb_ends(kernel):
     source = "import os, time\nfor _ in range(8): os.fork()\ntime.sleep(60)"
     begin = time.monotonic()
@@ -356,3 +375,64 @@ def test_impossible_limits_are_refused(limits):
 def test_clip_keeps_the_beginning_and_the_end():
     assert clip("abc", 3) == "abc"
     assert clip("a" * 10 + "b" * 10, 4) == "aa\n[... 16 characters cut ...]\nbb"
+
+
+@pytest.mark.parametrize("denied", REFUSED.values())
+def test_isolation_that_is_required_and_denied_is_an_error_with_a_remedy(denied, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", interpreter_denied(tmp_path, denied))
+    with pytest.raises(EnvironmentFailure, match=r"no user namespaces .*Allow them: .*'best-effort'"):
+        LocalSandbox().run("raise SystemExit(3)")
+
+
+def test_without_namespaces_files_sockets_and_processes_stay_out_of_reach(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", interpreter_denied(tmp_path, UNSHARE))
+    canary = tmp_path / "canary"
+    canary.write_text("here")
+    source = f"""
+import os, socket
+open("mine", "w").write("allowed")
+open("/dev/null", "w").write("allowed")
+done = []
+for name, action in {{
+    "network": lambda: socket.socket(),
+    "read": lambda: open({str(canary)!r}).read(),
+    "write": lambda: open({str(canary)!r}, "w"),
+    "create": lambda: open({str(tmp_path / "new")!r}, "w"),
+    "delete": lambda: os.remove({str(canary)!r}),
+    "shadow": lambda: open("/etc/shadow").read(),
+    "environ": lambda: open("/proc/{os.getpid()}/environ").read(),
+    "memory": lambda: open("/proc/{os.getpid()}/mem", "rb"),
+    "parent": lambda: open(f"/proc/{{os.getppid()}}/fd/0"),
+    "kill": lambda: os.kill({os.getpid()}, 0),
+    "kill parent": lambda: os.kill(os.getppid(), 0),
+}}.items():
+    try:
+        action()
+        done.append(name)
+    except OSError:
+        pass
+done
+"""
+    if not has_landlock():
+        pytest.skip("this kernel has no landlock")
+    result = run_python(source)
+    assert (result.isolated, result.value, result.stderr) == (False, "[]", "")
+    assert canary.read_text() == "here"
+
+
+def has_landlock() -> bool:
+    """Whether landlock keeps signals in, which it does from its version 6."""
+    return ctypes.CDLL(None).syscall(LANDLOCK[0], None, 0, 1) >= 6
+
+
+def test_choosing_best_effort_is_announced_by_the_process_that_chooses_it(caplog):
+    sandbox.announce_best_effort.cache_clear()
+    LocalSandbox()
+    assert caplog.text == ""
+    LocalSandbox(isolation="best-effort")
+    assert "may forge their rewards" in caplog.text
+
+
+def test_an_unknown_isolation_is_a_config_error():
+    with pytest.raises(ConfigError, match="isolation='none' is unknown"):
+        LocalSandbox(isolation="none")

@@ -1,11 +1,11 @@
 """The program that plays tests on a solution. It runs in the sandbox, see ``reward``.
 
 Reads from stdin, which is a file: the size of a plan in ``SIZE_DIGITS`` digits; the plan ``{"solution":
-source, "seconds": float, "tests": [{"kind", "function", "max_bytes", "start", "size"}]}``; and the inputs of
-the tests as JSON, each ``size`` bytes that begin ``start`` bytes after the plan. Writes a line per test,
-``{"text": str, "error": str | null}``. Each test runs in a fork of its own, so that a hang, a crash or an
-exit ends that test alone. No verdict is made here: for ``stdin`` the text is the output of the solution, for
-``call`` its result as JSON; the expected ones are not known here.
+source, "seconds": float, "modules": [those that tests import], "tests": [{"kind", "function", "max_bytes",
+"start", "size"}]}``; and the inputs of the tests as JSON, each ``size`` bytes that begin ``start`` bytes
+after the plan. Writes a line per test, ``{"text": str, "error": str | null}``. Each test runs in a fork of
+its own, so that a hang, a crash or an exit ends that test alone. No verdict is made here: for ``stdin`` the
+text is the output of the solution, for ``call`` its result as JSON; the expected ones are not known here.
 
 For ``assert``, test code has to run, so the fork is two: the tests in one process, the solution in another,
 which is asked by pipe and answers with plain values. No exit, ``__eq__`` or patch of it reaches the tests,
@@ -14,42 +14,29 @@ and it cannot look them up: they are read once it is forked, from a file that it
 
 from __future__ import annotations
 
-import ast
-import builtins
 import ctypes
 import functools
+import importlib
 import json
-import linecache
 import os
 import resource
 import signal
 import sys
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from environments.rewards.code.remote import NAMES, Line, base_values, serve
+from environments.rewards.code.assertions import keep_apart, run_tests
+from environments.rewards.code.execution import PRELUDE, SOLUTION, TESTS, execute, find, own_names
+from environments.rewards.code.remote import Line, serve
+from environments.rewards.code.values import base_values
 
 PR_SET_DUMPABLE = 4
 SIZE_DIGITS = 20
-SOLUTION = "solution.py"
-TESTS = "tests.py"
 PASSED = "passed"
 MAX_ERROR_BYTES = 2000
-
-# Names that solutions of the public sets use without importing them.
-PRELUDE = """\
-import bisect, collections, functools, heapq, itertools, math, operator, random, re, string, sys
-from bisect import *
-from collections import *
-from functools import *
-from heapq import *
-from itertools import *
-from math import *
-from typing import *
-"""
 
 
 def main() -> None:
@@ -59,6 +46,9 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     prelude: dict[str, Any] = {}
     exec(PRELUDE, prelude)
+    for module in plan["modules"]:  # before a solution runs, which may be able to change them
+        with suppress(Exception):  # the test that imports it will say it
+            importlib.import_module(module)
     for test in plan["tests"]:
         inputs, result, errors = (os.memfd_create(name) for name in ("inputs", "result", "errors"))
         pid = os.fork()
@@ -116,7 +106,9 @@ def play(solution: str, test: dict[str, Any], files: tuple[int, int, int], prelu
             os.close(descriptor)
         source = read_input(test)  # not before: the solution would have it
         redirect(files, test)
-        line = Line(os.fdopen(requests[1], "wb"), os.fdopen(replies[0], "rb"), {})
+        keep_apart()
+        takes_nan = "nan" in source.lower()
+        line = Line(os.fdopen(requests[1], "wb"), os.fdopen(replies[0], "rb"), {}, takes_nan)
         run_tests(source, test["function"], prelude, line)
         os.write(result, PASSED.encode())
         return
@@ -153,32 +145,6 @@ def redirect(files: tuple[int, int, int], test: dict[str, Any], given: str = "")
     sys.excepthook = show_error
 
 
-def execute(source: str, file: str, name: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Run ``source`` as the module ``name``, in which ``names`` are known; return all that it knows then."""
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    module = types.ModuleType(name)
-    sys.modules[name] = module
-    vars(module).update(names)
-    sys.setrecursionlimit(10_000)  # as judges of programming contests allow
-    exec(compile(source, file, "exec"), vars(module))
-    return vars(module)
-
-
-def own_names(solution: str, prelude: dict[str, Any]) -> dict[str, Any]:
-    """The names that a solution defines."""
-    names = execute(solution, SOLUTION, "solution", prelude)
-    return {name: value for name, value in names.items() if value is not prelude.get(name)}
-
-
-def find(names: dict[str, Any], function: str) -> Callable[..., Any]:
-    """The function of that name, or the method of a ``Solution``."""
-    if function in names:
-        return names[function]
-    if "Solution" in names and hasattr(names["Solution"], function):
-        return getattr(names["Solution"](), function)
-    raise NameError(f"the solution has no function {function!r}")
-
-
 def jsonable(value: Any) -> Any:
     """Plain data like ``value``: iterables become lists, keys become texts.
 
@@ -208,55 +174,6 @@ def show_error(kind: type[BaseException], error: BaseException, trace: types.Tra
     if where:
         sys.stderr.write(f"{where[-1].filename}, line {where[-1].lineno}: {where[-1].line}\n")
     sys.stderr.write("".join(traceback.format_exception_only(kind, error)))
-
-
-# -- assertions --------------------------------------------------------------------------------------
-
-
-def meant_names(source: str, function: str | None, prelude: dict[str, Any]) -> set[str]:
-    """The names by which tests mean the solution, also where a builtin or the prelude has the same.
-
-    The one that the task says, and those that the tests import; else, where they use no name that is the
-    solution's for certain, the first name that they call, as in ``assert sum(10, 15) == 25``.
-    """
-    nodes = list(ast.walk(ast.parse(source, TESTS)))
-    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module == "solution"]
-    meant = {alias.name for node in imports for alias in node.names} | ({function} if function else set())
-    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    stored |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    if meant or used - stored - prelude.keys() - vars(builtins).keys():
-        return meant
-    return set([name for name in called_names(nodes[0]) if name not in stored][:1])
-
-
-def called_names(node: ast.AST) -> Iterator[str]:
-    """The names that ``node`` calls, in the order in which Python would: arguments before their function."""
-    for child in ast.iter_child_nodes(node):
-        yield from called_names(child)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        yield node.func.id
-
-
-def run_tests(source: str, function: str | None, prelude: dict[str, Any], line: Line) -> None:
-    """Run the source of the tests, then ``check(candidate)`` and every ``test...()`` that it defines."""
-    module = types.ModuleType("solution")
-    meant = meant_names(source, function, prelude)
-    for name in line.ask(0, NAMES):
-        # With an `abs` or an `isclose` of its own, a solution would be its own judge.
-        if name in meant or not (name in prelude or hasattr(builtins, name) or name[:2] == "__"):
-            setattr(module, name, line.ask(0, name))
-    sys.modules["solution"] = module
-    known = vars(module)
-    if function:
-        candidate = find(known, function) if function.isidentifier() else eval(function, dict(known))
-        known = known | {"candidate": candidate}
-    names = execute(source, TESTS, "tests", {**prelude, **known, "__name__": "tests"})
-    if function and isinstance(names.get("check"), types.FunctionType):
-        names["check"](names["candidate"])
-    for name, value in list(names.items()):
-        if name.startswith("test") and isinstance(value, types.FunctionType):
-            value()
 
 
 if __name__ == "__main__":

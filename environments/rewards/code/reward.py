@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import math
@@ -15,6 +16,7 @@ from typing import Any, Literal
 
 from environments.errors import DatasetError
 from environments.rewards.base import RewardOutput
+from environments.rewards.code.assertions import calls_check
 from environments.sandbox.base import SandboxLimits, SandboxResult, SandboxSource, clip, make_sandbox
 
 TEST_SECONDS = 6.0
@@ -25,8 +27,8 @@ MAX_SHOWN = 500
 """Characters of an input or an output that a verdict shows."""
 MAX_FAILURES = 10
 
-_DRIVER = Path(__file__).with_name("driver.py")
-_REMOTE = Path(__file__).with_name("remote.py")
+_PROGRAM = ("values", "remote", "execution", "assertions", "driver")
+"""The modules of this folder that run in the sandbox, in the order in which they import one another."""
 _LIMITS = SandboxLimits(cpu_seconds=60, file_bytes=256 << 20, output_bytes=256 << 20)
 _SPARE_BYTES = 64 << 10  # an output that is longer than twice the expected one by this is surely wrong
 _TOLERANCE = 1e-6
@@ -69,9 +71,9 @@ def code_reward_fn(task_info: dict[str, Any], action: str, sandbox: SandboxSourc
     """Reward 1 if the last fenced code block after the last ``</think>`` passes all tests, else 0.
 
     The tests are ``task_info["tests"]`` or else ``["ground_truth"]``: data, or JSON text of it, in one of the
-    shapes that public sets have (LiveCodeBench, TACO and APPS, CodeContests, HumanEval, MBPP, KodCode), in
-    which two lists of equal length hold a test in each place. ``"entry_point"``, ``"fn_name"`` or
-    ``"metadata": {"func_name": ...}`` of the task name the function. Assertions see all that the solution
+    shapes that public sets have (LiveCodeBench, TACO and APPS, CodeContests, HumanEval, MBPP, KodCode,
+    LeetCode), in which two lists of equal length hold a test in each place. ``"entry_point"``, ``"fn_name"``
+    or ``"metadata": {"func_name": ...}`` of the task name the function. Assertions see all that the solution
     defines, but no name that Python has too (a builtin, or one that solutions find imported, as
     ``isclose``): such a one has to be named by the task, or imported ``from solution``. Output is compared
     line by line without trailing blanks, and numbers with a tolerance of 1e-6 where one is no integer; it is
@@ -144,15 +146,15 @@ def run_tests(
 
 @functools.cache
 def _program() -> str:
-    """The driver and the module that it imports, since the sandbox has no file of this project."""
-    remote, driver = (path.read_text(encoding="utf-8") for path in (_REMOTE, _DRIVER))
-    return (
-        "import sys, types\n"
-        "name = 'environments.rewards.code.remote'\n"
-        "sys.modules[name] = types.ModuleType(name)\n"
-        f"exec(compile({remote!r}, {_REMOTE.name!r}, 'exec'), vars(sys.modules[name]))\n"
-        f"exec(compile({driver!r}, {_DRIVER.name!r}, 'exec'), globals())\n"
-    )
+    """The driver and the modules that it imports, since the sandbox has no file of this project."""
+    parts = ["import sys, types\n"]
+    for name in _PROGRAM:
+        source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+        module = f"{__package__}.{name}"
+        parts.append(f"sys.modules[{module!r}] = types.ModuleType({module!r})\n")
+        names = "globals()" if name == _PROGRAM[-1] else f"vars(sys.modules[{module!r}])"
+        parts.append(f"exec(compile({source!r}, {f'{name}.py'!r}, 'exec'), {names})\n")
+    return "".join(parts)
 
 
 def _plan(code: str, tests: Sequence[CodeTest], seconds: float) -> str:
@@ -161,8 +163,33 @@ def _plan(code: str, tests: Sequence[CodeTest], seconds: float) -> str:
     starts = accumulate(map(len, inputs), initial=0)
     places = zip(tests, starts, map(len, inputs), strict=False)  # one start more: the end of all
     described = [_described(test, start, size) for test, start, size in places]
-    plan = json.dumps({"solution": code, "seconds": seconds, "tests": described})
+    modules = sorted({module for test in tests for module in _imported(test)})
+    plan = json.dumps({"solution": code, "seconds": seconds, "modules": modules, "tests": described})
     return f"{len(plan):020}{plan}{''.join(inputs)}"
+
+
+def _imported(test: CodeTest) -> set[str]:
+    """The modules that the source of a test imports."""
+    if test.kind != "assert":
+        return set()
+    nodes = list(ast.walk(_tree(test.input)))
+    imported = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
+    imported |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    return imported - {"solution"}
+
+
+def _tree(source: str) -> ast.Module:
+    """The syntax tree of tests.
+
+    Raises:
+        DatasetError: they are no Python.
+    """
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise DatasetError(
+            f"The tests {clip(source, 100)!r} are no Python: {error}. Correct them."
+        ) from error
 
 
 def _described(test: CodeTest, start: int, size: int) -> dict[str, Any]:
@@ -308,8 +335,12 @@ def _tests_in(given: Any, function: str | None) -> list[CodeTest]:
     if not given:
         return []
     if isinstance(given, str):
-        if "def check(" in given and function is None:
-            raise DatasetError("The tests define check(candidate): name the function in 'entry_point'.")
+        tree = _tree(given)
+        if "def check(" in given and function is None and not calls_check(tree):
+            raise DatasetError(
+                "The tests define check(candidate) and do not call it: name the function in 'entry_point', "
+                "or end them with a call such as check(Solution().f)."
+            )
         return [CodeTest("assert", given, function=function)]
     if isinstance(given, list | tuple):
         return [test for item in given for test in _tests_in(item, function)]
