@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-import textwrap
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Self
@@ -29,7 +27,8 @@ from environments.contract import (
     short,
     step_faults,
 )
-from environments.errors import ConfigError, EnvironmentFailure
+from environments.errors import ConfigError
+from environments.report import Report
 
 ANY_TEXTS = ("", "0", "I think that it is \\boxed{7}.")
 """Actions that need no knowledge of the environment."""
@@ -58,44 +57,6 @@ PICKLE_HINT = (
     "Rollouts run in other processes. Open objects that cannot be sent there (locks, files, connections, "
     "processes) in reset or from_dict."
 )
-
-
-@dataclass
-class Report:
-    """The findings of ``check_environment``; its ``str()`` is for a person to read.
-
-    An error breaks rollouts or falsifies rewards; a warning is about code that works, but may surprise.
-    """
-
-    environment: str
-    errors: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        """Whether there is no error."""
-        return not self.errors
-
-    def raise_if_faulty(self) -> None:
-        """Raise an EnvironmentFailure with the report as its message, if there is an error."""
-        if not self.ok:
-            raise EnvironmentFailure(str(self))
-
-    def error(self, text: str) -> None:
-        """Add an error, once."""
-        if text not in self.errors:
-            self.errors.append(text)
-
-    def warn(self, text: str) -> None:
-        """Add a warning, once."""
-        if text not in self.warnings:
-            self.warnings.append(text)
-
-    def __str__(self) -> str:
-        if not self.errors and not self.warnings:
-            return f"{self.environment}: all fine."
-        found = [f"error: {text}" for text in self.errors] + [f"warning: {text}" for text in self.warnings]
-        return "\n".join([f"{self.environment}:", *(textwrap.indent(text, "  ") for text in found)])
 
 
 def check_environment(
