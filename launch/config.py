@@ -99,7 +99,7 @@ class RolloutConfig:
     task_weights: str | None = None
     """Key in a task under which its weight stands: a task of weight 2 is played on average twice as
     often as a task of weight 1. With null all tasks are played equally often."""
-    temperature: float = setting(1.0, at_least=0)
+    temperature: float = setting(1.0, at_least=0, at_most=2)
     """Sampling temperature in training and evaluation; training needs one above 0."""
     max_steps: int = setting(5, at_least=1)
     """Most turns of a trajectory."""

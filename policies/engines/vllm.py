@@ -131,13 +131,15 @@ class VLLMEngine(Engine):
         if params.adapter not in self._adapters:
             names = ", ".join(str(name) for name in self._adapters)
             raise ConfigError(f"adapter={params.adapter!r} is not served: use one of {names}.")
+        try:
+            vllm_params = _vllm_params(params, room, in_pieces)
+        except ValueError as error:
+            raise ConfigError(f"vLLM rejects the request: {error}") from error
+        running = _Running(list(prompt_ids), vllm_params, self._adapters[params.adapter])
         self._loop = loop = asyncio.get_running_loop()
         request_id = str(next(self._ids))
         outputs: asyncio.Queue[TokenOutput | BaseException] = asyncio.Queue()
         self._outputs[request_id] = outputs
-        running = _Running(
-            list(prompt_ids), _vllm_params(params, room, in_pieces), self._adapters[params.adapter]
-        )
         finished = False
 
         def add() -> None:
