@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import ExitStack
 from typing import Any
 
@@ -61,15 +60,16 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
     """Check everything that can be checked, then start a run, train, and end what was started."""
     from ray.exceptions import RayActorError
 
+    from launch.process.death import death
+
     check_training(config, workload)
     with RunLock(run_directory(config.run.directory)) as lock:
         try:
             _train(config, workload, lock)
         except RayActorError as error:
-            died = dict(re.findall(r"(class_name|pid): (\S+)", str(error)))
             raise TroupeError(
-                f"{died.get('class_name', 'An actor')} (process {died.get('pid', 'unknown')}) has died. Go "
-                f"on from the last checkpoint with run.directory={config.run.directory} run.resume=true"
+                f"{death(error)} Go on from the last checkpoint with run.directory={config.run.directory} "
+                "run.resume=true"
             ) from error
 
 
