@@ -27,7 +27,7 @@ from actors.sampling.directory import SamplerDirectory
 from actors.sampling.queue_worker import QueueWorker
 from actors.settings import MODEL_NAME, ServerConfig
 from actors.weights.follower import WeightFollower, open_transport
-from environments.errors import SamplerError, TroupeError
+from environments.errors import ConfigError, SamplerError, TroupeError
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.base import engine_class
 from policies.openai.frontend import OpenAIFrontend
@@ -139,9 +139,13 @@ class PolicyServer:
         self._store, self._directory = store, directory
         transport = await _unless_gone(open_transport(store))
         # In a thread: a model that takes minutes to load must not keep Serve from hearing of this replica.
-        self._engine = await asyncio.to_thread(
-            engine_class(config.engine), model_path, config.engine, config.adapters
-        )
+        try:
+            self._engine = await asyncio.to_thread(
+                engine_class(config.engine), model_path, config.engine, config.adapters
+            )
+        except ConfigError as error:  # it would keep the replica that replaces this one too
+            await store.report.remote(error)
+            raise
         renderer = ChatRenderer(load_tokenizer(model_path))
         self._openai = OpenAIFrontend(model_name, renderer, self._engine, config.adapters)
         self._queue_workers: dict[ray.actor.ActorHandle, QueueWorker] = {}
@@ -279,6 +283,7 @@ class PolicyApp:
                 "runtime_env": {"env_vars": {**engine.environment(config.engine), **REPLICA_ENVIRONMENT}},
             },
             logging_config=LOGGING,
+            max_constructor_retry_count=1,  # what keeps the first one from starting keeps the next one too
             graceful_shutdown_timeout_s=2,
             graceful_shutdown_wait_loop_s=0.2,
             health_check_period_s=5,
@@ -290,7 +295,8 @@ class PolicyApp:
         """Deploy and wait until all replicas are ready.
 
         Raises:
-            SamplerError: a replica did not come up; Serve's message says why.
+            ConfigError: the engine rejects the model or a setting.
+            SamplerError: a replica did not come up for another reason, which is the last line.
         """
         config = self._config
         start_serve(config)
@@ -298,7 +304,14 @@ class PolicyApp:
         try:
             serve.run(self._bound, name=self.name, route_prefix=route)
         except (RuntimeError, RayServeException) as error:
-            raise SamplerError(f"The policy server did not start: {error}") from error
+            self.check_replicas()
+            raise SamplerError(f"The policy server did not start: {error} {self._last_words()}") from error
+
+    def _last_words(self) -> str:
+        """The last line of the error that Serve has noted of a replica, or nothing."""
+        application = serve.status().applications.get(self.name)
+        deployments = application.deployments.values() if application else ()
+        return " ".join(each.message.strip().rpartition("\n")[2] for each in deployments)
 
     def wait_for_version(self, version: int) -> None:
         """Return when every running replica serves ``version`` or a newer one."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from environments.errors import ConfigError
 from launch.config import TrainConfig, compose
 from launch.reporting.metrics import FRESH_MISMATCH
 from launch.reporting.tracker import read_metrics
@@ -316,3 +317,9 @@ def test_help_answers_at_once() -> None:
     assert "recipe" in done.stdout
     after = os.times()  # of the processor: a machine may have other things to do
     assert (after.children_user + after.children_system) - (before.children_user + before.children_system) < 2
+
+
+@pytest.mark.engine
+def test_a_setting_that_the_engine_rejects_at_its_start_is_named(ray_cluster: None, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^vLLM rejects the model .* a setting in server\.engine: .*4096"):
+        small_run(tmp_path, "server.engine.max_model_tokens=4096")
