@@ -35,9 +35,9 @@ class SamplingParams:
     adapter: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
+        if not 0 <= self.temperature <= 2:
             raise ConfigError(
-                f"temperature={self.temperature} is negative: use 0 for greedy, 1 for sampling."
+                f"temperature={self.temperature} is outside [0, 2]: use 0 for greedy, 1 for sampling."
             )
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p={self.top_p} is outside (0, 1]: use 1 to keep every token.")

@@ -88,6 +88,7 @@ def build_model(
     """
     import torch
     from transformers import GenerationConfig, Qwen3ForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
     tokenizer = build_tokenizer(conversations, vocab_size)
     config = _config(tokenizer, tie_word_embeddings)
@@ -98,6 +99,7 @@ def build_model(
         do_sample=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
     folder = Path(path)
+    disable_progress_bar()  # a bar for files that are written in a moment
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -226,6 +226,7 @@ def _worker_classes(device: str) -> tuple[type, type]:
     """
     if device == "cpu":
         os.environ["VERL_PLATFORM"] = "cpu"
+    os.environ.setdefault("VERL_LOGGING_LEVEL", "WARNING")  # verl tells which platform it was given
     with warnings.catch_warnings():  # verl warns of engines that are not used here
         warnings.simplefilter("ignore")
         from actors.learning.learner_worker import CriticWorker, LearnerWorker

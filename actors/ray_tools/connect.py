@@ -5,12 +5,17 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import ray
+from ray.job_config import JobConfig
 
 from actors.ray_tools.address import check_answers, unreachable
 from actors.settings import RAYLET_ENVIRONMENT, shows_worker_logs
+
+LIBRARY = Path(__file__).resolve().parents[2]
+"""The folder that holds the packages of this library."""
 
 
 def connect(num_cpus: int, worker_environment: Mapping[str, str] | None = None) -> bool:
@@ -31,7 +36,12 @@ def connect(num_cpus: int, worker_environment: Mapping[str, str] | None = None) 
         return False
     check_answers()
     os.environ.update(RAYLET_ENVIRONMENT)
-    options: dict[str, Any] = {"log_to_driver": shows_worker_logs(), "logging_level": logging.ERROR}
+    options: dict[str, Any] = {
+        "log_to_driver": shows_worker_logs(),
+        "logging_level": logging.ERROR,
+        # The actors import this library from where the program has found it, in whatever folder that runs.
+        "job_config": JobConfig(_py_driver_sys_path=[str(LIBRARY)]),
+    }
     if worker_environment is not None:  # Ray accepts no variable that a job has set itself
         missing = {name: value for name, value in worker_environment.items() if name not in os.environ}
         options["runtime_env"] = {"env_vars": missing}

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from actors.sampling.request_queue import LEASE_SECONDS, Assignment, ReplicaReport
-from environments.errors import ConfigError, LogprobError, PromptTooLongError, SamplerError
+from environments.errors import SamplerError, TroupeError
 from policies.engines.base import Engine
 from policies.sampler import TokenOutput, TokenRequest
 
@@ -93,15 +93,25 @@ class QueueWorker:
         answer: TokenOutput | Exception
         try:
             answer = await self._engine.generate(request.prompt_ids, request.params)
-        except (ConfigError, PromptTooLongError, LogprobError) as error:
-            answer = error
-        except SamplerError:  # the engine has failed: run() raises it
-            self._news.set()
-            return
-        except Exception as error:  # noqa: BLE001  # an engine of anybody's own: whoever asked has to hear of it
-            answer = SamplerError(
-                f"{type(self._engine).__name__} has failed at this request: {type(error).__name__}: {error}"
-            )
+        except Exception as error:  # noqa: BLE001  # an engine may raise anything, and the request has to hear of it
+            if not self._engine_is_alive():  # run() raises the engine's failure
+                self._news.set()
+                return
+            answer = error if isinstance(error, TroupeError) else self._explained(error)
         del self._running[ticket]
         self._answers.append((ticket, answer))
         self._news.set()
+
+    def _engine_is_alive(self) -> bool:
+        try:
+            self._engine.check_alive()
+        except SamplerError:
+            return False
+        return True
+
+    def _explained(self, error: Exception) -> SamplerError:
+        """The error as text: an engine's own class might not be known where it is read."""
+        return SamplerError(
+            f"{type(self._engine).__name__} of replica {self._replica} could not answer a request: "
+            f"{type(error).__name__}: {error}"
+        )

@@ -125,7 +125,7 @@ class RequestQueue:
 
         Raises:
             SamplerError: no replica is left, or too many were lost over this request.
-            ConfigError, PromptTooLongError, LogprobError: the engine cannot answer this request.
+            TroupeError: the engine cannot answer this request.
         """
         self._keep_watch()
         loop = asyncio.get_running_loop()

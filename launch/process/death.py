@@ -29,7 +29,9 @@ def told(error: RayError) -> str:
     who = fields.get("class_name", "A Ray actor")
     where = " ".join(f"{word} {fields[name]}" for name, word in PLACE if name in fields)
     reason = REASON.search(text)
-    because = reason.group(1).split(" Owner Id:")[0].strip(" .") if reason else "its process has ended"
+    because = (
+        reason.group(1).split(" Owner Id:")[0].strip(" .") if reason else text.splitlines()[0].strip(".")
+    )
     if detail := DETAIL.search(text):
         because += f" ({detail.group(1)})"
     return f"{who}{f' ({where})' if where else ''} has died: {because}."

@@ -1,4 +1,4 @@
-"""Checkpoints: written to a temporary folder, renamed when whole, found again by a pointer file."""
+"""Checkpoints: written to a temporary folder, renamed when whole, found again by a link."""
 
 from __future__ import annotations
 
@@ -98,8 +98,9 @@ class CheckpointFolder:
     written them, none runs code in the run that reads it. No random generator of the driver is saved, because
     none is used: requests, seeds and batches are functions of the run's seed and of ``Progress``.
 
-    Two files name checkpoints: ``latest``, and ``best`` with the value that it was found best by. However a
-    run ends, ``latest`` names a whole one. Once a checkpoint is written, those are deleted that are neither
+    ``latest`` is a link to a checkpoint, or a file with its name where the file system has no links; the file
+    ``best`` names one with the value that it was found best by. However a run ends, ``latest`` names a whole
+    one. Once a checkpoint is written, those are deleted that are neither
     among the newest ``kept`` nor best, whichever process has written them; and so are those of later steps,
     which are left of a future that the run has gone back from.
 
@@ -123,7 +124,7 @@ class CheckpointFolder:
         _write_ready(temporary, stream.ready)
         _write_manifest(temporary, progress, stream)
         final = self._put_in_place(temporary, name)
-        self._point(LATEST, name)
+        self._link_latest(name)
         self._drop_old()
         return final
 
@@ -142,16 +143,19 @@ class CheckpointFolder:
         best = self._best()
         if best is not None and best[0] != name and value <= best[1]:
             return False
-        self._point(BEST, f"{name} {value!r}")
+        self._write_pointer(BEST, f"{name} {value!r}")
         self._drop_old()
         return True
 
     def latest(self) -> Path | None:
         """The newest whole checkpoint."""
         pointer = self._directory / LATEST
-        if not pointer.exists():
+        if pointer.is_symlink():  # also while what it names is being replaced
+            name = str(pointer.readlink())
+        elif pointer.exists():
+            name = pointer.read_text(encoding="utf-8").strip()
+        else:
             return None
-        name = pointer.read_text(encoding="utf-8").strip()
         named, replaced = self._directory / name, self._directory / f".{name}.old"
         # A reader leaves it where it is: the run that writes here may be between the two renames just now.
         return replaced if replaced.exists() and not named.exists() else named
@@ -203,7 +207,18 @@ class CheckpointFolder:
         _sync(self._directory)
         return final
 
-    def _point(self, pointer: str, text: str) -> None:
+    def _link_latest(self, name: str) -> None:
+        temporary = self._directory / f".{LATEST}.tmp"
+        temporary.unlink(missing_ok=True)
+        try:
+            temporary.symlink_to(name)
+        except OSError:  # a file system without links, such as one in front of an object store
+            self._write_pointer(LATEST, name)
+            return
+        os.replace(temporary, self._directory / LATEST)
+        _sync(self._directory)
+
+    def _write_pointer(self, pointer: str, text: str) -> None:
         temporary = self._directory / f".{pointer}.tmp"
         temporary.write_text(text + "\n", encoding="utf-8")
         _sync(temporary)
@@ -326,6 +341,6 @@ def _damage_explained(checkpoint: Path) -> Iterator[None]:
         )
         another = f"another one ({', '.join(others)})" if others else "another one"
         raise ConfigError(
-            f"The checkpoint {checkpoint} cannot be read ({error}): write the name of {another} into "
-            f"{checkpoint.parent / LATEST}, or start with a new run.directory."
+            f"The checkpoint {checkpoint} cannot be read ({error}): link {checkpoint.parent / LATEST} to "
+            f"{another} with `ln -sfn`, or start with a new run.directory."
         ) from error

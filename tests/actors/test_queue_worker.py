@@ -19,7 +19,8 @@ from policies.sampler import EngineStats, SamplingParams, TokenOutput, TokenRequ
 
 
 class EchoEngine(Engine):
-    """Says the prompt when it is told to. A prompt of 0 is too long, one of 12 raises; one of 13 breaks it.
+    """Says the prompt when it is told to. A prompt of 0 is too long; one of two 7s raises an error that is
+    not Troupe's; one of 13 breaks the engine.
 
     ``logprob`` is that of each token.
     """
@@ -43,8 +44,8 @@ class EchoEngine(Engine):
             raise
         if prompt_ids[0] == 0:
             raise PromptTooLongError("It is too long.")
-        if prompt_ids[0] == 12:
-            raise ZeroDivisionError("Twelve cannot be said.")
+        if prompt_ids[0] == 7 and len(prompt_ids) == 2:
+            raise OSError("This request is odd.")
         if prompt_ids[0] == 13:
             self._broken = True
             self.check_alive()
@@ -97,18 +98,6 @@ def test_requests_of_all_kinds_are_answered() -> None:
     run(test())
 
 
-def test_whatever_an_engine_raises_is_the_answer_to_its_request_alone() -> None:
-    async def test() -> None:
-        queue = RequestQueue("policy")
-        link = asyncio.create_task(QueueWorker("a", EchoEngine(), queue.poll, nothing_new).run())
-        with pytest.raises(SamplerError, match=r"EchoEngine has failed .*: ZeroDivisionError: Twelve"):
-            await queue.sample(request(12))
-        assert (await queue.sample(request(2))).token_ids == (2,)
-        link.cancel()
-
-    run(test())
-
-
 @pytest.mark.parametrize("logprob", [-math.inf, math.nan])
 def test_a_log_probability_that_is_not_finite_fails_its_request_alone_and_names_the_engine(
     logprob: float,
@@ -120,6 +109,18 @@ def test_a_log_probability_that_is_not_finite_fails_its_request_alone_and_names_
         with pytest.raises(LogprobError, match=rf"^EchoEngine \(pid \d.*version 0, .*{logprob} for token 0"):
             await queue.sample(request(1))
         engine.logprob = -0.5
+        assert (await queue.sample(request(2))).token_ids == (2,)
+        link.cancel()
+
+    run(test())
+
+
+def test_an_unknown_error_of_the_engine_fails_its_request_alone_and_is_named() -> None:
+    async def test() -> None:
+        queue = RequestQueue("policy")
+        link = asyncio.create_task(QueueWorker("a", EchoEngine(), queue.poll, nothing_new).run())
+        with pytest.raises(SamplerError, match=r"^EchoEngine of replica a .* OSError: This request is odd"):
+            await queue.sample(TokenRequest((7, 7), SamplingParams()))
         assert (await queue.sample(request(2))).token_ids == (2,)
         link.cancel()
 

@@ -40,6 +40,12 @@ def kept_in(directory: Path) -> set[str]:
     return {path.name for path in (directory / "checkpoints").iterdir()}
 
 
+def link_latest(directory: Path, name: str) -> None:
+    latest = directory / "checkpoints" / "latest"
+    latest.unlink()
+    latest.symlink_to(name)
+
+
 def step_of(checkpoint: Path | None) -> int:
     assert checkpoint is not None
     return CheckpointFolder.progress(checkpoint).step
@@ -63,6 +69,28 @@ def test_what_was_saved_is_found_again(tmp_path: Path) -> None:
     assert (latest / "huggingface" / "weights").read_text() == "weights"
     assert CheckpointFolder.progress(latest) == progress
     assert CheckpointFolder.stream(latest) == NOTHING
+
+
+def test_latest_is_a_link_that_other_programs_can_follow(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, kept=1)
+    for step in (1, 2):
+        save_steps(folder, step)
+        link = tmp_path / "checkpoints" / "latest"
+        assert str(link.readlink()) == f"step_{step:06d}", "it holds when the folder is moved"
+        assert (link / "huggingface" / "weights").read_text() == "weights"
+
+
+def test_latest_is_a_file_with_a_name_where_there_are_no_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("Links are not supported.")
+
+    monkeypatch.setattr(Path, "symlink_to", fail)
+    folder = CheckpointFolder(tmp_path, kept=1)
+    save_steps(folder, 1, 2)
+    assert (tmp_path / "checkpoints" / "latest").read_text() == "step_000002\n"
+    assert step_of(folder.latest()) == 2
 
 
 def test_what_was_between_fleet_and_loop_is_found_again(tmp_path: Path) -> None:
@@ -253,7 +281,7 @@ def test_a_run_that_went_back_drops_the_checkpoints_of_the_future_it_left(tmp_pa
     folder = CheckpointFolder(tmp_path, kept=3)
     save_steps(folder, 2, 4, 6)
     assert folder.mark_best(6, 0.9)
-    (tmp_path / "checkpoints" / "latest").write_text("step_000002\n")
+    link_latest(tmp_path, "step_000002")
     resumed = CheckpointFolder(tmp_path, kept=3)
     save_steps(resumed, 3)
     assert kept_in(tmp_path) == {"step_000002", "step_000003", "latest"}
@@ -330,7 +358,8 @@ def test_a_checkpoint_without_its_manifest_is_refused_with_a_remedy(
     path.unlink() if state is None else path.write_text(state)
     for read in (CheckpointFolder.progress, CheckpointFolder.stream):
         with pytest.raises(
-            ConfigError, match=r"step_000002 cannot be read .*\(step_000001\) into .*latest, or start with a"
+            ConfigError,
+            match=r"step_000002 cannot be read .*: link .*latest to .*\(step_000001\).*start with a",
         ):
             read(checkpoint)
 

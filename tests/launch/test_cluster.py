@@ -88,3 +88,29 @@ def test_only_a_cluster_that_is_there_already_is_joined(monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match="port number"):
         cluster.connect()
     assert len(calls) == 1
+
+
+@pytest.mark.engine
+def test_a_program_in_another_folder_needs_the_library_on_its_own_path_only(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"""
+import sys
+sys.path.append({str(ROOT)!r})
+import ray
+from actors.sampling.directory import SamplerDirectory
+from launch.process import cluster
+cluster.connect()
+ray.get(SamplerDirectory.remote().__ray_ready__.remote(), timeout=60)
+cluster.end()
+"""
+    )
+    ended = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RAY_ADDRESS")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr

@@ -34,6 +34,7 @@ def test_the_defaults_and_all_recipes_pass_the_check() -> None:
             "selection.masked_reasons=[timeout]",
             r"masked_reasons\[0\]='timeout' is not one of env_done, max_steps",
         ),
+        ("rollout.temperature=3", r"rollout\.temperature=3.*2"),
         ("rollout.temperature=0", r"rollout\.temperature=0 .*temperature above 0.*temperature=1"),
         ("rollout.max_turn_tokens=0", r"rollout\.max_turn_tokens=0 has to be at least 1"),
         ("evaluation.num_tasks=0", r"evaluation\.num_tasks=0 has to be at least 1"),

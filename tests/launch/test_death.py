@@ -35,7 +35,7 @@ task name=LearnerWorker.update, required resources={}, pid=23350, actual memory 
             "LearnerWorker (process 21080 on node 192.0.2.2) has died: its owner has died "
             "(Owner's node has crashed).",
         ),
-        (RayActorError(error_msg="The actor died."), "A Ray actor has died: its process has ended."),
+        (RayActorError(error_msg="The actor died."), "A Ray actor has died: The actor died."),
         (
             OutOfMemoryError(MEMORY_FULL),
             "The memory of node 192.0.2.2 was full (22.41GB of 23.54GB), and Ray has killed a process there: "

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from environments.errors import ConfigError
 from launch.config import TrainConfig, compose
 from launch.reporting.metrics import FRESH_MISMATCH
 from launch.reporting.tracker import read_metrics
@@ -72,7 +73,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(undisturbed: Path, tmp_path
     stopped = tmp_path / "stopped"
     subprocess.run(["cp", "-r", str(undisturbed), str(stopped)], check=True)
     subprocess.run(["rm", "-r", str(stopped / "checkpoints" / "step_000004")], check=True)
-    (stopped / "checkpoints" / "latest").write_text("step_000002\n")
+    subprocess.run(["ln", "-sfn", "step_000002", str(stopped / "checkpoints" / "latest")], check=True)
     small_run(stopped, "run.num_steps=4", "run.checkpoint_every=2", "run.resume=true")
 
     assert comparable(read_metrics(stopped)) == comparable(read_metrics(undisturbed))
@@ -212,7 +213,7 @@ def test_ctrl_c_ends_all_processes_and_leaves_a_checkpoint(
     assert marked_processes(mark) == []
     if leaves_checkpoint:
         checkpoints = tmp_path / "checkpoints"
-        newest = checkpoints / (checkpoints / "latest").read_text().strip()
+        newest = checkpoints / "latest"
         assert CheckpointFolder.progress(newest).stage_steps["warm_start"] >= 10
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -316,3 +317,9 @@ def test_help_answers_at_once() -> None:
     assert "recipe" in done.stdout
     after = os.times()  # of the processor: a machine may have other things to do
     assert (after.children_user + after.children_system) - (before.children_user + before.children_system) < 2
+
+
+@pytest.mark.engine
+def test_a_setting_that_the_engine_rejects_at_its_start_is_named(ray_cluster: None, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^vLLM rejects the model .* a setting in server\.engine: .*4096"):
+        small_run(tmp_path, "server.engine.max_model_tokens=4096")

@@ -38,6 +38,7 @@ def sample(sampler: OpenAISampler | ScriptedSampler, request: SampleRequest) -> 
     ("field", "value"),
     [
         ("temperature", -0.1),
+        ("temperature", 2.1),
         ("temperature", float("nan")),
         ("top_p", 0.0),
         ("top_p", 1.1),

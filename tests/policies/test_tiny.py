@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import enable_progress_bar
 
 from environments.errors import ConfigError
 from environments.types import Message
@@ -132,3 +133,9 @@ def test_building_leaves_the_callers_random_state_alone(tmp_path: Path) -> None:
     before = torch.random.get_rng_state()
     build_model(tmp_path, [CONVERSATION], seed=7)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_building_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    enable_progress_bar()  # as in a new process
+    build_model(tmp_path, [CONVERSATION])
+    assert capfd.readouterr() == ("", "")
