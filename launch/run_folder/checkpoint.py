@@ -141,11 +141,17 @@ class CheckpointFolder:
         return True
 
     def latest(self) -> Path | None:
-        """The newest whole checkpoint."""
+        """The newest whole checkpoint. Raises ``ConfigError`` if the file that names it is damaged."""
         pointer = self._directory / LATEST
         if not pointer.exists():
             return None
-        name = pointer.read_text(encoding="utf-8").strip()
+        try:
+            name = pointer.read_text(encoding="utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"{pointer} is no text ({error}): write the name of the newest checkpoint beside it into it, "
+                f"such as {_name(12)}."
+            ) from error
         named, replaced = self._directory / name, self._directory / f".{name}.old"
         # A reader leaves it where it is: the run that writes here may be between the two renames just now.
         return replaced if replaced.exists() and not named.exists() else named
@@ -166,6 +172,12 @@ class CheckpointFolder:
             manifest = _Manifest.read(checkpoint)
             _check(checkpoint, manifest.files)
             return manifest.progress
+
+    @staticmethod
+    def version(checkpoint: Path) -> int:
+        """Version of the policy that ``checkpoint`` holds. Raises ``ConfigError`` for a damaged one."""
+        with _damage_explained(checkpoint):
+            return _Manifest.read(checkpoint).progress.version
 
     @staticmethod
     def stream(checkpoint: Path) -> StreamState:
