@@ -68,8 +68,8 @@ class ServerConfig:
     num_cpus: float = setting(0.5, at_least=0)
     """CPUs that Ray reserves for a replica."""
     http_port: int | None = setting(None, at_least=1, at_most=65535)
-    """Port of the OpenAI-compatible endpoint. With null, training serves rollouts only and launch.serve takes
-    8000."""
+    """Port of the OpenAI-compatible endpoint. With null, launch.serve takes 8000, and the others serve
+    their own rollouts only."""
     http_host: str = "127.0.0.1"
     """Address that the endpoint listens on; 0.0.0.0 for every interface."""
     adapters: dict[str, str] = field(default_factory=dict)

@@ -23,6 +23,10 @@ class EnvironmentFailure(TroupeError):
     """An environment raised or broke its contract."""
 
 
+class ContractError(EnvironmentFailure):
+    """An environment returned what no environment may return: it would do so on every machine."""
+
+
 class SamplerError(TroupeError):
     """The policy could not be sampled: the server is unreachable or rejected the request."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Mapping
 from typing import TypeVar
 
 from environments.errors import ConfigError
+from environments.named_module import load_module
 
 T = TypeVar("T")
 
@@ -22,7 +22,8 @@ def load_class(setting: str, name: str, known: Mapping[str, str], base: type[T])
         base: the class or protocol that it has to be derived from.
 
     Raises:
-        ConfigError: there is no such name, module or class, or the class is not derived from ``base``.
+        ConfigError: there is no such name, module or class, the module's code fails, or the class is not
+            derived from ``base``.
     """
     path = known.get(name, name)
     module_name, _, class_name = path.partition(":")
@@ -30,15 +31,7 @@ def load_class(setting: str, name: str, known: Mapping[str, str], base: type[T])
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(sorted(known))}."
         raise ConfigError(f'{setting}: there is no {name!r}. {hint} Name your own as "module:Class".')
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise  # the module is there, something that it imports is not
-        raise ConfigError(
-            f"{setting}={name!r}: there is no module {module_name!r}. It has to be importable in every "
-            "process that uses it: installed, or in the working directory."
-        ) from error
+    module = load_module(f"{setting}={name!r}", module_name)
     found = vars(module).get(class_name)
     if not isinstance(found, type) or not issubclass(found, base):
         raise ConfigError(

@@ -86,7 +86,11 @@ def _processes(below: int | None) -> list[psutil.Process]:
     try:
         root = psutil.Process(below)
         return [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess as error:
+    except (
+        psutil.NoSuchProcess,
+        ValueError,
+        OverflowError,
+    ) as error:  # the last two: no process has such an id
         raise ConfigError(
             f"--below {below}: there is no such process. `python -m launch.chaos` lists what runs."
         ) from error

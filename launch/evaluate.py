@@ -9,45 +9,59 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from environments.data.datasets import Dataset
-from environments.errors import DatasetError, TroupeError
+from environments.errors import TroupeError
 from environments.pass_at_k import compute_pass_at_k
 from environments.types import Trajectory
-from launch.command import run_command
+from launch.command import Command
 from launch.config import TrainConfig
 from launch.reporting.metrics import environment_metrics
+from launch.run_folder.lock import writing_to
 from launch.run_folder.model_paths import model_folder
-from launch.validation.startup import check_evaluation
+from launch.validation.startup import check_evaluated_workload, check_evaluation
+from launch.validation.workload import check_held_out_tasks
 from launch.workload import Workload, load_workload
+from policies.model_files import check_loadable
 
 TRAJECTORIES = "evaluation.jsonl"
 
 
 def evaluate(config: TrainConfig) -> None:
-    """Roll out the held-out tasks, ``rollout.group_size`` times each; print and write what came of it.
+    """Play the held-out tasks, ``evaluation.rollouts_per_task`` times each; print and write what came of it.
 
     Raises:
         TroupeError: something is wrong that its message explains.
     """
     check_evaluation(config)
     assert config.model.path is not None
-    model_path = model_folder(config.model.path)
     workload = load_workload(config.workload, config.seed)
+    check_evaluated_workload(workload)
+    model_path = model_folder(config.model.path)
+    check_loadable(model_path, config.model.chat_template_kwargs)
     tasks = held_out_tasks(config, workload)
-    path = Path(config.run.directory) / TRAJECTORIES
+    path = results_file(config)
     if path.exists():
         sys.stdout.write(f"Results in {path} are not played again: delete it to begin anew.\n")
-    sys.stdout.write(f"Evaluating {model_path} on {len(tasks)} rollouts.\n")
+    times = config.evaluation.rollouts_per_task
+    sys.stdout.write(
+        f"Evaluating {model_path} on {len(tasks) // times} tasks, "
+        f"{'once' if times == 1 else f'{times} times'} each.\n"
+    )
     report(roll_out(config, workload, tasks, model_path, path))
     sys.stdout.write(f"Trajectories: {path}\n")
 
 
 def held_out_tasks(config: TrainConfig, workload: Workload) -> Dataset:
-    """The first ``evaluation.num_tasks`` tasks, each ``rollout.group_size`` times."""
-    if not workload.val_dataset:
-        raise DatasetError(
-            f"workload={config.workload!r} has no held-out tasks: give its Workload a val_dataset."
-        )
-    return workload.val_dataset[: config.evaluation.num_tasks].repeat(config.rollout.group_size)
+    """The first ``evaluation.num_tasks`` tasks, each ``evaluation.rollouts_per_task`` times."""
+    tasks = check_held_out_tasks(workload)
+    return tasks[: config.evaluation.num_tasks].repeat(config.evaluation.rollouts_per_task)
+
+
+def results_file(config: TrainConfig) -> Path:
+    """The file of the trajectories; its folder is made. Raises ``ConfigError`` if it cannot be."""
+    path = Path(config.run.directory) / TRAJECTORIES
+    with writing_to(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def roll_out(
@@ -116,9 +130,40 @@ def report(trajectories: Sequence[Trajectory]) -> None:
         sys.stdout.write(f"{len(errors)} rollouts failed, the first with: {errors[0]}\n")
 
 
+COMMAND = Command(
+    name="launch.evaluate",
+    summary=__doc__,
+    work=evaluate,
+    settings=(
+        "recipe",
+        "workload",
+        "seed",
+        "run.directory",
+        "model",
+        "rollout.temperature",
+        "rollout.max_steps",
+        "rollout.max_prompt_tokens",
+        "rollout.max_response_tokens",
+        "rollout.max_turn_tokens",
+        "rollout.timeout_seconds",
+        "fleet",
+        "server",
+        "evaluation.num_tasks",
+        "evaluation.rollouts_per_task",
+    ),
+    left_out={
+        "rollout.group_size": "To play each task several times, set evaluation.rollouts_per_task.",
+        "fleet.num_cpus_per_actor": "An evaluation reserves no CPUs for its actors.",
+        "server.adapters": "launch.serve serves adapters; a run with adapters is evaluated by model.path.",
+        "server.weights": "Weights are published in training only.",
+        "server.engine.cache_after_publish": "Weights are published in training only.",
+    },
+)
+
+
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status."""
-    return run_command("launch.evaluate", __doc__, arguments, evaluate)
+    return COMMAND.run(arguments)
 
 
 if __name__ == "__main__":

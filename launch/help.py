@@ -1,4 +1,4 @@
-"""What ``--help`` prints: every setting with its default, its bound and the sentence below its field."""
+"""What ``--help`` prints: a command's settings, each with its default, its bound and its field's sentence."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import ast
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import pairwise
-from typing import Any
 
 from environments.bounds import Leaf, leaves
 from launch.config import TrainConfig, recipe_names
@@ -17,24 +16,26 @@ from launch.config import TrainConfig, recipe_names
 WIDTH = 100
 
 
-def help_text(command: str, summary: str, settings: Any = None) -> str:
+def help_text(command: str, summary: str, acts_on: Callable[[str], bool]) -> str:
     """The help of ``python -m command``.
 
     Args:
-        settings: the dataclass instance whose fields the command can be told; by default ``TrainConfig()``.
+        acts_on: whether a setting, or "recipe", is one of this command's.
     """
     sections: dict[str, list[Leaf]] = {}
-    for leaf in leaves(TrainConfig() if settings is None else settings):
-        sections.setdefault(leaf.name.rpartition(".")[0], []).append(leaf)
+    for leaf in leaves(TrainConfig()):
+        if acts_on(leaf.name):
+            sections.setdefault(leaf.name.rpartition(".")[0], []).append(leaf)
+    takes_recipe = acts_on("recipe")
+    arguments = "[recipe=NAME] [setting=value ...]" if takes_recipe else "[setting=value ...]"
     return "\n".join(
         [
-            summary,
+            *_paragraph(summary, indent=0),
             "",
-            f"usage: python -m {command} [recipe=NAME] [setting=value ...]",
-            f"   or, installed by pip: {command.replace('launch.', 'troupe ')} [recipe=NAME] ...",
+            f"usage: python -m {command} {arguments}",
+            f"   or, installed by pip: {command.replace('launch.', 'troupe ')} {arguments}",
             "",
-            f"recipes: {', '.join(recipe_names())}",
-            "",
+            *([f"recipes: {', '.join(recipe_names())}", ""] if takes_recipe else []),
             "Settings with their defaults, and in brackets the values that they may have:",
             *(line for name, section in sections.items() for line in _section(name, section)),
             "",

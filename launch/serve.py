@@ -14,15 +14,13 @@ from pathlib import Path
 
 from actors.settings import MODEL_NAME
 from environments.errors import ConfigError, SamplerError
-from launch.command import run_command
+from launch.command import Command
 from launch.config import ServerConfig, TrainConfig
-from launch.run_folder.model_paths import adapter_folder, model_folder, newest_checkpoint
+from launch.run_folder.model_paths import RUNS, adapter_folder, model_folder, newest_checkpoint
 from launch.validation.serving import DEFAULT_PORT
 from launch.validation.startup import check_serving
+from policies.model_files import check_loadable
 from policies.settings import ADAPTER, adapter_config
-
-RUNS = Path("runs")
-"""Where runs are by default: the newest checkpoint in there is served if no model is named."""
 
 
 def serve(config: TrainConfig) -> None:
@@ -35,6 +33,7 @@ def serve(config: TrainConfig) -> None:
     server = replace(config.server, http_port=port)
     check_serving(replace(config, server=server))
     model_path = chosen_model(config.model.path)
+    check_loadable(model_path, config.model.chat_template_kwargs)
     server = replace(server, adapters=served_adapters(server.adapters, model_path))
     from launch.served_model import policy_app
 
@@ -119,9 +118,21 @@ Ctrl-C ends it.
 """
 
 
+COMMAND = Command(
+    name="launch.serve",
+    summary=__doc__,
+    work=serve,
+    settings=("model", "server"),
+    left_out={
+        "server.weights": "Weights are published in training only.",
+        "server.engine.cache_after_publish": "Weights are published in training only.",
+    },
+)
+
+
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status."""
-    return run_command("launch.serve", __doc__, arguments, serve)
+    return COMMAND.run(arguments)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 
-from launch.command import run_command
+from launch.command import Command
 from launch.config import TrainConfig
 
 
@@ -16,9 +17,21 @@ def train(config: TrainConfig) -> None:
     run_training(config, load_workload(config.workload, config.seed))
 
 
+COMMAND = Command(
+    name="launch.train",
+    summary=__doc__,
+    work=train,
+    settings=("recipe", *(section.name for section in fields(TrainConfig))),
+    left_out={
+        "server.adapters": "launch.serve serves adapters; a run with adapters is trained on by model.path.",
+        "evaluation.rollouts_per_task": "launch.evaluate repeats tasks; a training plays each of them once.",
+    },
+)
+
+
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status."""
-    return run_command("launch.train", __doc__, arguments, train)
+    return COMMAND.run(arguments)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from environments.base import BaseEnv
 from environments.data.datasets import Dataset
 from environments.errors import TroupeError
 from launch.config import TrainConfig, as_train_config, register
+from launch.run_folder.disk import full_disk_told
 from launch.run_folder.lock import RunLock, run_directory
 from launch.validation.startup import check_training
 from launch.workload import Workload
@@ -63,7 +64,7 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
     from launch.process.death import told
 
     check_training(config, workload)
-    with RunLock(run_directory(config.run.directory)) as lock:
+    with RunLock(run_directory(config.run.directory)) as lock, full_disk_told(lock.directory):
         try:
             _train(config, workload, lock)
         except (RayActorError, OutOfMemoryError) as error:

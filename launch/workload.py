@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ from actors.rollouts.rollout import Pair
 from environments.base import BaseEnv
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError
+from environments.named_module import call_own, load_module
 from environments.types import Message
 from policies.agents.base import BaseAgent
 
@@ -46,28 +46,18 @@ def load_workload(module_name: str | None, seed: int) -> Workload:
     """Call ``workload(seed)`` of the module.
 
     Raises:
-        ConfigError: no module was named, it does not exist, or it has no such function.
+        ConfigError: no module was named, it does not exist, it has no such function, or its code fails.
     """
     if module_name is None:
         raise ConfigError(
             "No workload: choose a recipe of Troupe's, such as recipe=calculator, or name your own "
             "module with workload=my_module (it defines workload(seed) -> launch.workload.Workload)."
         )
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise  # the module is there, something that it imports is not
-        raise ConfigError(
-            f"workload={module_name!r}: there is no such module. It has to be importable from the working "
-            "directory, for example my_module for ./my_module.py."
-        ) from error
-    make = vars(module).get("workload")
+    setting = f"workload={module_name!r}"
+    make = vars(load_module(setting, module_name)).get("workload")
     if not callable(make):
-        raise ConfigError(
-            f"workload={module_name!r}: the module has no workload(seed) -> launch.workload.Workload."
-        )
-    workload = make(seed)
+        raise ConfigError(f"{setting}: the module has no workload(seed) -> launch.workload.Workload.")
+    workload = call_own(setting, make, seed)
     if not isinstance(workload, Workload):
         raise ConfigError(
             f"{module_name}.workload({seed}) returned {type(workload).__name__}, not a Workload."

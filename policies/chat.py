@@ -33,9 +33,10 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path))
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a damaged file makes the libraries raise whatever they stumble over
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(
-            f"No tokenizer can be loaded from {str(path)!r} ({error}): name a folder that "
+            f"No tokenizer can be loaded from {str(path)!r} ({reason}): name a folder that "
             "tokenizer.save_pretrained wrote, or the id of a model that can be downloaded."
         ) from error
     return tokenizer

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from environments.bounds import check_bounds, setting
+from environments.errors import ConfigError
 
 ADAPTER = "adapter"
 """Subfolder of a checkpoint with the trained adapters, in peft's format."""
@@ -41,6 +42,12 @@ class EngineConfig:
 
 
 def adapter_config(folder: str | Path) -> dict[str, Any]:
-    """The adapter's configuration in peft's format."""
-    config: dict[str, Any] = json.loads((Path(folder) / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    """The adapter's configuration in peft's format. Raises ``ConfigError`` if it cannot be read."""
+    path = Path(folder) / ADAPTER_CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}): copy or write it again.") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path} holds a {type(config).__name__}, and has to hold a JSON object.")
     return config

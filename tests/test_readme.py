@@ -59,7 +59,8 @@ def test_the_own_agent_and_environment_take_thirty_lines_and_play(
     assert len([line for line in OWN.splitlines() if line.strip()]) < 30
     (tmp_path / "my_workload.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
-    check_agent(load_workload("my_workload", seed=0))
+    own = load_workload("my_workload", seed=0)
+    check_agent(own, own.train_dataset)
 
 
 def test_the_check_of_the_own_environment_says_what_its_comment_says(tmp_path: Path) -> None:

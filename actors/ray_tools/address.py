@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
+import ray
 from ray._private.utils import read_ray_address
 
 from environments.errors import ConfigError
@@ -16,7 +17,7 @@ def check_answers() -> None:
     Raises:
         ConfigError: nothing answers where ``RAY_ADDRESS`` or the note of ``ray start`` points to.
     """
-    address = os.environ.get("RAY_ADDRESS") or read_ray_address() or ""
+    address = _address()
     host, _, port = address.rpartition(":")
     if not port.isdigit() or "://" in host:  # none, or a form that only Ray knows
         return
@@ -24,6 +25,15 @@ def check_answers() -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError as error:
         raise unreachable(f"{address}: {error}") from error
+
+
+def joins_cluster() -> bool:
+    """Whether this process is connected to a cluster, or would join one instead of starting its own."""
+    return ray.is_initialized() or bool(_address())
+
+
+def _address() -> str:
+    return os.environ.get("RAY_ADDRESS") or read_ray_address() or ""
 
 
 def unreachable(reason: object) -> ConfigError:

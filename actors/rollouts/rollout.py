@@ -14,7 +14,13 @@ from typing import Any
 
 from environments.base import BaseEnv
 from environments.contract import final_reward_faults, metrics_faults, reset_faults, step_faults
-from environments.errors import AgentError, EnvironmentFailure, PromptTooLongError, TroupeError
+from environments.errors import (
+    AgentError,
+    ContractError,
+    EnvironmentFailure,
+    PromptTooLongError,
+    TroupeError,
+)
 from environments.types import Action, Completion, Step, TerminationReason, Trajectory
 from policies.agents.base import BaseAgent
 from policies.sampler import SampleRequest, SamplingParams, Turn
@@ -58,14 +64,15 @@ class Pair:
         """The environment of a task, in which the environment arguments stand over the task's own keys.
 
         Raises:
-            EnvironmentFailure: ``from_dict`` raised, or returned no environment.
+            EnvironmentFailure: ``from_dict`` raised.
+            ContractError: it returned no environment.
         """
         name = self.env_class.__name__
         seed = {"seed": request.env_seed} if self.env_class.wants_seed else {}
         with boundary(EnvironmentFailure, "environment", name, "from_dict"):
             env = self.env_class.from_dict({**seed, **request.task, **self.env_args})
         if not isinstance(env, BaseEnv):
-            raise EnvironmentFailure(f"{name}.from_dict returned {env!r}: it has to return an environment.")
+            raise ContractError(f"{name}.from_dict returned {env!r}: it has to return an environment.")
         if env.idx is None:  # else it has one of its own
             env.idx = request.index
         return env
@@ -171,7 +178,7 @@ def take_step(agent: BaseAgent, completion: Completion, turn: int) -> tuple[Step
 
 
 def reset(env: BaseEnv) -> tuple[Any, dict[str, Any]]:
-    """First observation and info. Raises ``EnvironmentFailure`` for anything else than these two."""
+    """First observation and info. Raises ``ContractError`` for anything else than these two."""
     result = env.reset()
     _check_values(env, reset_faults(result))
     observation, info = result
@@ -179,7 +186,7 @@ def reset(env: BaseEnv) -> tuple[Any, dict[str, Any]]:
 
 
 def take_action(env: BaseEnv, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
-    """Observation, reward, done and info. Raises ``EnvironmentFailure`` for anything else than these four."""
+    """Observation, reward, done and info. Raises ``ContractError`` for anything else than these four."""
     result = env.step(action)
     _check_values(env, step_faults(result))
     observation, reward, done, info = result
@@ -196,7 +203,7 @@ def judge_episode(env: BaseEnv, trajectory: Trajectory) -> None:
 
 
 def episode_metrics(env: BaseEnv) -> dict[str, float]:
-    """The environment's numbers of the episode, as floats. Raises ``EnvironmentFailure`` for others."""
+    """The environment's numbers of the episode, as floats. Raises ``ContractError`` for others."""
     metrics = env.compute_metrics()
     _check_values(env, metrics_faults(metrics))
     return {name: float(value) for name, value in metrics.items()}
@@ -204,7 +211,7 @@ def episode_metrics(env: BaseEnv) -> dict[str, float]:
 
 def _check_values(env: BaseEnv, faults: list[str]) -> None:
     if faults:
-        raise EnvironmentFailure(f"{type(env).__name__}.{' '.join(faults)}")
+        raise ContractError(f"{type(env).__name__}.{' '.join(faults)}")
 
 
 class TokenBudget:

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -79,6 +79,8 @@ class PolicyServer:
         config: ServerConfig,
         store: ray.actor.ActorHandle,
         directory: ray.actor.ActorHandle,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        version: int = 0,
     ) -> None:
         # The engine's thread gives the interpreter's lock away at every tensor operation, and has to ask for
         # it again: at Python's 5 ms the replica answered an eighth fewer requests.
@@ -86,7 +88,8 @@ class PolicyServer:
         self._store, self._directory = store, directory
         transport = await _unless_gone(open_transport(store))
         self._engine = await self._started_engine(model_path, config)
-        renderer = ChatRenderer(load_tokenizer(model_path))
+        self._engine.version = version
+        renderer = ChatRenderer(load_tokenizer(model_path), chat_template_kwargs)
         self._openai = OpenAIFrontend(model_name, renderer, self._engine, config.adapters)
         self._queue_workers: dict[ray.actor.ActorHandle, QueueWorker] = {}
         self._weights = WeightFollower(store, transport, self._engine, self._wake_queue_workers)
@@ -222,8 +225,10 @@ class PolicyApp:
     Args:
         name: of the application; unique in the cluster.
         model_path: folder that the engines start from.
-        model_name: how OpenAI clients call the model.
         store: the ``WeightStore`` that the replicas follow.
+        model_name: how OpenAI clients call the model.
+        chat_template_kwargs: options of the chat template for OpenAI clients, whose requests may set others.
+        version: of the policy that ``model_path`` holds.
 
     Raises:
         ConfigError: ``config.engine`` names no engine, or has settings that this engine cannot act on.
@@ -236,6 +241,8 @@ class PolicyApp:
         config: ServerConfig,
         store: ray.actor.ActorHandle,
         model_name: str = MODEL_NAME,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        version: int = 0,
     ) -> None:
         self.name = name
         engine = engine_class(config.engine)
@@ -253,7 +260,9 @@ class PolicyApp:
             graceful_shutdown_wait_loop_s=0.2,
             health_check_period_s=5,
             health_check_timeout_s=10,  # three in a row and Serve replaces it: a stopped process too
-        ).bind(model_path, model_name, config, store, self._directory)
+        ).bind(
+            model_path, model_name, config, store, self._directory, dict(chat_template_kwargs or {}), version
+        )
         self._config, self._store = config, store
 
     def start(self) -> None:

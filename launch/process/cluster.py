@@ -81,9 +81,18 @@ def shortage(config: TrainConfig) -> str | None:
     return f"The run needs {' and '.join(short)}, and waits for the others: `ray status` shows who has them."
 
 
+def num_gpus(config: TrainConfig) -> float:
+    """The GPUs that learner, critic and engines reserve together."""
+    num_replicas = config.server.num_replicas + config.evaluation.num_replicas
+    on_engines = num_replicas * config.server.engine.num_gpus
+    if config.learner.device != "cuda":
+        return on_engines
+    num_groups = 2 if algorithm_of(config).uses_critic else 1  # on CPUs policy and critic share theirs
+    return on_engines + config.learner.num_workers * num_groups
+
+
 def _needs(config: TrainConfig) -> dict[str, tuple[float, str]]:
     """By resource: how much, and the settings to lower."""
-    on_gpu = config.learner.device == "cuda"
     num_replicas = config.server.num_replicas + config.evaluation.num_replicas
     num_actors = config.fleet.num_actors * (2 if config.evaluation.num_replicas else 1)
     cpus = (
@@ -91,16 +100,13 @@ def _needs(config: TrainConfig) -> dict[str, tuple[float, str]]:
         + num_replicas * config.server.num_cpus
         + num_actors * config.fleet.num_cpus_per_actor
     )
-    algorithm = algorithm_of(config)
-    num_groups = 2 if algorithm.uses_critic else 1  # on CPUs policy and critic share theirs
-    gpus = num_replicas * config.server.engine.num_gpus + config.learner.num_workers * num_groups * on_gpu
     return {
         "CPU": (
             cpus,
             "learner.num_workers, server.num_replicas, evaluation.num_replicas or fleet.num_actors",
         ),
         "GPU": (
-            gpus,
+            num_gpus(config),
             "learner.num_workers, server.num_replicas or evaluation.num_replicas, or set learner.device=cpu",
         ),
     }

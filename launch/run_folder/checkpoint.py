@@ -148,12 +148,12 @@ class CheckpointFolder:
         return True
 
     def latest(self) -> Path | None:
-        """The newest whole checkpoint."""
+        """The newest whole checkpoint. Raises ``ConfigError`` if the file that names it is damaged."""
         pointer = self._directory / LATEST
         if pointer.is_symlink():  # also while what it names is being replaced
             name = str(pointer.readlink())
         elif pointer.exists():
-            name = pointer.read_text(encoding="utf-8").strip()
+            name = _text(pointer)
         else:
             return None
         named, replaced = self._directory / name, self._directory / f".{name}.old"
@@ -176,6 +176,12 @@ class CheckpointFolder:
             manifest = _Manifest.read(checkpoint)
             _check(checkpoint, manifest.files)
             return manifest.progress
+
+    @staticmethod
+    def version(checkpoint: Path) -> int:
+        """Version of the policy that ``checkpoint`` holds. Raises ``ConfigError`` for a damaged one."""
+        with _damage_explained(checkpoint):
+            return _Manifest.read(checkpoint).progress.version
 
     @staticmethod
     def stream(checkpoint: Path) -> StreamState:
@@ -254,6 +260,16 @@ class CheckpointFolder:
         for checkpoint in checkpoints:
             if checkpoint not in kept:  # renamed first, so that none is ever seen half deleted
                 shutil.rmtree(checkpoint.rename(self._directory / f".{checkpoint.name}.old"))
+
+
+def _text(pointer: Path) -> str:
+    try:
+        return pointer.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{pointer} is no text ({error}): link it to the newest checkpoint beside it, "
+            f"`ln -sfn {_name(12)} {pointer}`."
+        ) from error
 
 
 def _name(step: int) -> str:

@@ -48,9 +48,12 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     """The records of a file, empty without one. A last line that a crash has cut off is left out.
 
     Raises:
-        TroupeError: another line is no record.
+        TroupeError: another line is no record, or the file no text.
     """
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    except UnicodeDecodeError as error:
+        raise TroupeError(f"{path} is no text ({error}): repair or delete it.") from error
     records = []
     for number, line in enumerate(lines, start=1):
         try:

@@ -6,6 +6,8 @@ import fcntl
 import os
 import socket
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,14 +23,15 @@ class RunLock:
     """Holds ``directory``, which is made if there is none, until the end of its ``with`` or of the process.
 
     Raises:
-        ConfigError: another process holds it.
+        ConfigError: another process holds it, or nothing can be written there.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / LOCK
-        self._file = self.path.open("a+", encoding="utf-8")
+        with writing_to(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("a+", encoding="utf-8")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -39,10 +42,11 @@ class RunLock:
             ) from None
         self.text = f"process {os.getpid()} on {socket.gethostname()} ({uuid.uuid4().hex})"
         """What the file holds: processes that read the same see the same folder."""
-        self._file.truncate(0)
-        self._file.write(self.text)
-        self._file.flush()
-        os.fsync(self._file.fileno())  # for those who read it on other nodes
+        with writing_to(directory):
+            self._file.truncate(0)
+            self._file.write(self.text)
+            self._file.flush()
+            os.fsync(self._file.fileno())  # for those who read it on other nodes
 
     def __enter__(self) -> Self:
         return self
@@ -53,12 +57,26 @@ class RunLock:
         self._file.close()
 
 
+@contextmanager
+def writing_to(directory: Path) -> Iterator[None]:
+    """Raises ``ConfigError`` in place of an ``OSError``: nothing can be written to the run's folder."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"run.directory={directory} cannot be written to ({error}): name a folder that can be made, on "
+            "a disk with room."
+        ) from error
+
+
 def run_directory(setting: str) -> Path:
     """The folder that ``run.directory`` means.
 
     Raises:
-        ConfigError: it is in a job's copy of the working directory, which ends with the job.
+        ConfigError: it is not named, or in a job's copy of the working directory, which ends with the job.
     """
+    if not setting:
+        raise ConfigError("run.directory is empty: name a folder, such as run.directory=runs/my-run.")
     directory = Path(setting).expanduser()
     if JOB in os.environ and not directory.is_absolute():
         raise ConfigError(

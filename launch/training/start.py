@@ -177,8 +177,10 @@ def rollout_service(
     store: ray.actor.ActorHandle,
 ) -> RolloutService:
     """A rollout service with a policy server of its own, whose engines follow ``store``."""
-    app = PolicyApp(f"policy-{uuid.uuid4().hex[:8]}", model_path, server, store)
-    make_sampler = partial(ServeSampler, app.name, model_path, config.model.chat_template_kwargs)
+    options = config.model.chat_template_kwargs
+    name = f"policy-{uuid.uuid4().hex[:8]}"
+    app = PolicyApp(name, model_path, server, store, chat_template_kwargs=options)
+    make_sampler = partial(ServeSampler, name, model_path, options)
     return RolloutService(workload.pair, make_sampler, rollout_limits(config.rollout), config.fleet, app)
 
 

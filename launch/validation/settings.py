@@ -6,7 +6,7 @@ from actors.settings import ServerConfig
 from actors.weights.transport import transport_class
 from environments.bounds import check_bounds, check_choice
 from environments.errors import ConfigError
-from launch.config import TrainConfig, algorithm_of
+from launch.config import RolloutConfig, TrainConfig, algorithm_of
 from launch.reporting.metrics import evaluation_metrics
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import check_group_size
@@ -26,7 +26,8 @@ def check_settings(config: TrainConfig) -> None:
     _check_optimizer("learner.optimizer", config.learner.optimizer)
     _check_optimizer("learner.critic.optimizer", config.learner.critic.optimizer)
     _check_optimizer("warm_start.optimizer", config.warm_start.optimizer)
-    _check_lengths(config)
+    _check_context(config)
+    _check_micro_batches(config)
     _check_selection(config)
     _check_effect_on_learning(config, algorithm)
     _check_effect_on_serving(config)
@@ -50,6 +51,17 @@ def check_training_settings(config: TrainConfig) -> None:
             "rollout.temperature=0 samples the likeliest token only, so that all rollouts of a task are the "
             "same: training needs a temperature above 0, such as rollout.temperature=1."
         )
+
+
+def check_evaluation_settings(config: TrainConfig) -> None:
+    """Check the settings of an evaluation, as ``check_settings`` does: a recipe's others do not matter.
+
+    Raises:
+        ConfigError: names the settings, their values and the remedy.
+    """
+    check_bounds(config)
+    _check_context(config)
+    _check_effect_on_serving(config)
 
 
 def _check_optimizer(name: str, optimizer: OptimizerConfig) -> None:
@@ -124,17 +136,26 @@ def _check_evaluation(config: TrainConfig) -> None:
         )
 
 
-def _check_lengths(config: TrainConfig) -> None:
+def _check_context(config: TrainConfig) -> None:
     rollout = config.rollout
-    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+    longest = _longest(rollout)
     if longest > config.server.engine.max_model_tokens:
         raise ConfigError(
             f"rollout.max_prompt_tokens={rollout.max_prompt_tokens} and rollout.max_response_tokens="
             f"{rollout.max_response_tokens} need a context of {longest} tokens, but server.engine."
             f"max_model_tokens={config.server.engine.max_model_tokens}. Raise it, or lower the other two."
         )
+
+
+def _check_micro_batches(config: TrainConfig) -> None:
+    longest = _longest(config.rollout)
     if longest > config.learner.micro_batch_tokens:
         raise ConfigError(
             f"learner.micro_batch_tokens={config.learner.micro_batch_tokens} cannot hold one trajectory of "
             f"rollout.max_prompt_tokens + rollout.max_response_tokens = {longest} tokens. Raise it to that."
         )
+
+
+def _longest(rollout: RolloutConfig) -> int:
+    """Most tokens of a trajectory."""
+    return rollout.max_prompt_tokens + rollout.max_response_tokens

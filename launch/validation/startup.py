@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from environments.bounds import check_bounds
 from environments.errors import ConfigError
-from launch.config import TrainConfig
+from launch.config import TrainConfig, without_training
 from launch.training.stages.chosen import chosen_stages
+from launch.validation.gpus import check_gpus
 from launch.validation.serving import check_address, check_base_model, check_engine
-from launch.validation.settings import check_settings, check_training_settings
+from launch.validation.settings import check_evaluation_settings, check_training_settings
 from launch.validation.trial import try_first_task
-from launch.validation.workload import check_datasets, check_model, check_task_weights
+from launch.validation.workload import (
+    check_classes,
+    check_datasets,
+    check_held_out_tasks,
+    check_model,
+    check_task_weights,
+)
 from launch.workload import Workload
 
 
@@ -17,34 +24,52 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
     """Find what would fail later in a training run.
 
     Raises:
-        ConfigError, DatasetError, AgentError: the first mistake, with its remedy.
+        ConfigError, DatasetError, AgentError, ContractError: the first mistake, with its remedy.
     """
     check_training_settings(config)
     check_engine(config)
     stages = chosen_stages(config)
+    check_classes(workload)
     check_datasets(config, workload)
     for stage in stages:
         stage.check_workload(workload)
     check_task_weights(config.rollout.task_weights, workload.train_dataset)
+    check_gpus(config)
     check_model(config, workload)
-    try_first_task(workload)
+    try_first_task(workload, workload.train_dataset)
 
 
 def check_evaluation(config: TrainConfig) -> None:
-    """Find what would fail later in an evaluation. Raises ``ConfigError``."""
+    """Find what would fail later in an evaluation, as far as its settings go.
+
+    Raises:
+        ConfigError: the first mistake, with its remedy.
+    """
     if config.model.path is None:
         raise ConfigError(
             "model.path is not set: name the model to evaluate, a run such as model.path=runs/my-run (its "
             "newest checkpoint), a checkpoint, a Hugging Face folder or name."
         )
-    check_settings(config)
+    check_evaluation_settings(config)
     check_engine(config)
+    check_gpus(without_training(config))
+
+
+def check_evaluated_workload(workload: Workload) -> None:
+    """Find what would fail later in an evaluation's rollouts.
+
+    Raises:
+        ConfigError, DatasetError, AgentError, ContractError: the first mistake, with its remedy.
+    """
+    check_classes(workload)
+    try_first_task(workload, check_held_out_tasks(workload))
 
 
 def check_serving(config: TrainConfig) -> None:
     """Find what would fail later in serving; ``server.http_port`` is set. Raises ``ConfigError``."""
     check_bounds(config)
     check_engine(config)
+    check_gpus(without_training(config))
     assert config.server.http_port is not None
     check_address(config.server.http_host, config.server.http_port)
     check_base_model(config)

@@ -1,4 +1,4 @@
-"""One step of the first task, played in this process: an agent that breaks its contract shows here."""
+"""One step of the first task, played in this process: it shows an agent or environment that is broken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from actors.ray_tools.background import in_background
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, owned_by, run_rollout
-from environments.errors import EnvironmentFailure
+from environments.data.datasets import Dataset
+from environments.errors import ContractError, EnvironmentFailure
 from launch.workload import Workload
 from policies.sampler import SampleRequest, ScriptedSampler
 
@@ -19,15 +20,16 @@ TRIAL_SECONDS = 60.0
 """Longest trial; an environment that takes longer is left to the first rollouts."""
 
 
-def try_first_task(workload: Workload, seconds: float = TRIAL_SECONDS) -> None:
+def try_first_task(workload: Workload, tasks: Dataset, seconds: float = TRIAL_SECONDS) -> None:
     """``check_agent`` with a time limit in ``seconds``.
 
     Raises:
         AgentError: the agent broke its contract.
+        ContractError: the environment broke its own.
         ConfigError: the agent cannot be played by a policy server.
     """
     try:
-        in_background(partial(check_agent, workload), "check").result(seconds)
+        in_background(partial(check_agent, workload, tasks), "check").result(seconds)
     except TimeoutError:
         logger.warning(
             "The first task could not be tried out in this process within %g s: the first rollouts will show "
@@ -36,11 +38,12 @@ def try_first_task(workload: Workload, seconds: float = TRIAL_SECONDS) -> None:
         )
 
 
-def check_agent(workload: Workload) -> None:
-    """Play one step of the first task with a made-up reply.
+def check_agent(workload: Workload, tasks: Dataset) -> None:
+    """Play one step of the first of ``tasks`` with a made-up reply.
 
     Raises:
         AgentError: the agent broke its contract.
+        ContractError: the environment broke its own, for example by a reward that is not finite.
         ConfigError: the agent cannot be played by a policy server.
     """
     from actors.sampling.backends import check_calls
@@ -51,8 +54,7 @@ def check_agent(workload: Workload) -> None:
     def sample(request: SampleRequest) -> Any:
         return asyncio.run(sampler.sample(request))
 
-    task = workload.train_dataset[0]
-    request = RolloutRequest(rollout_id="check/0", group_id="check", task=task)
+    request = RolloutRequest(rollout_id="check/0", group_id="check", task=tasks[0])
     agent = workload.pair.make_agent()
     check_calls(agent, ServeSampler)
     try:
@@ -62,6 +64,8 @@ def check_agent(workload: Workload) -> None:
         finally:
             with owned_by(EnvironmentFailure, "environment", env)("close"):
                 env.close()
+    except ContractError:
+        raise
     except EnvironmentFailure as error:
         # It may need what only the cluster's nodes have: the first rollouts will show whether it works there.
         logger.warning("The environment could not be tried out in this process: %s", error)

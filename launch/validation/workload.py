@@ -3,26 +3,50 @@
 from __future__ import annotations
 
 import math
+from inspect import isabstract
+from typing import Any
 
+from environments.base import BaseEnv
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, DatasetError
 from launch.config import TrainConfig
 from launch.run_folder.model_paths import model_folder
 from launch.workload import Workload
+from policies.agents.base import BaseAgent
+from policies.model_files import check_loadable
+
+
+def check_classes(workload: Workload) -> None:
+    """Agent and environment are classes that can be made. Raises ``ConfigError``."""
+    _check_class("agent_class", workload.agent_class, BaseAgent)
+    _check_class("env_class", workload.env_class, BaseEnv)
+
+
+def _check_class(name: str, given: Any, base: type) -> None:
+    if isinstance(given, base):
+        kind = type(given).__name__
+        raise ConfigError(
+            f"{name} is an instance of {kind}, and every rollout makes its own: write {name}={kind}."
+        )
+    shown = given.__name__ if isinstance(given, type) else repr(given)
+    if not (isinstance(given, type) and issubclass(given, base)):
+        raise ConfigError(f"{name}={shown} has to be a class that is derived from {base.__name__}.")
+    if isabstract(given):
+        missing = ", ".join(sorted(given.__abstractmethods__))
+        raise ConfigError(f"{name}={shown} lacks methods of {base.__name__}: define {missing}.")
 
 
 def check_datasets(config: TrainConfig, workload: Workload) -> None:
     """There are tasks to train on, and held-out tasks where an evaluation is asked for.
 
     Raises:
-        DatasetError: there is no task to train on, or tasks are not in a Dataset.
+        DatasetError: there is no task to train on, or something else than a dataset.
         ConfigError: settings about evaluations, and no held-out tasks.
     """
-    datasets = {"train_dataset": workload.train_dataset, "val_dataset": workload.val_dataset}
-    for name, tasks in datasets.items():
-        if tasks is not None and not isinstance(tasks, Dataset):
-            raise DatasetError(f"{name} is of type {type(tasks).__name__}: pass a Dataset, Dataset(tasks).")
-    if not workload.train_dataset:
+    _check_dataset("train_dataset", workload.train_dataset)
+    if workload.val_dataset is not None:
+        _check_dataset("val_dataset", workload.val_dataset)
+    if not len(workload.train_dataset):
         raise DatasetError("The training dataset is empty: pass a Dataset with at least one task.")
     evaluation = config.evaluation
     if workload.val_dataset is None and (
@@ -32,6 +56,25 @@ def check_datasets(config: TrainConfig, workload: Workload) -> None:
             f"evaluation.every={evaluation.every}, evaluation.num_replicas={evaluation.num_replicas} and "
             f"run.best_metric={config.run.best_metric} are about evaluations, and the workload has no "
             "val_dataset: give it one, or leave them out."
+        )
+
+
+def check_held_out_tasks(workload: Workload) -> Dataset:
+    """The tasks of an evaluation, of which there is at least one. Raises ``DatasetError``."""
+    if workload.val_dataset is None:
+        raise DatasetError(
+            "The workload has no held-out tasks to evaluate on: give its Workload a val_dataset."
+        )
+    _check_dataset("val_dataset", workload.val_dataset)
+    if not len(workload.val_dataset):
+        raise DatasetError("The held-out dataset is empty: pass a Dataset with at least one task.")
+    return workload.val_dataset
+
+
+def _check_dataset(name: str, given: Any) -> None:
+    if not isinstance(given, Dataset):
+        raise DatasetError(
+            f"{name} is a {type(given).__name__}: write {name}=Dataset(tasks), with a list of dicts."
         )
 
 
@@ -51,14 +94,10 @@ def check_task_weights(key: str | None, tasks: Dataset) -> None:
 
 
 def check_model(config: TrainConfig, workload: Workload) -> None:
-    """The model's folder is complete, or a tiny model can be built. Raises ``ConfigError``."""
+    """The model can be loaded, or a tiny one be built. Raises ``ConfigError``."""
     options = config.model.chat_template_kwargs
     if config.model.path is not None:
-        folder = model_folder(config.model.path)
-        if options:
-            from policies.chat import ChatRenderer, load_tokenizer
-
-            ChatRenderer(load_tokenizer(folder), options)  # raises for an unknown option
+        check_loadable(model_folder(config.model.path), options)
     elif options:
         raise ConfigError(
             f"model.chat_template_kwargs={options}, but model.path is not set, and the chat template of the "

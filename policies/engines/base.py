@@ -29,7 +29,7 @@ class Engine(ABC):
     libraries belong into functions. Weights may come while requests are being sampled.
 
     Args:
-        model_path: folder (or hub name) in Hugging Face format; the weights of version 0.
+        model_path: folder (or hub name) in Hugging Face format.
         config: ``server.engine``.
         adapters: folders in peft's format by name, served beside the model itself.
 
@@ -43,7 +43,7 @@ class Engine(ABC):
     serves_adapters: ClassVar[bool] = False
 
     version: int = 0
-    """Of the weights that sample now."""
+    """Of the weights that sample now. A replica that starts from a checkpoint sets the checkpoint's."""
     max_model_tokens: int
     """Longest prompt plus completion."""
 

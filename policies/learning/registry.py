@@ -6,7 +6,6 @@ and ``register_loss``; ``algorithm.module`` names the module.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 
 from environments.bounds import setting
 from environments.errors import ConfigError
+from environments.named_module import load_module
 from policies.learning.options import NoOptions
 
 
@@ -209,17 +209,10 @@ def import_own(module: str | None) -> None:
     """Import the module in which the user registers something, if there is one: on every learner rank too.
 
     Raises:
-        ConfigError: it cannot be imported.
+        ConfigError: there is no such module, or its code fails.
     """
-    if module is None:
-        return
-    try:
-        importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            f"algorithm.module={module!r} cannot be imported: {error}. It has to be on PYTHONPATH or in the "
-            "working directory, on every node."
-        ) from error
+    if module is not None:
+        load_module(f"algorithm.module={module!r}", module)
 
 
 def _check_own(kind: str, name: str, row: Estimator | Loss, taken: Collection[str]) -> None:

@@ -67,14 +67,16 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def serving(folder: Path, **options: Any) -> Iterator[TestClient]:
+def serving(
+    folder: Path, template: dict[str, Any] | None = None, version: int = 0, **options: Any
+) -> Iterator[TestClient]:
     """A client of one replica, which is made in the loop that answers requests, as in Serve."""
     replica_class = PolicyServer.func_or_class.__bases__[0]  # without what Serve wraps around it
     replica = replica_class.__new__(replica_class)
     config = ServerConfig(engine=scripted(**options))
 
     async def start() -> None:
-        await replica.__init__(str(folder), "tiny", config, QuietActor(), QuietActor())
+        await replica.__init__(str(folder), "tiny", config, QuietActor(), QuietActor(), template, version)
 
     with TestClient(http) as client, pytest.MonkeyPatch.context() as patch:
         patch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(servable_object=replica))
@@ -104,6 +106,27 @@ def test_a_whole_answer_carries_the_policy_version_in_its_header(client: TestCli
     assert response.status_code == 200
     assert response.headers["x-policy-version"] == "0"
     assert response.json()["choices"][0]["message"]["content"] == "111"
+
+
+def test_the_answers_of_a_checkpoint_say_its_version(tokenizer_folder: Path) -> None:
+    with serving(tokenizer_folder, version=30) as client:
+        whole = client.post("/v1/chat/completions", json=BODY)
+        parts = events(client.post("/v1/chat/completions", json={**BODY, "stream": True}).text)
+        models = client.get("/v1/models").json()["data"]
+    assert whole.headers["x-policy-version"] == "30" and whole.json()["policy_version"] == 30
+    assert {part["policy_version"] for part in parts[:-1]} == {30}
+    assert models[0]["policy_version"] == 30
+
+
+def test_the_servers_options_of_the_chat_template_hold_unless_a_request_sets_others(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer([MESSAGES])
+    tokenizer.chat_template = "{{ messages[0].content }}{% if hint %}{{ hint }}{% endif %}"
+    tokenizer.save_pretrained(tmp_path)
+    with serving(tmp_path, template={"hint": "12"}) as client:
+        bodies = [BODY, {**BODY, "chat_template_kwargs": {"hint": "1234"}}]
+        answers = [client.post("/v1/chat/completions", json=body).json() for body in bodies]
+    num_tokens = len(tokenizer.encode(MESSAGES[0]["content"], add_special_tokens=False))
+    assert [answer["usage"]["prompt_tokens"] - num_tokens for answer in answers] == [2, 4]
 
 
 def test_the_official_client_lists_the_model(openai: OpenAI) -> None:

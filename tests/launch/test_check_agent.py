@@ -40,7 +40,7 @@ class Precise(BaseEnv):
 
 def test_an_environment_is_tried_out_with_what_a_rollout_gives_it() -> None:
     workload = Workload(agent_class=GameAgent, env_class=Precise, train_dataset=Dataset([{"question": "?"}]))
-    check_agent(workload)
+    check_agent(workload, workload.train_dataset)
     assert Precise.made == 1
 
 
@@ -65,7 +65,7 @@ def test_an_environment_that_cannot_be_tried_out_here_is_left_to_the_nodes(
         agent_class=GameAgent, env_class=env_class, train_dataset=Dataset([{"question": "?"}])
     )
     with caplog.at_level(logging.WARNING):
-        try_first_task(workload, seconds=0.2)
+        try_first_task(workload, workload.train_dataset, seconds=0.2)
     assert said in caplog.text
 
 

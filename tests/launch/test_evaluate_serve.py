@@ -29,9 +29,12 @@ from environments.errors import ConfigError
 from environments.types import TerminationReason, Trajectory
 from launch import evaluate, serve
 from launch.config import TrainConfig, compose
-from launch.run_folder.model_paths import adapter_folder, model_folder, newest_checkpoint
+from launch.run_folder.checkpoint import CheckpointFolder, Progress, StreamState
+from launch.run_folder.model_paths import adapter_folder, model_folder, newest_checkpoint, policy_version
 from launch.validation.settings import check_settings, check_training_settings
 from launch.validation.startup import check_evaluation, check_serving
+from launch.workload import load_workload
+from policies.model_files import check_loadable
 
 PROMPT = tuple(range(5, 40))
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,10 +42,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def make_run(directory: Path, model: Path, step: int = 30) -> Path:
     """A run's folder with one checkpoint, which is returned."""
-    checkpoint = directory / "checkpoints" / f"step_{step:06d}"
-    shutil.copytree(model, checkpoint / "huggingface")
-    (directory / "checkpoints" / "latest").write_text(f"{checkpoint.name}\n")
-    return checkpoint
+    progress = Progress(step=step, version=step + 1)  # a warm start has published version 1
+    return CheckpointFolder(directory, kept=9).save(progress, StreamState(), partial(save_model, model))
+
+
+def save_model(model: Path, folder: str) -> None:
+    shutil.copytree(model, Path(folder) / "huggingface")
 
 
 # -- which model ---------------------------------------------------------------------------------------
@@ -82,9 +87,21 @@ def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_tokenizer_is_refused_before_it_is_loaded(tmp_path: Path, tiny_model: Path) -> None:
-    shutil.copy(tiny_model / "config.json", tmp_path)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(tiny_model / name, tmp_path)
     with pytest.raises(ConfigError, match="no tokenizer"):
-        model_folder(str(tmp_path))
+        check_loadable(str(tmp_path), {})
+
+
+def test_a_model_that_lacks_one_of_its_shards_is_refused_by_its_name(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    shards = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    with pytest.raises(ConfigError, match=r"lacks model-00002-of-00002\.safetensors"):
+        check_loadable(str(folder), {})
 
 
 def test_the_newest_checkpoint_is_the_one_that_was_written_last(tmp_path: Path) -> None:
@@ -123,7 +140,8 @@ def test_an_adapter_is_found_in_a_run_a_checkpoint_and_its_own_folder(tmp_path: 
     [
         (["recipe=calculator"], "model.path is not set"),
         (["recipe=calculator", "model.path=/nowhere"], "/nowhere"),
-        (["recipe=calculator", "model.path=gpt2", "rollout.group_size=0"], "rollout.group_size=0"),
+        (["recipe=calculator", "model.path=gpt2", "rollout.max_steps=0"], "rollout.max_steps=0"),
+        (["recipe=calculator", "model.path=gpt2", "rollout.group_size=4"], "evaluation.rollouts_per_task"),
         (["recipe=calculator", "model.path=gpt2", "evaluation.num_tasks=0"], "evaluation.num_tasks=0"),
         (["model.path=gpt2"], "recipe=calculator"),
         (["recipe=calculator", "model.pth=gpt2"], "model.path"),
@@ -136,15 +154,26 @@ def test_evaluate_refuses_what_cannot_work(
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("setting", ["rollout.group_size=1", "rollout.temperature=0"])
-def test_an_evaluation_needs_no_rollouts_to_compare(setting: str) -> None:
+@pytest.mark.parametrize(
+    "setting", ["rollout.group_size=1", "rollout.temperature=0", "learner.micro_batch_tokens=8"]
+)
+def test_an_evaluation_does_not_mind_settings_of_training(setting: str) -> None:
     config = compose(["recipe=calculator", "model.path=gpt2", setting])
     check_evaluation(config)
     with pytest.raises(ConfigError, match=setting):
         check_training_settings(config)
 
 
-@pytest.mark.parametrize("setting", ["server.http_port=65536", "server.num_replicas=0", "seed=-1"])
+def test_an_evaluation_plays_the_tasks_that_it_names_once_unless_it_is_told_otherwise() -> None:
+    config = compose(["recipe=guess", "evaluation.num_tasks=3"])
+    workload = load_workload(config.workload, seed=0)
+    assert workload.val_dataset is not None and config.rollout.group_size > 1
+    assert list(evaluate.held_out_tasks(config, workload)) == list(workload.val_dataset[:3])
+    config.evaluation.rollouts_per_task = 2
+    assert len(evaluate.held_out_tasks(config, workload)) == 6
+
+
+@pytest.mark.parametrize("setting", ["server.http_port=65536", "server.num_replicas=0"])
 def test_serving_checks_its_settings_first(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve.main([setting, "model.path=/nowhere"]) == 2
     assert f"{setting} has to be at " in capsys.readouterr().err
@@ -217,11 +246,12 @@ def test_a_report_shows_the_environments_metrics(capsys: pytest.CaptureFixture[s
     assert "called 0.500 (mean of 2 rollouts)\nsuccess_when_called 1.000 (mean of 1 rollouts)\n" in printed
 
 
-@pytest.mark.parametrize("command", [evaluate, serve])
-def test_help_names_the_command_and_its_settings(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--help"]) == 0
-    shown = capsys.readouterr().out
-    assert f"python -m {command.__name__}" in shown and "server.http_port=null" in shown
+def test_a_checkpoint_is_served_as_the_version_that_its_run_has_published(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    checkpoint = make_run(tmp_path / "run", tiny_model)
+    assert policy_version(str(checkpoint / "huggingface")) == 31
+    assert policy_version(str(tiny_model)) == 0
 
 
 @pytest.mark.parametrize(
@@ -257,19 +287,20 @@ def test_evaluate_prints_a_table_and_writes_each_trajectory(
         f"model.path={tmp_path / 'run'}",
         f"run.directory={tmp_path / 'evaluation'}",
         "evaluation.num_tasks=3",
-        "rollout.group_size=2",
+        "evaluation.rollouts_per_task=2",
         "fleet.num_actors=2",
     ]
     status = evaluate.main(arguments)
     printed = capsys.readouterr()
     assert status == 0, printed.err
-    assert "of 6 rollouts" in printed.out and "problems 3, samples 6" in printed.out
+    assert "on 3 tasks, 2 times each" in printed.out and "of 6 rollouts" in printed.out
+    assert "problems 3, samples 6" in printed.out
     assert "pass@1 " in printed.out and "pass@2 " in printed.out and "ended: " in printed.out
     trajectories = read_trajectories(tmp_path / "evaluation" / "evaluation.jsonl")
     questions = [each.task["question"] for each in trajectories]
     assert questions[0::2] == questions[1::2] and len(set(questions)) == 3
     completions = [each.steps[0].completion for each in trajectories]
-    assert [each.policy_version for each in completions if each is not None] == [0] * 6
+    assert [each.policy_version for each in completions if each is not None] == [31] * 6
     assert policy_app.name in before
     assert running_applications() == before, "only what evaluate started has ended"
 

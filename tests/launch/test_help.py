@@ -1,7 +1,8 @@
-"""What ``--help`` prints."""
+"""What ``--help`` prints: of each command its own settings."""
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -11,18 +12,50 @@ from pathlib import Path
 import pytest
 
 from environments.bounds import leaves
+from launch.command import Command
 from launch.config import TrainConfig
 from launch.help import WIDTH, help_text
 
-TEXT = help_text("launch.train", "Train.")
+COMMANDS: dict[str, Command] = {
+    name: importlib.import_module(f"launch.{name}").COMMAND for name in ("train", "evaluate", "serve")
+}
+TEXTS = {
+    name: help_text(command.name, command.summary or "", command.acts_on)
+    for name, command in COMMANDS.items()
+}
+TEXT = TEXTS["train"]
 
 
-def test_every_setting_is_shown_with_a_sentence() -> None:
-    settings = list(leaves(TrainConfig()))
-    assert len(settings) > 80
-    for leaf in settings:
-        shown = re.search(rf"^  {re.escape(leaf.name)}=.*\n((?:      .+\n)+)", TEXT, re.MULTILINE)
-        assert shown and shown[1].rstrip().endswith((".", "...")), leaf.name
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_setting_of_a_command_is_shown_with_a_sentence_and_no_other_is(command: str) -> None:
+    shown = dict(
+        re.findall(r"^  ([\w.]+)=.*\n(?:      \s+.*\n)*((?:      .+\n)+)", TEXTS[command], re.MULTILINE)
+    )
+    own = [leaf.name for leaf in leaves(TrainConfig()) if COMMANDS[command].acts_on(leaf.name)]
+    assert sorted(shown) == sorted(own)
+    assert all(sentence.rstrip().endswith((".", "...")) for sentence in shown.values()), shown
+
+
+def test_the_commands_list_what_they_act_on() -> None:
+    assert TEXT.count("=") > 80 and "\n  run.num_steps=100" in TEXT and "\n  server.adapters=" not in TEXT
+    for name in ("algorithm.name", "run.num_steps", "rollout.group_size", "learner.device", "server.weights"):
+        assert not re.search(rf"\n  {re.escape(name)}[.=]", TEXTS["evaluate"] + TEXTS["serve"]), name
+    assert "\n  evaluation.rollouts_per_task=1" in TEXTS["evaluate"]
+    assert "\n  server.adapters={}" in TEXTS["serve"] and "recipe" not in TEXTS["serve"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_name_that_a_command_takes_or_leaves_out_is_that_of_a_setting(command: str) -> None:
+    names = {leaf.name for leaf in leaves(TrainConfig())} | {"recipe"}
+    sections = {name[: dot.start()] for name in names for dot in re.finditer(r"\.", name)}
+    assert {*COMMANDS[command].settings, *COMMANDS[command].left_out} <= names | sections
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_prints_its_help_and_ends(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert COMMANDS[command].run(["--help"]) == 0
+    assert capsys.readouterr().out == TEXTS[command]
+    assert f"python -m launch.{command} [" in TEXTS[command]
 
 
 def test_bounds_choices_and_defaults_are_shown_as_they_are_typed() -> None:
@@ -45,10 +78,10 @@ def test_every_section_is_introduced_once_and_stays_together() -> None:
 
 
 def test_lines_fit_a_terminal() -> None:
-    assert max(map(len, TEXT.splitlines())) <= WIDTH
+    assert max(len(line) for text in TEXTS.values() for line in text.splitlines()) <= WIDTH
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "serve"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_needs_no_heavy_library(command: str) -> None:
     started = time.perf_counter()
     program = (

@@ -171,7 +171,7 @@ def test_a_loss_with_its_own_aggregation_takes_no_other() -> None:
         ({"name": "mine"}, r"name='mine' is not one of grpo.* For one of your own, name its module"),
         (
             {"name": "custom", "advantage": "mine", "loss": "vanilla", "module": "no_such_module"},
-            "module='no_such_module' cannot be imported: No module named",
+            "module='no_such_module': there is no module 'no_such_module'",
         ),
         (
             {"name": "custom", "advantage": "mine", "loss": "vanilla", "module": "json"},

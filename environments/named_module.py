@@ -1,0 +1,79 @@
+"""Modules that a setting names: a user's own code, whose mistakes are told with the line that made them."""
+
+from __future__ import annotations
+
+import importlib
+import sysconfig
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from environments.errors import ConfigError, TroupeError
+
+T = TypeVar("T")
+
+INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
+"""Where Python and the installed packages are: code in these folders is not the user's."""
+
+
+def load_module(setting: str, name: str) -> ModuleType:
+    """The module that ``setting`` names.
+
+    Args:
+        setting: with its value, for messages, such as "workload='my_workload'".
+        name: dotted, as in an import statement.
+
+    Raises:
+        ConfigError: there is no such module, or its own code fails.
+    """
+    if "" in name.split(".") or "/" in name or name.endswith(".py"):
+        raise ConfigError(
+            f"{setting}: {name!r} is not the name of a module. Write it as in an import statement, such as "
+            "my_module for ./my_module.py."
+        )
+    try:
+        return call_own(setting, importlib.import_module, name)
+    except ConfigError as error:
+        missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
+        if missing is None or not f"{name}.".startswith(f"{missing}."):
+            raise  # the module is there, something that it imports is not
+        raise ConfigError(
+            f"{setting}: there is no module {name!r}. It has to be importable in every process that uses it: "
+            "installed, or in the working directory, such as my_module for ./my_module.py."
+        ) from error
+
+
+def call_own(setting: str, function: Callable[..., T], *arguments: Any) -> T:
+    """What ``function`` returns, which runs a user's code.
+
+    Raises:
+        ConfigError: that code raised; names ``setting``, the error and the last line of the user's that ran.
+        TroupeError: as it was raised, because its message is meant to be read.
+    """
+    try:
+        return function(*arguments)
+    except TroupeError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{setting} failed{_last_line(error)}: {_named(error)}") from error
+
+
+def _last_line(error: BaseException) -> str:
+    """File, number and text of the last line of the user's own that ran, or that Python could not read."""
+    if isinstance(error, SyntaxError) and error.lineno:
+        return f" in {error.filename}, line {error.lineno}: {(error.text or '').strip()}"
+    lines = traceback.extract_tb(error.__traceback__)[1:]  # the first one is ours
+    own = [line for line in lines if _is_users(line.filename)]
+    return f" in {own[-1].filename}, line {own[-1].lineno}: {own[-1].line}" if own else ""
+
+
+def _is_users(file: str) -> bool:
+    path = Path(file).resolve()
+    return path.is_file() and not any(path.is_relative_to(folder) for folder in INSTALLED)
+
+
+def _named(error: BaseException) -> str:
+    text = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"

@@ -1,0 +1,40 @@
+"""A full disk: it shows in any of a run's files, in many libraries, as many kinds of errors."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from environments.errors import TroupeError
+
+SIGNS = ("No space left on device", "Disk quota exceeded")
+MIN_FREE_BYTES = 1 << 20
+"""With less, the disk is full, whatever the library says that could not write."""
+
+
+@contextmanager
+def full_disk_told(directory: Path) -> Iterator[None]:
+    """Raises ``TroupeError`` for what a full disk has ended in the block, which writes to ``directory``."""
+    try:
+        yield
+    except TroupeError:
+        raise
+    except Exception as error:
+        free = shutil.disk_usage(directory).free
+        if free >= MIN_FREE_BYTES and not any(sign in _messages(error) for sign in SIGNS):
+            raise
+        raise TroupeError(
+            f"A disk is full; that of run.directory={directory} has {free / 1e6:.0f} MB left. Free some, "
+            f"and go on from the last checkpoint with run.directory={directory} run.resume=true"
+        ) from error
+
+
+def _messages(error: BaseException | None) -> str:
+    """The messages of an error and of those that it came from."""
+    texts = []
+    while error is not None:
+        texts.append(str(error))
+        error = error.__cause__ or error.__context__
+    return "\n".join(texts)

@@ -1,0 +1,32 @@
+"""A disk that is full, which every Linux has as ``/dev/full``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from environments.errors import TroupeError
+from launch import train
+from launch.run_folder.disk import full_disk_told
+
+
+def test_a_full_disk_ends_a_training_with_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first file that grows is that of the metrics: nothing else has been started by then."""
+    (tmp_path / ".metrics.jsonl.tmp").symlink_to("/dev/full")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    assert train.main(["recipe=calculator", f"run.directory={tmp_path}"]) == 2
+    said = capsys.readouterr().err
+    assert "A disk is full" in said and f"run.directory={tmp_path} run.resume=true" in said
+
+
+def test_a_full_disk_is_told_from_another_error_by_what_led_to_it(tmp_path: Path) -> None:
+    with pytest.raises(TroupeError, match="A disk is full"), full_disk_told(tmp_path):
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError:
+            raise RuntimeError("the plot was not drawn") from None
+    with pytest.raises(RuntimeError, match="not drawn"), full_disk_told(tmp_path):
+        raise RuntimeError("the plot was not drawn")
