@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_train import comparable, small_run, weights
 
-from environments import BaseEnv, Dataset
+from environments import Dataset, SingleTurnEnvironment
 from environments.errors import ConfigError
 from launch.config import TrainConfig
 from launch.reporting.tracker import read_metrics
@@ -16,7 +16,7 @@ from launch.run_folder.checkpoint import CheckpointFolder
 from launch.training.stages.chosen import chosen_stages
 from launch.validation.startup import check_training
 from launch.workload import Workload
-from policies.agents.base import BaseAgent
+from policies import ToolAgent
 
 EXPERT = ["expert_iteration.min_reward=-1", "expert_iteration.optimizer.lr=1e-3"]
 """So that every rollout of the hardly trained policy is kept, whatever it is worth."""
@@ -71,7 +71,9 @@ def test_steps_of_a_stage_that_is_not_listed_are_an_error() -> None:
 
 
 def test_a_warm_start_without_demonstrations_is_an_error() -> None:
-    workload = Workload(agent_class=BaseAgent, env_class=BaseEnv, train_dataset=Dataset([{"a": 1}]))
+    workload = Workload(
+        agent_class=ToolAgent, env_class=SingleTurnEnvironment, train_dataset=Dataset([{"a": 1}])
+    )
     with pytest.raises(ConfigError, match=r"warm_start.num_steps=5 needs demonstrations"):
         check_training(config("warm_start", "reinforce"), workload)
 

@@ -15,10 +15,10 @@ TASKS = [{"question": "1 + 1?"}]
 @pytest.mark.parametrize(
     ("datasets", "message"),
     [
-        ({"train_dataset": TASKS}, "train_dataset is of type list: pass a Dataset"),
-        ({"train_dataset": Dataset(TASKS), "val_dataset": TASKS}, "val_dataset is of type list"),
+        ({"train_dataset": TASKS}, "train_dataset is a list: write train_dataset=Dataset"),
+        ({"train_dataset": Dataset(TASKS), "val_dataset": TASKS}, "val_dataset is a list"),
         ({"train_dataset": Dataset([])}, "is empty"),
-        ({"train_dataset": None}, "is empty"),
+        ({"train_dataset": None}, "train_dataset is a NoneType"),
     ],
 )
 def test_tasks_that_are_in_no_dataset_are_told_from_none(datasets, message):
