@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 CONFIG_FILES = ("generation_config.json", "config.json")
+WRITTEN_HERE = ("system", "developer", "assistant")
+"""Roles whose messages are the program's or the model's own. The others bring texts of strangers."""
+GUARD = "\ufdd0"
+"""Stands in a rendered text where a control token's name must not become the token. Unicode keeps this
+character out of all texts."""
 RENDERER_ARGUMENTS = {"messages", "tools", "tokenize", "add_generation_prompt"}
 
 
@@ -48,6 +53,9 @@ class ChatRenderer:
     The template is used only for new messages. The prompt and the completion of the turn before are taken
     over as token ids, since encoding their text again may split it differently.
 
+    Where a user's or a tool's text holds the name of a control token, such as ``<|im_end|>``, it stays text:
+    nobody outside can end a turn, or begin one of the system's.
+
     Args:
         tokenizer: with a chat template. A completion ends with its EOS token or with one of those that
             the configuration beside it lists (Llama 3 has several).
@@ -65,6 +73,7 @@ class ChatRenderer:
             )
         self._tokenizer = tokenizer
         self._set_options(dict(chat_template_kwargs or {}))
+        self._control_names = _control_names(tokenizer)
         self._end_ids = _configured_end_ids(tokenizer.name_or_path) | ({tokenizer.eos_token_id} - {None})
 
     def _set_options(self, chat_template_kwargs: dict[str, Any]) -> None:
@@ -141,7 +150,8 @@ class ChatRenderer:
 
     def encode(self, text: str) -> list[int]:
         """The token ids of ``text`` as it stands, with no special tokens added."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        pieces = text.split(GUARD)
+        return [each for piece in pieces for each in self._tokenizer.encode(piece, add_special_tokens=False)]
 
     def _extend(self, previous: Turn, text: str) -> list[int] | None:
         """The tokens of ``previous`` and of the rest of ``text``; ``None`` if ``text`` does not continue it.
@@ -169,13 +179,30 @@ class ChatRenderer:
     def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
         return str(
             self._tokenizer.apply_chat_template(
-                [_for_template(message) for message in messages],
+                [self._guarded(_for_template(message)) for message in messages],
                 tools=tools,
                 tokenize=False,
                 add_generation_prompt=True,
                 **self._template_kwargs,
             )
         )
+
+    def _guarded(self, message: Message) -> Message:
+        """The message, in which a stranger's text has a guard within every name of a control token."""
+        content = message.get("content")
+        if message.get("role") in WRITTEN_HERE or not isinstance(content, str):
+            return message
+        return {
+            **message,
+            "content": self._control_names.sub(lambda name: name[0][0] + GUARD + name[0][1:], content),
+        }
+
+
+def _control_names(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
+    """The texts that a tokenizer encodes as control tokens, the longest first."""
+    added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    names = sorted(added.union(tokenizer.all_special_tokens), key=len, reverse=True)
+    return re.compile("|".join(re.escape(name) for name in names if len(name) > 1) or r"(?!)")
 
 
 def _configured_end_ids(model_path: str) -> set[int]:
