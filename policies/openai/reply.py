@@ -155,10 +155,13 @@ class ChatReply(Reply):
 
     def _message(self, piece: Piece) -> tuple[Json, Json]:
         """The message without its role, and what tool calls change in the choice."""
-        calls = _tool_calls(piece.text) if self._calls_tools else []
+        # As ToolAgent reads it in training: a call in the thoughts is none.
+        before, end, after = piece.text.partition("</think>")
+        thoughts, answer = (before + end, after) if end else ("", before)
+        calls = _tool_calls(answer) if self._calls_tools else []
         if not calls:
             return {"content": piece.text}, {}
-        content = piece.text.partition("<tool_call>")[0].strip() or None
+        content = (thoughts + answer.partition("<tool_call>")[0]).strip() or None
         return {"content": content, "tool_calls": calls}, {"finish_reason": "tool_calls"}
 
     def _logprobs(self, tokens: list[str], logprobs: Sequence[float]) -> Json:

@@ -268,6 +268,17 @@ def test_without_tools_the_text_stays_as_it_is(fields: dict[str, Any]) -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
+def test_a_call_in_the_thoughts_is_none() -> None:
+    thought = f"<think>Shall I? {TOOL_CALL}</think>"
+    (whole,) = chat(FakeEngine(ids_of(f"{thought}Yes. {TOOL_CALL}")), tools=TOOLS)
+    message = whole["choices"][0]["message"]
+    assert len(message["tool_calls"]) == 1
+    assert message["content"] == f"{thought}Yes."
+    (whole,) = chat(FakeEngine(ids_of(f"{thought}No.")), tools=TOOLS)
+    assert whole["choices"][0]["message"]["content"] == f"{thought}No."
+    assert whole["choices"][0]["finish_reason"] == "stop"
+
+
 def test_a_malformed_tool_call_stays_text() -> None:
     text = f"{TOOL_CALL}<tool_call>nonsense</tool_call>"
     answer = the_chat_completion(chat(FakeEngine(ids_of(text)), tools=TOOLS))
