@@ -141,13 +141,13 @@ def warm_started_model(recipe: str, folder: Path, num_steps: int, seed: int = 0)
     return str(directory)
 
 
-def success(recipe: str, model: str, folder: Path, group_size: int = 4) -> float:
-    """The share of right answers when each held-out task of the recipe is sampled ``group_size`` times."""
+def success(recipe: str, model: str, folder: Path, times: int = 4) -> float:
+    """The share of right answers when each held-out task of the recipe is played several times."""
     overrides = [
         f"recipe={recipe}",
         f"model.path={model}",
         f"run.directory={folder}",
-        f"rollout.group_size={group_size}",
+        f"evaluation.rollouts_per_task={times}",
         "fleet.num_actors=32",
     ]
     program = run(overrides, command="launch.evaluate")
