@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sysconfig
 import traceback
@@ -13,9 +14,6 @@ from typing import Any, TypeVar
 from environments.errors import ConfigError, TroupeError
 
 T = TypeVar("T")
-
-INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
-"""Where Python and the installed packages are: code in these folders is not the user's."""
 
 
 def load_module(setting: str, name: str) -> ModuleType:
@@ -71,7 +69,13 @@ def _last_line(error: BaseException) -> str:
 
 def _is_users(file: str) -> bool:
     path = Path(file).resolve()
-    return path.is_file() and not any(path.is_relative_to(folder) for folder in INSTALLED)
+    return path.is_file() and not any(path.is_relative_to(folder) for folder in _installed())
+
+
+@functools.cache
+def _installed() -> tuple[Path, ...]:
+    """Where Python and the installed packages are: code in these folders is not the user's."""
+    return tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
 
 
 def _named(error: BaseException) -> str:
