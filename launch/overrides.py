@@ -43,6 +43,8 @@ def _parsed(overrides: Sequence[str]) -> Iterator[Override]:
 def _check(override: Override) -> None:
     """Raise ``ConfigError`` for what Hydra takes in silence, or rejects without its name."""
     name, value, names = override.key_or_group, override.value(), field_names()
+    if not name:
+        raise ConfigError(f"{override.input_line} names no setting: write setting=value.")
     inside = [each for each in names if each.startswith(f"{name}.")]
     if override.is_delete() and (inside or name in names):
         raise ConfigError(
