@@ -26,7 +26,7 @@ from policies.sampler import ScriptedSampler
 
 pytestmark = pytest.mark.engine
 
-NUM_KILLS = 6
+NUM_KILLS = 3
 MOST_SECONDS = 10.0
 """From the death until the wait is over."""
 
