@@ -94,9 +94,9 @@ class ChatRenderer:
         """
         from jinja2 import TemplateError
 
-        if request.tools and not self._template_reads("tools"):
+        if unseen := self.unseen(request.messages, request.tools):
             raise AgentError(
-                f"The chat template of {self._tokenizer.name_or_path!r} shows no tools: let the agent's "
+                f"The chat template of {self._tokenizer.name_or_path!r} shows no {unseen}: let the agent's "
                 "messages explain them, as ToolAgent(tools_in='system') does."
             )
         try:
@@ -121,6 +121,12 @@ class ChatRenderer:
         text = self._render(messages, tools)
         extended = None if previous is None else self._extend(previous, text)
         return self.encode(text) if extended is None else extended
+
+    def unseen(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str | None:
+        """What the chat template would leave out: "tools", or the "tool_calls" of messages."""
+        calls = any(message.get("tool_calls") for message in messages)
+        given = {"tools": bool(tools), "tool_calls": calls}
+        return next((name for name, there in given.items() if there and not self._template_reads(name)), None)
 
     def with_options(self, chat_template_kwargs: Mapping[str, Any] | None) -> ChatRenderer:
         """A renderer whose template has these options besides its own. Raises ``ConfigError``."""

@@ -23,13 +23,32 @@ BYTE_ALPHABET_SIZE = 256
 TOOL_RESPONSE = "<tool_response>\n{}\n</tool_response>"
 
 # ChatML without a default system prompt. It only ever appends, so the rendering of a conversation starts
-# with the rendering of all its beginnings: a whole rollout is one token sequence.
+# with the rendering of all its beginnings: a whole rollout is one token sequence. Tools and calls are written
+# as ToolAgent with hermes-brief writes them, so a client's tool loop renders to the tokens of training.
 CHAT_TEMPLATE = r"""
+{%- set lines -%}
+    {%- for tool in tools or [] -%}
+        {%- set parameters = tool.function.parameters.properties or [] if tool.function.parameters else [] -%}
+        {{- '' if loop.first else '\n' -}}
+        {{- 'You can call ' + tool.function.name + '(' + parameters | join(', ') -}}
+        {{- ') inside <tool_call></tool_call>.' -}}
+    {%- endfor -%}
+{%- endset -%}
+{%- if lines and messages[0].role != 'system' -%}
+    {{- '<|im_start|>system\n' + lines + '<|im_end|>\n' -}}
+{%- endif -%}
 {%- for message in messages -%}
     {%- if message.role == 'tool' -%}
         {{- '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' -}}
     {%- else -%}
-        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' -}}
+        {{- '<|im_start|>' + message.role + '\n' + message.content -}}
+        {%- if loop.first and lines and message.role == 'system' -%}
+            {{- ' ' + lines -}}
+        {%- endif -%}
+        {%- for call in message.tool_calls or [] -%}
+            {{- '<tool_call>\n' + call.function | tojson + '\n</tool_call>' -}}
+        {%- endfor -%}
+        {{- '<|im_end|>\n' -}}
     {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}

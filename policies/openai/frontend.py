@@ -106,6 +106,12 @@ class OpenAIFrontend:
         messages = [message.for_template() for message in body.messages]
         self._check_characters(sum(len(message["content"]) for message in messages))
         renderer = self._renderer.with_options(body.template_options())
+        if unseen := renderer.unseen(messages, tools):
+            raise OpenAIError(
+                400,
+                f"The model's chat template shows no {unseen}: write them into the texts of the messages.",
+                param="tools" if unseen == "tools" else "messages",
+            )
         try:
             return renderer.prompt_ids(messages, tools=tools)
         except (TemplateError, TypeError, ValueError, LookupError, RecursionError) as error:

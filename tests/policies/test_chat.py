@@ -239,3 +239,34 @@ def test_a_conversation_with_names_of_control_tokens_goes_on_from_its_sampled_to
     extended = renderer().prompt_ids(later, Turn(messages=messages, completion=answer))
     assert extended[: len(prompt_ids)] == prompt_ids
     assert tuple(extended[len(prompt_ids) :][: len(answer.completion_ids)]) == answer.completion_ids
+
+
+def test_a_clients_tool_loop_renders_to_the_tokens_of_the_agent_in_training() -> None:
+    from policies import ToolAgent
+
+    agent = ToolAgent(system_prompt="Be brief.", parser_name="hermes-brief", tools=["calculator"])
+    agent.update_from_env({"question": "What is 12+34?"}, 0.0, False, {})
+    call = '{"name": "calculator", "arguments": {"expression": "12+34"}}'
+    agent.update_from_model(f"<tool_call>\n{call}\n</tool_call>")
+    agent.update_from_env({"tool_outputs": {"call_0": "46"}}, 0.0, False, {})
+    function = {"name": "calculator", "arguments": '{"expression": "12+34"}'}
+    clients: list[Message] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is 12+34?"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "call_0", "function": function}]},
+        {"role": "tool", "content": "46", "tool_call_id": "call_0"},
+    ]
+    tools = ToolAgent(tools_in="template", tools=["calculator"]).tool_schemas
+    assert renderer().prompt_ids(clients, tools=tools) == renderer().prompt_ids(agent.chat_completions)
+    alone = renderer().prompt_ids(clients[1:2], tools=tools)
+    assert "<|im_start|>system\nYou can call calculator(expression) inside" in tokenizer().decode(alone)
+
+
+def test_what_a_template_would_leave_out_is_named() -> None:
+    plain = build_tokenizer([CONVERSATION])
+    plain.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    calls: list[Message] = [{"role": "assistant", "content": "", "tool_calls": [{"id": "call_0"}]}]
+    assert ChatRenderer(plain).unseen(CONVERSATION, None) is None
+    assert ChatRenderer(plain).unseen(CONVERSATION, [{"type": "function"}]) == "tools"
+    assert ChatRenderer(plain).unseen(calls, None) == "tool_calls"
+    assert renderer().unseen(calls, [{"type": "function"}]) is None

@@ -312,6 +312,21 @@ def test_tools_and_the_history_of_calls_reach_the_chat_template() -> None:
     assert messages[2] == {"role": "tool", "content": "46", "tool_call_id": "call_1"}
 
 
+def test_tools_and_calls_that_the_chat_template_leaves_out_are_an_error() -> None:
+    blind = build_tokenizer([MESSAGES])
+    blind.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    frontend = OpenAIFrontend(MODEL, ChatRenderer(blind), FakeEngine())
+    call = {"id": "call_1", "function": {"name": "calculator", "arguments": "{}"}}
+    for fields, name in (
+        ({"messages": MESSAGES, "tools": TOOLS}, "tools"),
+        ({"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]}, "tool_calls"),
+    ):
+        body = ChatRequest.model_validate({"model": MODEL, **fields})
+        with pytest.raises(OpenAIError, match=f"chat template shows no {name}: write them into") as caught:
+            asyncio.run(collect(frontend.chat(body)))
+        assert error_body(caught.value)[0] == 400
+
+
 def test_template_options_of_a_request_reach_the_chat_template() -> None:
     thinking = tokenizer()
     thinking.chat_template = "{{ messages[0].content }}{% if not enable_thinking %}(quick){% endif %}"
