@@ -22,8 +22,10 @@ train: install  ## Train a small model from scratch: make train RECIPE=calculato
 serve: install  ## Serve a policy to OpenAI clients
 	@$(run) launch.serve $(ARGS)
 
-test: install  ## Run all tests: make test ARGS="-k parsers" chooses some
-	@$(run) pytest $(ARGS)
+# pytest ends with 5 where ARGS chooses no test of a part.
+test: install  ## Run all tests, the quick ones first: make test ARGS="-k parsers" chooses some
+	@$(run) pytest -m "not engine and not slow" -n 2 --dist loadfile $(ARGS) || [ $$? -eq 5 ]
+	@$(run) pytest -m "engine or slow" $(ARGS) || [ $$? -eq 5 ]
 
 test-fast: install  ## Run the tests that start no engine and are quick, at every save, in two processes
 	@$(run) pytest -m "not engine and not slow" -n 2 --dist loadfile $(ARGS)
