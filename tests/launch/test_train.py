@@ -321,5 +321,7 @@ def test_help_answers_at_once() -> None:
 
 @pytest.mark.engine
 def test_a_setting_that_the_engine_rejects_at_its_start_is_named(ray_cluster: None, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^vLLM rejects the model .* a setting in server\.engine: .*4096"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)^vLLM rejects the model .* a setting in server\.engine: .*4096"
+    ):
         small_run(tmp_path, "server.engine.max_model_tokens=4096")
