@@ -172,8 +172,13 @@ class _WorkerGroup:
             if on_gpu
             else {"OMP_NUM_THREADS": num_threads, "MKL_NUM_THREADS": num_threads, "VERL_PLATFORM": "cpu"},
             use_gpu=on_gpu,
+            # verl would choose a port in a process that it starts for that, and open it seconds later in
+            # another, when somebody else may have taken it. The first rank listens instead.
+            master_addr="",
+            master_port="",
         )
-        self._opened = self._group.execute_all_async("open")
+        meeting = self._group.execute_rank_zero_async("listen")
+        self._opened = self._group.execute_all_async("open", meeting)
 
     def begin(self, method: str, *args: Any) -> list[ray.ObjectRef]:
         """Call all ranks; ``_answer`` waits for them. Raises the error of loading the model, if any."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 from typing import Any
 
 import ray
+from torch.distributed import TCPStore
 
 from actors.weights.transport import WeightTransport
 from environments.errors import ConfigError
@@ -28,14 +30,30 @@ class OpenedLater:
         self._shared_file = shared_file
         self._arguments = arguments
 
-    def open(self) -> None:
-        """Load the model. This is the first call.
+    def listen(self) -> tuple[str, int]:
+        """Open the store in which all ranks meet, and return its address. The first rank's first call."""
+        host = ray.util.get_node_ip_address()
+        self._meeting_store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return host, self._meeting_store.port
+
+    def open(self, meeting: tuple[str, int]) -> None:
+        """Meet the other ranks and load the model.
+
+        Args:
+            meeting: the address that ``listen`` of the first rank has returned.
 
         Raises:
             ConfigError: the run's folder on this node is not the one on the driver's node.
         """
         if self._shared_file is not None:
             check_shared(*self._shared_file)
+        host, port = meeting
+        # To torch, the store is one that was opened before the ranks: none of them opens another.
+        os.environ |= {
+            "MASTER_ADDR": host,
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
         super().__init__(**self._arguments)
 
 
@@ -50,11 +68,11 @@ class LearnerWorker(OpenedLater, VerlLearner):
         self._store = store
         super().__init__(**arguments)
 
-    def open(self) -> None:
-        """Load the model. Raises ``ConfigError`` also if the weights' transport cannot work on this node."""
+    def open(self, meeting: tuple[str, int]) -> None:
+        """As above. Raises ``ConfigError`` also if the weights' transport cannot work on this node."""
         self._transport: WeightTransport = ray.get(self._store.transport.remote())
         self._transport.open()
-        super().open()
+        super().open(meeting)
 
     @on_all_ranks
     def publish_weights(self, version: int) -> Any:
