@@ -16,7 +16,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PINS = Path(__file__).with_name("pins-cpu.txt")
-EXTRAS = ("cpu", "dev", "worlds")
+EXTRAS = ("cpu", "dev", "worlds", "a2a")
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
 HEADER = """\
 # Every package of the CPU environment; made by `make pins`, installed by `pip install --no-deps -r`.
