@@ -23,9 +23,9 @@ serve: install  ## Serve a policy to OpenAI clients
 	@$(run) launch.serve $(ARGS)
 
 # pytest ends with 5 where ARGS chooses no test of a part.
-test: install  ## Run all tests, the quick ones first: make test ARGS="-k parsers" chooses some
-	@$(run) pytest -m "not engine and not slow" -n 2 --dist loadfile $(ARGS) || [ $$? -eq 5 ]
-	@$(run) pytest -m "engine or slow" $(ARGS) || [ $$? -eq 5 ]
+test: install  ## Run all tests, those with Ray and engines last: make test ARGS="-k parsers" chooses some
+	@$(run) pytest -m "not engine" -n 2 --dist loadfile $(ARGS) || [ $$? -eq 5 ]
+	@$(run) pytest -m engine $(ARGS) || [ $$? -eq 5 ]
 
 test-fast: install  ## Run the tests that start no engine and are quick, at every save, in two processes
 	@$(run) pytest -m "not engine and not slow" -n 2 --dist loadfile $(ARGS)

@@ -213,7 +213,7 @@ def head_node(installed: Path) -> Iterator[str]:
             "start",
             "--head",
             "--block",
-            "--num-cpus=8",
+            "--num-cpus=4",
         ]
         log = Path(folder) / "head.log"
         with log.open("w") as output:

@@ -214,7 +214,7 @@ def register(folder: Path, name: str, rows: Any, split: str) -> None:
 # -- collecting ----------------------------------------------------------------------------------------
 
 
-def collect(folder: Path, server: str, model: Path, num_pairs: int = 64) -> str:
+def collect(folder: Path, server: str, model: Path, num_pairs: int) -> str:
     """Run README's program for collecting on ``PROBLEMS``; its results are kept in ``folder``."""
     rows = [{"question": question, "ground_truth": answer} for question, _, answer in PROBLEMS]
     register(folder, "aime2024", rows, "test")
@@ -240,9 +240,9 @@ def roomy_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-def test_sixty_four_pairs_sample_a_vllm_server(roomy_model: Path, tmp_path: Path) -> None:
+def test_sixteen_pairs_sample_a_vllm_server(roomy_model: Path, tmp_path: Path) -> None:
     with serve_vllm(roomy_model, tmp_path / "vllm.log") as server:
-        output = collect(tmp_path, server, roomy_model)
+        output = collect(tmp_path, server, roomy_model, num_pairs=16)
     assert list(printed_estimates(output)) == list(range(1, NUM_REPEATS + 1))
 
     results = results_in(tmp_path)

@@ -24,7 +24,7 @@ from policies import GameAgent
 
 pytestmark = pytest.mark.engine
 
-NUM_TASKS = 200
+NUM_TASKS = 100
 TIMEOUT_SECONDS = 8.0
 ENDINGS = {
     "raise": TerminationReason.ENV_ERROR,
@@ -100,7 +100,7 @@ def unruly_tasks(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_two_hundred_tasks_end_as_they_should(ray_cluster: None, server: EchoServer, tmp_path: Path) -> None:
+def test_a_hundred_tasks_end_as_they_should(ray_cluster: None, server: EchoServer, tmp_path: Path) -> None:
     tasks = unruly_tasks(tmp_path)
     with AgentExecutionEngine(
         agent_class=GameAgent,

@@ -94,13 +94,10 @@ def test_weights_that_travel_as_files_are_those_of_the_object_store(
         "run.num_steps=4",
         "server.weights.transport=files",
         "server.weights.options={bucket_bytes: 100000}",
-        "evaluation.num_replicas=1",  # which reads the version that was pinned for it
-        "evaluation.every=2",
     )
     expected, found = weights(undisturbed, 4), weights(tmp_path, 4)
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
-    assert not list(tmp_path.glob("weights_*")), "the run has ended: no replica needs them"
 
 
 @pytest.mark.engine
@@ -114,8 +111,9 @@ def test_rollouts_and_evaluations_go_on_while_the_learner_learns(
         tmp_path,
         "run.num_steps=4",
         "rollout.max_staleness=2",
+        "server.weights.transport=files",
         "evaluation.every=2",
-        "evaluation.num_replicas=1",
+        "evaluation.num_replicas=1",  # which reads the version that was pinned for it
         "run.best_metric=eval/reward_mean",
     )
 
@@ -128,6 +126,7 @@ def test_rollouts_and_evaluations_go_on_while_the_learner_learns(
     evaluated = [each for each in records if "eval/reward_mean" in each]
     assert sorted(each["step"] for each in evaluated) == [0, 2, 4]
     assert CheckpointFolder(tmp_path, 1).best() is not None
+    assert not list(tmp_path.glob("weights_*")), "the run has ended: no replica needs them"
     consumed = [rollout for each in read_consumed_log(tmp_path) for rollout in each["trained"]]
     assert consumed == [f"{group:08d}/{member:04d}" for group in range(12) for member in range(4)]
 
