@@ -33,6 +33,7 @@ from launch.serve import reachable, served_models
 from launch.training.components import Components
 from launch.training.evaluator import Evaluator, evaluation_server
 from launch.training.logprob_probe import LogprobProbe
+from launch.training.memory import memory_notice
 from launch.training.recovery import Recovery
 from launch.training.rollouts import Rollouts
 from launch.training.stages.base import Stage
@@ -65,6 +66,8 @@ def start(
         tracker.announce("It holds no checkpoint to resume from: a new run begins.")
     model_path = start_model(config, workload, recovery)
     config = with_threads(config, model_path)
+    if notice := memory_notice(config, model_path):
+        tracker.announce(notice)
     end = join_cluster(config, tracker, interrupts, ending)
     algorithm = algorithm_of(config)
     store = weight_store(config, recovery, "training", ending)
