@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from actors.rollouts.rollout import RolloutLimits
 from actors.settings import FleetConfig, ServerConfig
 from environments.bounds import leaves, setting
 from environments.errors import ConfigError
@@ -116,6 +117,17 @@ class RolloutConfig:
     """Most seconds of a rollout. One that takes longer is ended together with its actor."""
     overlong_filter: bool = False
     """Do not train on trajectories that were ended by the limit of turns, tokens or time."""
+
+    def limits(self) -> RolloutLimits:
+        """The limits of one trajectory."""
+        return RolloutLimits(
+            max_steps=self.max_steps,
+            max_prompt_tokens=self.max_prompt_tokens,
+            max_response_tokens=self.max_response_tokens,
+            max_turn_tokens=self.max_turn_tokens,
+            overlong_filter=self.overlong_filter,
+            timeout_seconds=self.timeout_seconds,
+        )
 
 
 @dataclass

@@ -18,7 +18,8 @@ from launch.command import Command
 from launch.config import ServerConfig, TrainConfig
 from launch.run_folder.model_paths import RUNS, adapter_folder, model_folder, newest_checkpoint
 from launch.validation.serving import DEFAULT_PORT
-from launch.validation.startup import check_serving
+from launch.validation.startup import check_served_agent, check_serving
+from launch.workload import load_workload
 from policies.model_files import check_loadable
 from policies.settings import ADAPTER, adapter_config
 
@@ -32,14 +33,18 @@ def serve(config: TrainConfig) -> None:
     port = DEFAULT_PORT if config.server.http_port is None else config.server.http_port
     server = replace(config.server, http_port=port)
     check_serving(replace(config, server=server))
+    workload = None if config.workload is None else load_workload(config.workload, config.seed)
+    if workload is not None:
+        check_served_agent(workload)
     model_path = chosen_model(config.model.path)
     check_loadable(model_path, config.model.chat_template_kwargs)
     server = replace(server, adapters=served_adapters(server.adapters, model_path))
     from launch.served_model import policy_app
 
     sys.stdout.write(f"Loading {model_path} ({server.num_replicas} replica(s)).\n")
-    fleet = replace(config.fleet, num_actors=0)
-    with policy_app(replace(config, server=server, fleet=fleet), model_path) as (app, interrupts):
+    fleet = config.fleet if workload is not None else replace(config.fleet, num_actors=0)
+    config = replace(config, server=server, fleet=fleet)
+    with policy_app(config, model_path, workload) as (app, interrupts):
         app.start()
         interrupts.raise_if_interrupted()
         url = f"http://{reachable(server.http_host)}:{port}/v1"
@@ -105,7 +110,8 @@ def served_models(url: str) -> list[str]:
 
 def greeting(url: str, models: Sequence[str], server: ServerConfig) -> str:
     """What to do with the server now."""
-    body = json.dumps({"model": models[0], "messages": [{"role": "user", "content": "What is 12+34?"}]})
+    # The agent, if there is one: a policy alone lacks the instructions and tools that it was trained with.
+    body = json.dumps({"model": models[-1], "messages": [{"role": "user", "content": "What is 12+34?"}]})
     return f"""\
 Serving {", ".join(models)} at {url}. Try it:
 
@@ -122,7 +128,19 @@ COMMAND = Command(
     name="launch.serve",
     summary=__doc__,
     work=serve,
-    settings=("model", "server"),
+    settings=(
+        "recipe",
+        "workload",
+        "seed",
+        "model",
+        "rollout.max_steps",
+        "rollout.max_prompt_tokens",
+        "rollout.max_response_tokens",
+        "rollout.max_turn_tokens",
+        "rollout.timeout_seconds",
+        "fleet",
+        "server",
+    ),
     left_out={
         "server.weights": "Weights are published in training only.",
         "server.engine.cache_after_publish": "Weights are published in training only.",

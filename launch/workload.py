@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,8 @@ class Workload:
     """An agent class, an environment class, their arguments, and the tasks.
 
     ``demonstrations`` are whole conversations for the warm start, and the texts that the tiny model's
-    tokenizer is made from.
+    tokenizer is made from. ``task_from_message`` makes the task that a client's message is, for
+    ``launch.serve``; without it the agent is not served, only its policy.
     """
 
     agent_class: type[BaseAgent]
@@ -30,6 +31,7 @@ class Workload:
     agent_args: dict[str, Any] = field(default_factory=dict)
     env_args: dict[str, Any] = field(default_factory=dict)
     demonstrations: Sequence[list[Message]] = ()
+    task_from_message: Callable[[str], dict[str, Any]] | None = None
 
     @property
     def pair(self) -> Pair:

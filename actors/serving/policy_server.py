@@ -25,10 +25,13 @@ from actors.serving.http import http, prometheus_text, respond
 from actors.settings import MODEL_NAME, ServerConfig
 from actors.weights.follower import WeightFollower, open_transport
 from environments.errors import SamplerError, TroupeError
+from environments.types import Trajectory
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.base import Engine, engine_class
+from policies.openai.agent_frontend import PREFIX, AgentFrontend, Play
 from policies.openai.frontend import OpenAIFrontend
 from policies.openai.protocol import ChatRequest, CompletionRequest
+from policies.sampler import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +66,21 @@ async def _unless_gone(call: Awaitable[T]) -> T:
         raise
 
 
+def _player(pool: ray.actor.ActorHandle) -> Play:
+    """``AgentPool.play`` without Ray's wrapper around what it raises."""
+
+    async def play(message: str, params: SamplingParams) -> Trajectory:
+        try:
+            trajectory: Trajectory = await pool.play.remote(message, params)
+        except RayTaskError as error:
+            raise error.cause from None
+        except RayError as error:
+            raise SamplerError(f"The agents have ended: {error}") from error
+        return trajectory
+
+    return play
+
+
 @serve.deployment(max_ongoing_requests=100_000)
 @serve.ingress(http)
 class PolicyServer:
@@ -81,6 +99,7 @@ class PolicyServer:
         directory: ray.actor.ActorHandle,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         version: int = 0,
+        agents: Mapping[str, ray.actor.ActorHandle] | None = None,
     ) -> None:
         # The engine's thread gives the interpreter's lock away at every tensor operation, and has to ask for
         # it again: at Python's 5 ms the replica answered an eighth fewer requests.
@@ -91,6 +110,7 @@ class PolicyServer:
         self._engine.version = version
         renderer = ChatRenderer(load_tokenizer(model_path), chat_template_kwargs)
         self._openai = OpenAIFrontend(model_name, renderer, self._engine, config.adapters)
+        self._agents = AgentFrontend({name: _player(pool) for name, pool in (agents or {}).items()})
         self._queue_workers: dict[ray.actor.ActorHandle, QueueWorker] = {}
         self._weights = WeightFollower(store, transport, self._engine, self._wake_queue_workers)
         await _unless_gone(self._weights.catch_up())
@@ -192,15 +212,17 @@ class PolicyServer:
 
     @http.get("/v1/models")
     async def models(self) -> dict[str, Any]:
-        return self._openai.models()
+        models = self._openai.models()
+        return {**models, "data": models["data"] + self._agents.models()}
 
     @http.get("/v1/models/{name:path}")
     async def model(self, name: str) -> dict[str, Any]:
-        return self._openai.model(name)
+        return (self._agents if name.startswith(PREFIX) else self._openai).model(name)
 
     @http.post("/v1/chat/completions")
     async def chat_completions(self, body: ChatRequest) -> Response:
-        return await respond(self._openai.chat(body), body.stream)
+        frontend = self._agents if body.model.startswith(PREFIX) else self._openai
+        return await respond(frontend.chat(body), body.stream)
 
     @http.post("/v1/completions")
     async def completions(self, body: CompletionRequest) -> Response:
@@ -229,6 +251,7 @@ class PolicyApp:
         model_name: how OpenAI clients call the model.
         chat_template_kwargs: options of the chat template for OpenAI clients, whose requests may set others.
         version: of the policy that ``model_path`` holds.
+        agents: an ``AgentPool`` by the name under which clients ask for it, which begins with "agent/".
 
     Raises:
         ConfigError: ``config.engine`` names no engine, or has settings that this engine cannot act on.
@@ -243,6 +266,7 @@ class PolicyApp:
         model_name: str = MODEL_NAME,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         version: int = 0,
+        agents: Mapping[str, ray.actor.ActorHandle] | None = None,
     ) -> None:
         self.name = name
         engine = engine_class(config.engine)
@@ -261,12 +285,20 @@ class PolicyApp:
             health_check_period_s=5,
             health_check_timeout_s=10,  # three in a row and Serve replaces it: a stopped process too
         ).bind(
-            model_path, model_name, config, store, self._directory, dict(chat_template_kwargs or {}), version
+            model_path,
+            model_name,
+            config,
+            store,
+            self._directory,
+            dict(chat_template_kwargs or {}),
+            version,
+            dict(agents or {}),
         )
         self._config, self._store = config, store
+        self._agents = list((agents or {}).values())
 
     def start(self) -> None:
-        """Deploy and wait until all replicas are ready.
+        """Deploy and wait until all replicas, and agents if there are any, are ready.
 
         Raises:
             TroupeError: what has kept a replica from starting.
@@ -279,6 +311,7 @@ class PolicyApp:
         except (RuntimeError, RayServeException) as error:
             self.check_replicas()  # whose own words say more than Serve's
             raise SamplerError(f"The policy server did not start: {error}") from error
+        ray.get([pool.open.remote() for pool in self._agents])
 
     def wait_for_version(self, version: int) -> None:
         """Return when every running replica serves ``version`` or a newer one."""
@@ -295,4 +328,5 @@ class PolicyApp:
         """Take this application down, if it was ever up; Serve itself, and other applications, stay."""
         with suppress(RayServeException):  # no Serve
             serve.delete(self.name)
-        ray.kill(self._directory)
+        for actor in (self._directory, *self._agents):
+            ray.kill(actor)

@@ -13,7 +13,7 @@ from typing import Any
 from environments import Dataset, RewardOutput, ToolEnvironment
 from environments.rewards.math import last_boxed
 from environments.types import Message
-from launch.recipes.calculator import split_problems
+from launch.recipes.calculator import split_problems, task_from_message
 from launch.workload import Workload
 from policies import ToolAgent
 
@@ -65,4 +65,5 @@ def workload(seed: int) -> Workload:
         val_dataset=Dataset(held_out, name="calculator", split="test"),
         agent_args=agent_args(EXAMPLES),
         env_args=ENV_ARGS,
+        task_from_message=task_from_message,
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from environments import Dataset, ToolEnvironment
+from launch.recipes.calculator import task_from_message
 from launch.recipes.smollm2 import ENV_ARGS, agent_args, worked_example
 from launch.workload import Workload
 from policies import ToolAgent
@@ -68,6 +69,7 @@ def workload(seed: int) -> Workload:
         val_dataset=Dataset(problems[:NUM_HELD_OUT], name="word_problems", split="test"),
         agent_args=agent_args(EXAMPLES),
         env_args=ENV_ARGS,
+        task_from_message=task_from_message,
     )
 
 

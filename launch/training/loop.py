@@ -21,6 +21,13 @@ def train(stages: Sequence[Stage], run: Components, recovery: Recovery) -> None:
     begin_rollouts(run)  # not begun yet where no stage rolls out: its policy is evaluated all the same
     run.interrupts.raise_if_interrupted()
     evaluate_and_save(run, recovery, Clock())
+    run.tracker.announce(f"Serve it: {serve_command(run, recovery)}")
+
+
+def serve_command(run: Components, recovery: Recovery) -> str:
+    """The command that serves what was trained to clients: the agent with its tools too, if it can answer."""
+    agent = "" if run.workload.task_from_message is None else f"workload={run.config.workload} "
+    return f"python -m launch.serve {agent}model.path={recovery.directory}"
 
 
 def train_stage(stage: Stage, run: Components, recovery: Recovery) -> None:

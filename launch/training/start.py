@@ -14,7 +14,6 @@ import ray
 
 from actors.learning.learner_group import LearnerGroup
 from actors.ray_tools.placement import beside_driver
-from actors.rollouts.rollout import RolloutLimits
 from actors.rollouts.service import RolloutService
 from actors.sampling.serve_sampler import ServeSampler
 from actors.serving.policy_server import PolicyApp, start_serve
@@ -22,7 +21,7 @@ from actors.settings import ServerConfig
 from actors.weights.store import WeightStore
 from actors.weights.transport import make_transport
 from environments.errors import SamplerError
-from launch.config import RolloutConfig, TrainConfig, algorithm_of
+from launch.config import TrainConfig, algorithm_of
 from launch.process import cluster
 from launch.process.interrupt import Interrupts
 from launch.reporting.tracker import Tracker
@@ -184,19 +183,7 @@ def rollout_service(
     name = f"policy-{uuid.uuid4().hex[:8]}"
     app = PolicyApp(name, model_path, server, store, chat_template_kwargs=options)
     make_sampler = partial(ServeSampler, name, model_path, options)
-    return RolloutService(workload.pair, make_sampler, rollout_limits(config.rollout), config.fleet, app)
-
-
-def rollout_limits(rollout: RolloutConfig) -> RolloutLimits:
-    """The limits of one trajectory."""
-    return RolloutLimits(
-        max_steps=rollout.max_steps,
-        max_prompt_tokens=rollout.max_prompt_tokens,
-        max_response_tokens=rollout.max_response_tokens,
-        max_turn_tokens=rollout.max_turn_tokens,
-        overlong_filter=rollout.overlong_filter,
-        timeout_seconds=rollout.timeout_seconds,
-    )
+    return RolloutService(workload.pair, make_sampler, config.rollout.limits(), config.fleet, app)
 
 
 def start_services(config: TrainConfig, services: Sequence[RolloutService]) -> None:

@@ -65,6 +65,22 @@ def check_evaluated_workload(workload: Workload) -> None:
     try_first_task(workload, check_held_out_tasks(workload))
 
 
+def check_served_agent(workload: Workload) -> None:
+    """Find what would keep the workload's agent from answering clients.
+
+    Raises:
+        ConfigError: it does not say which task a message is, or a class is not usable.
+        AgentError, ContractError: the agent or the environment broke its contract.
+    """
+    check_classes(workload)
+    if workload.task_from_message is None:
+        raise ConfigError(
+            "The workload has no task_from_message, so its agent cannot answer clients: add it "
+            "(launch/README.md shows how), or leave recipe and workload out to serve the policy alone."
+        )
+    try_first_task(workload, workload.train_dataset)
+
+
 def check_serving(config: TrainConfig) -> None:
     """Find what would fail later in serving; ``server.http_port`` is set. Raises ``ConfigError``."""
     check_bounds(config)

@@ -23,10 +23,12 @@ from actors.serving.policy_server import PolicyServer
 from actors.settings import ServerConfig
 from actors.weights.object_store import ObjectStoreTransport
 from actors.weights.transport import WeightTransport
+from environments.types import Step, TerminationReason, Trajectory
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.openai.frontend import OpenAIFrontend
 from policies.openai.limits import MAX_BODY_BYTES
 from policies.openai.protocol import ChatRequest
+from policies.sampler import SamplingParams
 from policies.settings import EngineConfig
 from policies.tiny import build_tokenizer
 
@@ -68,7 +70,11 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def serving(
-    folder: Path, template: dict[str, Any] | None = None, version: int = 0, **options: Any
+    folder: Path,
+    template: dict[str, Any] | None = None,
+    version: int = 0,
+    agents: dict[str, Any] | None = None,
+    **options: Any,
 ) -> Iterator[TestClient]:
     """A client of one replica, which is made in the loop that answers requests, as in Serve."""
     replica_class = PolicyServer.func_or_class.__bases__[0]  # without what Serve wraps around it
@@ -76,7 +82,8 @@ def serving(
     config = ServerConfig(engine=scripted(**options))
 
     async def start() -> None:
-        await replica.__init__(str(folder), "tiny", config, QuietActor(), QuietActor(), template, version)
+        actors = QuietActor(), QuietActor()
+        await replica.__init__(str(folder), "tiny", config, *actors, template, version, agents)
 
     with TestClient(http) as client, pytest.MonkeyPatch.context() as patch:
         patch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(servable_object=replica))
@@ -134,6 +141,25 @@ def test_the_official_client_lists_the_model(openai: OpenAI) -> None:
     assert openai.models.retrieve("tiny").id == "tiny"
     with pytest.raises(NotFoundError, match="serves 'tiny'"):
         openai.models.retrieve("other/model")
+
+
+def test_a_request_for_an_agent_goes_to_its_pool(tokenizer_folder: Path) -> None:
+    step = Step(model_response="46")
+    played = Trajectory(steps=[step], termination_reason=TerminationReason.ENV_DONE)
+
+    async def play(message: str, params: SamplingParams) -> Trajectory:
+        assert message == MESSAGES[0]["content"]
+        return played
+
+    pool = SimpleNamespace(play=SimpleNamespace(remote=play))
+    with serving(tokenizer_folder, agents={"agent/calculator": pool}) as client:
+        answer = client.post("/v1/chat/completions", json={**BODY, "model": "agent/calculator"})
+        models = [model["id"] for model in client.get("/v1/models").json()["data"]]
+        model = client.get("/v1/models/agent/calculator").json()
+        other = client.post("/v1/chat/completions", json={**BODY, "model": "agent/none"})
+    assert answer.json()["choices"][0]["message"]["content"] == "46"
+    assert models == ["tiny", "agent/calculator"] and model["id"] == "agent/calculator"
+    assert other.status_code == 404 and "'agent/calculator'" in other.json()["error"]["message"]
 
 
 def test_health_and_metrics_tell_of_the_engine(tokenizer_folder: Path) -> None:

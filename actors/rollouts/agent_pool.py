@@ -1,0 +1,117 @@
+"""Agents that answer clients: a rollout service of their own, behind one actor that is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from actors.ray_tools.background import in_background
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.service import RolloutService
+from actors.settings import FleetConfig
+from environments.errors import EnvironmentFailure, SamplerError
+from environments.types import Trajectory
+from policies.openai.protocol import OpenAIError
+from policies.sampler import Sampler, SamplingParams
+
+MAX_WAITING_PER_ACTOR = 16
+"""Messages that may be in play or wait, for each rollout actor: more are sent away."""
+
+
+@ray.remote(num_cpus=0, max_concurrency=100_000)
+class AgentPool:
+    """Plays an episode of a trained agent for each message. The policy server's replicas ask it.
+
+    Args:
+        pair: the agent and its environment.
+        task_from_message: the task that a message is (``Workload.task_from_message``).
+        make_sampler: makes the sampler, in the sampling actor's process.
+        limits: of one episode.
+        fleet: settings of the rollout actors.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        task_from_message: Callable[[str], dict[str, Any]],
+        make_sampler: Callable[[], Sampler],
+        limits: RolloutLimits,
+        fleet: FleetConfig,
+    ) -> None:
+        self._task_from_message, self._num_actors = task_from_message, fleet.num_actors
+        self._service = RolloutService(pair, make_sampler, limits, fleet)
+        self._numbers = itertools.count()
+        self._answers: dict[str, asyncio.Future[Trajectory]] = {}
+
+    async def open(self) -> None:
+        """Start the rollout actors, and connect to the policy server. Raises ``SamplerError`` without one."""
+        await asyncio.to_thread(self._service.start, self._num_actors)
+        loop = asyncio.get_running_loop()
+        self._collecting = in_background(lambda: self._collect(loop), "answers of agents")
+
+    async def play(self, message: str, params: SamplingParams) -> Trajectory:
+        """The episode that a client's message asks for. A fault in it is in the trajectory.
+
+        Raises:
+            OpenAIError: as many messages wait as may.
+            EnvironmentFailure: the workload makes no task of the message.
+            SamplerError: the rollout service has failed.
+        """
+        most = MAX_WAITING_PER_ACTOR * self._num_actors
+        if len(self._answers) >= most:
+            raise OpenAIError(
+                429, f"{most} messages are in play or wait already: try again later.", type="rate_limit_error"
+            )
+        self._check_alive()
+        number = f"{next(self._numbers):08d}"
+        request = RolloutRequest(
+            rollout_id=f"{number}/0000",
+            group_id=number,
+            task=self._task(message),
+            params=params,
+            seed=params.seed,
+        )
+        answer = self._answers[request.rollout_id] = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.to_thread(self._service.submit, [request])
+            return await answer
+        finally:
+            del self._answers[request.rollout_id]
+
+    def _task(self, message: str) -> dict[str, Any]:
+        try:
+            return self._task_from_message(message)
+        except Exception as error:
+            raise EnvironmentFailure(
+                f"The workload's task_from_message failed: {type(error).__name__}: {error}"
+            ) from error
+
+    def _check_alive(self) -> None:
+        if self._collecting.done():
+            raise SamplerError(f"The agents have failed: {self._collecting.exception()!r}")
+
+    # -- in a thread of its own ----------------------------------------------------------------------
+
+    def _collect(self, loop: asyncio.AbstractEventLoop) -> None:
+        """consumes trajectories · waits for the stream · produces the answers that are waited for"""
+        try:
+            while True:
+                for trajectory in self._service.stream.trajectories(1):
+                    loop.call_soon_threadsafe(self._settle, trajectory)
+        except Exception as error:
+            loop.call_soon_threadsafe(self._fail, error)
+            raise
+
+    def _settle(self, trajectory: Trajectory) -> None:
+        answer = self._answers.get(trajectory.rollout_id)
+        if answer is not None and not answer.done():
+            answer.set_result(trajectory)
+
+    def _fail(self, error: Exception) -> None:
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(SamplerError(f"The agents have failed: {error!r}"))

@@ -1,0 +1,150 @@
+"""Serves OpenAI requests with trained agents: a question in, an episode with tools, the last answer out."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any
+
+from environments.types import TerminationReason, Trajectory
+from policies.openai.protocol import ChatRequest, OpenAIError
+from policies.sampler import SamplingParams
+
+Json = dict[str, Any]
+Play = Callable[[str, SamplingParams], Awaitable[Trajectory]]
+"""Plays an episode on a client's message."""
+
+PREFIX = "agent/"
+"""Names of agents begin with it, so that no model has one."""
+TAKEN = {
+    *("model", "messages", "stream", "stream_options", "temperature", "top_p", "top_k", "seed"),
+    *("user", "safety_identifier", "prompt_cache_key", "metadata", "store", "service_tier"),
+}
+"""Fields of a request that an agent acts on, or that change nothing. The rest is the agent's own."""
+
+
+class AgentFrontend:
+    """OpenAI's chat endpoint for agents. Tools run here, not at the client.
+
+    Args:
+        agents: by name, which begins with ``PREFIX``.
+    """
+
+    def __init__(self, agents: Mapping[str, Play]) -> None:
+        self._agents = dict(agents)
+
+    def models(self) -> list[Json]:
+        """The entries of ``GET /v1/models``."""
+        return [self.model(name) for name in self._agents]
+
+    def model(self, name: str) -> Json:
+        """The body of ``GET /v1/models/{name}``. Raises ``OpenAIError`` if it is not served."""
+        self._agent(name)
+        return {"id": name, "object": "model", "created": 0, "owned_by": "troupe"}
+
+    async def chat(self, body: ChatRequest) -> AsyncGenerator[Json, None]:
+        """One ``chat.completion``, or with ``stream`` its chunks, when the episode has ended.
+
+        Raises:
+            OpenAIError: the request cannot be served, or the episode has failed.
+            ConfigError: the sampling parameters are impossible.
+        """
+        play = self._agent(body.model)
+        trajectory = await play(_question(body), body.sampling_params())
+        _check_ended_well(trajectory)
+        answer = _Answer(body, trajectory)
+        if not body.stream:
+            yield answer.whole()
+            return
+        yield answer.chunk({"role": "assistant", "content": answer.text}, None)
+        yield answer.chunk({}, answer.finish_reason)
+        if body.includes_usage:
+            yield answer.usage_chunk()
+
+    def _agent(self, name: str) -> Play:
+        if name not in self._agents:
+            served = ", ".join(map(repr, self._agents)) or "none"
+            raise OpenAIError(
+                404,
+                f"The agent {name!r} does not exist. Agents that are served here: {served}.",
+                param="model",
+                code="model_not_found",
+            )
+        return self._agents[name]
+
+
+def _question(body: ChatRequest) -> str:
+    """The one message of a request. Raises ``OpenAIError`` for what an agent decides for itself."""
+    given = {name for name in body.model_fields_set if vars(body)[name] is not None} - TAKEN
+    if body.n == 1:
+        given -= {"n"}
+    for name in sorted(given):
+        raise OpenAIError(
+            400,
+            f"{body.model} plays with settings, tools and limits of its own: leave {name} out.",
+            param=name,
+        )
+    if [message.role for message in body.messages] != ["user"]:
+        raise OpenAIError(
+            400,
+            f"{body.model} answers one message and has instructions of its own: send one user message, "
+            "without earlier turns.",
+            param="messages",
+        )
+    return str(body.messages[0].for_template()["content"])
+
+
+def _check_ended_well(trajectory: Trajectory) -> None:
+    reason = trajectory.termination_reason
+    assert reason is not None
+    if reason is TerminationReason.TIMEOUT:
+        raise OpenAIError(504, "The agent took longer than its time limit.", type="server_error")
+    if reason is TerminationReason.PROMPT_TOO_LONG and not trajectory.steps:
+        raise OpenAIError(
+            400,
+            f"The message is too long: {trajectory.error}",
+            param="messages",
+            code="context_length_exceeded",
+        )
+    if reason.is_failure or not trajectory.steps:
+        # The first line: what follows is a traceback, which is nothing for a client.
+        error = (trajectory.error or "it has made no step").splitlines()[0]
+        raise OpenAIError(500, f"The agent has failed ({reason}): {error}", type="server_error")
+
+
+class _Answer:
+    """An episode in the form of the chat endpoint. ``num_steps`` and ``policy_version`` are Troupe's."""
+
+    def __init__(self, body: ChatRequest, trajectory: Trajectory) -> None:
+        completions = [step.completion for step in trajectory.steps if step.completion is not None]
+        self.text = trajectory.steps[-1].model_response
+        self.finish_reason = (
+            "stop" if trajectory.termination_reason is TerminationReason.ENV_DONE else "length"
+        )
+        num_prompt_tokens = sum(each.num_prompt_tokens for each in completions)
+        num_sampled_tokens = sum(each.num_completion_tokens for each in completions)
+        self._usage = {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": num_sampled_tokens,
+            "total_tokens": num_prompt_tokens + num_sampled_tokens,
+        }
+        self._head = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": body.model,
+            "policy_version": min((each.policy_version for each in completions), default=0),
+            "num_steps": len(trajectory.steps),
+        }
+
+    def whole(self) -> Json:
+        message = {"role": "assistant", "content": self.text}
+        choice = {"index": 0, "message": message, "finish_reason": self.finish_reason, "logprobs": None}
+        return {**self._head, "object": "chat.completion", "choices": [choice], "usage": self._usage}
+
+    def chunk(self, delta: Json, finish_reason: str | None) -> Json:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+        return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+
+    def usage_chunk(self) -> Json:
+        return {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": self._usage}

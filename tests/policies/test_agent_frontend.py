@@ -1,0 +1,123 @@
+"""Trained agents behind OpenAI's chat endpoint: a question in, the last answer of an episode out."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from environments.types import Completion, Step, TerminationReason, Trajectory
+from policies.openai.agent_frontend import AgentFrontend
+from policies.openai.protocol import ChatRequest, OpenAIError
+from policies.sampler import SamplingParams
+
+QUESTION = {"role": "user", "content": "What is 12+34?"}
+
+
+def completion(text: str, version: int) -> Completion:
+    return Completion(
+        prompt_ids=(1, 2, 3),
+        completion_ids=(4, 5),
+        logprobs=(0.0, 0.0),
+        text=text,
+        finish_reason="stop",
+        policy_version=version,
+    )
+
+
+def episode(*texts: str, reason: TerminationReason = TerminationReason.ENV_DONE, **facts: Any) -> Trajectory:
+    steps = [
+        Step(model_response=text, completion=completion(text, 7 + index)) for index, text in enumerate(texts)
+    ]
+    return Trajectory(steps=steps, termination_reason=reason, **facts)
+
+
+class Calculator:
+    """Plays one episode, whatever it is asked."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self.trajectory = trajectory
+        self.asked: list[tuple[str, SamplingParams]] = []
+
+    async def __call__(self, message: str, params: SamplingParams) -> Trajectory:
+        self.asked.append((message, params))
+        return self.trajectory
+
+
+def ask(trajectory: Trajectory, **fields: Any) -> tuple[list[dict[str, Any]], Calculator]:
+    calculator = Calculator(trajectory)
+    frontend = AgentFrontend({"agent/calculator": calculator})
+    body = ChatRequest(**{"model": "agent/calculator", "messages": [QUESTION], **fields})
+
+    async def parts() -> list[dict[str, Any]]:
+        return [part async for part in frontend.chat(body)]
+
+    return asyncio.run(parts()), calculator
+
+
+def test_the_answer_is_the_last_one_and_counts_the_tokens_of_all_turns() -> None:
+    (answer,), calculator = ask(episode("<tool_call>", "46"), temperature=0, seed=3)
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": "46"}
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 4, "total_tokens": 10}
+    assert (answer["policy_version"], answer["num_steps"]) == (7, 2)
+    (message, params), *_ = calculator.asked
+    assert (message, params.temperature, params.seed) == ("What is 12+34?", 0, 3)
+
+
+def test_a_stream_has_the_same_answer_and_its_usage_where_it_is_asked_for() -> None:
+    chunks, _ = ask(episode("46"), stream=True, stream_options={"include_usage": True})
+    assert [chunk["object"] for chunk in chunks] == ["chat.completion.chunk"] * 3
+    assert chunks[0]["choices"][0]["delta"]["content"] == "46"
+    assert chunks[1]["choices"][0]["finish_reason"] == "stop"
+    assert chunks[2]["usage"]["total_tokens"] == 5
+
+
+def test_an_episode_that_a_limit_has_ended_says_length() -> None:
+    (answer,), _ = ask(episode("and so", reason=TerminationReason.MAX_STEPS))
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "status", "words"),
+    [
+        (
+            episode("x", reason=TerminationReason.ENV_ERROR, error="EnvironmentFailure: no dice\n  File"),
+            500,
+            "no dice$",
+        ),
+        (episode("x", reason=TerminationReason.TIMEOUT), 504, "time limit"),
+        (episode(reason=TerminationReason.PROMPT_TOO_LONG, error="900 tokens"), 400, "900 tokens"),
+        (episode(reason=TerminationReason.MAX_STEPS), 500, "no step"),
+    ],
+)
+def test_an_episode_that_has_failed_is_an_error_without_a_traceback(
+    trajectory: Trajectory, status: int, words: str
+) -> None:
+    with pytest.raises(OpenAIError, match=words) as caught:
+        ask(trajectory)
+    assert caught.value.status == status
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": []}, "tools"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"stop": "x"}, "stop"),
+        ({"n": 2}, "n"),
+        ({"messages": [{"role": "system", "content": "Be brief."}, QUESTION]}, "messages"),
+        ({"messages": [QUESTION, {"role": "assistant", "content": "46"}, QUESTION]}, "messages"),
+    ],
+)
+def test_what_the_agent_decides_for_itself_is_rejected_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(OpenAIError) as caught:
+        ask(episode("46"), **fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_another_agent_is_answered_with_those_that_are_served() -> None:
+    with pytest.raises(OpenAIError, match="'agent/calculator'") as caught:
+        ask(episode("46"), model="agent/oracle")
+    assert caught.value.status == 404
