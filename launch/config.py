@@ -44,6 +44,9 @@ class RunConfig:
     """Updates between two checkpoints. A checkpoint is also written at the end and on Ctrl-C."""
     checkpoints_kept: int = setting(2, at_least=1)
     """Newest checkpoints that stay on disk; the best one stays too."""
+    trajectories_kept: int = setting(200, at_least=0)
+    """Newest updates whose trajectories stay in run.directory/trajectories, and as many evaluations, with
+    messages, rewards, advantages, tokens, log-probabilities and versions. 0 keeps none."""
     best_metric: str | None = None
     """Metric of the evaluations by which the best policy is chosen, such as eval/reward_mean. Every evaluated
     policy is then checkpointed; the best checkpoint stays, and the file checkpoints/best names it."""

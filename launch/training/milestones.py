@@ -63,6 +63,7 @@ def record_evaluation(run: Components, recovery: Recovery, evaluation: Evaluatio
     if evaluation is None:
         return
     run.tracker.failures(evaluation.groups)
+    recovery.trajectories.record_evaluation(evaluation.step, evaluation.groups)
     numbers = evaluation_metrics(evaluation.groups) | {"time/evaluate": evaluation.seconds}
     metric = run.config.run.best_metric
     # First: a run that is killed here evaluates once more.

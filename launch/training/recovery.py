@@ -10,6 +10,7 @@ from environments.types import TrajectoryGroup
 from launch.config import TrainConfig
 from launch.run_folder.checkpoint import CheckpointFolder, Progress, StreamState
 from launch.run_folder.consumed_log import ConsumedLog
+from launch.run_folder.trajectory_log import TrajectoryLog
 
 
 class Recovery:
@@ -37,6 +38,8 @@ class Recovery:
         self.saved_step = self.progress.step if self.checkpoint else -1
         """Policy updates that the newest checkpoint knows of; -1 without a checkpoint."""
         self._consumed = ConsumedLog(directory, self.progress.step)
+        self.trajectories = TrajectoryLog(directory, config.run.trajectories_kept)
+        """What was said in this run's updates and evaluations."""
 
     def saved_stream(self) -> StreamState:
         """Finished and requested rollouts at the time of the checkpoint that this process goes on from."""

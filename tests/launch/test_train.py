@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from launch.reporting.metrics import FRESH_MISMATCH
 from launch.reporting.tracker import read_metrics
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.consumed_log import read_consumed_log
+from launch.run_folder.trajectory_log import TRAIN, KeptTrajectory, kept_steps, read_kept
 from launch.train import main
 from launch.trainer import run_training
 from launch.workload import load_workload
@@ -81,6 +83,14 @@ def test_a_resumed_run_equals_one_that_never_stopped(undisturbed: Path, tmp_path
     assert expected.keys() == resumed.keys()
     assert all(torch.equal(expected[name], resumed[name]) for name in expected)
     assert not all(torch.equal(expected[name], before[name]) for name in expected), "nothing was learned"
+    for step in kept_steps(undisturbed, TRAIN):
+        one, other = (said(read_kept(folder, TRAIN, step)) for folder in (undisturbed, stopped))
+        assert len(one) == 12 and one == other
+
+
+def said(kept: list[KeptTrajectory]) -> list[Any]:
+    """The trajectories without what a clock says."""
+    return [replace(each, trajectory=replace(each.trajectory, seconds=0)) for each in kept]
 
 
 @pytest.mark.engine

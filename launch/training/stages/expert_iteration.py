@@ -68,6 +68,7 @@ class ExpertIteration(Stage):
                 if learned.num_optimizer_steps:  # else the weights are those that are served
                     publish(run, recovery)
             recovery.record_consumed(selection.groups, selection.dropped)
+            recovery.trajectories.record_update(progress.step, selection.groups, selection.dropped, {})
             run.rollouts.commit()
             learning |= learned.metrics | {
                 "learn/num_optimizer_steps": learned.num_optimizer_steps,

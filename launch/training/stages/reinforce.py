@@ -61,6 +61,9 @@ class Reinforce(Stage):
                     publish(run, recovery)
             progress.kl_coef = run.kl.coef
             recovery.record_consumed(selection.groups, selection.dropped)
+            recovery.trajectories.record_update(
+                progress.step, selection.useful, selection.unused, turn_advantages(batches)
+            )
             run.rollouts.commit()
             if not config.rollout.max_staleness:
                 learning |= measured_mismatch(learned)
@@ -87,3 +90,18 @@ def with_credit(
         replace(batch, samples=tuple(by_id[sample.sample_id] for sample in batch.samples))
         for batch in batches
     ], numbers
+
+
+def turn_advantages(batches: Sequence[TrainBatch]) -> dict[str, list[float]]:
+    """The mean advantage of every turn that was learned from, by rollout."""
+    values: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for batch in batches:
+        for sample in batch.samples:
+            # Without advantages where all of it was masked.
+            for turn, advantage in zip(sample.turns, sample.advantages, strict=bool(sample.advantages)):
+                if turn >= 0:
+                    values[sample.rollout_id][turn].append(advantage)
+    return {
+        rollout_id: [sum(turns[turn]) / len(turns[turn]) for turn in sorted(turns)]
+        for rollout_id, turns in values.items()
+    }

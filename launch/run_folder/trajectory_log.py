@@ -1,0 +1,184 @@
+"""What was said in training and in evaluations: a file of JSON lines for each update and each evaluation."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from environments.data.trajectory_json import Json, trajectory_from_json, trajectory_to_json
+from environments.errors import TroupeError
+from environments.types import Trajectory, TrajectoryGroup
+
+FOLDER = "trajectories"
+TRAIN, EVALUATION = "step", "eval"
+"""What a file's name begins with."""
+TRAINED, EVALUATED, BASELINE = "trained", "evaluated", "baseline"
+"""What became of a trajectory, if it was not left out for a reason of its own."""
+NAME = re.compile(rf"({TRAIN}|{EVALUATION})_(\d+)\.jsonl")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptTrajectory:
+    """A trajectory of a finished run, with what the run made of it."""
+
+    trajectory: Trajectory
+    fate: str
+    """"trained", "evaluated", "baseline", or the reason for which its group was not trained on."""
+    advantages: tuple[float, ...] = ()
+    """Of each turn, the mean over its tokens; empty where nothing was learned from it."""
+
+    @property
+    def group_id(self) -> str:
+        return self.trajectory.rollout_id.rpartition("/")[0]
+
+
+@dataclass
+class TrajectoryLog:
+    """Writes the trajectories of a run into its folder, and forgets the oldest.
+
+    A file appears when it is whole. An update that is done once more after a resume replaces its file, so no
+    trajectory stands there twice.
+
+    Args:
+        directory: the run's folder.
+        num_kept: files of updates, and of evaluations, that stay; 0 writes none.
+    """
+
+    directory: Path
+    num_kept: int
+    _folder: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._folder = self.directory / FOLDER
+
+    def record_update(
+        self,
+        step: int,
+        trained: Sequence[TrajectoryGroup],
+        unused: Mapping[str, Sequence[TrajectoryGroup]],
+        advantages: Mapping[str, Sequence[float]],
+    ) -> None:
+        """Keep the trajectories that the update ``step`` has used, and those that it has left out.
+
+        Args:
+            unused: groups by the reason.
+            advantages: of the turns of a rollout, by its id.
+        """
+        lines = list(_lines(trained, TRAINED, advantages))
+        for reason, groups in unused.items():
+            lines += _lines(groups, reason, advantages)
+        self._write(TRAIN, step, lines)
+
+    def record_evaluation(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
+        """Keep the trajectories of the evaluation after ``step`` updates."""
+        self._write(EVALUATION, step, list(_lines(groups, EVALUATED, {})))
+
+    def _write(self, kind: str, step: int, lines: Sequence[Json]) -> None:
+        if self.num_kept == 0:
+            return
+        self._folder.mkdir(exist_ok=True)
+        path = self._folder / f"{kind}_{step:06d}.jsonl"
+        temporary = path.with_name(f".{path.name}.tmp")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+        os.replace(temporary, path)
+        for older in kept_steps(self.directory, kind)[: -self.num_kept]:
+            (self._folder / f"{kind}_{older:06d}.jsonl").unlink(missing_ok=True)
+
+
+def kept_steps(directory: Path, kind: str) -> list[int]:
+    """The updates, or with ``EVALUATION`` the evaluations, whose trajectories are there, in order."""
+    found = (NAME.fullmatch(path.name) for path in (directory / FOLDER).glob(f"{kind}_*.jsonl"))
+    return sorted(int(name[2]) for name in found if name is not None)
+
+
+def read_kept(directory: Path, kind: str, step: int) -> list[KeptTrajectory]:
+    """The trajectories of an update or an evaluation, in the order in which they were written.
+
+    Raises:
+        TroupeError: they are not there, or the file holds something else.
+    """
+    path = directory / FOLDER / f"{kind}_{step:06d}.jsonl"
+    try:
+        text = path.read_text(encoding="utf-8")
+        return [_kept(json.loads(line)) for line in text.splitlines()]
+    except FileNotFoundError:
+        raise TroupeError(
+            f"{path} does not exist: run.trajectories_kept says how many of a run's steps keep their "
+            "trajectories."
+        ) from None
+    except (LookupError, TypeError, ValueError) as error:
+        raise TroupeError(f"{path} holds no trajectories ({error!r}): repair or delete it.") from error
+
+
+def _lines(
+    groups: Sequence[TrajectoryGroup], fate: str, advantages: Mapping[str, Sequence[float]]
+) -> Iterator[Json]:
+    for group in groups:
+        for trajectory in group.rollouts:
+            yield {
+                "fate": BASELINE if trajectory is group.baseline else fate,
+                "advantages": list(advantages.get(trajectory.rollout_id, ())),
+                **shortened(trajectory_to_json(trajectory)),
+            }
+
+
+def _kept(line: Json) -> KeptTrajectory:
+    return KeptTrajectory(
+        trajectory=trajectory_from_json(lengthened(line)),
+        fate=str(line["fate"]),
+        advantages=tuple(map(float, line["advantages"])),
+    )
+
+
+# -- a line that grows with the conversation, and not with its square ------------------------------------
+
+
+def shortened(trajectory: Json) -> Json:
+    """``trajectory`` without what a step repeats of the step before it: its messages and its token ids.
+
+    ``num_repeated`` of a step says how many messages and ids those are.
+    """
+    steps, messages, ids = [], [], []
+    for step in trajectory["steps"]:
+        completion = step["completion"] or {"prompt_ids": [], "completion_ids": []}
+        num_messages = _num_repeated(messages, step["chat_completions"])
+        num_ids = _num_repeated(ids, completion["prompt_ids"])
+        messages = step["chat_completions"]
+        ids = completion["prompt_ids"] + completion["completion_ids"]
+        short = {**step, "num_repeated": [num_messages, num_ids], "chat_completions": messages[num_messages:]}
+        if step["completion"] is not None:
+            short["completion"] = {**completion, "prompt_ids": completion["prompt_ids"][num_ids:]}
+        steps.append(short)
+    return {**trajectory, "steps": steps}
+
+
+def lengthened(trajectory: Json) -> Json:
+    """What ``shortened`` was given."""
+    steps: list[Json] = []
+    messages: list[Json] = []
+    ids: list[int] = []
+    for step in trajectory["steps"]:
+        num_messages, num_ids = step["num_repeated"]
+        messages = messages[:num_messages] + step["chat_completions"]
+        long = {**step, "chat_completions": messages}
+        if step["completion"] is not None:
+            prompt_ids = ids[:num_ids] + step["completion"]["prompt_ids"]
+            ids = prompt_ids + step["completion"]["completion_ids"]
+            long["completion"] = {**step["completion"], "prompt_ids": prompt_ids}
+        else:
+            ids = []
+        steps.append(long)
+    return {**trajectory, "steps": steps}
+
+
+def _num_repeated(before: Sequence[object], now: Sequence[object]) -> int:
+    """How many items at the start of ``now`` are those of ``before``."""
+    for number, (one, other) in enumerate(zip(before, now, strict=False)):
+        if one != other:
+            return number
+    return min(len(before), len(now))
