@@ -11,6 +11,7 @@ COMMANDS = {
     "train": "train an agent",
     "evaluate": "measure a model on held-out tasks",
     "serve": "serve a policy to OpenAI clients",
+    "view": "look at runs and their trajectories in the browser",
     "chaos": "list the processes of a run, and kill or stop one of them",
 }
 

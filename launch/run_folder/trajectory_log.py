@@ -143,7 +143,9 @@ def shortened(trajectory: Json) -> Json:
 
     ``num_repeated`` of a step says how many messages and ids those are.
     """
-    steps, messages, ids = [], [], []
+    steps: list[Json] = []
+    messages: list[Json] = []
+    ids: list[int] = []
     for step in trajectory["steps"]:
         completion = step["completion"] or {"prompt_ids": [], "completion_ids": []}
         num_messages = _num_repeated(messages, step["chat_completions"])

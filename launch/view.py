@@ -1,0 +1,82 @@
+"""``python -m launch.view runs/a``: look at runs in the browser, finished ones and those under way.
+
+    python -m launch.view                  the newest run in runs/
+    python -m launch.view runs/a runs/b    several, over each other
+
+Curves, the groups of every update, and each trajectory turn by turn. Nothing leaves this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from environments.errors import ConfigError, TroupeError
+from launch.reporting.tracker import METRICS
+from launch.run_folder.model_paths import RUNS
+from launch.run_folder.trajectory_log import FOLDER
+
+PORT = 8010
+HOST = "127.0.0.1"
+
+
+def run_folders(given: Sequence[str]) -> list[Path]:
+    """The folders to show: those that were given, or the newest run.
+
+    Raises:
+        ConfigError: one is no run's folder, or there is no run.
+    """
+    if not given:
+        found = [path.parent for path in RUNS.glob(f"*/{METRICS}")]
+        if not found:
+            raise ConfigError(f"{RUNS}/ holds no run: run `make train` first, or name a run's folder.")
+        return [max(found, key=lambda folder: (folder / METRICS).stat().st_mtime)]
+    folders = [Path(name) for name in given]
+    for folder in folders:
+        if not (folder / METRICS).is_file() and not (folder / FOLDER).is_dir():
+            raise ConfigError(f"{folder} is no run's folder: it holds neither {METRICS} nor {FOLDER}/.")
+    return folders
+
+
+def check_port(port: int) -> None:
+    """Raise ``ConfigError`` unless ``port`` can be listened on."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"--port {port} cannot be listened on ({error}): choose another one."
+            ) from error
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; return its exit status: 0 done, 2 not done, for a reason that was printed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m launch.view", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("runs", nargs="*", help="folders of runs")
+    parser.add_argument("--port", type=int, default=PORT)
+    options = parser.parse_args(arguments)
+    try:
+        folders = run_folders(options.runs)
+        check_port(options.port)
+    except TroupeError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return 2
+    import uvicorn
+
+    from launch.viewing.pages import application
+
+    sys.stdout.write(f"{', '.join(map(str, folders))}: http://{HOST}:{options.port}/ (Ctrl-C ends it)\n")
+    sys.stdout.flush()
+    app = application(folders)
+    uvicorn.run(app, host=HOST, port=options.port, log_level="warning", timeout_graceful_shutdown=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

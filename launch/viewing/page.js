@@ -1,0 +1,288 @@
+"use strict";
+// The whole page. All text of a run is written with textContent: a model may say anything.
+
+const COLOURS = ["#2a6db5", "#d98324", "#3f9d63", "#b0476e", "#7a5cc0", "#8a7a3a"];
+const FIRST = ["rollout/reward_mean", "eval/reward_mean", "learn/entropy", "learn/loss", "learn/grad_norm"];
+const view = document.getElementById("view");
+const state = { page: "run", runs: [], run: 0, data: [], kind: "step", step: null, row: 0, groups: [], colour: "logprob", beside: null };
+
+function element(name, properties = {}, children = []) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(properties)) {
+    if (key === "style") Object.assign(made.style, value);
+    else if (key.startsWith("aria-")) made.setAttribute(key, value);
+    else made[key] = value;
+  }
+  made.append(...children);
+  return made;
+}
+
+function drawn(name, attributes, text = "") {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.textContent = text;
+  return made;
+}
+
+async function ask(path) {
+  const response = await fetch("api/" + path);
+  const answer = await response.json();
+  if (!response.ok) throw new Error(answer.detail || response.statusText);
+  return answer;
+}
+
+const shown = (number) => (typeof number !== "number" ? "–" : Math.abs(number) >= 1000 || Number.isInteger(number) ? String(Math.round(number)) : number.toPrecision(3));
+
+// -- where we are: in the address, so that a page can be kept and the browser's way back works ----------
+
+function place() {
+  return `#${[state.page, state.run, state.kind, state.step ?? "", state.row].join("/")}`;
+}
+
+function go(changes) {
+  Object.assign(state, changes);
+  if (location.hash !== place()) history.pushState(null, "", place());
+  draw();
+}
+
+function readPlace() {
+  const [page, run, kind, step, row] = location.hash.slice(1).split("/");
+  if (["run", "groups", "trajectory"].includes(page)) {
+    Object.assign(state, { page, run: Number(run) || 0, kind: kind === "eval" ? "eval" : "step", step: step ? Number(step) : null, row: Number(row) || 0 });
+  }
+}
+
+// -- data -------------------------------------------------------------------------------------------------
+
+async function load(number) {
+  const known = state.data[number] || { records: [], steps: { step: [], eval: [] } };
+  const news = await ask(`runs/${number}?after=${known.records.length}`);
+  state.data[number] = { records: known.records.concat(news.records), steps: news.steps };
+}
+
+function steps() {
+  const known = state.data[state.run].steps;
+  return [...known.step.map((step) => ["step", step]), ...known.eval.map((step) => ["eval", step])].sort((one, other) => one[1] - other[1] || (one[0] < other[0] ? 1 : -1));
+}
+
+function chooseStep() {
+  const present = steps();
+  if (!present.some(([kind, step]) => kind === state.kind && step === state.step) && present.length) {
+    [state.kind, state.step] = present[present.length - 1];
+  }
+}
+
+// -- Run --------------------------------------------------------------------------------------------------
+
+function chart(name) {
+  const lines = state.data.map(({ records }) => records.filter((each) => typeof each[name] === "number").map((each) => [each.step, each[name]]));
+  const points = lines.flat();
+  const [left, right] = [Math.min(...points.map((each) => each[0])), Math.max(...points.map((each) => each[0]))];
+  const [low, high] = [Math.min(...points.map((each) => each[1])), Math.max(...points.map((each) => each[1]))];
+  const x = (step) => 34 + (262 * (step - left)) / (right - left || 1);
+  const y = (value) => 104 - (92 * (value - low)) / (high - low || 1);
+  const picture = drawn("svg", { viewBox: "0 0 300 120", role: "img", "aria-label": `${name} over the steps` });
+  picture.append(drawn("text", { x: 0, y: 16 }, shown(high)), drawn("text", { x: 0, y: 106 }, shown(low)));
+  picture.append(drawn("text", { x: 34, y: 119 }, String(left)), drawn("text", { x: 296, y: 119, "text-anchor": "end" }, String(right)));
+  lines.forEach((line, index) => {
+    const colour = COLOURS[index % COLOURS.length];
+    picture.append(drawn("polyline", { points: line.map(([step, value]) => `${x(step)},${y(value)}`).join(" "), fill: "none", stroke: colour, "stroke-width": 1.6 }));
+    if (line.length < 40) for (const [step, value] of line) picture.append(drawn("circle", { cx: x(step), cy: y(value), r: 2, fill: colour }));
+  });
+  const last = lines[state.run].at(-1);
+  return element("section", { className: "chart" }, [element("h3", {}, [element("span", { textContent: name }), element("span", { textContent: last ? shown(last[1]) : "" })]), picture]);
+}
+
+function drawRun() {
+  const names = new Set();
+  for (const { records } of state.data) for (const each of records) for (const [name, value] of Object.entries(each)) if (name !== "step" && typeof value === "number") names.add(name);
+  if (!names.size) return [element("p", { textContent: "No update yet." })];
+  const sections = [];
+  const chosen = FIRST.filter((name) => names.has(name));
+  const families = new Map([["Most looked at", chosen]]);
+  for (const name of [...names].sort()) {
+    if (chosen.includes(name)) continue;
+    const family = name.split("/")[0];
+    families.set(family, [...(families.get(family) || []), name]);
+  }
+  if (state.runs.length > 1) {
+    sections.push(element("p", {}, state.runs.map((name, index) => element("span", { textContent: `● ${name}   `, style: { color: COLOURS[index % COLOURS.length] } }))));
+  }
+  for (const [family, members] of families) {
+    if (members.length) sections.push(element("h2", { textContent: family }), element("div", { className: "charts" }, members.map(chart)));
+  }
+  return sections;
+}
+
+// -- Groups -----------------------------------------------------------------------------------------------
+
+function drawGroups() {
+  const members = state.groups.flatMap((group) => group.members);
+  if (!members.length) return [element("p", { textContent: "No trajectories are kept here: run.trajectories_kept says of how many updates." })];
+  const rewards = members.map((each) => each.reward);
+  const [low, high] = [Math.min(...rewards), Math.max(...rewards)];
+  const wanted = state.filter || "";
+  const sorted = [...state.groups].filter((group) => JSON.stringify(group).toLowerCase().includes(wanted.toLowerCase()));
+  const mean = (group) => group.members.reduce((sum, each) => sum + each.reward, 0) / group.members.length;
+  const orders = { "as trained": () => 0, "lowest reward": (one, other) => mean(one) - mean(other), "highest reward": (one, other) => mean(other) - mean(one), longest: (one, other) => Math.max(...other.members.map((each) => each.tokens)) - Math.max(...one.members.map((each) => each.tokens)) };
+  sorted.sort(orders[state.order || "as trained"]);
+  const filter = element("input", { type: "search", placeholder: "task, ending, fate, error", value: wanted, "aria-label": "Filter the groups" });
+  filter.addEventListener("change", () => go({ filter: filter.value }));
+  const order = element("select", { "aria-label": "Order" }, Object.keys(orders).map((name) => element("option", { textContent: name, selected: name === state.order })));
+  order.addEventListener("change", () => go({ order: order.value }));
+  const rows = sorted.map((group) => element("div", { className: "group" }, [
+    element("div", { className: "task", textContent: group.task }),
+    element("div", { className: "cells" }, group.members.map((each) => {
+      const share = high > low ? (each.reward - low) / (high - low) : 0.5;
+      const used = ["trained", "evaluated"].includes(each.fate);
+      const failed = Boolean(each.error);
+      const cell = element("button", { className: `cell${used ? "" : " unused"}${failed ? " failed" : ""}`, textContent: `${shown(each.reward)}${used ? "" : " ✕"}`, title: `${each.fate}, ${each.ending}, ${each.turns} turns, ${each.tokens} tokens ${each.error}`, style: { backgroundColor: `color-mix(in srgb, #2f9e5b ${Math.round(share * 60)}%, var(--card))` } });
+      cell.addEventListener("click", () => go({ page: "trajectory", row: each.row }));
+      return cell;
+    }).concat([element("span", { className: "role", textContent: [...new Set(group.members.map((each) => each.fate))].join(", ") })])),
+  ]));
+  return [element("div", { className: "tools" }, [filter, order, element("span", { className: "numbers", textContent: `${members.length} trajectories, mean reward ${shown(rewards.reduce((sum, each) => sum + each, 0) / rewards.length)}` })]), histogram(rewards), ...rows];
+}
+
+function histogram(rewards) {
+  const [low, high] = [Math.min(...rewards), Math.max(...rewards)];
+  const bins = Array(12).fill(0);
+  for (const reward of rewards) bins[Math.min(11, Math.floor((12 * (reward - low)) / (high - low || 1)))] += 1;
+  const picture = drawn("svg", { viewBox: "0 0 300 60", width: 300, height: 60, role: "img", "aria-label": `Histogram of the rewards from ${shown(low)} to ${shown(high)}` });
+  bins.forEach((count, index) => picture.append(drawn("rect", { x: index * 25, width: 22, y: 48 - (44 * count) / Math.max(...bins), height: (44 * count) / Math.max(...bins), fill: COLOURS[0] })));
+  picture.append(drawn("text", { x: 0, y: 59, "font-size": 10, fill: "currentColor" }, shown(low)), drawn("text", { x: 297, y: 59, "font-size": 10, "text-anchor": "end", fill: "currentColor" }, shown(high)));
+  return picture;
+}
+
+// -- Trajectory -------------------------------------------------------------------------------------------
+
+function message(each) {
+  const text = typeof each.content === "string" ? each.content : JSON.stringify(each.content ?? "");
+  const body = [element("div", { className: "role", textContent: each.role }), element("pre", { textContent: text })];
+  if (each.tool_calls) body.push(element("details", {}, [element("summary", { textContent: `${each.tool_calls.length} tool call(s)` }), element("pre", { textContent: JSON.stringify(each.tool_calls, null, 1) })]));
+  const box = element("div", { className: `message ${each.role}` }, body);
+  if (each.role !== "system") return box;
+  return element("details", {}, [element("summary", { className: "role", textContent: "system" }), box]);
+}
+
+function tokens(turn) {
+  if (state.colour === "none" || !turn.tokens.length) return [];
+  const values = { logprob: turn.logprobs.map((each) => Math.max(0, 1 + each / 5)), version: turn.versions, advantage: turn.tokens.map(() => turn.advantage ?? 0) }[state.colour];
+  const [low, high] = state.colour === "logprob" ? [0, 1] : [Math.min(...values), Math.max(...values)];
+  return [element("div", { className: "tokens" }, turn.tokens.map((text, index) => {
+    const share = (values[index] - low) / (high - low || 1);
+    const tint = state.colour === "advantage" ? (values[index] < 0 ? "#c8483c" : "#2f9e5b") : state.colour === "version" ? COLOURS[(turn.versions[index] || 0) % COLOURS.length] : "#d98324";
+    const strength = state.colour === "logprob" ? 70 * (1 - share) : 35;
+    return element("span", { textContent: text, title: `log-probability ${shown(turn.logprobs[index])}, version ${turn.versions[index] ?? "–"}`, style: { backgroundColor: `color-mix(in srgb, ${tint} ${Math.round(strength)}%, transparent)` } });
+  }))];
+}
+
+function conversation(each) {
+  const turns = each.turns.map((turn, index) => {
+    const said = turn.messages.map(message);
+    if (!turn.messages.some((one) => one.role === "assistant")) said.push(message({ role: "assistant", content: turn.text }));
+    const sign = turn.advantage > 0 ? "good" : turn.advantage < 0 ? "bad" : "";
+    return element("div", { className: "turn" }, [
+      element("div", { className: "numbers" }, [element("div", { textContent: `turn ${index + 1}` }), element("div", { textContent: `reward ${shown(turn.reward)}` }), element("div", { className: sign, textContent: turn.advantage === null ? "" : `advantage ${shown(turn.advantage)}` }), element("div", { textContent: `${turn.tokens.length} tokens` })]),
+      element("div", {}, [...said, ...tokens(turn)]),
+    ]);
+  });
+  const facts = [["task", JSON.stringify(each.task)], ["reward", shown(each.reward)], ["ending", each.ending], ["fate", each.fate], ...Object.entries(each.metrics).map(([name, value]) => [name, shown(value)])];
+  const table = element("table", {}, [element("tbody", {}, facts.map(([name, value]) => element("tr", {}, [element("td", { className: "role", textContent: name }), element("td", { textContent: value })])))]);
+  return element("article", {}, [element("h2", { textContent: each.id }), table, ...(each.error ? [element("p", { className: "error", textContent: each.error })] : []), ...turns]);
+}
+
+async function drawTrajectory() {
+  if (!state.groups.length) return drawGroups();
+  const path = (row) => `runs/${state.run}/${state.kind}/${state.step}/${row}`;
+  const group = state.groups.find((each) => each.members.some((member) => member.row === state.row)) || state.groups[0];
+  const cells = group.members.map((each) => {
+    const cell = element("button", { className: "cell", textContent: shown(each.reward), "aria-pressed": String(each.row === state.row), title: `${each.fate}, ${each.ending}. With Shift: side by side` });
+    cell.addEventListener("click", (event) => (event.shiftKey ? go({ beside: each.row }) : go({ row: each.row, beside: null })));
+    return cell;
+  });
+  const colours = element("select", { "aria-label": "Colour of the tokens" }, ["logprob", "version", "advantage", "none"].map((name) => element("option", { textContent: name, selected: name === state.colour })));
+  colours.addEventListener("change", () => go({ colour: colours.value }));
+  const rows = [state.row, ...(state.beside === null || state.beside === state.row ? [] : [state.beside])];
+  const whole = await Promise.all(rows.map((row) => ask(path(row))));
+  return [element("div", { className: "tools" }, [element("span", { textContent: "Its group:" }), ...cells, element("label", {}, ["Tokens by ", colours])]), element("div", { className: "members" }, whole.map(conversation))];
+}
+
+// -- the page ---------------------------------------------------------------------------------------------
+
+let drawing = 0;
+
+async function draw() {
+  const mine = ++drawing;
+  const label = document.getElementById("state");
+  try {
+    chooseStep();
+    for (const page of ["run", "groups", "trajectory"]) document.getElementById(`show-${page}`).setAttribute("aria-pressed", String(state.page === page));
+    document.getElementById("step-label").hidden = state.page === "run";
+    document.getElementById("run").replaceChildren(...state.runs.map((name, index) => element("option", { textContent: name, value: String(index), selected: index === state.run })));
+    document.getElementById("step").replaceChildren(...steps().map(([kind, step]) => element("option", { textContent: kind === "eval" ? `evaluation ${step}` : `update ${step}`, value: `${kind}/${step}`, selected: kind === state.kind && step === state.step })));
+    state.groups = state.page === "run" || state.step === null ? [] : await ask(`runs/${state.run}/${state.kind}/${state.step}`);
+    const parts = state.page === "run" ? drawRun() : state.page === "groups" ? drawGroups() : await drawTrajectory();
+    if (mine !== drawing) return; // something else was asked for meanwhile
+    view.replaceChildren(...parts);
+    const records = state.data[state.run].records;
+    label.textContent = records.length ? `step ${records.at(-1).step}` : "";
+  } catch (error) {
+    label.textContent = error.message;
+  }
+}
+
+function move(by) {
+  const present = steps();
+  const at = present.findIndex(([kind, step]) => kind === state.kind && step === state.step);
+  const [kind, step] = present[Math.max(0, Math.min(present.length - 1, at + by))] || [state.kind, state.step];
+  go({ kind, step, row: 0, beside: null });
+}
+
+function moveRow(by) {
+  const rows = state.groups.flatMap((group) => group.members.map((each) => each.row)).sort((one, other) => one - other);
+  const at = rows.indexOf(state.row);
+  go({ row: rows[Math.max(0, Math.min(rows.length - 1, at + by))] ?? 0, beside: null });
+}
+
+const KEYS = {
+  1: () => go({ page: "run" }),
+  2: () => go({ page: "groups" }),
+  3: () => go({ page: "trajectory" }),
+  ArrowLeft: () => move(-1),
+  ArrowRight: () => move(1),
+  j: () => moveRow(1),
+  k: () => moveRow(-1),
+  c: () => go({ colour: { logprob: "version", version: "advantage", advantage: "none", none: "logprob" }[state.colour] }),
+};
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT"].includes(event.target.tagName)) return;
+  if (KEYS[event.key]) { event.preventDefault(); KEYS[event.key](); }
+});
+window.addEventListener("popstate", () => { readPlace(); draw(); });
+for (const page of ["run", "groups", "trajectory"]) document.getElementById(`show-${page}`).addEventListener("click", () => go({ page }));
+document.getElementById("run").addEventListener("change", (event) => go({ run: Number(event.target.value), step: null, row: 0, beside: null }));
+document.getElementById("step").addEventListener("change", (event) => {
+  const [kind, step] = event.target.value.split("/");
+  go({ kind, step: Number(step), row: 0, beside: null });
+});
+
+async function begin() {
+  readPlace();
+  state.runs = await ask("runs");
+  state.run = Math.min(state.run, state.runs.length - 1);
+  await Promise.all(state.runs.map((_, index) => load(index)));
+  await draw();
+  state.runs.forEach((_, index) => {
+    const changes = new EventSource(`api/runs/${index}/changes`);
+    changes.onmessage = async () => {
+      const before = state.data[index].records.length;
+      await load(index);
+      // Somebody reads a trajectory, or types: only curves move by themselves.
+      if (state.page === "run" && state.data[index].records.length > before) draw();
+    };
+  });
+}
+
+begin();

@@ -1,0 +1,210 @@
+"""The page of ``launch.view``: what a run's folder holds, as JSON for one HTML file. It only reads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from environments.data.trajectory_json import plain_json
+from environments.errors import TroupeError
+from launch.reporting.tracker import METRICS, read_metrics
+from launch.run_folder.trajectory_log import (
+    EVALUATION,
+    FOLDER,
+    TRAIN,
+    KeptTrajectory,
+    kept_steps,
+    read_kept,
+    shortened,
+)
+
+Json = dict[str, Any]
+Kind = Literal["step", "eval"]
+
+FILES = Path(__file__).parent
+PARTS = ("page.html", "page.js", "page.css")
+HOSTS = ("127.0.0.1", "localhost", "[::1]")
+"""Names under which a browser of this machine asks: another may be a foreign page's trick (DNS rebinding)."""
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:"
+"""A model's text may hold anything: the browser runs and loads nothing but this page's own files."""
+LOOK_SECONDS = 1.0
+TASK_CHARACTERS = 200
+
+
+class Pages:
+    """What the page asks for. A run is asked for by its number, a trajectory by its row in the file.
+
+    Args:
+        runs: folders of training runs.
+    """
+
+    def __init__(self, runs: Sequence[Path]) -> None:
+        self._runs = list(runs)
+
+    def file(self, name: str = "page.html") -> FileResponse:
+        """The page itself, its script or its style."""
+        if name not in PARTS:
+            raise HTTPException(404, f"There is no {name!r}.")
+        return FileResponse(FILES / name)
+
+    def names(self) -> list[str]:
+        """The folders of the runs."""
+        return [str(each) for each in self._runs]
+
+    def overview(self, number: int, after: int = 0) -> Json:
+        """The metrics from line ``after`` on, and the steps that have trajectories."""
+        run = self._run(number)
+        steps = {kind: kept_steps(run, kind) for kind in (TRAIN, EVALUATION)}
+        return {"records": plain_json(read_metrics(run)[after:]), "steps": steps}
+
+    async def changes(self, number: int) -> StreamingResponse:
+        """Server-sent events: one for each change of the run's folder."""
+        return StreamingResponse(_changes(self._run(number)), media_type="text/event-stream")
+
+    def groups(self, number: int, kind: Kind, step: int) -> list[Json]:
+        """The groups of an update or an evaluation, with a summary of each member."""
+        return _groups(_kept(self._run(number), kind, step))
+
+    def trajectory(self, number: int, kind: Kind, step: int, row: int) -> Json:
+        """One trajectory, turn by turn."""
+        kept = _kept(self._run(number), kind, step)
+        if not 0 <= row < len(kept):
+            raise HTTPException(404, f"There are {len(kept)} trajectories.")
+        return _details(kept[row], self._run(number))
+
+    def _run(self, number: int) -> Path:
+        if not 0 <= number < len(self._runs):
+            raise HTTPException(404, f"There are {len(self._runs)} runs.")
+        return self._runs[number]
+
+
+def application(runs: Sequence[Path]) -> FastAPI:
+    """The web application that shows ``runs``, folders of training runs."""
+    app, pages = FastAPI(title="Troupe's runs", docs_url=None, redoc_url=None, openapi_url=None), Pages(runs)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(HOSTS))
+    app.middleware("http")(_restrict)
+    app.exception_handler(TroupeError)(_explain)
+    app.get("/api/runs")(pages.names)
+    app.get("/api/runs/{number}")(pages.overview)
+    app.get("/api/runs/{number}/changes")(pages.changes)
+    app.get("/api/runs/{number}/{kind}/{step}")(pages.groups)
+    app.get("/api/runs/{number}/{kind}/{step}/{row}")(pages.trajectory)
+    app.get("/")(pages.file)
+    app.get("/{name}")(pages.file)
+    return app
+
+
+async def _restrict(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+    response = await call_next(request)
+    response.headers["content-security-policy"] = POLICY
+    response.headers["x-content-type-options"] = "nosniff"
+    response.headers["cache-control"] = "no-store"
+    return response
+
+
+async def _explain(_: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": str(error)}, status_code=404)
+
+
+def _kept(directory: Path, kind: str, step: int) -> list[KeptTrajectory]:
+    name = directory / FOLDER / f"{kind}_{step:06d}.jsonl"
+    changed = name.stat().st_mtime_ns if name.exists() else 0
+    return _read(directory, kind, step, changed)
+
+
+@lru_cache(maxsize=8)
+def _read(directory: Path, kind: str, step: int, changed: int) -> list[KeptTrajectory]:
+    """``read_kept``, once for each state of the file."""
+    return read_kept(directory, kind, step)
+
+
+def _groups(kept: Sequence[KeptTrajectory]) -> list[Json]:
+    """A step's groups with a summary of each member; ``row`` finds it again."""
+    groups: dict[str, Json] = {}
+    for row, each in enumerate(kept):
+        trajectory = each.trajectory
+        task = json.dumps(plain_json(trajectory.task), ensure_ascii=False)[:TASK_CHARACTERS]
+        group = groups.setdefault(each.group_id, {"id": each.group_id, "task": task, "members": []})
+        group["members"].append(
+            {
+                "row": row,
+                "reward": trajectory.reward,
+                "fate": each.fate,
+                "ending": str(trajectory.termination_reason),
+                "turns": len(trajectory.steps),
+                "tokens": trajectory.num_sampled_tokens,
+                "error": (trajectory.error or "").split("\n")[0],
+            }
+        )
+    return list(groups.values())
+
+
+def _details(kept: KeptTrajectory, directory: Path) -> Json:
+    """One trajectory, turn by turn: what was new in the conversation, and the tokens that were sampled."""
+    short = shortened(plain_json(kept.trajectory))
+    decode = _decoder(directory)
+    turns = []
+    for index, step in enumerate(short["steps"]):
+        completion = step["completion"] or {}
+        ids = completion.get("completion_ids", [])
+        turns.append(
+            {
+                "messages": step["chat_completions"],
+                "text": step["model_response"],
+                "reward": step["reward"],
+                "advantage": kept.advantages[index] if index < len(kept.advantages) else None,
+                "tokens": [decode(token_id) for token_id in ids],
+                "logprobs": completion.get("logprobs", []),
+                "versions": completion.get("token_versions", []),
+            }
+        )
+    trajectory = kept.trajectory
+    return {
+        "id": trajectory.rollout_id,
+        "task": short["task"],
+        "fate": kept.fate,
+        "reward": trajectory.reward,
+        "ending": str(trajectory.termination_reason),
+        "error": trajectory.error,
+        "metrics": short["metrics"],
+        "turns": turns,
+    }
+
+
+def _decoder(directory: Path) -> Callable[[int], str]:
+    """The text of a token by its id, by the run's own tokenizer; the number where there is none."""
+    for folder in (directory / "model", directory / "checkpoints" / "latest" / "huggingface"):
+        path = folder / "tokenizer.json"
+        if path.is_file():
+            return _token_texts(path)
+    return str
+
+
+@lru_cache(maxsize=4)
+def _token_texts(path: Path) -> Callable[[int], str]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    return lru_cache(maxsize=None)(lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False))
+
+
+async def _changes(directory: Path) -> AsyncIterator[str]:
+    """An event whenever there is something new, and a comment in between: it keeps the line open."""
+    seen: tuple[int, int] | None = None
+    while True:
+        metrics = directory / METRICS
+        present = (
+            metrics.stat().st_size if metrics.exists() else 0,
+            sum(len(kept_steps(directory, kind)) for kind in (TRAIN, EVALUATION)),
+        )
+        yield "data: changed\n\n" if present != seen else ": nothing new\n\n"
+        seen = present
+        await asyncio.sleep(LOOK_SECONDS)

@@ -1,0 +1,178 @@
+"""The page of a run: what it answers, to whom, and how fast where there is much to read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from test_trajectory_log import conversation, group
+
+from environments.errors import ConfigError
+from launch import view
+from launch.reporting.tracker import METRICS
+from launch.run_folder.trajectory_log import FOLDER, TrajectoryLog
+from launch.viewing import pages as viewing
+from launch.viewing.pages import FILES, application
+
+NASTY = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of two updates and one evaluation."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    records = [{"step": step, "rollout/reward_mean": step / 2, "learn/loss": float("nan")} for step in (1, 2)]
+    (folder / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
+    log = TrajectoryLog(folder, 9)
+    nasty = conversation("00000000/0001", 2)
+    nasty.task = {"question": NASTY}
+    groups = [group(0, conversation("00000000/0000", 3), nasty)]
+    unused = {"zero_signal": [group(1, conversation("00000001/0000", 1))]}
+    for step in (1, 2):
+        log.record_update(step, groups, unused, {"00000000/0000": [0.5, -0.5, 0.25]})
+    log.record_evaluation(0, groups)
+    return folder
+
+
+def client(*runs: Path) -> TestClient:
+    return TestClient(application(runs), base_url="http://127.0.0.1")
+
+
+def test_the_page_shows_metrics_groups_and_turns(run: Path) -> None:
+    browser = client(run)
+    assert browser.get("/api/runs").json() == [str(run)]
+    overview = browser.get("/api/runs/0").text
+    assert json.loads(overview)["steps"] == {"step": [1, 2], "eval": [0]}
+    assert [each["step"] for each in browser.get("/api/runs/0?after=1").json()["records"]] == [2]
+
+    groups = browser.get("/api/runs/0/step/2").json()
+    assert [[each["fate"] for each in group["members"]] for group in groups] == [
+        ["trained", "trained"],
+        ["zero_signal"],
+    ]
+    assert browser.get("/api/runs/0/eval/0").json()[0]["members"][1]["row"] == 1
+
+    shown = browser.get("/api/runs/0/step/2/0").json()
+    assert [turn["advantage"] for turn in shown["turns"]] == [0.5, -0.5, 0.25]
+    assert [[each["role"] for each in turn["messages"]] for turn in shown["turns"]] == [
+        ["user", "assistant"],
+        ["user", "assistant"],
+        ["user", "assistant"],
+    ], "only what was new in the turn"
+    assert len(shown["turns"][0]["tokens"]) == len(shown["turns"][0]["logprobs"]) == 20
+
+
+def test_a_number_that_json_does_not_know_reaches_the_browser(run: Path) -> None:
+    text = client(run).get("/api/runs/0").text
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"a browser cannot read {name}"))
+
+
+def test_a_models_text_is_data_to_the_browser(run: Path) -> None:
+    answer = client(run).get("/api/runs/0/step/2/1")
+    assert answer.json()["task"] == {"question": NASTY}
+    assert answer.headers["content-type"] == "application/json"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    script = (FILES / "page.js").read_text(encoding="utf-8")
+    assert not any(word in script for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "eval("))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/runs/1",
+        "/api/runs/-1",
+        "/api/runs/0/step/7",
+        "/api/runs/0/step/2/99",
+        "/api/runs/0/..%2f..%2fetc/1",
+        "/page.py",
+        "/pages.py",
+        "/..%2fview.py",
+    ],
+)
+def test_what_is_not_there_is_not_found(path: str, run: Path) -> None:
+    assert client(run).get(path).status_code in (404, 422)
+
+
+def test_a_foreign_host_is_turned_away(run: Path) -> None:
+    assert client(run).get("/", headers={"host": "evil.example"}).status_code == 400
+    assert client(run).get("/", headers={"host": "localhost:8010"}).status_code == 200
+
+
+def test_all_that_the_page_loads_is_its_own(run: Path) -> None:
+    browser = client(run)
+    html = browser.get("/").text
+    assert "//" not in html.replace("<!doctype html>", "")
+    for name in ("page.js", "page.css"):
+        assert name in html and browser.get(f"/{name}").status_code == 200
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_script_can_be_read() -> None:
+    subprocess.run(["node", "--check", str(FILES / "page.js")], check=True)
+
+
+def test_a_file_that_an_update_has_replaced_is_read_anew(run: Path) -> None:
+    browser = client(run)
+    before = browser.get("/api/runs/0/step/2").json()
+    time.sleep(0.01)
+    TrajectoryLog(run, 9).record_update(2, [group(5, conversation("00000005/0000", 1))], {}, {})
+    after = browser.get("/api/runs/0/step/2").json()
+    assert (len(before), [each["id"] for each in after]) == (2, ["00000005"])
+
+
+def test_a_long_run_opens_at_once(tmp_path: Path) -> None:
+    """1,000 updates with 40 metrics; 64 trajectories of 5 turns in an update."""
+    record = {f"learn/metric_{number}": 0.123456789 * number for number in range(40)}
+    lines = (json.dumps({"step": step, **record}) + "\n" for step in range(1, 1001))
+    (tmp_path / METRICS).write_text("".join(lines))
+    members = [conversation(f"00000000/{index:04d}", 5) for index in range(64)]
+    TrajectoryLog(tmp_path, 2000).record_update(1, [group(0, *members)], {}, {})
+    source = tmp_path / FOLDER / "step_000001.jsonl"
+    for step in range(2, 1001):
+        (tmp_path / FOLDER / f"step_{step:06d}.jsonl").hardlink_to(source)
+    browser = client(tmp_path)
+    for path, most in (("/api/runs/0", 1.0), ("/api/runs/0/step/500", 0.3), ("/api/runs/0/step/500/9", 0.3)):
+        start = time.process_time()
+        assert browser.get(path).status_code == 200
+        assert time.process_time() - start < most, path
+
+
+def test_a_change_of_the_run_is_told_to_the_browser(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    monkeypatch.setattr(viewing, "LOOK_SECONDS", 0.0)
+
+    async def follow() -> list[str]:
+        told = viewing._changes(run)
+        events = [await anext(told), await anext(told)]
+        with (run / METRICS).open("a") as file:
+            file.write('{"step": 3}\n')
+        return [*events, await anext(told)]
+
+    first, second, third = asyncio.run(follow())
+    assert first == third == "data: changed\n\n" and second.startswith(":")
+
+
+def test_the_command_shows_the_newest_run_or_those_that_are_named(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.parent)
+    with pytest.raises(ConfigError, match="make train"):
+        view.run_folders([])
+    shutil.copytree(run, run.parent / "runs" / "a")
+    assert view.run_folders([]) == [Path("runs/a")]
+    assert view.run_folders(["run"]) == [Path("run")]
+    with pytest.raises(ConfigError, match="no run's folder"):
+        view.run_folders(["runs"])
+
+
+def test_bad_arguments_are_answered_with_a_sentence(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert view.main([str(run), "--port", "99999999"]) == 2
+    assert view.main(["nowhere"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
