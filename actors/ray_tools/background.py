@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
 Result = TypeVar("Result")
+
+_threads: set[threading.Thread] = set()
 
 
 def in_background(work: Callable[[], Result], name: str) -> Future[Result]:
@@ -19,6 +23,27 @@ def in_background(work: Callable[[], Result], name: str) -> Future[Result]:
             future.set_result(work())
         except BaseException as error:  # noqa: BLE001  # the caller that waits raises it
             future.set_exception(error)
+        finally:
+            _threads.discard(thread)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    _threads.add(thread)
+    thread.start()
     return future
+
+
+def end_background_work(seconds: float = 5.0) -> None:
+    """Raise ``SystemExit`` in the threads that are still at work, and wait for their end for ``seconds``.
+
+    To be called before this process leaves Ray: a thread that calls Ray afterwards ends the whole process,
+    with the exit status 1.
+    """
+    threads = list(_threads)
+    for thread in threads:
+        if thread.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
+            )
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))

@@ -9,6 +9,7 @@ from contextlib import suppress
 import psutil
 import ray
 
+from actors.ray_tools.background import end_background_work
 from actors.ray_tools.connect import connect as join_or_start
 from environments.errors import ConfigError
 from launch.config import TrainConfig, algorithm_of
@@ -41,6 +42,7 @@ def end() -> None:
 
     A worker that is still starting has not met its raylet yet, and would outlive it by many seconds.
     """
+    end_background_work()
     ours: list[psutil.Process] = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):  # it has ended meanwhile, or its parent has not taken note of its end

@@ -154,6 +154,7 @@ def make_engine(base_url: str = "http://127.0.0.1:1/v1", **changes: Any) -> Agen
 def engine(ray_cluster: None, server: EchoServer) -> Iterator[AgentExecutionEngine]:
     sampling = {"temperature": 0.6, "top_p": 0.95, "model": "echo", "max_tokens": 50}
     with make_engine(server.base_url, sampling_params=sampling) as engine:
+        play(engine, [{"question": "first"}])  # the sampler imports its client now, which takes seconds
         yield engine
 
 

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from actors.ray_tools.background import end_background_work, in_background
+
+
+def test_the_result_or_the_error_of_a_thread_goes_to_its_caller() -> None:
+    assert in_background(lambda: 7, "seven").result(5) == 7
+    with pytest.raises(ZeroDivisionError):
+        in_background(lambda: 1 / 0, "nonsense").result(5)
+
+
+def test_work_that_polls_ends_when_the_program_does() -> None:
+    polls: list[float] = []
+
+    def poll() -> None:
+        while True:
+            polls.append(time.monotonic())
+            time.sleep(0.01)
+
+    future = in_background(poll, "poll")
+    while not polls:
+        time.sleep(0.01)
+    end_background_work()
+    assert isinstance(future.exception(0), SystemExit)
+    number = len(polls)
+    time.sleep(0.05)
+    assert len(polls) == number
+
+
+def test_work_that_cannot_be_ended_is_waited_for_no_longer_than_was_said() -> None:
+    future = in_background(lambda: time.sleep(1.0), "sleep")
+    start = time.monotonic()
+    end_background_work(seconds=0.1)
+    assert time.monotonic() - start < 0.9 and not future.done()
