@@ -41,11 +41,21 @@ class FleetConfig:
 
     num_actors: int = setting(16, at_least=1)
     """Rollout actors, and so the rollouts that run at the same time."""
+    min_actors: int | None = setting(None, at_least=1)
+    """In training, the fewest rollout actors: their number then follows what an update waits for. Null means
+    fleet.num_actors."""
+    max_actors: int | None = setting(None, at_least=1)
+    """In training, the most rollout actors. Null means fleet.num_actors."""
     num_cpus_per_actor: float = setting(0.01, at_least=0)
     """CPUs that Ray reserves for a rollout actor; raise it for environments that compute."""
     retries: int = setting(2, at_least=0)
     """How often a rollout is started again after an error of the agent, the environment or the server, or
     after the death of its actor. A rollout that reaches its time limit is not started again."""
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The fewest and the most rollout actors of a training."""
+        return self.min_actors or self.num_actors, self.max_actors or self.num_actors
 
 
 @dataclass

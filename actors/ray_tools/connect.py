@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray.job_config import JobConfig
 
 from actors.ray_tools.address import check_answers, unreachable
 from actors.settings import RAYLET_ENVIRONMENT, shows_worker_logs
+from environments.errors import ConfigError
 
 LIBRARY = Path(__file__).resolve().parents[2]
 """The folder that holds the packages of this library."""
@@ -56,3 +59,37 @@ def connect(num_cpus: int, worker_environment: Mapping[str, str] | None = None) 
             return False
     except ConnectionError as error:
         raise unreachable(error) from error
+
+
+def join(address: str | None) -> None:
+    """Connect this process to a cluster that is there, to look at what runs on it.
+
+    Args:
+        address: of the cluster; ``None`` finds it by ``RAY_ADDRESS``, or as the only one of this machine.
+
+    Raises:
+        ConfigError: it does not answer, or there are none or several.
+    """
+    os.environ["RAY_ADDRESS"] = address or os.environ.get("RAY_ADDRESS") or _only_cluster()
+    check_answers()
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        raise unreachable(error) from error
+
+
+def _only_cluster() -> str:
+    """The address of the one cluster that has a node on this machine."""
+    found = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it ended while we looked, or is somebody else's
+            if process.name() == "raylet":
+                found |= {
+                    word.partition("=")[2]
+                    for word in process.cmdline()
+                    if word.startswith(("--gcs-address=", "--gcs_address="))
+                }
+    if len(found) != 1:
+        there = f"clusters at {', '.join(sorted(found))}" if found else "no cluster"
+        raise ConfigError(f"This machine has {there}: say which one is meant by --address HOST:PORT.")
+    return found.pop()

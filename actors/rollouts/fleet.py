@@ -35,8 +35,9 @@ class FleetStatus:
     """What the fleet is doing: requests that wait, rollouts in play, actors lost since it started.
 
     Of ``num_actors``, ``num_ready`` are up and can play. ``busy_seconds`` are those that all actors together
-    have played in the ``seconds`` since the fleet started. ``num_replayed_tokens`` were sampled in rollouts
-    that have failed and were played again, unless their process died with them.
+    have played in the ``seconds`` since the fleet started, ``waited_seconds`` those that all requests
+    together have waited for an actor. ``num_replayed_tokens`` were sampled in rollouts that have failed and
+    were played again, unless their process died with them.
     """
 
     num_actors: int
@@ -47,6 +48,7 @@ class FleetStatus:
     busy_seconds: float
     seconds: float
     num_replayed_tokens: int
+    waited_seconds: float = 0.0
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -57,6 +59,8 @@ class _Attempt:
     """Whether it can wait for the urgent ones, and when it was submitted."""
     request: RolloutRequest = field(compare=False)
     number: int = field(default=1, compare=False)
+    since: float = field(default_factory=time.monotonic, compare=False)
+    """When it began to wait for an actor."""
 
 
 @ray.remote(num_cpus=0)
@@ -95,6 +99,7 @@ class RolloutFleet:
         self._num_ready = 0
         self._num_lost = 0
         self._num_replayed_tokens = 0
+        self._waited_seconds = 0.0
 
     async def resize(self, num_actors: int) -> None:
         """Grow or shrink at once; an actor that is still playing ends with its rollout."""
@@ -138,6 +143,7 @@ class RolloutFleet:
             busy_seconds=self._busy_seconds + sum(now - since for since in self._since.values()),
             seconds=now - self._start,
             num_replayed_tokens=self._num_replayed_tokens,
+            waited_seconds=self._waited_seconds,
         )
 
     async def _slot(self, index: int) -> None:
@@ -168,6 +174,7 @@ class RolloutFleet:
             attempt = await self._attempts.get()
             self._playing.add(index)
             self._since[index] = time.monotonic()
+            self._waited_seconds += self._since[index] - attempt.since
             trajectory, usable = await self._play(attempt.request, actor)
             self._busy_seconds += time.monotonic() - self._since.pop(index)
             reason = trajectory.termination_reason

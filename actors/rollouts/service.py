@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
@@ -31,6 +32,8 @@ from policies.sampler import QueueStatus, Sampler, TokenRequest
 if TYPE_CHECKING:  # Ray Serve is not needed where an outside server is sampled
     from actors.serving.policy_server import PolicyApp
 
+NAMESPACE, FLEET = "troupe", "fleet-"
+"""Ray's namespace of the fleets, and the beginning of their names: ``launch.scale`` finds them by these."""
 STREAM_CAPACITY = 1024
 """Trajectories that wait for their consumer before the fleet waits for it."""
 
@@ -76,13 +79,12 @@ class RolloutService:
             self._sampler = SamplerActor.options(**beside_driver()).remote(  # type: ignore[attr-defined]
                 self._make_sampler
             )
-            self._fleet = RolloutFleet.options(**beside_driver()).remote(  # type: ignore[attr-defined]
-                self._pair, self._sampler, self.stream.queue, self._limits, self._fleet_settings
-            )
+            self._fleet = RolloutFleet.options(  # type: ignore[attr-defined]
+                name=f"{FLEET}{uuid.uuid4().hex[:8]}", namespace=NAMESPACE, **beside_driver()
+            ).remote(self._pair, self._sampler, self.stream.queue, self._limits, self._fleet_settings)
             self.stream.connect(self._fleet)
         if num_actors > self._num_actors:
-            ray.get(self._fleet.resize.remote(num_actors))
-            self._num_actors = num_actors
+            self.resize(num_actors)
 
     def start(self, num_actors: int) -> None:
         """Start everything, and return when rollouts can be requested. A second call only adds actors.
@@ -143,6 +145,11 @@ class RolloutService:
                 ending.callback(self._server.stop)
             if self._fleet is not None:
                 ending.callback(ray.kill, self._fleet)  # Ray ends the rollout actors with their fleet
+
+    def resize(self, num_actors: int) -> None:
+        """Have ``num_actors`` rollout actors. One too many ends with the rollout that it is playing."""
+        answers([self._playing.resize.remote(num_actors)], "The fleet")
+        self._num_actors = num_actors
 
     # -- work ----------------------------------------------------------------------------------------
 

@@ -73,6 +73,10 @@ class CountDifference:
                 fleet.num_actors,
             ),
             "time/engine_idle": idle_share(0.0, busy, there),
+            "stream/actors": fleet.num_actors,
+            "time/actors_ready": fleet.num_ready,
+            "time/requests_waiting": (fleet.waited_seconds - fleet_before.waited_seconds)
+            / max(1e-9, fleet.seconds - fleet_before.seconds),
             "stream/wasted_tokens_replayed": fleet.num_replayed_tokens - fleet_before.num_replayed_tokens,
             # A sampling actor that was started anew counts from 0.
             "stream/wasted_tokens_unwanted": max(0, queue.num_late_tokens - queue_before.num_late_tokens)

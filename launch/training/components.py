@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from actors.learning.learner_group import LearnerGroup
+from actors.rollouts.scaling import ScalingPolicy
 from actors.rollouts.service import RolloutService
 from launch.config import TrainConfig
 from launch.process.interrupt import Interrupts
@@ -39,6 +40,7 @@ class Components:
     probe: LogprobProbe
     kl: KLController
     utilization: Utilization
+    scaling: ScalingPolicy
 
     def check_services(self) -> None:
         """Raise the error that has kept a policy server or a fleet from starting, if there was one."""

@@ -114,6 +114,10 @@ class Rollouts:
         self._recovery.progress.num_groups = self._scheduler.num_committed
         self.request()
 
+    def resize(self, num_actors: int) -> None:
+        """Play with ``num_actors`` rollout actors from now on; no rollout is lost."""
+        self._service.resize(num_actors)
+
     def state(self) -> StreamState:
         """Finished and requested rollouts: until rollouts begin, those of the last checkpoint."""
         return self._scheduler.state() if self.have_begun else self._recovery.saved_stream()

@@ -14,6 +14,7 @@ import ray
 
 from actors.learning.learner_group import LearnerGroup
 from actors.ray_tools.placement import beside_driver
+from actors.rollouts.scaling import ScalingPolicy
 from actors.rollouts.service import RolloutService
 from actors.sampling.serve_sampler import ServeSampler
 from actors.serving.policy_server import PolicyApp, start_serve
@@ -110,6 +111,7 @@ def start(
         probe=LogprobProbe(service.sample, config.rollout.temperature),
         kl=KLController(algorithm, recovery.progress.kl_coef),
         utilization=Utilization(service),
+        scaling=ScalingPolicy(*config.fleet.bounds),
     )
     restore(run, recovery)
     tracker.announce(f"Learner: {config.learner.num_workers} rank(s) on {config.learner.device}.")

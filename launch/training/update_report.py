@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from actors.rollouts.scaling import Load
 from launch.reporting import metrics
 from launch.training.clock import Clock
 from launch.training.components import Components
@@ -43,3 +44,24 @@ def report_update(
         "rollout/reward": [each.reward for group in played for each in group.trajectories],
     }
     run.tracker.step(step, numbers, histograms)
+    if "stream/actors" in numbers:
+        scale(run, numbers)
+
+
+def scale(run: Components, numbers: Mapping[str, float]) -> None:
+    """Have as many rollout actors as the update's metrics ask for, and say so if that is another number."""
+    load = Load(
+        learner_waits=numbers["time/wait"] / numbers["time/step"],
+        actors_idle=numbers["time/fleet_idle"],
+        requests_waiting=numbers["time/requests_waiting"],
+        num_actors=int(numbers["stream/actors"]),
+        num_ready=int(numbers["time/actors_ready"]),
+    )
+    number = run.scaling.decide(load)
+    if number != load.num_actors:
+        run.rollouts.resize(number)
+        run.tracker.announce(
+            f"Rollout actors: {load.num_actors} -> {number}. The learner waited for {load.learner_waits:.0%} "
+            f"of the update, {load.requests_waiting:.1f} requests for an actor; actors were idle for "
+            f"{load.actors_idle:.0%}."
+        )

@@ -28,6 +28,7 @@ def check_settings(config: TrainConfig) -> None:
     _check_optimizer("warm_start.optimizer", config.warm_start.optimizer)
     _check_context(config)
     _check_micro_batches(config)
+    _check_fleet(config)
     _check_selection(config)
     _check_effect_on_learning(config, algorithm)
     _check_effect_on_serving(config)
@@ -69,6 +70,16 @@ def _check_optimizer(name: str, optimizer: OptimizerConfig) -> None:
         raise ConfigError(
             f"{name}.min_lr_ratio={optimizer.min_lr_ratio} is where a cosine schedule ends, and "
             f"{name}.schedule=constant has no end: set {name}.schedule=cosine, or {name}.min_lr_ratio=0."
+        )
+
+
+def _check_fleet(config: TrainConfig) -> None:
+    fleet = config.fleet
+    smallest, largest = fleet.bounds
+    if not smallest <= fleet.num_actors <= largest:
+        raise ConfigError(
+            f"fleet.num_actors={fleet.num_actors} is the number that a run starts with: it has to be from "
+            f"fleet.min_actors={smallest} to fleet.max_actors={largest}."
         )
 
 

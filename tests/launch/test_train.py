@@ -121,6 +121,8 @@ def test_rollouts_and_evaluations_go_on_while_the_learner_learns(
         tmp_path,
         "run.num_steps=4",
         "rollout.max_staleness=2",
+        "fleet.min_actors=2",
+        "fleet.max_actors=6",
         "server.weights.transport=files",
         "evaluation.every=2",
         "evaluation.num_replicas=1",  # which reads the version that was pinned for it
@@ -133,6 +135,7 @@ def test_rollouts_and_evaluations_go_on_while_the_learner_learns(
     assert 0 < max(each["stream/staleness_max"] for each in steps) <= 2
     assert all(each[FRESH_MISMATCH] < 1e-3 for each in steps)
     assert all("learn/weight_mean" in each for each in steps), "older tokens are corrected by default"
+    assert all(2 <= each["stream/actors"] <= 6 for each in steps[1:])
     evaluated = [each for each in records if "eval/reward_mean" in each]
     assert sorted(each["step"] for each in evaluated) == [0, 2, 4]
     assert CheckpointFolder(tmp_path, 1).best() is not None

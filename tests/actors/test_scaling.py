@@ -1,0 +1,94 @@
+"""The number of rollout actors follows the load: in a simulation of updates, without processes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.rollouts.scaling import GROWTH, PATIENCE, Load, ScalingPolicy
+
+NUM_ROLLOUTS = 256
+"""Requested at the same time: a fleet of more actors than that gains nothing."""
+
+
+def load(num_actors: int, rollout_seconds: float, learner_seconds: float, room: int) -> Load:
+    """What an update shows that learns while the rollouts of the next one are played."""
+    num_ready = min(num_actors, room)
+    playing = NUM_ROLLOUTS * rollout_seconds / min(num_ready, NUM_ROLLOUTS)
+    seconds = max(playing, learner_seconds)
+    return Load(
+        learner_waits=max(0.0, playing - learner_seconds) / seconds,
+        actors_idle=1 - NUM_ROLLOUTS * rollout_seconds / (num_ready * seconds),
+        requests_waiting=max(0, NUM_ROLLOUTS - num_ready) * playing / seconds / 2,
+        num_actors=num_actors,
+        num_ready=num_ready,
+    )
+
+
+def sizes(
+    policy: ScalingPolicy, start: int, phases: list[tuple[float, float]], num_updates: int, room: int = 10**6
+) -> list[int]:
+    """The numbers of actors over the phases, given as seconds of a rollout and of the learner."""
+    number, found = start, []
+    for rollout_seconds, learner_seconds in phases:
+        for _ in range(num_updates):
+            number = policy.decide(load(number, rollout_seconds, learner_seconds, room))
+            found.append(number)
+    return found
+
+
+def num_turns(numbers: list[int]) -> int:
+    """How often growing and shrinking change into each other."""
+    steps = [after - before for before, after in itertools.pairwise(numbers) if after != before]
+    return sum(one * other < 0 for one, other in itertools.pairwise(steps))
+
+
+seconds = st.floats(0.1, 100)
+
+
+@given(rollout_seconds=seconds, learner_seconds=seconds, start=st.integers(1, 300))
+@settings(max_examples=1000, deadline=None)
+def test_a_steady_load_is_followed_without_flapping_to_a_fleet_that_is_hardly_too_small(
+    rollout_seconds: float, learner_seconds: float, start: int
+) -> None:
+    policy = ScalingPolicy(1, 1000)
+    numbers = sizes(policy, start, [(rollout_seconds, learner_seconds)], 60)
+    assert num_turns(numbers) <= 1
+    assert len(set(numbers[-20:])) == 1, "it comes to rest"
+    last = load(numbers[-1], rollout_seconds, learner_seconds, 10**6)
+    assert last.learner_waits <= 0.25 or numbers[-1] >= NUM_ROLLOUTS - 2
+    smallest = min(NUM_ROLLOUTS, math.ceil(NUM_ROLLOUTS * rollout_seconds / learner_seconds))
+    assert numbers[-1] <= max(start, 2 * GROWTH * smallest + 1)
+
+
+@given(
+    phases=st.lists(st.tuples(seconds, seconds), min_size=1, max_size=6),
+    smallest=st.integers(1, 20),
+    more=st.integers(0, 200),
+    room=st.integers(1, 300),
+)
+@settings(max_examples=300, deadline=None)
+def test_the_number_stays_between_its_bounds_and_waits_for_room(
+    phases: list[tuple[float, float]], smallest: int, more: int, room: int
+) -> None:
+    numbers = sizes(ScalingPolicy(smallest, smallest + more), smallest, phases, 20, room)
+    assert all(smallest <= number <= smallest + more for number in numbers)
+    # Where there is no room left, it asks once and waits for it.
+    assert max(numbers) <= max(smallest, math.ceil(room * GROWTH))
+
+
+def test_a_load_that_alternates_is_followed_in_both_directions() -> None:
+    # The learner takes 64 s; 256 rollouts of 4 s need 16 actors, of 16 s 64.
+    numbers = sizes(ScalingPolicy(4, 128), 16, [(4, 64), (16, 64), (4, 64)], 30)
+    assert 12 <= numbers[29] <= 32 and 48 <= numbers[59] <= 96 and numbers[89] < numbers[59]
+
+
+def test_one_slow_update_changes_nothing() -> None:
+    policy = ScalingPolicy(1, 100)
+    calm = Load(learner_waits=0.15, actors_idle=0.2, requests_waiting=3, num_actors=8, num_ready=8)
+    slow = Load(learner_waits=0.9, actors_idle=0.0, requests_waiting=9, num_actors=8, num_ready=8)
+    assert [policy.decide(each) for each in (calm, slow, calm, slow, calm)] == [8] * 5
+    assert [policy.decide(slow) for _ in range(PATIENCE)] == [8, 12]
