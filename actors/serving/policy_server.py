@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import ray
+from fastapi import Request
 from fastapi.responses import PlainTextResponse, Response
 from ray import serve
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
@@ -21,7 +22,9 @@ from actors.ray_tools.get_soon import answers
 from actors.ray_tools.placement import beside_driver
 from actors.sampling.directory import SamplerDirectory
 from actors.sampling.queue_worker import QueueWorker
+from actors.serving.access import Access
 from actors.serving.http import http, prometheus_text, respond
+from actors.serving.keys import ApiKeys, access_keys
 from actors.settings import MODEL_NAME, ServerConfig
 from actors.weights.follower import WeightFollower, open_transport
 from environments.errors import SamplerError, TroupeError
@@ -81,10 +84,12 @@ class PolicyServer:
         directory: ray.actor.ActorHandle,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         version: int = 0,
+        keys: ApiKeys = ApiKeys(),  # noqa: B008  # it is frozen
     ) -> None:
         # The engine's thread gives the interpreter's lock away at every tensor operation, and has to ask for
         # it again: at Python's 5 ms the replica answered an eighth fewer requests.
         sys.setswitchinterval(SWITCH_SECONDS)
+        self.access = Access(keys, config)
         self._store, self._directory = store, directory
         transport = await _unless_gone(open_transport(store))
         self._engine = await self._started_engine(model_path, config)
@@ -199,12 +204,14 @@ class PolicyServer:
         return self._openai.model(name)
 
     @http.post("/v1/chat/completions")
-    async def chat_completions(self, body: ChatRequest) -> Response:
-        return await respond(self._openai.chat(body), body.stream)
+    async def chat_completions(self, body: ChatRequest, request: Request) -> Response:
+        charge = request.state.caller.charge_tokens
+        return await respond(self._openai.chat(body, charge), body.stream)
 
     @http.post("/v1/completions")
-    async def completions(self, body: CompletionRequest) -> Response:
-        return await respond(self._openai.complete(body), body.stream)
+    async def completions(self, body: CompletionRequest, request: Request) -> Response:
+        charge = request.state.caller.charge_tokens
+        return await respond(self._openai.complete(body, charge), body.stream)
 
 
 def start_serve(config: ServerConfig) -> None:
@@ -231,7 +238,8 @@ class PolicyApp:
         version: of the policy that ``model_path`` holds.
 
     Raises:
-        ConfigError: ``config.engine`` names no engine, or has settings that this engine cannot act on.
+        ConfigError: ``config.engine`` names no engine, or has settings that this engine cannot act on; or
+            the address may not be served without a key.
     """
 
     def __init__(
@@ -247,6 +255,7 @@ class PolicyApp:
         self.name = name
         engine = engine_class(config.engine)
         engine.check_config(config.engine, config.adapters)
+        keys = access_keys(config)
         self._directory = SamplerDirectory.options(**beside_driver()).remote()  # type: ignore[attr-defined]
         self._bound = PolicyServer.options(  # type: ignore[attr-defined]
             num_replicas=config.num_replicas,
@@ -261,7 +270,14 @@ class PolicyApp:
             health_check_period_s=5,
             health_check_timeout_s=10,  # three in a row and Serve replaces it: a stopped process too
         ).bind(
-            model_path, model_name, config, store, self._directory, dict(chat_template_kwargs or {}), version
+            model_path,
+            model_name,
+            config,
+            store,
+            self._directory,
+            dict(chat_template_kwargs or {}),
+            version,
+            keys,
         )
         self._config, self._store = config, store
 

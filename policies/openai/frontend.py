@@ -9,7 +9,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from environments.errors import PromptTooLongError
-from policies.openai.limits import MAX_CHOICES
+from policies.openai.growing_text import GrowingText, before_stop
+from policies.openai.limits import MAX_CHOICES, MAX_TOKENS
 from policies.openai.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -17,13 +18,21 @@ from policies.openai.protocol import (
     SamplingRequest,
     encodable,
 )
-from policies.openai.reply import REPLACEMENT_CHARACTER, ChatReply, Json, Piece, Reply, TextReply
+from policies.openai.reply import ChatReply, Json, Piece, Reply, TextReply
 from policies.sampler import TokenRequest
 
 if TYPE_CHECKING:
     from policies.chat import ChatRenderer
     from policies.engines.base import Engine
     from policies.sampler import TokenOutput
+
+
+Charge = Callable[[int], None]
+"""Counts tokens of a client."""
+
+
+def _free(_: int) -> None:
+    """A client's tokens are not counted."""
 
 
 class OpenAIFrontend:
@@ -61,8 +70,10 @@ class OpenAIFrontend:
             "policy_version": self._engine.version,
         }
 
-    def chat(self, body: ChatRequest) -> AsyncGenerator[Json, None]:
+    def chat(self, body: ChatRequest, charge: Charge = _free) -> AsyncGenerator[Json, None]:
         """One ``chat.completion``, or with ``stream`` its chunks. Close it to stop sampling.
+
+        ``charge`` hears of the numbers of tokens of the prompt and of the answer, as they are used.
 
         Raises:
             OpenAIError: the request cannot be served.
@@ -76,14 +87,15 @@ class OpenAIFrontend:
         reply = ChatReply(body, self._token_text, calls_tools)
         # A tool call is only known when it is complete, so such an answer is sent in one piece.
         pieces = self._sample(requests, in_pieces=bool(body.stream) and not calls_tools)
-        return _answer(body, requests, reply, pieces)
+        return _answer(body, requests, reply, pieces, charge)
 
-    def complete(self, body: CompletionRequest) -> AsyncGenerator[Json, None]:
+    def complete(self, body: CompletionRequest, charge: Charge = _free) -> AsyncGenerator[Json, None]:
         """One ``text_completion``, or with ``stream`` several. Closes and raises as ``chat`` does."""
         self._check(body)
         requests = self._requests(body, [self._encode(prompt) for prompt in body.prompts()])
         reply = TextReply(body, self._token_text)
-        return _answer(body, requests, reply, self._sample(requests, in_pieces=bool(body.stream)))
+        pieces = self._sample(requests, in_pieces=bool(body.stream))
+        return _answer(body, requests, reply, pieces, charge)
 
     def _check(self, body: SamplingRequest) -> None:
         self._check_model(body.model)
@@ -166,6 +178,7 @@ class OpenAIFrontend:
                     param="max_tokens",
                     code="context_length_exceeded",
                 )
+        self._check_total(body, prompts)
         params = body.sampling_params().replace(adapter=self._adapters[body.model])
         seeds = [None if params.seed is None else params.seed + index for index in range(body.num_choices)]
         return [
@@ -173,6 +186,18 @@ class OpenAIFrontend:
             for prompt_ids in prompts
             for seed in seeds
         ]
+
+    def _check_total(self, body: SamplingRequest, prompts: list[list[int]]) -> None:
+        context = self._engine.max_model_tokens
+        most = sum(min(context, len(prompt) + (body.max_tokens or context)) for prompt in prompts)
+        if most * body.num_choices > max(MAX_TOKENS, context):
+            raise OpenAIError(
+                400,
+                f"{len(prompts)} prompts with n={body.num_choices} may come to {most * body.num_choices} tokens "
+                f"with their answers, which is more than {MAX_TOKENS}: lower n or max_tokens, or send several "
+                "requests.",
+                param="n",
+            )
 
     def _sample(self, requests: list[TokenRequest], in_pieces: bool) -> AsyncGenerator[Piece, None]:
         return self._sample_in_pieces(requests) if in_pieces else self._sample_whole(requests)
@@ -188,11 +213,11 @@ class OpenAIFrontend:
             for task in tasks:  # if one choice fails, the others are aborted
                 task.cancel()
         for index, (request, output) in enumerate(zip(requests, outputs, strict=True)):
-            text = _before_stop(self._renderer.decode(output.token_ids), request.params.stop)
+            text = before_stop(self._renderer.decode(output.token_ids), request.params.stop)
             yield Piece(index, request, text, output, is_first=True)
 
     async def _sample_in_pieces(self, requests: list[TokenRequest]) -> AsyncGenerator[Piece, None]:
-        texts = [_GrowingText(self._renderer.decode, request.params.stop) for request in requests]
+        texts = [GrowingText(self._renderer.decode, request.params.stop) for request in requests]
         started: set[int] = set()
         streams = [self._engine.stream(request.prompt_ids, request.params) for request in requests]
         async with aclosing(_merge(streams)) as outputs:
@@ -203,19 +228,25 @@ class OpenAIFrontend:
 
 
 async def _answer(
-    body: SamplingRequest, requests: list[TokenRequest], reply: Reply, source: AsyncGenerator[Piece, None]
+    body: SamplingRequest,
+    requests: list[TokenRequest],
+    reply: Reply,
+    source: AsyncGenerator[Piece, None],
+    charge: Charge,
 ) -> AsyncGenerator[Json, None]:
     """What the client gets: the whole reply, or its chunks."""
+    # Every prompt counts once, however many choices it has.
+    num_prompt_tokens = sum(len(request.prompt_ids) for request in requests) // body.num_choices
+    charge(num_prompt_tokens)
     pieces = []
     async with aclosing(source):
         async for piece in source:
+            charge(len(piece.output.token_ids))
             _check_version(body, piece)
             pieces.append(piece)
             if body.stream:
                 for chunk in reply.chunks(piece):
                     yield chunk
-    # Every prompt counts once, however many choices it has.
-    num_prompt_tokens = sum(len(request.prompt_ids) for request in requests) // body.num_choices
     if not body.stream:
         yield reply.whole(pieces, num_prompt_tokens)
     elif body.includes_usage:
@@ -269,50 +300,3 @@ async def _merge(
         for task in pumps:
             task.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
-
-
-# -- text ------------------------------------------------------------------------------------------------
-
-
-class _GrowingText:
-    """The text of tokens that come one by one. Its pieces join to the text of all tokens, cut at a stop.
-
-    Held back is what later tokens may change: an unfinished character, the beginning of a stop string.
-    """
-
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
-        self._decode = decode
-        self._stops = stops
-        self._token_ids: list[int] = []
-        # Tokens are decoded together with those just before them: decoders treat a text's start differently.
-        self._context_start = 0
-        self._num_decoded = 0
-        self._held = ""
-        self._stopped = False
-
-    def add(self, token_ids: Sequence[int], is_last: bool) -> str:
-        """The text that these tokens make certain."""
-        self._token_ids += token_ids
-        before = self._decode(self._token_ids[self._context_start : self._num_decoded])
-        text = self._decode(self._token_ids[self._context_start :])
-        if not is_last and (len(text) <= len(before) or text.endswith(REPLACEMENT_CHARACTER)):
-            return ""
-        self._context_start, self._num_decoded = self._num_decoded, len(self._token_ids)
-        return self._cut(self._held + text[len(before) :], is_last)
-
-    def _cut(self, text: str, is_last: bool) -> str:
-        if self._stopped:
-            return ""
-        kept = _before_stop(text, self._stops)
-        self._stopped = len(kept) < len(text)
-        if is_last or self._stopped:
-            return kept
-        beginnings = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
-        num_held = max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
-        self._held = text[len(text) - num_held :]
-        return text[: len(text) - num_held]
-
-
-def _before_stop(text: str, stops: Sequence[str]) -> str:
-    """OpenAI's answers end before the stop string; the token ids keep it."""
-    return text[: min((text.index(stop) for stop in stops if stop in text), default=len(text))]

@@ -34,6 +34,7 @@ class OpenAIError(TroupeError):
         type: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -41,6 +42,8 @@ class OpenAIError(TroupeError):
         self.type = type
         self.param = param
         self.code = code
+        self.retry_after = retry_after
+        """Seconds after which the same request may be answered."""
 
     @classmethod
     def from_validation(cls, details: Sequence[Mapping[str, Any]]) -> OpenAIError:
@@ -56,22 +59,31 @@ class OpenAIError(TroupeError):
         """The JSON body that OpenAI clients expect of a failure."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
+    def headers(self) -> dict[str, str]:
+        """The HTTP headers beside the body."""
+        return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+
+
+def openai_error(error: Exception) -> OpenAIError:
+    """Any error in OpenAI's form."""
+    match error:
+        case OpenAIError():
+            return error
+        case PromptTooLongError():
+            return OpenAIError(400, str(error), code="context_length_exceeded")
+        case ConfigError():
+            return OpenAIError(400, str(error))
+        case ValidationError():
+            return OpenAIError.from_validation(error.errors())
+        case SamplerError():
+            return OpenAIError(503, str(error), type="server_error")
+        case _:
+            return OpenAIError(500, str(error), type="server_error")
+
 
 def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
     """HTTP status and JSON body for an error."""
-    match error:
-        case OpenAIError():
-            answer = error
-        case PromptTooLongError():
-            answer = OpenAIError(400, str(error), code="context_length_exceeded")
-        case ConfigError():
-            answer = OpenAIError(400, str(error))
-        case ValidationError():
-            answer = OpenAIError.from_validation(error.errors())
-        case SamplerError():
-            answer = OpenAIError(503, str(error), type="server_error")
-        case _:
-            answer = OpenAIError(500, str(error), type="server_error")
+    answer = openai_error(error)
     return answer.status, answer.body()
 
 

@@ -78,7 +78,7 @@ def serving(
     async def start() -> None:
         await replica.__init__(str(folder), "tiny", config, QuietActor(), QuietActor(), template, version)
 
-    with TestClient(http) as client, pytest.MonkeyPatch.context() as patch:
+    with TestClient(http, base_url="http://localhost") as client, pytest.MonkeyPatch.context() as patch:
         patch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(servable_object=replica))
         assert client.portal is not None
         client.portal.call(start)
@@ -93,7 +93,7 @@ def client(tokenizer_folder: Path) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="module")
 def openai(client: TestClient) -> OpenAI:
-    return OpenAI(base_url="http://testserver/v1", api_key="EMPTY", max_retries=0, http_client=client)
+    return OpenAI(base_url="http://localhost/v1", api_key="EMPTY", max_retries=0, http_client=client)
 
 
 def events(text: str) -> list[Any]:
@@ -217,7 +217,7 @@ def test_an_unexpected_error_has_openais_shape(
 ) -> None:
     monkeypatch.setattr(OpenAIFrontend, "chat", lambda *_: 1 / 0)
     with serving(tokenizer_folder) as client:
-        quiet = TestClient(client.app, raise_server_exceptions=False)
+        quiet = TestClient(client.app, "http://localhost", raise_server_exceptions=False)
         response = quiet.post("/v1/chat/completions", json=BODY)
     assert response.status_code == 500
     assert response.json()["error"]["message"] == "division by zero"

@@ -667,6 +667,18 @@ def test_prompts_and_choices_are_few() -> None:
         chat(engine, messages=MESSAGES * 2001)
 
 
+def test_a_request_may_not_ask_for_tokens_without_end() -> None:
+    engine = FakeEngine(*[ids_of("46")] * 12)
+    engine.max_model_tokens = 100_000
+    with pytest.raises(
+        OpenAIError, match="n=12 may come to 1200000 tokens .* more than 1048576: lower n or max"
+    ):
+        chat(engine, messages=MESSAGES, n=12)
+    assert chat(engine, messages=MESSAGES, n=12, max_tokens=10)
+    engine.max_model_tokens = 2_000_000
+    assert chat(engine, messages=MESSAGES), "one answer may fill the context"
+
+
 @pytest.mark.parametrize("text", ["\ud800", "12 \udfff 34"])
 def test_text_that_is_no_unicode_is_the_clients_fault(text: str) -> None:
     with pytest.raises(OpenAIError, match=r"(?i)messages") as caught:
