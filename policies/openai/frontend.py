@@ -190,12 +190,12 @@ class OpenAIFrontend:
     def _check_total(self, body: SamplingRequest, prompts: list[list[int]]) -> None:
         context = self._engine.max_model_tokens
         most = sum(min(context, len(prompt) + (body.max_tokens or context)) for prompt in prompts)
-        if most * body.num_choices > max(MAX_TOKENS, context):
+        total = most * body.num_choices
+        if total > max(MAX_TOKENS, context):
             raise OpenAIError(
                 400,
-                f"{len(prompts)} prompts with n={body.num_choices} may come to {most * body.num_choices} tokens "
-                f"with their answers, which is more than {MAX_TOKENS}: lower n or max_tokens, or send several "
-                "requests.",
+                f"{len(prompts)} prompts with n={body.num_choices} may come to {total} tokens with their "
+                f"answers, which is more than {MAX_TOKENS}: lower n or max_tokens, or send several requests.",
                 param="n",
             )
 

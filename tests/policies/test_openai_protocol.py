@@ -668,10 +668,10 @@ def test_prompts_and_choices_are_few() -> None:
 
 
 def test_a_request_may_not_ask_for_tokens_without_end() -> None:
-    engine = FakeEngine(*[ids_of("46")] * 12)
+    engine = FakeEngine(*[ids_of("46")] * 13)
     engine.max_model_tokens = 100_000
     with pytest.raises(
-        OpenAIError, match="n=12 may come to 1200000 tokens .* more than 1048576: lower n or max"
+        OpenAIError, match=r"n=12 may come to 1200000 tokens .* more than 1048576: lower n or max"
     ):
         chat(engine, messages=MESSAGES, n=12)
     assert chat(engine, messages=MESSAGES, n=12, max_tokens=10)
