@@ -31,6 +31,8 @@ def shows_worker_logs() -> bool:
     return os.environ.get("TROUPE_WORKER_LOGS", "0") not in ("", "0")
 
 
+TOOL_PARSERS = ("hermes", "hermes-brief", "llama3-json", "qwen", "r1")
+"""Of ``policies.agents.parsers``, those that read calls from a text."""
 MODEL_NAME = "policy"
 """Name of the policy for OpenAI clients, unless another is given."""
 
@@ -97,5 +99,8 @@ class ServerConfig:
     adapters: dict[str, str] = field(default_factory=dict)
     """LoRA adapters that ``launch.serve`` serves beside the model, {name: folder}: a run's, a checkpoint's or
     one in peft's format. Clients ask for them by ``model``, rollouts by ``SamplingParams.adapter``."""
+    tool_parser: str | None = setting(None, one_of=TOOL_PARSERS)
+    """How the model writes tool calls, by the agent's parser_name. Null takes what the model's chat template
+    shows."""
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from environments.errors import PromptTooLongError
+from policies.agents.parsers import get_tool_parser, parser_name_of
 from policies.openai.growing_text import GrowingText, before_stop
 from policies.openai.limits import MAX_CHOICES, MAX_TOKENS
 from policies.openai.protocol import (
@@ -43,14 +44,21 @@ class OpenAIFrontend:
         adapters: names under which they ask for one of its adapters.
         renderer: the model's chat template and tokenizer.
         engine: samples tokens.
+        tool_parser: reads tool calls; ``None`` means the one of the model's chat template.
     """
 
     def __init__(
-        self, model_name: str, renderer: ChatRenderer, engine: Engine, adapters: Iterable[str] = ()
+        self,
+        model_name: str,
+        renderer: ChatRenderer,
+        engine: Engine,
+        adapters: Iterable[str] = (),
+        tool_parser: str | None = None,
     ) -> None:
         self._adapters: dict[str, str | None] = {model_name: None} | {name: name for name in adapters}
         self._renderer = renderer
         self._engine = engine
+        self._tool_parser = get_tool_parser(tool_parser or parser_name_of(renderer.chat_template))
         # A reply's log-probabilities name each token; a vocabulary is small, decoding one token is not free.
         self._token_text = functools.cache(lambda token_id: renderer.decode((token_id,)))
 
@@ -84,7 +92,7 @@ class OpenAIFrontend:
         self._check(body)
         calls_tools = bool(body.tools) and body.tool_choice != "none"
         requests = self._requests(body, [self._render(body, body.tools if calls_tools else None)])
-        reply = ChatReply(body, self._token_text, calls_tools)
+        reply = ChatReply(body, self._token_text, self._tool_parser if calls_tools else None)
         # A tool call is only known when it is complete, so such an answer is sent in one piece.
         pieces = self._sample(requests, in_pieces=bool(body.stream) and not calls_tools)
         return _answer(body, requests, reply, pieces, charge)

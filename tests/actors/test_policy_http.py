@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,12 +69,18 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def serving(
-    folder: Path, template: dict[str, Any] | None = None, version: int = 0, **options: Any
+    folder: Path,
+    template: dict[str, Any] | None = None,
+    version: int = 0,
+    tool_parser: str | None = None,
+    max_model_tokens: int = 100,
+    **options: Any,
 ) -> Iterator[TestClient]:
     """A client of one replica, which is made in the loop that answers requests, as in Serve."""
     replica_class = PolicyServer.func_or_class.__bases__[0]  # without what Serve wraps around it
     replica = replica_class.__new__(replica_class)
-    config = ServerConfig(engine=scripted(**options))
+    engine = replace(scripted(**options), max_model_tokens=max_model_tokens)
+    config = ServerConfig(engine=engine, tool_parser=tool_parser)
 
     async def start() -> None:
         await replica.__init__(str(folder), "tiny", config, QuietActor(), QuietActor(), template, version)
@@ -162,6 +169,15 @@ def test_the_official_client_names_the_error_of_a_bad_request_and_the_server_goe
     with pytest.raises(BadRequestError, match="context"):
         openai.completions.create(model="tiny", prompt=[5] * 100)
     assert openai.completions.create(model="tiny", prompt=[5]).choices[0].text == "111"
+
+
+def test_a_setting_chooses_the_parser_of_tool_calls(tokenizer_folder: Path) -> None:
+    call = '{"name": "f", "parameters": {}}'
+    body = {**BODY, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    for parser, reason in (("llama3-json", "tool_calls"), (None, "stop")):
+        with serving(tokenizer_folder, tool_parser=parser, max_model_tokens=300, replies=[call]) as client:
+            choice = client.post("/v1/chat/completions", json=body).json()["choices"][0]
+        assert choice["finish_reason"] == reason, choice
 
 
 def test_a_stream_is_server_sent_events_that_end_with_done(client: TestClient) -> None:
