@@ -74,6 +74,10 @@ class ToolParser(Protocol):
         """What an answer with calls says before the first of them."""
         ...
 
+    def around_arguments(self, name: str) -> tuple[str, str]:
+        """The texts before and after the JSON of the arguments in an answer that is a call of ``name``."""
+        ...
+
     def get_tool_prompt(self, schemas: list[dict[str, Any]]) -> str:
         """The text that explains tools, given as OpenAI schemas. Empty without tools."""
         ...
@@ -96,6 +100,9 @@ class HermesParser:
 
     def before_calls(self, text: str) -> str:
         return text.partition("<tool_call>")[0]
+
+    def around_arguments(self, name: str) -> tuple[str, str]:
+        return f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": ', "}\n</tool_call>"
 
     def get_tool_prompt(self, schemas: list[dict[str, Any]]) -> str:
         return _explained(HERMES_PROMPT, schemas)
@@ -127,6 +134,10 @@ class R1Parser:
 
     def before_calls(self, text: str) -> str:
         return text.partition("<｜tool▁calls▁begin｜>")[0].partition("<｜tool▁call▁begin｜>")[0]
+
+    def around_arguments(self, name: str) -> tuple[str, str]:
+        begin = f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n"
+        return begin, "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 
     def get_tool_prompt(self, schemas: list[dict[str, Any]]) -> str:
         return _explained(R1_PROMPT, schemas)
@@ -190,6 +201,9 @@ class Llama3JsonParser:
     def before_calls(self, text: str) -> str:
         return ""
 
+    def around_arguments(self, name: str) -> tuple[str, str]:
+        return f'{{"name": {json.dumps(name)}, "parameters": ', "}"
+
     def get_tool_prompt(self, schemas: list[dict[str, Any]]) -> str:
         return _explained(LLAMA3_PROMPT, schemas)
 
@@ -206,6 +220,9 @@ class OpenAIParser:
 
     def before_calls(self, text: str) -> str:
         return text
+
+    def around_arguments(self, name: str) -> tuple[str, str]:
+        raise ConfigError("parser_name='openai' writes no calls: choose your model's parser.")
 
     def get_tool_prompt(self, schemas: list[dict[str, Any]]) -> str:
         raise ConfigError(

@@ -20,6 +20,7 @@ from policies.openai.protocol import (
     encodable,
 )
 from policies.openai.reply import ChatReply, Json, Piece, Reply, TextReply
+from policies.openai.structure import structure_of
 from policies.sampler import TokenRequest
 
 if TYPE_CHECKING:
@@ -91,7 +92,9 @@ class OpenAIFrontend:
         """
         self._check(body)
         calls_tools = bool(body.tools) and body.tool_choice != "none"
-        requests = self._requests(body, [self._render(body, body.tools if calls_tools else None)])
+        structure = structure_of(body, self._tool_parser)
+        prompt = self._render(body, body.tools if calls_tools else None)
+        requests = self._requests(body, [prompt], structure)
         reply = ChatReply(body, self._token_text, self._tool_parser if calls_tools else None)
         # A tool call is only known when it is complete, so such an answer is sent in one piece.
         pieces = self._sample(requests, in_pieces=bool(body.stream) and not calls_tools)
@@ -159,7 +162,9 @@ class OpenAIFrontend:
                 f"{self._engine.max_model_tokens} tokens holds at most {most}: shorten the prompt."
             )
 
-    def _requests(self, body: SamplingRequest, prompts: list[list[int]]) -> list[TokenRequest]:
+    def _requests(
+        self, body: SamplingRequest, prompts: list[list[int]], structure: str | None = None
+    ) -> list[TokenRequest]:
         """One request for each choice: first all of the first prompt."""
         if not prompts or not all(prompts):
             raise OpenAIError(400, "The prompt is empty: send at least one token.", param="prompt")
@@ -187,7 +192,7 @@ class OpenAIFrontend:
                     code="context_length_exceeded",
                 )
         self._check_total(body, prompts)
-        params = body.sampling_params().replace(adapter=self._adapters[body.model])
+        params = body.sampling_params().replace(adapter=self._adapters[body.model], structure=structure)
         seeds = [None if params.seed is None else params.seed + index for index in range(body.num_choices)]
         return [
             TokenRequest(tuple(prompt_ids), params.replace(seed=seed))

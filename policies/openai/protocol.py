@@ -283,6 +283,39 @@ def _call_for_template(call: ChatToolCall) -> dict[str, Any]:
     return {**call.model_dump(), "function": {"name": call.function.name, "arguments": arguments}}
 
 
+class NamedFunction(_Body):
+    name: str
+
+
+class NamedTool(_Body):
+    """The one tool that has to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchema(_Body):
+    """The last three fields change nothing: the schema always holds."""
+
+    schema_: Annotated[dict[str, Any], Field(alias="schema")] = Field(default_factory=dict)
+    name: str = ""
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(_Body):
+    """The form of the answer's text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> ResponseFormat:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise ValueError("type='json_schema' and json_schema need each other: send both, or neither")
+        return self
+
+
 class ChatRequest(SamplingRequest):
     """The body of ``POST /v1/chat/completions``."""
 
@@ -292,9 +325,10 @@ class ChatRequest(SamplingRequest):
     logprobs: bool | None = None
     top_logprobs: OnlySampledToken = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    """``required`` and a named tool force one call of a tool."""
     parallel_tool_calls: Annotated[bool | None, _of_no_effect(True)] = None
-    response_format: Annotated[dict[str, Any] | None, _of_no_effect({"type": "text"})] = None
+    response_format: ResponseFormat | None = None
     modalities: Annotated[list[str] | None, _of_no_effect(["text"])] = None
     reasoning_effort: str | None = None
     """Reaches the chat template under this name; a template that does not read it is an error."""
