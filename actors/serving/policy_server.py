@@ -95,7 +95,14 @@ class PolicyServer:
         self._engine = await self._started_engine(model_path, config)
         self._engine.version = version
         renderer = ChatRenderer(load_tokenizer(model_path), chat_template_kwargs)
-        self._openai = OpenAIFrontend(model_name, renderer, self._engine, config.adapters, config.tool_parser)
+        self._openai = OpenAIFrontend(
+            model_name,
+            renderer,
+            self._engine,
+            config.adapters,
+            config.tool_parser,
+            config.access.max_sampled_answers,
+        )
         self._queue_workers: dict[ray.actor.ActorHandle, QueueWorker] = {}
         self._weights = WeightFollower(store, transport, self._engine, self._wake_queue_workers)
         await _unless_gone(self._weights.catch_up())

@@ -46,6 +46,7 @@ class OpenAIFrontend:
         renderer: the model's chat template and tokenizer.
         engine: samples tokens.
         tool_parser: reads tool calls; ``None`` means the one of the model's chat template.
+        max_sampled: answers that the engine samples at the same time; the others wait, in their order.
     """
 
     def __init__(
@@ -55,10 +56,12 @@ class OpenAIFrontend:
         engine: Engine,
         adapters: Iterable[str] = (),
         tool_parser: str | None = None,
+        max_sampled: int = 64,
     ) -> None:
         self._adapters: dict[str, str | None] = {model_name: None} | {name: name for name in adapters}
         self._renderer = renderer
         self._engine = engine
+        self._places = asyncio.Semaphore(max_sampled)
         self._tool_parser = get_tool_parser(tool_parser or parser_name_of(renderer.chat_template))
         # A reply's log-probabilities name each token; a vocabulary is small, decoding one token is not free.
         self._token_text = functools.cache(lambda token_id: renderer.decode((token_id,)))
@@ -215,11 +218,18 @@ class OpenAIFrontend:
     def _sample(self, requests: list[TokenRequest], in_pieces: bool) -> AsyncGenerator[Piece, None]:
         return self._sample_in_pieces(requests) if in_pieces else self._sample_whole(requests)
 
+    async def _generate(self, request: TokenRequest) -> TokenOutput:
+        async with self._places:
+            return await self._engine.generate(request.prompt_ids, request.params)
+
+    async def _stream(self, request: TokenRequest) -> AsyncGenerator[TokenOutput, None]:
+        outputs = self._engine.stream(request.prompt_ids, request.params)
+        async with self._places, aclosing(outputs):
+            async for output in outputs:
+                yield output
+
     async def _sample_whole(self, requests: list[TokenRequest]) -> AsyncGenerator[Piece, None]:
-        tasks = [
-            asyncio.create_task(self._engine.generate(request.prompt_ids, request.params))
-            for request in requests
-        ]
+        tasks = [asyncio.create_task(self._generate(request)) for request in requests]
         try:
             outputs = await asyncio.gather(*tasks)
         finally:
@@ -232,7 +242,7 @@ class OpenAIFrontend:
     async def _sample_in_pieces(self, requests: list[TokenRequest]) -> AsyncGenerator[Piece, None]:
         texts = [GrowingText(self._renderer.decode, request.params.stop) for request in requests]
         started: set[int] = set()
-        streams = [self._engine.stream(request.prompt_ids, request.params) for request in requests]
+        streams = [self._stream(request) for request in requests]
         async with aclosing(_merge(streams)) as outputs:
             async for index, output in outputs:
                 text = texts[index].add(output.token_ids, is_last=output.finish_reason is not None)
