@@ -78,8 +78,8 @@ class AccessConfig:
     max_open_requests: int = setting(256, at_least=1)
     """Requests over HTTP that a replica answers at the same time; one more gets status 503."""
     max_sampled_answers: int = setting(64, at_least=1)
-    """Answers over HTTP that an engine samples at the same time: rollouts keep the rest of its places, of which
-    vLLM has 256. The others wait, in their order."""
+    """Answers over HTTP that an engine samples at the same time; others wait, in their order. The rest of an
+    engine's places, of which vLLM has 256, is for rollouts."""
     max_request_seconds: float = setting(600.0, above=0)
     """How long a request over HTTP may take; then it gets status 504, and its sampling ends."""
 

@@ -95,6 +95,8 @@ SETTINGS = [
     ),
     (f"train {RECIPE} server.weights.transport=pigeon", "'pigeon'"),
     (f"train {RECIPE} server.http_host=0.0.0.0", r"server\.http_port=8000"),
+    (f"train {RECIPE} server.http_host=10.0.0.1 server.http_port=8000", "10.0.0.1 would.*TROUPE_API_KEYS"),
+    (f"train {RECIPE} server.tool_parser=hermse", "'hermse'.*'hermes'"),
     (f"train {RECIPE} server.adapters.mine=a_file", r"server\.adapters.*launch\.serve"),
     (f"train {RECIPE} evaluation.rollouts_per_task=2", r"evaluation\.rollouts_per_task.*launch\.evaluate"),
     (f"train {RECIPE} evaluation.num_replicas=1", r"evaluation\.every"),
