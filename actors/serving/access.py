@@ -148,6 +148,7 @@ class AccessControl:
                 scope.setdefault("state", {})["caller"] = caller
                 await self._within(access.max_request_seconds, scope, receive, answer)
         except OpenAIError as error:
+            logger.info("rejected: %s %r: %d, %s", scope["method"], scope["path"], error.status, error)
             await answer.end(error, scope, receive)
         finally:
             if name is not None:

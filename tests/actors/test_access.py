@@ -196,6 +196,17 @@ def test_a_request_that_takes_too_long_is_ended() -> None:
     assert (stream.status_code, stream.text) == (200, "first")
 
 
+def test_the_log_says_why_a_request_was_rejected(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ray.serve")
+    with behind(requests_per_minute=1) as (client, _):
+        for _ in range(2):
+            client.get("/anything", headers=bearer(ALICE))
+        client.get("/anything", headers={"host": "evil.example"})
+    _, late, foreign = [record.getMessage() for record in caplog.records if record.name == "ray.serve"]
+    assert late.startswith("rejected: GET '/anything': 429, The key 'alice' has used its requests")
+    assert foreign.startswith("rejected: GET '/anything': 403, Host 'evil.example'")
+
+
 def test_the_log_names_the_key_and_never_shows_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ray.serve")
     with behind() as (client, _):
