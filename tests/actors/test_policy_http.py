@@ -18,6 +18,7 @@ from openai import BadRequestError, NotFoundError, OpenAI
 from ray import serve
 from scripted_engine import ScriptedEngine
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 
 from actors.serving.http import BodyLimit, http, respond
 from actors.serving.policy_server import PolicyServer
@@ -106,6 +107,16 @@ def openai(client: TestClient) -> OpenAI:
 def events(text: str) -> list[Any]:
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    "route", [route for route in http.routes if isinstance(route, Route)], ids=lambda route: route.path
+)
+def test_no_route_answers_under_a_foreign_name(client: TestClient, route: Route) -> None:
+    method = sorted(route.methods or ())[0]
+    answer = client.request(method, route.path, headers={"host": "evil.example"})
+    assert answer.status_code == 403
+    assert "server.access.hosts" in answer.json()["error"]["message"]
 
 
 def test_a_whole_answer_carries_the_policy_version_in_its_header(client: TestClient) -> None:
