@@ -31,6 +31,8 @@ def shows_worker_logs() -> bool:
     return os.environ.get("TROUPE_WORKER_LOGS", "0") not in ("", "0")
 
 
+TOOL_PARSERS = ("hermes", "hermes-brief", "llama3-json", "qwen", "r1")
+"""Of ``policies.agents.parsers``, those that read calls from a text."""
 MODEL_NAME = "policy"
 """Name of the policy for OpenAI clients, unless another is given."""
 
@@ -70,6 +72,29 @@ class WeightsConfig:
 
 
 @dataclass
+class AccessConfig:
+    """Who may use the endpoint, and how much. Rollouts do not go over HTTP and need none of it."""
+
+    hosts: list[str] = field(default_factory=list)
+    """Names under which clients reach the endpoint, beside localhost and http_host. A request for another
+    name, or from a web page of another one, is rejected."""
+    keys_file: str | None = None
+    """File with one API key a line: its name and its SHA-256 in hexadecimal. Keys may also stand in the
+    variable TROUPE_API_KEYS=name:key,name:key. An address other than loopback needs at least one."""
+    requests_per_minute: int | None = setting(None, at_least=1)
+    """Of each key; null means no limit. The replicas share it evenly."""
+    tokens_per_minute: int | None = setting(None, at_least=1)
+    """Of each key, prompts and answers together; null means no limit. The replicas share it evenly."""
+    max_open_requests: int = setting(256, at_least=1)
+    """Requests over HTTP that a replica answers at the same time; one more gets status 503."""
+    max_sampled_answers: int = setting(64, at_least=1)
+    """Answers over HTTP that an engine samples at the same time; others wait, in their order. The rest of an
+    engine's places, of which vLLM has 256, is for rollouts."""
+    max_request_seconds: float = setting(600.0, above=0)
+    """How long a request over HTTP may take; then it gets status 504, and its sampling ends."""
+
+
+@dataclass
 class ServerConfig:
     """The policy server."""
 
@@ -81,9 +106,14 @@ class ServerConfig:
     """Port of the OpenAI-compatible endpoint. With null, launch.serve takes 8000, and the others serve
     their own rollouts only."""
     http_host: str = "127.0.0.1"
-    """Address that the endpoint listens on; 0.0.0.0 for every interface."""
+    """Address that the endpoint listens on; 0.0.0.0 for every interface. All but loopback need a key: see
+    server.access."""
+    access: AccessConfig = field(default_factory=AccessConfig)
     adapters: dict[str, str] = field(default_factory=dict)
     """LoRA adapters that ``launch.serve`` serves beside the model, {name: folder}: a run's, a checkpoint's or
     one in peft's format. Clients ask for them by ``model``, rollouts by ``SamplingParams.adapter``."""
+    tool_parser: str | None = setting(None, one_of=TOOL_PARSERS)
+    """How the model writes tool calls, by the agent's parser_name. Null takes what the model's chat template
+    shows."""
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from actors.serving.keys import KEYS_VARIABLE, access_keys
 from actors.settings import MODEL_NAME
 from environments.errors import ConfigError, SamplerError
 from launch.command import Command
@@ -48,7 +51,8 @@ def serve(config: TrainConfig) -> None:
         app.start()
         interrupts.raise_if_interrupted()
         url = f"http://{reachable(server.http_host)}:{port}/v1"
-        sys.stdout.write(greeting(url, served_models(url), server))
+        check_answers(url)
+        sys.stdout.write(greeting(url, [*served_models(server), *app.agents], server))
         sys.stdout.flush()
         with suppress(KeyboardInterrupt):  # the way in which serving is meant to end
             threading.Event().wait()
@@ -96,12 +100,18 @@ def reachable(host: str) -> str:
     return "127.0.0.1" if host == "0.0.0.0" else host
 
 
-def served_models(url: str) -> list[str]:
-    """The names of the models that answer at ``url``. Raises ``SamplerError`` if none does."""
+def served_models(server: ServerConfig) -> list[str]:
+    """The names by which clients ask for the model and its adapters."""
+    return [MODEL_NAME, *server.adapters]
+
+
+def check_answers(url: str) -> None:
+    """Raise ``SamplerError`` if no server answers at ``url``, the address that clients are told."""
     try:
-        with urllib.request.urlopen(f"{url}/models", timeout=10) as response:
-            return [str(model["id"]) for model in json.load(response)["data"]]
-    except (urllib.error.URLError, OSError, ValueError, LookupError) as error:
+        # It needs no key, and only their digests are known here.
+        with urllib.request.urlopen(urllib.parse.urljoin(url, "/health"), timeout=10):
+            return
+    except (urllib.error.URLError, OSError) as error:
         raise SamplerError(
             f"The policy server is up, but nothing answers at {url} ({error}). A Ray cluster has one HTTP "
             "address for all that it serves, chosen by who came first: stop that one with `serve shutdown`."
@@ -112,14 +122,16 @@ def greeting(url: str, models: Sequence[str], server: ServerConfig) -> str:
     """What to do with the server now."""
     # The agent, if there is one: a policy alone lacks the instructions and tools that it was trained with.
     body = json.dumps({"model": models[-1], "messages": [{"role": "user", "content": "What is 12+34?"}]})
+    key = " -H 'Authorization: Bearer KEY'" if access_keys(server) else ""
     return f"""\
 Serving {", ".join(models)} at {url}. Try it:
 
-  curl {url}/chat/completions -H 'Content-Type: application/json' -d '{body}'
+  curl {url}/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'
 
 More requests per second: raise server.num_replicas={server.num_replicas}.
 Longer conversations: raise server.engine.max_model_tokens={server.engine.max_model_tokens}; it costs memory.
-Another port: server.http_port={DEFAULT_PORT + 1}. From other machines: server.http_host=0.0.0.0.
+Another port: server.http_port={DEFAULT_PORT + 1}. From other machines, with a key:
+{KEYS_VARIABLE}=name:key, server.http_host=0.0.0.0 and server.access.hosts=[{socket.gethostname()}].
 Ctrl-C ends it.
 """
 

@@ -142,6 +142,11 @@ class ChatRenderer:
         return max(map(len, self._tokenizer.get_vocab()))
 
     @property
+    def chat_template(self) -> str:
+        """The text of the template; of all of them where the tokenizer has several."""
+        return str(self._tokenizer.chat_template)
+
+    @property
     def eos_token_id(self) -> int:
         """The token that ends a completion."""
         return int(self._tokenizer.eos_token_id)
@@ -180,7 +185,7 @@ class ChatRenderer:
         return [*completion.prompt_ids, *completion.completion_ids, *new_ids]
 
     def _template_reads(self, name: str) -> bool:
-        return re.search(rf"\b{re.escape(name)}\b", str(self._tokenizer.chat_template)) is not None
+        return re.search(rf"\b{re.escape(name)}\b", self.chat_template) is not None
 
     def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
         return str(

@@ -325,6 +325,8 @@ def _request_body(request: SampleRequest, params: SamplingParams) -> dict[str, A
         body["stop"] = list(params.stop)
     if params.seed is not None:
         body["seed"] = params.seed
+    if params.structure is not None:
+        body["structured_outputs"] = {"structural_tag": params.structure}  # vLLM's name for it
     if request.tools is not None:
         body["tools"] = request.tools
     return body

@@ -23,7 +23,8 @@ class SamplingParams:
 
     ``top_k=-1`` means no limit. ``max_tokens=None`` leaves the limit to the caller's token budget or to
     the server. ``seed=None`` draws a fresh seed for each request. ``adapter`` is one of ``server.adapters``;
-    ``None`` is the model itself.
+    ``None`` is the model itself. ``structure`` is the form that the answer has to have, as the JSON text of
+    an xgrammar structural tag (``policies.openai.structure`` writes them); ``None`` leaves it free.
     """
 
     temperature: float = 1.0
@@ -33,6 +34,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     adapter: str | None = None
+    structure: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature <= 2:

@@ -14,9 +14,10 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from actors.serving.access import AccessControl, reject
 from environments.errors import TroupeError
 from policies.openai.limits import MAX_BODY_BYTES, MAX_BODY_SECONDS
-from policies.openai.protocol import OpenAIError, error_body
+from policies.openai.protocol import OpenAIError, openai_error
 from policies.sampler import EngineStats
 
 
@@ -34,11 +35,10 @@ class BodyLimit:
             async with asyncio.timeout(MAX_BODY_SECONDS):
                 body = await _body(scope, receive)
         except TimeoutError:
-            await _answer(
-                OpenAIError(408, f"The body took more than {MAX_BODY_SECONDS} s."), scope, receive, send
-            )
+            error = OpenAIError(408, f"The body took more than {MAX_BODY_SECONDS} s.")
+            await reject(error, scope, receive, send)
         except OpenAIError as error:
-            await _answer(error, scope, receive, send)
+            await reject(error, scope, receive, send)
         else:
             whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -65,20 +65,15 @@ def _check_size(number: int) -> None:
         raise OpenAIError(413, f"The body is larger than {MAX_BODY_BYTES} bytes: send less.")
 
 
-async def _answer(error: OpenAIError, scope: Scope, receive: Receive, send: Send) -> None:
-    # What is left of the body is not read: the connection ends.
-    response = JSONResponse(error.body(), status_code=error.status, headers={"connection": "close"})
-    await response(scope, receive, send)
-
-
 http = FastAPI(title="Troupe policy server")
 http.add_middleware(BodyLimit)
+http.add_middleware(AccessControl)  # the last one comes first
 
 
 @http.exception_handler(TroupeError)
 async def _error(_: Request, error: Exception) -> JSONResponse:
-    status, body = error_body(error)
-    return JSONResponse(body, status_code=status)
+    answer = openai_error(error)
+    return JSONResponse(answer.body(), status_code=answer.status, headers=answer.headers())
 
 
 @http.exception_handler(RequestValidationError)
@@ -131,7 +126,7 @@ async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) ->
         async for part in rest:
             yield _event(part)
     except TroupeError as error:  # the status is sent already: OpenAI clients look for an error in the events
-        yield _event(error_body(error)[1])
+        yield _event(openai_error(error).body())
         return
     yield "data: [DONE]\n\n"
 

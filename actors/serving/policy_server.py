@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import ray
+from fastapi import Request
 from fastapi.responses import PlainTextResponse, Response
 from ray import serve
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
@@ -21,7 +22,9 @@ from actors.ray_tools.get_soon import answers
 from actors.ray_tools.placement import beside_driver
 from actors.sampling.directory import SamplerDirectory
 from actors.sampling.queue_worker import QueueWorker
+from actors.serving.access import Access
 from actors.serving.http import http, prometheus_text, respond
+from actors.serving.keys import ApiKeys, access_keys
 from actors.settings import MODEL_NAME, ServerConfig
 from actors.weights.follower import WeightFollower, open_transport
 from environments.errors import SamplerError, TroupeError
@@ -99,17 +102,26 @@ class PolicyServer:
         directory: ray.actor.ActorHandle,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         version: int = 0,
+        keys: ApiKeys = ApiKeys(),  # noqa: B008  # it is frozen
         agents: Mapping[str, ray.actor.ActorHandle] | None = None,
     ) -> None:
         # The engine's thread gives the interpreter's lock away at every tensor operation, and has to ask for
         # it again: at Python's 5 ms the replica answered an eighth fewer requests.
         sys.setswitchinterval(SWITCH_SECONDS)
+        self.access = Access(keys, config)
         self._store, self._directory = store, directory
         transport = await _unless_gone(open_transport(store))
         self._engine = await self._started_engine(model_path, config)
         self._engine.version = version
         renderer = ChatRenderer(load_tokenizer(model_path), chat_template_kwargs)
-        self._openai = OpenAIFrontend(model_name, renderer, self._engine, config.adapters)
+        self._openai = OpenAIFrontend(
+            model_name,
+            renderer,
+            self._engine,
+            config.adapters,
+            config.tool_parser,
+            config.access.max_sampled_answers,
+        )
         self._agents = AgentFrontend({name: _player(pool) for name, pool in (agents or {}).items()})
         self._queue_workers: dict[ray.actor.ActorHandle, QueueWorker] = {}
         self._weights = WeightFollower(store, transport, self._engine, self._wake_queue_workers)
@@ -220,13 +232,15 @@ class PolicyServer:
         return (self._agents if name.startswith(PREFIX) else self._openai).model(name)
 
     @http.post("/v1/chat/completions")
-    async def chat_completions(self, body: ChatRequest) -> Response:
+    async def chat_completions(self, body: ChatRequest, request: Request) -> Response:
+        charge = request.state.caller.charge_tokens
         frontend = self._agents if body.model.startswith(PREFIX) else self._openai
-        return await respond(frontend.chat(body), body.stream)
+        return await respond(frontend.chat(body, charge), body.stream)
 
     @http.post("/v1/completions")
-    async def completions(self, body: CompletionRequest) -> Response:
-        return await respond(self._openai.complete(body), body.stream)
+    async def completions(self, body: CompletionRequest, request: Request) -> Response:
+        charge = request.state.caller.charge_tokens
+        return await respond(self._openai.complete(body, charge), body.stream)
 
 
 def start_serve(config: ServerConfig) -> None:
@@ -254,7 +268,8 @@ class PolicyApp:
         agents: an ``AgentPool`` by the name under which clients ask for it, which begins with "agent/".
 
     Raises:
-        ConfigError: ``config.engine`` names no engine, or has settings that this engine cannot act on.
+        ConfigError: ``config.engine`` names no engine, or has settings that this engine cannot act on; or
+            the address may not be served without a key.
     """
 
     def __init__(
@@ -268,9 +283,10 @@ class PolicyApp:
         version: int = 0,
         agents: Mapping[str, ray.actor.ActorHandle] | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.agents = name, dict(agents or {})
         engine = engine_class(config.engine)
         engine.check_config(config.engine, config.adapters)
+        keys = access_keys(config)
         self._directory = SamplerDirectory.options(**beside_driver()).remote()  # type: ignore[attr-defined]
         self._bound = PolicyServer.options(  # type: ignore[attr-defined]
             num_replicas=config.num_replicas,
@@ -292,10 +308,10 @@ class PolicyApp:
             self._directory,
             dict(chat_template_kwargs or {}),
             version,
-            dict(agents or {}),
+            keys,
+            self.agents,
         )
         self._config, self._store = config, store
-        self._agents = list((agents or {}).values())
 
     def start(self) -> None:
         """Deploy and wait until all replicas, and agents if there are any, are ready.
@@ -311,7 +327,7 @@ class PolicyApp:
         except (RuntimeError, RayServeException) as error:
             self.check_replicas()  # whose own words say more than Serve's
             raise SamplerError(f"The policy server did not start: {error}") from error
-        ray.get([pool.open.remote() for pool in self._agents])
+        ray.get([pool.open.remote() for pool in self.agents.values()])
 
     def wait_for_version(self, version: int) -> None:
         """Return when every running replica serves ``version`` or a newer one."""
@@ -328,5 +344,5 @@ class PolicyApp:
         """Take this application down, if it was ever up; Serve itself, and other applications, stay."""
         with suppress(RayServeException):  # no Serve
             serve.delete(self.name)
-        for actor in (self._directory, *self._agents):
+        for actor in (self._directory, *self.agents.values()):
             ray.kill(actor)

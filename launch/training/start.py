@@ -29,7 +29,7 @@ from launch.reporting.tracker import Tracker
 from launch.reporting.utilization import Utilization
 from launch.run_folder.lock import RunLock
 from launch.run_folder.model_paths import model_folder
-from launch.serve import reachable, served_models
+from launch.serve import check_answers, reachable, served_models
 from launch.training.components import Components
 from launch.training.evaluator import Evaluator, evaluation_server
 from launch.training.logprob_probe import LogprobProbe
@@ -217,15 +217,17 @@ def begin_rollouts(run: Components) -> None:
         f"Policy server: {server.num_replicas} replica(s); {run.config.fleet.num_actors} rollout actors."
     )
     if server.http_port is not None:
-        announce_address(run, f"http://{reachable(server.http_host)}:{server.http_port}/v1")
+        announce_address(run, server)
     run.utilization.begin()
     run.rollouts.begin(run.learner.check_ranks)
     run.tracker.begin_steps()
 
 
-def announce_address(run: Components, url: str) -> None:
+def announce_address(run: Components, server: ServerConfig) -> None:
     """Say where OpenAI clients find the policy, or that they do not: a run needs no clients."""
+    url = f"http://{reachable(server.http_host)}:{server.http_port}/v1"
     try:
-        run.tracker.announce(f"OpenAI clients find {', '.join(served_models(url))} at {url}.")
+        check_answers(url)
+        run.tracker.announce(f"OpenAI clients find {', '.join(served_models(server))} at {url}.")
     except SamplerError as error:
         run.tracker.announce(str(error))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from actors.settings import ServerConfig
+from actors.serving.keys import access_keys
+from actors.settings import AccessConfig, ServerConfig
 from actors.weights.transport import transport_class
 from environments.bounds import check_bounds, check_choice
 from environments.errors import ConfigError
@@ -129,6 +130,12 @@ def _check_effect_on_serving(config: TrainConfig) -> None:
             f"server.http_host={server.http_host} has no effect without server.http_port: set that too, for "
             "example server.http_port=8000, or leave it out."
         )
+    if server.http_port is None and server.access != AccessConfig():
+        raise ConfigError(
+            "server.access was changed, and has no effect without server.http_port: set that too, for "
+            "example server.http_port=8000, or leave it out."
+        )
+    access_keys(server)
     if server.adapters:
         raise ConfigError(
             f"server.adapters={server.adapters} is for launch.serve. Training and evaluation use the model "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from actors.serving.keys import access_keys
 from environments.bounds import check_bounds
 from environments.errors import ConfigError
 from launch.config import TrainConfig, without_training
@@ -86,6 +87,7 @@ def check_serving(config: TrainConfig) -> None:
     check_bounds(config)
     check_engine(config)
     check_gpus(without_training(config))
+    access_keys(config.server)
     assert config.server.http_port is not None
     check_address(config.server.http_host, config.server.http_port)
     check_base_model(config)

@@ -70,6 +70,14 @@ class ToolParser(Protocol):
         argument ``error`` explains the fault to the model."""
         ...
 
+    def before_calls(self, text: str) -> str:
+        """What an answer with calls says before the first of them."""
+        ...
+
+    def around_arguments(self, name: str) -> tuple[str, str]:
+        """The texts before and after the JSON of the arguments in an answer that is a call of ``name``."""
+        ...
+
     def get_tool_prompt(self, schemas: list[dict[str, Any]]) -> str:
         """The text that explains tools, given as OpenAI schemas. Empty without tools."""
         ...
@@ -89,6 +97,12 @@ class HermesParser:
 
     def parse(self, text: str) -> list[ToolCall]:
         return [_read_hermes(body, bool(end)) for body, end in self._BLOCK.findall(text)]
+
+    def before_calls(self, text: str) -> str:
+        return text.partition("<tool_call>")[0]
+
+    def around_arguments(self, name: str) -> tuple[str, str]:
+        return f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": ', "}\n</tool_call>"
 
     def get_tool_prompt(self, schemas: list[dict[str, Any]]) -> str:
         return _explained(HERMES_PROMPT, schemas)
@@ -117,6 +131,13 @@ class R1Parser:
         if not calls and "<｜tool▁calls▁begin｜>" in text:
             return [_invalid("The block of tool calls has no <｜tool▁call▁begin｜>.")]
         return calls
+
+    def before_calls(self, text: str) -> str:
+        return text.partition("<｜tool▁calls▁begin｜>")[0].partition("<｜tool▁call▁begin｜>")[0]
+
+    def around_arguments(self, name: str) -> tuple[str, str]:
+        begin = f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n"
+        return begin, "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 
     def get_tool_prompt(self, schemas: list[dict[str, Any]]) -> str:
         return _explained(R1_PROMPT, schemas)
@@ -177,6 +198,12 @@ class Llama3JsonParser:
             rest = rest.removeprefix(";").lstrip()
         return calls
 
+    def before_calls(self, text: str) -> str:
+        return ""
+
+    def around_arguments(self, name: str) -> tuple[str, str]:
+        return f'{{"name": {json.dumps(name)}, "parameters": ', "}"
+
     def get_tool_prompt(self, schemas: list[dict[str, Any]]) -> str:
         return _explained(LLAMA3_PROMPT, schemas)
 
@@ -191,14 +218,20 @@ class OpenAIParser:
     def parse(self, text: str) -> list[ToolCall]:
         return []
 
+    def before_calls(self, text: str) -> str:
+        return text
+
+    def around_arguments(self, name: str) -> tuple[str, str]:
+        raise ConfigError("parser_name='openai' writes no calls: choose your model's parser.")
+
     def get_tool_prompt(self, schemas: list[dict[str, Any]]) -> str:
         raise ConfigError(
             "parser_name='openai' has no text that explains tools: leave tools_in out, or choose your "
-            f"model's parser, one of {', '.join(name for name in _PARSERS if name != 'openai')}."
+            f"model's parser, one of {', '.join(name for name in PARSERS if name != 'openai')}."
         )
 
 
-_PARSERS: dict[str, type[ToolParser]] = {
+PARSERS: dict[str, type[ToolParser]] = {
     "hermes": HermesParser,
     "hermes-brief": HermesBriefParser,
     "llama3-json": Llama3JsonParser,
@@ -210,9 +243,18 @@ _PARSERS: dict[str, type[ToolParser]] = {
 
 def get_tool_parser(name: str) -> ToolParser:
     """The parser called ``name``; ``ConfigError`` if there is none."""
-    if name not in _PARSERS:
-        raise ConfigError(f"parser_name={name!r} is unknown: use one of {', '.join(_PARSERS)}.")
-    return _PARSERS[name]()
+    if name not in PARSERS:
+        raise ConfigError(f"parser_name={name!r} is unknown: use one of {', '.join(PARSERS)}.")
+    return PARSERS[name]()
+
+
+def parser_name_of(chat_template: str) -> str:
+    """The parser of a model, by how its chat template writes the calls of its history."""
+    if "<｜tool▁call▁begin｜>" in chat_template:
+        return "r1"
+    if "<tool_call>" not in chat_template and re.search(r"""["']parameters["']\s*:""", chat_template):
+        return "llama3-json"
+    return "hermes"
 
 
 def _explained(prompt: str, schemas: list[dict[str, Any]]) -> str:

@@ -41,6 +41,8 @@ class Engine(ABC):
     """Further fields of ``EngineConfig`` that this engine acts on: ``num_threads``, ``dtype``,
     ``cache_after_publish``, ``options``. A field that it does not act on has to keep its default."""
     serves_adapters: ClassVar[bool] = False
+    keeps_structure: ClassVar[bool] = False
+    """Whether answers have the form of ``SamplingParams.structure``. If not, asking for it is an error."""
 
     version: int = 0
     """Of the weights that sample now. A replica that starts from a checkpoint sets the checkpoint's."""
@@ -94,6 +96,7 @@ class Engine(ABC):
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
         """One completion as one output. Raises as ``stream`` does."""
+        self._check_structure(params)
         async with aclosing(self.sample(prompt_ids, params, in_pieces=False)) as outputs:
             async for output in outputs:
                 return self._checked(output)
@@ -103,9 +106,17 @@ class Engine(ABC):
         self, prompt_ids: Sequence[int], params: SamplingParams
     ) -> AsyncGenerator[TokenOutput, None]:
         """One completion as its tokens are sampled. Raises as ``sample`` does, and ``LogprobError``."""
+        self._check_structure(params)
         async with aclosing(self.sample(prompt_ids, params, in_pieces=True)) as outputs:
             async for output in outputs:
                 yield self._checked(output)
+
+    def _check_structure(self, params: SamplingParams) -> None:
+        if params.structure is not None and not self.keeps_structure:
+            raise ConfigError(
+                f"{type(self).__name__} cannot give an answer a form: leave response_format out, and let "
+                "tool_choice be auto or none."
+            )
 
     def _checked(self, output: TokenOutput) -> TokenOutput:
         check_logprobs(output.logprobs, f"{self._place()}, version {output.policy_version},")

@@ -43,8 +43,12 @@ class AgentFrontend:
         self._agent(name)
         return {"id": name, "object": "model", "created": 0, "owned_by": "troupe"}
 
-    async def chat(self, body: ChatRequest) -> AsyncGenerator[Json, None]:
+    async def chat(
+        self, body: ChatRequest, charge: Callable[[int], None] = lambda number: None
+    ) -> AsyncGenerator[Json, None]:
         """One ``chat.completion``, or with ``stream`` its chunks, when the episode has ended.
+
+        ``charge`` hears of the number of tokens that it took, those of failed episodes too.
 
         Raises:
             OpenAIError: the request cannot be served, or the episode has failed.
@@ -52,6 +56,7 @@ class AgentFrontend:
         """
         play = self._agent(body.model)
         trajectory = await play(_question(body), body.sampling_params())
+        charge(sum(each.num_prompt_tokens + each.num_completion_tokens for each in trajectory.completions))
         _check_ended_well(trajectory)
         answer = _Answer(body, trajectory)
         if not body.stream:

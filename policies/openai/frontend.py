@@ -9,7 +9,9 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from environments.errors import PromptTooLongError
-from policies.openai.limits import MAX_CHOICES
+from policies.agents.parsers import get_tool_parser, parser_name_of
+from policies.openai.growing_text import GrowingText, before_stop
+from policies.openai.limits import MAX_CHOICES, MAX_TOKENS
 from policies.openai.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -17,13 +19,22 @@ from policies.openai.protocol import (
     SamplingRequest,
     encodable,
 )
-from policies.openai.reply import REPLACEMENT_CHARACTER, ChatReply, Json, Piece, Reply, TextReply
+from policies.openai.reply import ChatReply, Json, Piece, Reply, TextReply
+from policies.openai.structure import structure_of
 from policies.sampler import TokenRequest
 
 if TYPE_CHECKING:
     from policies.chat import ChatRenderer
     from policies.engines.base import Engine
     from policies.sampler import TokenOutput
+
+
+Charge = Callable[[int], None]
+"""Counts tokens of a client."""
+
+
+def _free(_: int) -> None:
+    """A client's tokens are not counted."""
 
 
 class OpenAIFrontend:
@@ -34,14 +45,24 @@ class OpenAIFrontend:
         adapters: names under which they ask for one of its adapters.
         renderer: the model's chat template and tokenizer.
         engine: samples tokens.
+        tool_parser: reads tool calls; ``None`` means the one of the model's chat template.
+        max_sampled: answers that the engine samples at the same time; the others wait, in their order.
     """
 
     def __init__(
-        self, model_name: str, renderer: ChatRenderer, engine: Engine, adapters: Iterable[str] = ()
+        self,
+        model_name: str,
+        renderer: ChatRenderer,
+        engine: Engine,
+        adapters: Iterable[str] = (),
+        tool_parser: str | None = None,
+        max_sampled: int = 64,
     ) -> None:
         self._adapters: dict[str, str | None] = {model_name: None} | {name: name for name in adapters}
         self._renderer = renderer
         self._engine = engine
+        self._places = asyncio.Semaphore(max_sampled)
+        self._tool_parser = get_tool_parser(tool_parser or parser_name_of(renderer.chat_template))
         # A reply's log-probabilities name each token; a vocabulary is small, decoding one token is not free.
         self._token_text = functools.cache(lambda token_id: renderer.decode((token_id,)))
 
@@ -61,8 +82,10 @@ class OpenAIFrontend:
             "policy_version": self._engine.version,
         }
 
-    def chat(self, body: ChatRequest) -> AsyncGenerator[Json, None]:
+    def chat(self, body: ChatRequest, charge: Charge = _free) -> AsyncGenerator[Json, None]:
         """One ``chat.completion``, or with ``stream`` its chunks. Close it to stop sampling.
+
+        ``charge`` hears of the numbers of tokens of the prompt and of the answer, as they are used.
 
         Raises:
             OpenAIError: the request cannot be served.
@@ -72,18 +95,21 @@ class OpenAIFrontend:
         """
         self._check(body)
         calls_tools = bool(body.tools) and body.tool_choice != "none"
-        requests = self._requests(body, [self._render(body, body.tools if calls_tools else None)])
-        reply = ChatReply(body, self._token_text, calls_tools)
+        structure = structure_of(body, self._tool_parser)
+        prompt = self._render(body, body.tools if calls_tools else None)
+        requests = self._requests(body, [prompt], structure)
+        reply = ChatReply(body, self._token_text, self._tool_parser if calls_tools else None)
         # A tool call is only known when it is complete, so such an answer is sent in one piece.
         pieces = self._sample(requests, in_pieces=bool(body.stream) and not calls_tools)
-        return _answer(body, requests, reply, pieces)
+        return _answer(body, requests, reply, pieces, charge)
 
-    def complete(self, body: CompletionRequest) -> AsyncGenerator[Json, None]:
+    def complete(self, body: CompletionRequest, charge: Charge = _free) -> AsyncGenerator[Json, None]:
         """One ``text_completion``, or with ``stream`` several. Closes and raises as ``chat`` does."""
         self._check(body)
         requests = self._requests(body, [self._encode(prompt) for prompt in body.prompts()])
         reply = TextReply(body, self._token_text)
-        return _answer(body, requests, reply, self._sample(requests, in_pieces=bool(body.stream)))
+        pieces = self._sample(requests, in_pieces=bool(body.stream))
+        return _answer(body, requests, reply, pieces, charge)
 
     def _check(self, body: SamplingRequest) -> None:
         self._check_model(body.model)
@@ -139,7 +165,9 @@ class OpenAIFrontend:
                 f"{self._engine.max_model_tokens} tokens holds at most {most}: shorten the prompt."
             )
 
-    def _requests(self, body: SamplingRequest, prompts: list[list[int]]) -> list[TokenRequest]:
+    def _requests(
+        self, body: SamplingRequest, prompts: list[list[int]], structure: str | None = None
+    ) -> list[TokenRequest]:
         """One request for each choice: first all of the first prompt."""
         if not prompts or not all(prompts):
             raise OpenAIError(400, "The prompt is empty: send at least one token.", param="prompt")
@@ -166,7 +194,8 @@ class OpenAIFrontend:
                     param="max_tokens",
                     code="context_length_exceeded",
                 )
-        params = body.sampling_params().replace(adapter=self._adapters[body.model])
+        self._check_total(body, prompts)
+        params = body.sampling_params().replace(adapter=self._adapters[body.model], structure=structure)
         seeds = [None if params.seed is None else params.seed + index for index in range(body.num_choices)]
         return [
             TokenRequest(tuple(prompt_ids), params.replace(seed=seed))
@@ -174,27 +203,46 @@ class OpenAIFrontend:
             for seed in seeds
         ]
 
+    def _check_total(self, body: SamplingRequest, prompts: list[list[int]]) -> None:
+        context = self._engine.max_model_tokens
+        most = sum(min(context, len(prompt) + (body.max_tokens or context)) for prompt in prompts)
+        total = most * body.num_choices
+        if total > max(MAX_TOKENS, context):
+            raise OpenAIError(
+                400,
+                f"{len(prompts)} prompts with n={body.num_choices} may come to {total} tokens with their "
+                f"answers, which is more than {MAX_TOKENS}: lower n or max_tokens, or send several requests.",
+                param="n",
+            )
+
     def _sample(self, requests: list[TokenRequest], in_pieces: bool) -> AsyncGenerator[Piece, None]:
         return self._sample_in_pieces(requests) if in_pieces else self._sample_whole(requests)
 
+    async def _generate(self, request: TokenRequest) -> TokenOutput:
+        async with self._places:
+            return await self._engine.generate(request.prompt_ids, request.params)
+
+    async def _stream(self, request: TokenRequest) -> AsyncGenerator[TokenOutput, None]:
+        outputs = self._engine.stream(request.prompt_ids, request.params)
+        async with self._places, aclosing(outputs):
+            async for output in outputs:
+                yield output
+
     async def _sample_whole(self, requests: list[TokenRequest]) -> AsyncGenerator[Piece, None]:
-        tasks = [
-            asyncio.create_task(self._engine.generate(request.prompt_ids, request.params))
-            for request in requests
-        ]
+        tasks = [asyncio.create_task(self._generate(request)) for request in requests]
         try:
             outputs = await asyncio.gather(*tasks)
         finally:
             for task in tasks:  # if one choice fails, the others are aborted
                 task.cancel()
         for index, (request, output) in enumerate(zip(requests, outputs, strict=True)):
-            text = _before_stop(self._renderer.decode(output.token_ids), request.params.stop)
+            text = before_stop(self._renderer.decode(output.token_ids), request.params.stop)
             yield Piece(index, request, text, output, is_first=True)
 
     async def _sample_in_pieces(self, requests: list[TokenRequest]) -> AsyncGenerator[Piece, None]:
-        texts = [_GrowingText(self._renderer.decode, request.params.stop) for request in requests]
+        texts = [GrowingText(self._renderer.decode, request.params.stop) for request in requests]
         started: set[int] = set()
-        streams = [self._engine.stream(request.prompt_ids, request.params) for request in requests]
+        streams = [self._stream(request) for request in requests]
         async with aclosing(_merge(streams)) as outputs:
             async for index, output in outputs:
                 text = texts[index].add(output.token_ids, is_last=output.finish_reason is not None)
@@ -203,19 +251,25 @@ class OpenAIFrontend:
 
 
 async def _answer(
-    body: SamplingRequest, requests: list[TokenRequest], reply: Reply, source: AsyncGenerator[Piece, None]
+    body: SamplingRequest,
+    requests: list[TokenRequest],
+    reply: Reply,
+    source: AsyncGenerator[Piece, None],
+    charge: Charge,
 ) -> AsyncGenerator[Json, None]:
     """What the client gets: the whole reply, or its chunks."""
+    # Every prompt counts once, however many choices it has.
+    num_prompt_tokens = sum(len(request.prompt_ids) for request in requests) // body.num_choices
+    charge(num_prompt_tokens)
     pieces = []
     async with aclosing(source):
         async for piece in source:
+            charge(len(piece.output.token_ids))
             _check_version(body, piece)
             pieces.append(piece)
             if body.stream:
                 for chunk in reply.chunks(piece):
                     yield chunk
-    # Every prompt counts once, however many choices it has.
-    num_prompt_tokens = sum(len(request.prompt_ids) for request in requests) // body.num_choices
     if not body.stream:
         yield reply.whole(pieces, num_prompt_tokens)
     elif body.includes_usage:
@@ -269,50 +323,3 @@ async def _merge(
         for task in pumps:
             task.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
-
-
-# -- text ------------------------------------------------------------------------------------------------
-
-
-class _GrowingText:
-    """The text of tokens that come one by one. Its pieces join to the text of all tokens, cut at a stop.
-
-    Held back is what later tokens may change: an unfinished character, the beginning of a stop string.
-    """
-
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
-        self._decode = decode
-        self._stops = stops
-        self._token_ids: list[int] = []
-        # Tokens are decoded together with those just before them: decoders treat a text's start differently.
-        self._context_start = 0
-        self._num_decoded = 0
-        self._held = ""
-        self._stopped = False
-
-    def add(self, token_ids: Sequence[int], is_last: bool) -> str:
-        """The text that these tokens make certain."""
-        self._token_ids += token_ids
-        before = self._decode(self._token_ids[self._context_start : self._num_decoded])
-        text = self._decode(self._token_ids[self._context_start :])
-        if not is_last and (len(text) <= len(before) or text.endswith(REPLACEMENT_CHARACTER)):
-            return ""
-        self._context_start, self._num_decoded = self._num_decoded, len(self._token_ids)
-        return self._cut(self._held + text[len(before) :], is_last)
-
-    def _cut(self, text: str, is_last: bool) -> str:
-        if self._stopped:
-            return ""
-        kept = _before_stop(text, self._stops)
-        self._stopped = len(kept) < len(text)
-        if is_last or self._stopped:
-            return kept
-        beginnings = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
-        num_held = max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
-        self._held = text[len(text) - num_held :]
-        return text[: len(text) - num_held]
-
-
-def _before_stop(text: str, stops: Sequence[str]) -> str:
-    """OpenAI's answers end before the stop string; the token ids keep it."""
-    return text[: min((text.index(stop) for stop in stops if stop in text), default=len(text))]

@@ -11,6 +11,10 @@ MAX_BODY_SECONDS = 30.0
 MAX_MESSAGES = 2000
 MAX_CHOICES = 128
 """Prompts times choices of each."""
+MAX_TOKENS = 2**20
+"""Of all prompts and choices of one request together, as many as may be sampled."""
+MAX_STRUCTURE_CHARACTERS = 2**16
+"""Of the schemas that an answer has to follow, as JSON: the engine makes a grammar of them."""
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 """A stop string is searched for at the end of every piece of a stream, in all of its beginnings."""

@@ -34,6 +34,7 @@ class OpenAIError(TroupeError):
         type: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -41,6 +42,8 @@ class OpenAIError(TroupeError):
         self.type = type
         self.param = param
         self.code = code
+        self.retry_after = retry_after
+        """Seconds after which the same request may be answered."""
 
     @classmethod
     def from_validation(cls, details: Sequence[Mapping[str, Any]]) -> OpenAIError:
@@ -56,22 +59,31 @@ class OpenAIError(TroupeError):
         """The JSON body that OpenAI clients expect of a failure."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
+    def headers(self) -> dict[str, str]:
+        """The HTTP headers beside the body."""
+        return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+
+
+def openai_error(error: Exception) -> OpenAIError:
+    """Any error in OpenAI's form."""
+    match error:
+        case OpenAIError():
+            return error
+        case PromptTooLongError():
+            return OpenAIError(400, str(error), code="context_length_exceeded")
+        case ConfigError():
+            return OpenAIError(400, str(error))
+        case ValidationError():
+            return OpenAIError.from_validation(error.errors())
+        case SamplerError():
+            return OpenAIError(503, str(error), type="server_error")
+        case _:
+            return OpenAIError(500, str(error), type="server_error")
+
 
 def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
     """HTTP status and JSON body for an error."""
-    match error:
-        case OpenAIError():
-            answer = error
-        case PromptTooLongError():
-            answer = OpenAIError(400, str(error), code="context_length_exceeded")
-        case ConfigError():
-            answer = OpenAIError(400, str(error))
-        case ValidationError():
-            answer = OpenAIError.from_validation(error.errors())
-        case SamplerError():
-            answer = OpenAIError(503, str(error), type="server_error")
-        case _:
-            answer = OpenAIError(500, str(error), type="server_error")
+    answer = openai_error(error)
     return answer.status, answer.body()
 
 
@@ -271,6 +283,39 @@ def _call_for_template(call: ChatToolCall) -> dict[str, Any]:
     return {**call.model_dump(), "function": {"name": call.function.name, "arguments": arguments}}
 
 
+class NamedFunction(_Body):
+    name: str
+
+
+class NamedTool(_Body):
+    """The one tool that has to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchema(_Body):
+    """The last three fields change nothing: the schema always holds."""
+
+    schema_: Annotated[dict[str, Any], Field(alias="schema")] = Field(default_factory=dict)
+    name: str = ""
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(_Body):
+    """The form of the answer's text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> ResponseFormat:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise ValueError("type='json_schema' and json_schema need each other: send both, or neither")
+        return self
+
+
 class ChatRequest(SamplingRequest):
     """The body of ``POST /v1/chat/completions``."""
 
@@ -280,9 +325,10 @@ class ChatRequest(SamplingRequest):
     logprobs: bool | None = None
     top_logprobs: OnlySampledToken = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    """``required`` and a named tool force one call of a tool."""
     parallel_tool_calls: Annotated[bool | None, _of_no_effect(True)] = None
-    response_format: Annotated[dict[str, Any] | None, _of_no_effect({"type": "text"})] = None
+    response_format: ResponseFormat | None = None
     modalities: Annotated[list[str] | None, _of_no_effect(["text"])] = None
     reasoning_effort: str | None = None
     """Reaches the chat template under this name; a template that does not read it is an error."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from policies.agents.parsers import INVALID_TOOL_CALL, get_tool_parser
+from policies.agents.parsers import INVALID_TOOL_CALL, ToolParser
 from policies.openai.protocol import ChatRequest, SamplingRequest
 from policies.sampler import TokenOutput, TokenRequest
 
@@ -120,15 +120,17 @@ class TextReply(Reply):
 
 
 class ChatReply(Reply):
-    """``POST /v1/chat/completions``. With ``calls_tools`` every piece has to be a whole answer."""
+    """``POST /v1/chat/completions``. With a parser of tool calls every piece has to be a whole answer."""
 
     id_prefix = "chatcmpl-"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, body: ChatRequest, token_text: Callable[[int], str], calls_tools: bool) -> None:
+    def __init__(
+        self, body: ChatRequest, token_text: Callable[[int], str], parser: ToolParser | None
+    ) -> None:
         super().__init__(body, token_text)
-        self._calls_tools = calls_tools
+        self._parser = parser
 
     def whole(self, pieces: list[Piece], num_prompt_tokens: int) -> Json:
         return {**super().whole(pieces, num_prompt_tokens), **self._prompt(pieces[0])}
@@ -158,10 +160,9 @@ class ChatReply(Reply):
         # As ToolAgent reads it in training: a call in the thoughts is none.
         before, end, after = piece.text.partition("</think>")
         thoughts, answer = (before + end, after) if end else ("", before)
-        calls = _tool_calls(answer) if self._calls_tools else []
-        if not calls:
+        if self._parser is None or not (calls := _tool_calls(self._parser, answer)):
             return {"content": piece.text}, {}
-        content = (thoughts + answer.partition("<tool_call>")[0]).strip() or None
+        content = (thoughts + self._parser.before_calls(answer)).strip() or None
         return {"content": content, "tool_calls": calls}, {"finish_reason": "tool_calls"}
 
     def _logprobs(self, tokens: list[str], logprobs: Sequence[float]) -> Json:
@@ -190,9 +191,9 @@ def _utf8(token: str) -> list[int] | None:
     return None if REPLACEMENT_CHARACTER in token else list(token.encode())
 
 
-def _tool_calls(text: str) -> list[Json]:
+def _tool_calls(parser: ToolParser, text: str) -> list[Json]:
     """The calls in OpenAI's shape. Empty if one is malformed: the client then sees the text as it is."""
-    calls = get_tool_parser("hermes").parse(text)
+    calls = parser.parse(text)
     if any(call.name == INVALID_TOOL_CALL for call in calls):
         return []
     return [

@@ -5,7 +5,9 @@ What does not depend on them is in ``test_policy_http``, with a scripted engine.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -48,3 +50,33 @@ def test_a_token_id_that_vllm_rejects_is_a_bad_request_and_the_server_goes_on(cl
     with pytest.raises(BadRequestError):
         client.completions.create(model="policy", prompt=[999_999_999], max_tokens=4)
     assert client.completions.create(model="policy", prompt=[5], max_tokens=1).usage.completion_tokens == 1
+
+
+def test_an_answer_has_the_form_that_was_asked_for(client: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": [12, 34]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    create = partial(client.chat.completions.create, model="policy", messages=QUESTION, max_tokens=200)
+    form = {"type": "json_schema", "json_schema": {"name": "number", "schema": schema}}
+    answer = json.loads(create(response_format=form).choices[0].message.content)
+    assert answer["a"] in (12, 34)
+
+    function = {"name": "calculator", "parameters": schema}
+    tools = [{"type": "function", "function": function}]
+    for choice in ("required", {"type": "function", "function": {"name": "calculator"}}):
+        (call,) = create(tools=tools, tool_choice=choice).choices[0].message.tool_calls
+        assert call.function.name == "calculator"
+        assert json.loads(call.function.arguments)["a"] in (12, 34)
+
+
+def test_a_schema_that_cannot_be_followed_is_a_bad_request_and_the_server_goes_on(client: Any) -> None:
+    from openai import BadRequestError
+
+    create = partial(client.chat.completions.create, model="policy", messages=QUESTION, max_tokens=9)
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
+    with pytest.raises(BadRequestError):
+        create(response_format=form)
+    assert create().choices[0].message.content is not None

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from openai import BadRequestError, NotFoundError, OpenAI
 from ray import serve
 from scripted_engine import ScriptedEngine
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 
 from actors.serving.http import BodyLimit, http, respond
 from actors.serving.policy_server import PolicyServer
@@ -73,19 +75,22 @@ def serving(
     folder: Path,
     template: dict[str, Any] | None = None,
     version: int = 0,
+    tool_parser: str | None = None,
+    max_model_tokens: int = 100,
     agents: dict[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[TestClient]:
     """A client of one replica, which is made in the loop that answers requests, as in Serve."""
     replica_class = PolicyServer.func_or_class.__bases__[0]  # without what Serve wraps around it
     replica = replica_class.__new__(replica_class)
-    config = ServerConfig(engine=scripted(**options))
+    engine = replace(scripted(**options), max_model_tokens=max_model_tokens)
+    config = ServerConfig(engine=engine, tool_parser=tool_parser)
 
     async def start() -> None:
         actors = QuietActor(), QuietActor()
-        await replica.__init__(str(folder), "tiny", config, *actors, template, version, agents)
+        await replica.__init__(str(folder), "tiny", config, *actors, template, version, agents=agents)
 
-    with TestClient(http) as client, pytest.MonkeyPatch.context() as patch:
+    with TestClient(http, base_url="http://localhost") as client, pytest.MonkeyPatch.context() as patch:
         patch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(servable_object=replica))
         assert client.portal is not None
         client.portal.call(start)
@@ -100,12 +105,22 @@ def client(tokenizer_folder: Path) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="module")
 def openai(client: TestClient) -> OpenAI:
-    return OpenAI(base_url="http://testserver/v1", api_key="EMPTY", max_retries=0, http_client=client)
+    return OpenAI(base_url="http://localhost/v1", api_key="EMPTY", max_retries=0, http_client=client)
 
 
 def events(text: str) -> list[Any]:
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    "route", [route for route in http.routes if isinstance(route, Route)], ids=lambda route: route.path
+)
+def test_no_route_answers_under_a_foreign_name(client: TestClient, route: Route) -> None:
+    method = sorted(route.methods or ())[0]
+    answer = client.request(method, route.path, headers={"host": "evil.example"})
+    assert answer.status_code == 403
+    assert "server.access.hosts" in answer.json()["error"]["message"]
 
 
 def test_a_whole_answer_carries_the_policy_version_in_its_header(client: TestClient) -> None:
@@ -190,6 +205,15 @@ def test_the_official_client_names_the_error_of_a_bad_request_and_the_server_goe
     assert openai.completions.create(model="tiny", prompt=[5]).choices[0].text == "111"
 
 
+def test_a_setting_chooses_the_parser_of_tool_calls(tokenizer_folder: Path) -> None:
+    call = '{"name": "f", "parameters": {}}'
+    body = {**BODY, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    for parser, reason in (("llama3-json", "tool_calls"), (None, "stop")):
+        with serving(tokenizer_folder, tool_parser=parser, max_model_tokens=300, replies=[call]) as client:
+            choice = client.post("/v1/chat/completions", json=body).json()["choices"][0]
+        assert choice["finish_reason"] == reason, choice
+
+
 def test_a_stream_is_server_sent_events_that_end_with_done(client: TestClient) -> None:
     response = client.post("/v1/chat/completions", json={**BODY, "stream": True})
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -243,7 +267,7 @@ def test_an_unexpected_error_has_openais_shape(
 ) -> None:
     monkeypatch.setattr(OpenAIFrontend, "chat", lambda *_: 1 / 0)
     with serving(tokenizer_folder) as client:
-        quiet = TestClient(client.app, raise_server_exceptions=False)
+        quiet = TestClient(client.app, "http://localhost", raise_server_exceptions=False)
         response = quiet.post("/v1/chat/completions", json=BODY)
     assert response.status_code == 500
     assert response.json()["error"]["message"] == "division by zero"

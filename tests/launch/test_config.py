@@ -54,6 +54,7 @@ def test_the_defaults_and_all_recipes_pass_the_check() -> None:
         ("rollout.timeout_seconds=0", r"timeout_seconds=0\.0 has to be above 0"),
         ("fleet.retries=-1", r"fleet\.retries=-1 has to be at least 0"),
         ("server.http_host=0.0.0.0", r"http_host=0\.0\.0\.0 .*server\.http_port=8000"),
+        ("server.access.requests_per_minute=5", r"server\.access .*server\.http_port=8000"),
         ("run.num_steps=0", r"run\.num_steps=0 has to be at least 1"),
         ("rollout.max_prompt_tokens=600", r"=600 and .*=512 need .*1112 .*=1024\. Raise it, or lower"),
         ("learner.micro_batch_tokens=1000", r"=1000 cannot hold .*= 1024 tokens\. Raise it"),

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -38,6 +39,7 @@ from policies.model_files import check_loadable
 
 PROMPT = tuple(range(5, 40))
 ROOT = Path(__file__).resolve().parents[2]
+KEY = "a-key-of-the-tests-0123"
 
 
 def make_run(directory: Path, model: Path, step: int = 30) -> Path:
@@ -331,7 +333,7 @@ def test_serve_answers_over_http_until_it_is_told_to_end(tmp_path: Path, tiny_mo
             "server.adapters.other=other",
         ],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TROUPE_API_KEYS": f"tester:{KEY}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -347,7 +349,9 @@ def test_serve_answers_over_http_until_it_is_told_to_end(tmp_path: Path, tiny_mo
                 break
         text = "".join(greeting)
         assert str(checkpoint.relative_to(tmp_path)) in text, text
-        assert curl_example(text)["choices"][0]["message"]["role"] == "assistant"
+        assert curl_example(text.replace("KEY", KEY))["choices"][0]["message"]["role"] == "assistant"
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            curl_example(text.replace("KEY", "wrong"))
         answers = asyncio.run(answers_of_all(merged, f"http://127.0.0.1:{port}/v1"))
         assert [answer.model for answer in answers] == list(merged)
         for answer, model in zip(answers, merged.values(), strict=True):
@@ -381,7 +385,7 @@ def merged_with_adapter(base: Path, folder: Path, rank: int) -> Any:
 
 async def answers_of_all(names: Iterable[str], url: str) -> list[Any]:
     """Several answers of each model to one question, all asked for at once."""
-    async with AsyncOpenAI(base_url=url, api_key="EMPTY", max_retries=0) as client:
+    async with AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
         create = partial(
             client.completions.create,
             prompt=list(PROMPT),
@@ -395,12 +399,11 @@ async def answers_of_all(names: Iterable[str], url: str) -> list[Any]:
 
 def curl_example(greeting: str) -> dict[str, Any]:
     """Do what the greeting's curl line does."""
-    match = re.search(r"curl (\S+) -H 'Content-Type: application/json' -d '(.*)'", greeting)
+    match = re.search(r"curl (\S+)( -H '.*') -d '(.*)'", greeting)
     assert match is not None, greeting
-    body = json.loads(match[2]) | {"max_tokens": 5}
-    request = urllib.request.Request(
-        match[1], json.dumps(body).encode(), headers={"Content-Type": "application/json"}
-    )
+    body = json.loads(match[3]) | {"max_tokens": 5}
+    headers = dict(re.findall(r"-H '([\w-]+): (.*?)'", match[2]))
+    request = urllib.request.Request(match[1], json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as response:
         answer: dict[str, Any] = json.load(response)
     return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -72,6 +73,16 @@ def test_a_stream_has_the_same_answer_and_its_usage_where_it_is_asked_for() -> N
     assert chunks[0]["choices"][0]["delta"]["content"] == "46"
     assert chunks[1]["choices"][0]["finish_reason"] == "stop"
     assert chunks[2]["usage"]["total_tokens"] == 5
+
+
+@pytest.mark.parametrize("reason", [TerminationReason.ENV_DONE, TerminationReason.TIMEOUT])
+def test_a_key_is_charged_for_the_tokens_of_all_turns(reason: TerminationReason) -> None:
+    charged: list[int] = []
+    frontend = AgentFrontend({"agent/calculator": Calculator(episode("<tool_call>", "46", reason=reason))})
+    body = ChatRequest(model="agent/calculator", messages=[QUESTION])
+    with suppress(OpenAIError):
+        asyncio.run(anext(frontend.chat(body, charged.append)))  # type: ignore[arg-type]
+    assert charged == [10]
 
 
 def test_an_episode_that_a_limit_has_ended_says_length() -> None:

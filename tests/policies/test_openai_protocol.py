@@ -286,6 +286,19 @@ def test_a_malformed_tool_call_stays_text() -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
+def test_the_form_of_an_answer_reaches_the_engine_if_it_keeps_one() -> None:
+    class FormalEngine(FakeEngine):
+        keeps_structure = True
+
+    form = {"type": "json_object"}
+    chat(engine := FormalEngine(ids_of("46")), response_format=form)
+    (_, params), *_ = engine.requests
+    assert json.loads(params.structure or "")["format"]["json_schema"] == {"type": "object"}
+    for stream in (False, True):
+        with pytest.raises(ConfigError, match="FakeEngine cannot give an answer a form"):
+            chat(FakeEngine(ids_of("46")), response_format=form, stream=stream)
+
+
 def test_tools_and_the_history_of_calls_reach_the_chat_template() -> None:
     seen: list[Any] = []
 
@@ -533,7 +546,7 @@ def test_a_prompt_that_fills_the_context_is_refused_before_the_first_chunk(strea
         ({"store": True}, "store"),
         ({"service_tier": "flex"}, "service_tier"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"metadata": {"note": 1}}, "metadata.note"),
         ({"temperature": 2.1}, "temperature"),
@@ -543,7 +556,6 @@ def test_a_prompt_that_fills_the_context_is_refused_before_the_first_chunk(strea
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"frequency_penalty": 0.5}, "frequency_penalty"),
         ({"presence_penalty": -1}, "presence_penalty"),
-        ({"tool_choice": "required"}, "tool_choice"),
         ({"n": 0}, "n"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**64}, "seed"),
@@ -665,6 +677,18 @@ def test_prompts_and_choices_are_few() -> None:
         complete(engine, prompt=["What"] * 65, n=2)
     with pytest.raises(ValidationError, match="at most 2000"):
         chat(engine, messages=MESSAGES * 2001)
+
+
+def test_a_request_may_not_ask_for_tokens_without_end() -> None:
+    engine = FakeEngine(*[ids_of("46")] * 13)
+    engine.max_model_tokens = 100_000
+    with pytest.raises(
+        OpenAIError, match=r"n=12 may come to 1200000 tokens .* more than 1048576: lower n or max"
+    ):
+        chat(engine, messages=MESSAGES, n=12)
+    assert chat(engine, messages=MESSAGES, n=12, max_tokens=10)
+    engine.max_model_tokens = 2_000_000
+    assert chat(engine, messages=MESSAGES), "one answer may fill the context"
 
 
 @pytest.mark.parametrize("text", ["\ud800", "12 \udfff 34"])

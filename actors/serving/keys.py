@@ -1,0 +1,132 @@
+"""API keys: who may use the endpoints of the policy server. Only their SHA-256 digests are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from actors.settings import ServerConfig
+from environments.errors import ConfigError
+
+KEYS_VARIABLE = "TROUPE_API_KEYS"
+MIN_KEY_CHARACTERS = 16
+"""A digest of a shorter key could be found by trying."""
+WILDCARDS = ("", "0.0.0.0", "::")
+"""Hosts that stand for all addresses of a machine."""
+_NAME = re.compile(r"[\w.@-]{1,64}")
+
+
+@dataclass(frozen=True)
+class ApiKeys:
+    """The keys of an endpoint; without any, everybody who reaches it may use it."""
+
+    digests: dict[str, bytes] = field(default_factory=dict)
+    """SHA-256 of each key, by the key's name."""
+
+    def __bool__(self) -> bool:
+        return bool(self.digests)
+
+    def name_of(self, key: bytes) -> str | None:
+        """The name of ``key``, or ``None`` for an unknown one. It takes as long for a wrong key as for a
+        right one."""
+        digest = hashlib.sha256(key).digest()
+        found = None
+        for name, known in self.digests.items():
+            if hmac.compare_digest(digest, known):
+                found = name
+        return found
+
+
+def access_keys(config: ServerConfig) -> ApiKeys:
+    """The keys of the endpoint; none where there is no endpoint.
+
+    Raises:
+        ConfigError: a key cannot be used, or the endpoint may not be served without one.
+    """
+    if config.http_port is None:
+        return ApiKeys()
+    host, access = config.http_host, config.access
+    keys = read_keys(access.keys_file)
+    if not keys and not is_loopback(host):
+        raise ConfigError(
+            f"server.http_host={host} would let everybody in who reaches this machine: set {KEYS_VARIABLE}="
+            "name:key or server.access.keys_file, or leave it at 127.0.0.1."
+        )
+    if host in WILDCARDS and not access.hosts:
+        raise ConfigError(
+            f"server.http_host={host} has to know by which names clients reach this machine: add "
+            "server.access.hosts=[my-machine.example], for example."
+        )
+    if not keys and (access.requests_per_minute or access.tokens_per_minute):
+        raise ConfigError(
+            f"server.access.requests_per_minute={access.requests_per_minute} and tokens_per_minute="
+            f"{access.tokens_per_minute} count for each key, and there is none: set {KEYS_VARIABLE}=name:key."
+        )
+    return keys
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs of the same machine reach ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def read_keys(keys_file: str | None) -> ApiKeys:
+    """The keys of ``TROUPE_API_KEYS`` and of ``server.access.keys_file``.
+
+    Raises:
+        ConfigError: a key cannot be used, or two have the same name. The message holds no key.
+    """
+    digests: dict[str, bytes] = {}
+    pairs = [*_from_variable(os.environ.get(KEYS_VARIABLE, "")), *_from_file(keys_file)]
+    for place, name, digest in pairs:
+        if _NAME.fullmatch(name) is None:
+            raise ConfigError(
+                f"{place}: {name!r} cannot be the name of a key: use up to 64 letters, digits and . _ - @."
+            )
+        if name in digests:
+            raise ConfigError(f"{place}: there are two keys with the name {name!r}: rename one.")
+        digests[name] = digest
+    return ApiKeys(digests)
+
+
+def _from_variable(text: str) -> Iterator[tuple[str, str, bytes]]:
+    for number, item in enumerate(filter(None, map(str.strip, text.split(","))), start=1):
+        place = f"{KEYS_VARIABLE}, key {number}"
+        name, colon, key = item.partition(":")
+        if not colon:
+            raise ConfigError(f"{place} has no name: write {KEYS_VARIABLE}=name:key,name:key.")
+        if len(key) < MIN_KEY_CHARACTERS:
+            raise ConfigError(
+                f"{place} ({name}) has {len(key)} characters, and needs at least {MIN_KEY_CHARACTERS}: make "
+                "one by `openssl rand -hex 24`."
+            )
+        yield place, name, hashlib.sha256(key.encode()).digest()
+
+
+def _from_file(path: str | None) -> Iterator[tuple[str, str, bytes]]:
+    if path is None:
+        return
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"server.access.keys_file={path} cannot be read ({error}).") from error
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        place = f"server.access.keys_file={path}, line {number}"
+        if len(words) != 2 or re.fullmatch(r"[0-9a-fA-F]{64}", words[1]) is None:
+            raise ConfigError(
+                f"{place} has to be the name of a key and the key's SHA-256 in hexadecimal, as printed by "
+                "`printf %s KEY | sha256sum`."
+            )
+        yield place, words[0], bytes.fromhex(words[1])

@@ -1,0 +1,287 @@
+"""Who may use the endpoints: keys, names of the server, limits for each key. In front of any application."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
+from fastapi.testclient import TestClient
+from ray import serve
+from starlette.datastructures import Headers
+
+from actors.serving.access import Access, AccessControl
+from actors.serving.allowance import Allowance
+from actors.serving.keys import ApiKeys, access_keys, read_keys
+from actors.settings import AccessConfig, ServerConfig
+from environments.errors import ConfigError
+from policies.openai.protocol import OpenAIError
+
+ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
+KEYS = ApiKeys(
+    {name: hashlib.sha256(key.encode()).digest() for name, key in (("alice", ALICE), ("bob", BOB))}
+)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def application() -> FastAPI:
+    app = FastAPI()
+    app.add_middleware(AccessControl)
+
+    @app.get("/health")
+    @app.get("/anything")
+    async def anything() -> str:
+        return "fine"
+
+    @app.get("/tokens/{number}")
+    async def tokens(number: int, request: Request) -> None:
+        request.state.caller.charge_tokens(number)
+
+    @app.get("/long")
+    async def long() -> None:
+        await asyncio.sleep(60)
+
+    @app.get("/stream")
+    async def stream() -> StreamingResponse:
+        async def parts() -> AsyncIterator[str]:
+            yield "first"
+            await asyncio.sleep(60)
+
+        return StreamingResponse(parts())
+
+    return app
+
+
+@contextmanager
+def behind(keys: ApiKeys = KEYS, **settings: object) -> Iterator[tuple[TestClient, Access]]:
+    """A client of the application above, whose replica allows what ``settings`` say."""
+    access = Access(keys, ServerConfig(access=AccessConfig(**settings)))  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch, TestClient(application(), "http://localhost") as client:
+        replica = SimpleNamespace(servable_object=SimpleNamespace(access=access))
+        patch.setattr(serve, "get_replica_context", lambda: replica)
+        yield client, access
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        bearer("wrong"),
+        bearer(""),
+        bearer(ALICE + "0"),
+        {"authorization": f"Basic {ALICE}"},
+        bearer("ä" * 20),
+    ],
+)
+@pytest.mark.parametrize("path", ["/anything", "/docs", "/nowhere", "/health/../anything", "//health"])
+def test_without_a_key_of_the_server_no_route_is_reached(headers: dict[str, str], path: str) -> None:
+    with behind() as (client, _):
+        raw = {name: value.encode("latin-1") for name, value in headers.items()}
+        response = client.get(path, headers=raw)
+    assert response.status_code == 401
+    assert response.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_a_key_opens_the_routes_and_health_needs_none() -> None:
+    with behind() as (client, _):
+        assert client.get("/anything", headers=bearer(ALICE)).json() == "fine"
+        assert client.get("/health").status_code == 200
+
+
+def test_without_keys_everybody_on_this_machine_may_ask() -> None:
+    with behind(ApiKeys()) as (client, _):
+        assert client.get("/anything").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost:8000", "127.0.0.1", "[::1]:8000", "LOCALHOST", "trainer.example:80"]
+)
+def test_the_servers_own_names_are_served(host: str) -> None:
+    with behind(hosts=["Trainer.example"]) as (client, _):
+        assert client.get("/anything", headers={**bearer(ALICE), "host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "10.0.0.1", "", "[", "a@localhost.x"]
+)
+def test_another_name_of_the_server_is_rejected(host: str) -> None:
+    with behind() as (client, _):
+        for path in ("/anything", "/health"):
+            assert client.get(path, headers={**bearer(ALICE), "host": host}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("http://localhost:3000", 200), ("https://evil.example", 403), ("null", 403), ("file://", 403)],
+)
+def test_web_pages_of_other_servers_are_rejected(origin: str, status: int) -> None:
+    with behind() as (client, _):
+        response = client.get("/anything", headers={**bearer(ALICE), "origin": origin})
+    assert response.status_code == status
+    assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+def test_a_key_that_has_used_its_requests_hears_when_to_come_again_and_others_are_served() -> None:
+    with behind(requests_per_minute=2) as (client, _):
+        statuses = [client.get("/anything", headers=bearer(ALICE)).status_code for _ in range(3)]
+        rejected = client.get("/anything", headers=bearer(ALICE))
+        assert client.get("/anything", headers=bearer(BOB)).status_code == 200
+    assert statuses == [200, 200, 429]
+    assert 25 <= int(rejected.headers["retry-after"]) <= 30
+    assert "alice" in rejected.json()["error"]["message"]
+
+
+def test_tokens_that_were_used_count_for_the_next_request() -> None:
+    with behind(tokens_per_minute=60) as (client, _):
+        assert client.get("/tokens/100", headers=bearer(ALICE)).status_code == 200
+        rejected = client.get("/tokens/1", headers=bearer(ALICE))
+        assert client.get("/tokens/1", headers=bearer(BOB)).status_code == 200
+    assert (rejected.status_code, rejected.json()["error"]["type"]) == (429, "tokens")
+    assert 38 <= int(rejected.headers["retry-after"]) <= 41
+
+
+def test_the_replicas_share_what_a_key_may_use() -> None:
+    config = ServerConfig(num_replicas=2, access=AccessConfig(requests_per_minute=4))
+    access = Access(KEYS, config)
+    headers = Headers({"host": "localhost", **bearer(ALICE)})
+    for _ in range(2):
+        with access.admitted("/", headers):
+            pass
+    with pytest.raises(OpenAIError) as caught, access.admitted("/", headers):
+        pass
+    assert caught.value.status == 429
+
+
+def test_an_allowance_is_refilled_over_a_minute_and_saves_no_more() -> None:
+    now = 0.0
+    allowance = Allowance(6, lambda: now)
+    allowance.spend(6)
+    assert allowance.seconds_to_wait() == pytest.approx(10)
+    now = 10.0
+    assert allowance.seconds_to_wait() == 0
+    now = 1000.0
+    allowance.spend(6)
+    assert allowance.seconds_to_wait() == pytest.approx(10)
+
+
+def test_one_request_too_many_is_rejected_at_once_and_health_still_answers() -> None:
+    with behind(max_open_requests=2) as (client, access), ExitStack() as requests:
+        headers = Headers({"host": "localhost", **bearer(ALICE)})
+        for _ in range(2):
+            requests.enter_context(access.admitted("/anything", headers))
+        rejected = client.get("/anything", headers=bearer(BOB))
+        assert client.get("/health").status_code == 200
+        requests.close()
+        assert client.get("/anything", headers=bearer(BOB)).status_code == 200
+    assert (rejected.status_code, rejected.headers["retry-after"]) == (503, "1")
+
+
+def test_a_request_that_takes_too_long_is_ended() -> None:
+    with behind(max_request_seconds=0.1) as (client, _):
+        response = client.get("/long", headers=bearer(ALICE))
+        stream = client.get("/stream", headers=bearer(ALICE))
+    assert response.status_code == 504
+    assert "more than 0.1 s" in response.json()["error"]["message"]
+    assert (stream.status_code, stream.text) == (200, "first")
+
+
+def test_the_log_says_why_a_request_was_rejected(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ray.serve")
+    with behind(requests_per_minute=1) as (client, _):
+        for _ in range(2):
+            client.get("/anything", headers=bearer(ALICE))
+        client.get("/anything", headers={"host": "evil.example"})
+    _, late, foreign = [record.getMessage() for record in caplog.records if record.name == "ray.serve"]
+    assert late.startswith("rejected: GET '/anything': 429, The key 'alice' has used its requests")
+    assert foreign.startswith("rejected: GET '/anything': 403, Host 'evil.example'")
+
+
+def test_the_log_names_the_key_and_never_shows_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ray.serve")
+    with behind() as (client, _):
+        client.get("/anything%0afake", headers=bearer(ALICE))
+        client.get("/anything", headers=bearer(BOB))
+    first, second = [record.getMessage() for record in caplog.records if record.name == "ray.serve"]
+    assert first.startswith("key alice: GET '/anything\\nfake': 404")
+    assert second.startswith("key bob: GET '/anything': 200")
+    assert ALICE not in caplog.text
+
+
+# -- keys and the settings -------------------------------------------------------------------------------
+
+
+def test_keys_come_from_the_environment_and_from_a_file_of_digests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TROUPE_API_KEYS", f"alice:{ALICE}, ")
+    file = tmp_path / "keys"
+    file.write_text(f"# our own\n\nbob {hashlib.sha256(BOB.encode()).hexdigest()}\n")
+    keys = read_keys(str(file))
+    assert keys == KEYS
+    assert keys.name_of(BOB.encode()) == "bob" and keys.name_of(b"bob") is None
+    assert ALICE not in repr(keys)
+
+
+@pytest.mark.parametrize(
+    ("variable", "file", "words"),
+    [
+        ("0123456789abcdef", None, "key 1 has no name: write TROUPE_API_KEYS=name:key"),
+        (f"alice:{ALICE},bob:short", None, r"key 2 \(bob\) has 5 characters, and needs at least 16"),
+        (f"alice:{ALICE},alice:{BOB}", None, "two keys with the name 'alice'"),
+        (f"a b:{ALICE}", None, "'a b' cannot be the name"),
+        ("", f"alice {ALICE}\n", "line 1 has to be the name of a key and the key's SHA-256.*sha256sum"),
+        ("", None, r"keys_file=.*keys cannot be read"),
+    ],
+)
+def test_a_key_that_cannot_be_used_is_an_error_that_does_not_show_it(
+    variable: str, file: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TROUPE_API_KEYS", variable)
+    path = tmp_path / "keys"
+    if file is not None:
+        path.write_text(file)
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_keys(None if variable else str(path))
+    assert not [secret for secret in (ALICE, BOB, "0123456789abcdef") if secret in str(caught.value)]
+
+
+def test_only_loopback_is_served_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TROUPE_API_KEYS", raising=False)
+    local = ServerConfig(http_port=8000)
+    for host in ("127.0.0.1", "127.0.0.2", "localhost"):
+        assert not access_keys(replace(local, http_host=host))
+    for host in ("0.0.0.0", "", "10.0.0.1", "my-machine"):
+        with pytest.raises(ConfigError, match=f"http_host={host} would let everybody in.*TROUPE_API_KEYS"):
+            access_keys(replace(local, http_host=host))
+
+
+def test_every_interface_needs_the_names_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TROUPE_API_KEYS", f"alice:{ALICE}")
+    config = ServerConfig(http_port=8000, http_host="0.0.0.0")
+    with pytest.raises(ConfigError, match=r"server\.access\.hosts=\[my-machine"):
+        access_keys(config)
+    assert access_keys(replace(config, access=AccessConfig(hosts=["my-machine"])))
+    assert access_keys(replace(config, http_host="10.0.0.1"))
+
+
+def test_limits_of_keys_need_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TROUPE_API_KEYS", raising=False)
+    for limit in ({"requests_per_minute": 5}, {"tokens_per_minute": 5}):
+        with pytest.raises(ConfigError, match="count for each key, and there is none"):
+            access_keys(ServerConfig(http_port=8000, access=AccessConfig(**limit)))
+
+
+def test_a_server_without_an_address_needs_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TROUPE_API_KEYS", "nonsense")
+    assert not access_keys(ServerConfig())

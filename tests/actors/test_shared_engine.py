@@ -1,0 +1,73 @@
+"""Rollouts and clients over HTTP share one engine: clients do not take all of its places."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_engine import ScriptedEngine
+
+from policies.chat import ChatRenderer, load_tokenizer
+from policies.openai.frontend import OpenAIFrontend
+from policies.openai.protocol import ChatRequest
+from policies.sampler import SamplingParams
+from policies.settings import EngineConfig
+from policies.tiny import build_tokenizer
+
+MESSAGES = [{"role": "user", "content": "What is 12+34?"}]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> ScriptedEngine:
+    build_tokenizer([MESSAGES]).save_pretrained(tmp_path)
+    options = {"replies": ["1111"], "seconds_per_token": 0.01}
+    config = EngineConfig(name="scripted_engine:ScriptedEngine", max_model_tokens=100, options=options)
+    return ScriptedEngine(str(tmp_path), config, {})
+
+
+def frontend(engine: ScriptedEngine, folder: Path) -> OpenAIFrontend:
+    renderer = ChatRenderer(load_tokenizer(str(folder)))
+    return OpenAIFrontend("tiny", renderer, engine, max_sampled=2)
+
+
+async def last(parts: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
+    return [part async for part in parts][-1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_many_outside_requests_leave_room_for_a_rollout_and_are_all_answered(
+    engine: ScriptedEngine, tmp_path: Path, stream: bool
+) -> None:
+    served = frontend(engine, tmp_path)
+    body = ChatRequest.model_validate({"model": "tiny", "messages": MESSAGES, "n": 5, "stream": stream})
+
+    async def share() -> tuple[int, int, list[dict[str, Any]]]:
+        outside = [asyncio.create_task(last(served.chat(body))) for _ in range(4)]
+        await asyncio.sleep(0.02)
+        running = engine.num_running
+        await engine.generate([1, 2], SamplingParams())
+        unanswered = sum(not task.done() for task in outside)
+        return running, unanswered, await asyncio.gather(*outside)
+
+    running, unanswered, answers = asyncio.run(share())
+    assert running == 2, "of 20"
+    assert unanswered >= 3, "the rollout did not wait for them"
+    assert {answer["choices"][0]["finish_reason"] for answer in answers} == {"stop"}
+
+
+def test_the_places_of_clients_that_have_gone_are_free_again(engine: ScriptedEngine, tmp_path: Path) -> None:
+    served = frontend(engine, tmp_path)
+    body = ChatRequest.model_validate({"model": "tiny", "messages": MESSAGES, "n": 5, "stream": True})
+    one = ChatRequest.model_validate({"model": "tiny", "messages": MESSAGES})
+
+    async def leave() -> dict[str, Any]:
+        parts = served.chat(body)
+        await anext(parts)
+        await parts.aclose()
+        assert engine.num_running == 0
+        return await asyncio.wait_for(last(served.chat(one)), 5)
+
+    assert asyncio.run(leave())["choices"][0]["message"]["content"] == "1111"
