@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
+import pickle
 import threading
 import traceback
 from collections import deque
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self
 from environments.base import ActorNeeds, BaseEnv
 from environments.contract import (
     async_faults,
+    comparable,
     final_reward_faults,
     json_doubts,
     kind_of,
@@ -183,19 +184,39 @@ class _Probe:
         self._env = env
         self._was_reset = False
         self._closed = False
+        self.done = False
+        """Whether the last ``answer`` has ended the episode."""
 
     def play(self, actions: deque[Any]) -> list[str]:
         """Play one episode, until it is done or no action is left; return its events, a line for each."""
-        heard = [f"reset() with {_comparable(self._reset())}"]
+        heard = [f"reset() with {comparable(self._reset())}"]
         done = False
         while actions and not done:
             action = actions.popleft()
             observation, reward, done = self._step(action)
-            heard.append(f"step({action!r}) with {_comparable([observation, float(reward), bool(done)])}")
+            heard.append(f"step({action!r}) with {comparable([observation, float(reward), bool(done)])}")
         final = self._caller.call("compute_final_reward()", self._env.compute_final_reward)
         self._refuse(final_reward_faults(final))
         self._refuse(metrics_faults(self._caller.call("compute_metrics()", self._env.compute_metrics)))
         return heard
+
+    def snapshot_after(self, action: Any) -> Any:
+        """The snapshot after the first step of an episode, as another process gets it."""
+        self._reset()
+        self.answer(action)
+        snapshot = self._caller.call("snapshot()", self._env.snapshot)
+        return self._caller.call("Pickling the snapshot", partial(_copied, snapshot), PICKLE_HINT)
+
+    def restore(self, snapshot: Any) -> None:
+        """Restore it instead of a reset."""
+        limit = "reset_timeout_seconds"
+        self._caller.call("restore()", partial(self._env.restore, snapshot), limit=limit)
+
+    def answer(self, action: Any) -> list[Any]:
+        """Observation, reward and done."""
+        observation, reward, done = self._step(action)
+        self.done = bool(done)
+        return [observation, float(reward), self.done]
 
     def close(self) -> None:
         """Close it. Rollouts do so once, so if only the second time fails, that is but a warning."""
@@ -261,6 +282,9 @@ class _Check:
         with suppress(_Failed), self._environment() as probe:
             probe.close()  # before any reset; the second time comes at the end of this block
         self._compare(self._play(), self._play())
+        if self._env_class.resumes_by == "snapshot":
+            with suppress(_Failed):
+                self._check_snapshot()
 
     def _check_class(self) -> None:
         env_class = self._env_class
@@ -275,6 +299,10 @@ class _Check:
                 )
             if not isinstance(inspect.getattr_static(env_class, "from_dict"), staticmethod | classmethod):
                 self.report.error("from_dict is called on the class: put @staticmethod above it.")
+            if env_class.resumes_by not in (None, "replay", "snapshot"):
+                self.report.error(
+                    f"resumes_by is {env_class.resumes_by!r}: write 'replay', 'snapshot' or None."
+                )
             if not isinstance(env_class.actor_needs, ActorNeeds):
                 self.report.error(
                     f"actor_needs is {kind_of(env_class.actor_needs)}: write actor_needs = ActorNeeds(...)."
@@ -323,11 +351,30 @@ class _Check:
     def _compare(self, first: list[str], second: list[str]) -> None:
         one, other = next((pair for pair in zip(first, second, strict=False) if pair[0] != pair[1]), ("", ""))
         if one != other:
-            self.report.warn(
-                "Two environments of the same task and seed differ: the first answered\n"
+            replays = self._env_class.resumes_by == "replay"
+            note = self.report.error if replays else self.report.warn
+            note(
+                'resumes_by = "replay" needs the same answers to the same actions.\n'
+                * replays
+                + "Two environments of the same task and seed differ: the first answered\n"
                 f"  {short(one)}\nand the second\n  {short(other)}\n"
                 'Draw from random.Random(info["seed"]) if runs are to be repeatable.'
             )
+
+    def _check_snapshot(self) -> None:
+        """Let one environment go on from the snapshot of another, and compare their answers."""
+        with self._environment() as first, self._environment() as second:
+            second.restore(first.snapshot_after(self._actions[0]))
+            for action in self._actions[1:]:
+                if first.done:
+                    return
+                one, other = comparable(first.answer(action)), comparable(second.answer(action))
+                if one != other:
+                    self.report.error(
+                        f"After restore(), step({action!r}) answered\n  {short(other)}\nand without it\n"
+                        f"  {short(one)}\nPut all that an episode changes into snapshot()."
+                    )
+                    return
 
     def _info(self) -> dict[str, Any]:
         """The argument that a rollout gives to ``from_dict``, with a copy of the caller's task."""
@@ -353,18 +400,16 @@ class _Check:
                     probe.close()
 
 
+def _copied(value: Any) -> Any:
+    import cloudpickle
+
+    return pickle.loads(cloudpickle.dumps(value))
+
+
 def _pickle(value: Any) -> None:
     import cloudpickle  # as Ray does; classes of a __main__ travel by value
 
     cloudpickle.dumps(value)
-
-
-def _comparable(value: Any) -> str:
-    """A text that is the same for equal values, and for objects of unknown content if their types are."""
-    try:
-        return json.dumps(value, default=lambda other: type(other).__qualname__)
-    except (TypeError, ValueError):
-        return type(value).__qualname__
 
 
 def _described(error: BaseException) -> str:
