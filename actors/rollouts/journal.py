@@ -1,4 +1,4 @@
-"""The journal of an episode: its finished turns, kept in the fleet, so that another actor can go on after them.
+"""The journal of an episode: its finished turns, kept in the fleet, so that another actor can go on.
 
 A rollout actor writes it by ``Journal``; the fleet holds the entries in ``JournalStore`` until the episode is
 delivered. This module is imported in every rollout worker and must stay light.

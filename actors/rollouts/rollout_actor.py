@@ -57,7 +57,9 @@ class RolloutActor:
         return True
 
     def run(self, request: RolloutRequest, attempt: int, entries: Sequence[bytes]) -> tuple[Trajectory, bool]:
-        """Play ``request``, after the turns that ``entries`` of its journal hold. Whatever agent, environment or sampler raise is in the trajectory.
+        """Play ``request``, after the turns that its journal's ``entries`` hold.
+
+        Whatever agent, environment or sampler raise is in the trajectory.
 
         Also returns whether the process can be used again: what was interrupted at a time limit, or has
         used up its memory, leaves it in an unknown state.

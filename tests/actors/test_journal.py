@@ -83,6 +83,8 @@ class MoodyEnv(ReplayedEnv):
 class SeedSampler:
     """Answers with the request's seed and the number of the call, which tells when a turn was sampled."""
 
+    source = "a script"
+
     def __init__(self) -> None:
         self.seeds: list[int] = []
 
