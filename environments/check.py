@@ -5,14 +5,11 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
-import threading
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from environments.base import ActorNeeds, BaseEnv
 from environments.contract import (
@@ -28,7 +25,7 @@ from environments.contract import (
     short,
     step_faults,
 )
-from environments.errors import ConfigError
+from environments.limited_call import Caller, Failed, GiveUp, Limits, NoSecondReset
 from environments.report import Report
 
 ANY_TEXTS = ("", "0", "I think that it is \\boxed{7}.")
@@ -49,10 +46,6 @@ STEP_HINT = (
 )
 SECOND_RESET_HINT = "Rollouts reset an environment once, so this matters only to code that resets it again."
 INFO_HINT = "It is sent to another process with the trajectory: put plain data into it."
-SIGNAL_HINT = (
-    "Python allows that in the main thread alone, where rollouts run, but not this check: the code "
-    "after it was not checked."
-)
 CLOSE_HINT = "It has to work at any time: before reset, during an episode and after it."
 PICKLE_HINT = (
     "Rollouts run in other processes. Open objects that cannot be sent there (locks, files, connections, "
@@ -85,100 +78,17 @@ def check_environment(
             thread cannot be ended and lasts as long as the call does, or the program.
         reset_timeout_seconds: limit of ``reset``, in which environments start servers and emulators.
     """
-    limits = _Limits(timeout_seconds, reset_timeout_seconds)
+    limits = Limits(timeout_seconds, reset_timeout_seconds)
     check = _Check(env_class, task, env_args or {}, actions, limits)
-    with suppress(_Failed, _GiveUp):
+    with suppress(Failed, GiveUp):
         check.run()
     return check.report
-
-
-class _Failed(Exception):
-    """A call failed, and the report says why. Other checks may go on."""
-
-
-class _GiveUp(Exception):
-    """The report holds an error after which nothing more should be tried."""
-
-
-class _NoSecondReset(_Failed):
-    """The environment plays one episode only, and the report says so."""
-
-
-class _Limits(NamedTuple):
-    """Seconds that a call may take, by the arguments of ``check_environment``."""
-
-    timeout_seconds: float
-    reset_timeout_seconds: float
-
-
-class _Caller:
-    """Runs foreign calls one by one in a thread of their own, since an environment may depend on that.
-
-    ``call`` waits no longer than the limit, and reports the exception of the call.
-    """
-
-    def __init__(self, report: Report, limits: _Limits) -> None:
-        self.report = report
-        self._limits = limits
-        self._stuck = False
-        self._jobs: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
-        self._results: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-        threading.Thread(target=self._work, name="check_environment", daemon=True).start()
-
-    def call(
-        self,
-        name: str,
-        function: Callable[[], Any],
-        hint: str = "",
-        note: Callable[[str], None] | None = None,
-        limit: str = "timeout_seconds",
-    ) -> Any:
-        """Return the value of ``function``; after its exception raise _Failed, after a hang _GiveUp.
-
-        An exception is reported as an error, or by ``note``, with ``hint`` below, unless it is a ConfigError,
-        which says itself what to do. ``limit`` names the time limit of the call.
-        """
-        seconds = self._limits._asdict()[limit]
-        if self._stuck:
-            raise _GiveUp
-        self._jobs.put(function)
-        try:
-            value, error = self._results.get(timeout=seconds)
-        except Empty:
-            self._stuck = True
-            self.report.error(
-                f"{name} has not returned within {seconds:g} s. Give everything that it waits for a time "
-                f"limit, or raise {limit} if it is only slow."
-            )
-            raise _GiveUp from None
-        if error is not None:
-            if isinstance(error, ValueError) and "only works in main thread" in str(error):
-                note, hint = self.report.warn, SIGNAL_HINT
-            if isinstance(error, ConfigError):
-                hint = ""
-            note = note or self.report.error
-            note("\n".join(filter(None, [f"{name} raised {_described(error)}", hint])))
-            raise _Failed
-        return value
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._jobs.put(None)
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                self._results.put((job(), None))
-            except BaseException as error:  # noqa: BLE001  (call() reports it; sys.exit() is no exit from here)
-                self._results.put((None, error))
 
 
 class _Probe:
     """One environment, called as a rollout calls it; every return value is checked."""
 
-    def __init__(self, caller: _Caller, env: BaseEnv) -> None:
+    def __init__(self, caller: Caller, env: BaseEnv) -> None:
         self._caller = caller
         self._report = caller.report
         self._env = env
@@ -234,8 +144,8 @@ class _Probe:
             name, hint, note = "A second reset()", SECOND_RESET_HINT, self._report.warn
         try:
             result = self._caller.call(name, self._env.reset, hint, note, limit="reset_timeout_seconds")
-        except _Failed:
-            raise (_NoSecondReset if again else _Failed) from None
+        except Failed:
+            raise (NoSecondReset if again else Failed) from None
         self._refuse(reset_faults(result))
         observation, info = result
         self._doubt(opening_doubts(observation) + json_doubts("reset()", observation, info))
@@ -253,7 +163,7 @@ class _Probe:
         for text in faults:
             self._report.error(text)
         if faults:
-            raise _Failed
+            raise Failed
 
     def _doubt(self, doubts: list[str]) -> None:
         for text in doubts:
@@ -269,7 +179,7 @@ class _Check:
         task: dict[str, Any],
         env_args: dict[str, Any],
         actions: Sequence[Any],
-        limits: _Limits,
+        limits: Limits,
     ) -> None:
         self.report = Report(env_class.__name__ if isinstance(env_class, type) else repr(env_class))
         self._env_class, self._task, self._env_args = env_class, task, env_args
@@ -279,11 +189,11 @@ class _Check:
         self._check_class()
         self._check_pickling()
         self._check_from_dict()
-        with suppress(_Failed), self._environment() as probe:
+        with suppress(Failed), self._environment() as probe:
             probe.close()  # before any reset; the second time comes at the end of this block
         self._compare(self._play(), self._play())
         if self._env_class.resumes_by == "snapshot":
-            with suppress(_Failed):
+            with suppress(Failed):
                 self._check_snapshot()
 
     def _check_class(self) -> None:
@@ -310,13 +220,13 @@ class _Check:
         if not isinstance(self._task, dict):
             self.report.error(f"The task is {kind_of(self._task)}: pass a row of the dataset, a dict.")
         if not self.report.ok:
-            raise _GiveUp
+            raise GiveUp
 
     def _check_pickling(self) -> None:
         parts = {"the class": self._env_class, "the task": self._task}
         parts |= {f"env_args[{key!r}]": value for key, value in self._env_args.items()}
         for name, part in parts.items():
-            with suppress(_Failed), _Caller(self.report, self._limits) as caller:
+            with suppress(Failed), Caller(self.report, self._limits) as caller:
                 caller.call(f"Pickling {name}", partial(_pickle, part), PICKLE_HINT)
 
     def _check_from_dict(self) -> None:
@@ -328,7 +238,7 @@ class _Check:
                     "from_dict changes the dict that it is given, and that is used again: read it with "
                     "info[key] or info.get(key), not info.pop(key), and copy values before you change them."
                 )
-        with suppress(_Failed), self._environment({**self._info(), "a_column_for_nobody": ""}):
+        with suppress(Failed), self._environment({**self._info(), "a_column_for_nobody": ""}):
             pass
 
     def _play(self) -> list[str]:
@@ -342,7 +252,7 @@ class _Check:
     def _play_in_one(self, waiting: deque[Any]) -> list[str]:
         with self._environment() as probe:
             heard = probe.play(waiting)
-            with suppress(_NoSecondReset):
+            with suppress(NoSecondReset):
                 while waiting:
                     heard += probe.play(waiting)
                 heard += probe.play(deque(self._actions[:1]))
@@ -385,18 +295,18 @@ class _Check:
     def _environment(self, info: dict[str, Any] | None = None) -> Iterator[_Probe]:
         """Make an environment; at the end, close it."""
         info = self._info() if info is None else info
-        with _Caller(self.report, self._limits) as caller:
+        with Caller(self.report, self._limits) as caller:
             hint = FROM_DICT_HINT.format(keys=", ".join(info))
             env = caller.call("from_dict(info)", lambda: self._env_class.from_dict(info), hint)
             if not isinstance(env, BaseEnv):
                 fault = f"from_dict returned {kind_of(env)}: it has to return the environment."
                 self.report.error(*async_faults("from_dict()", env) or [fault])
-                raise _Failed
+                raise Failed
             probe = _Probe(caller, env)
             try:
                 yield probe
             finally:
-                with suppress(_Failed):
+                with suppress(Failed):
                     probe.close()
 
 
@@ -410,10 +320,3 @@ def _pickle(value: Any) -> None:
     import cloudpickle  # as Ray does; classes of a __main__ travel by value
 
     cloudpickle.dumps(value)
-
-
-def _described(error: BaseException) -> str:
-    """The exception, and below it the last lines of the user's code on the way to it."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    lines = [traceback.format_exception_only(error)[-1], *traceback.format_list(frames[-3:])]
-    return "".join(lines).rstrip()
