@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from environments.errors import ConfigError
 from environments.rewards.base import RewardFunction, judge
@@ -73,6 +73,11 @@ class BaseEnv(ABC):
     """Whether ``from_dict`` gets a ``"seed"`` where the task has none. It is the same for all trajectories of
     a group, so that they can be compared."""
 
+    resumes_by: ClassVar[Literal["replay", "snapshot"] | None] = None
+    """How an episode whose process has died goes on in a new environment of the same task: by ``"replay"`` of
+    its actions, where the same actions always get the same answers, by ``"snapshot"`` and ``restore``, or not
+    at all: then it starts again."""
+
     _idx: int | None = None  # on the class, so that subclasses need not call super().__init__()
 
     @property
@@ -106,6 +111,14 @@ class BaseEnv(ABC):
         the mean of ``success_when_called`` is then the success of those that have called.
         """
         return {}
+
+    def snapshot(self) -> Any:
+        """The state after a step, as plain data; called after each one if ``resumes_by = "snapshot"``."""
+        raise NotImplementedError(f"{type(self).__name__} has resumes_by = 'snapshot': write snapshot().")
+
+    def restore(self, snapshot: Any) -> None:
+        """Go on from ``snapshot``, of another environment of the same task; called instead of ``reset``."""
+        raise NotImplementedError(f"{type(self).__name__} has resumes_by = 'snapshot': write restore().")
 
     def close(self) -> None:  # noqa: B027  (optional on purpose)
         """Free the resources of the environment.

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
-import threading
-import traceback
+import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from environments.base import ActorNeeds, BaseEnv
 from environments.contract import (
     async_faults,
+    comparable,
     final_reward_faults,
     json_doubts,
     kind_of,
@@ -27,7 +25,7 @@ from environments.contract import (
     short,
     step_faults,
 )
-from environments.errors import ConfigError
+from environments.limited_call import Caller, Failed, GiveUp, Limits, NoSecondReset
 from environments.report import Report
 
 ANY_TEXTS = ("", "0", "I think that it is \\boxed{7}.")
@@ -48,10 +46,6 @@ STEP_HINT = (
 )
 SECOND_RESET_HINT = "Rollouts reset an environment once, so this matters only to code that resets it again."
 INFO_HINT = "It is sent to another process with the trajectory: put plain data into it."
-SIGNAL_HINT = (
-    "Python allows that in the main thread alone, where rollouts run, but not this check: the code "
-    "after it was not checked."
-)
 CLOSE_HINT = "It has to work at any time: before reset, during an episode and after it."
 PICKLE_HINT = (
     "Rollouts run in other processes. Open objects that cannot be sent there (locks, files, connections, "
@@ -84,118 +78,55 @@ def check_environment(
             thread cannot be ended and lasts as long as the call does, or the program.
         reset_timeout_seconds: limit of ``reset``, in which environments start servers and emulators.
     """
-    limits = _Limits(timeout_seconds, reset_timeout_seconds)
+    limits = Limits(timeout_seconds, reset_timeout_seconds)
     check = _Check(env_class, task, env_args or {}, actions, limits)
-    with suppress(_Failed, _GiveUp):
+    with suppress(Failed, GiveUp):
         check.run()
     return check.report
-
-
-class _Failed(Exception):
-    """A call failed, and the report says why. Other checks may go on."""
-
-
-class _GiveUp(Exception):
-    """The report holds an error after which nothing more should be tried."""
-
-
-class _NoSecondReset(_Failed):
-    """The environment plays one episode only, and the report says so."""
-
-
-class _Limits(NamedTuple):
-    """Seconds that a call may take, by the arguments of ``check_environment``."""
-
-    timeout_seconds: float
-    reset_timeout_seconds: float
-
-
-class _Caller:
-    """Runs foreign calls one by one in a thread of their own, since an environment may depend on that.
-
-    ``call`` waits no longer than the limit, and reports the exception of the call.
-    """
-
-    def __init__(self, report: Report, limits: _Limits) -> None:
-        self.report = report
-        self._limits = limits
-        self._stuck = False
-        self._jobs: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
-        self._results: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-        threading.Thread(target=self._work, name="check_environment", daemon=True).start()
-
-    def call(
-        self,
-        name: str,
-        function: Callable[[], Any],
-        hint: str = "",
-        note: Callable[[str], None] | None = None,
-        limit: str = "timeout_seconds",
-    ) -> Any:
-        """Return the value of ``function``; after its exception raise _Failed, after a hang _GiveUp.
-
-        An exception is reported as an error, or by ``note``, with ``hint`` below, unless it is a ConfigError,
-        which says itself what to do. ``limit`` names the time limit of the call.
-        """
-        seconds = self._limits._asdict()[limit]
-        if self._stuck:
-            raise _GiveUp
-        self._jobs.put(function)
-        try:
-            value, error = self._results.get(timeout=seconds)
-        except Empty:
-            self._stuck = True
-            self.report.error(
-                f"{name} has not returned within {seconds:g} s. Give everything that it waits for a time "
-                f"limit, or raise {limit} if it is only slow."
-            )
-            raise _GiveUp from None
-        if error is not None:
-            if isinstance(error, ValueError) and "only works in main thread" in str(error):
-                note, hint = self.report.warn, SIGNAL_HINT
-            if isinstance(error, ConfigError):
-                hint = ""
-            note = note or self.report.error
-            note("\n".join(filter(None, [f"{name} raised {_described(error)}", hint])))
-            raise _Failed
-        return value
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._jobs.put(None)
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                self._results.put((job(), None))
-            except BaseException as error:  # noqa: BLE001  (call() reports it; sys.exit() is no exit from here)
-                self._results.put((None, error))
 
 
 class _Probe:
     """One environment, called as a rollout calls it; every return value is checked."""
 
-    def __init__(self, caller: _Caller, env: BaseEnv) -> None:
+    def __init__(self, caller: Caller, env: BaseEnv) -> None:
         self._caller = caller
         self._report = caller.report
         self._env = env
         self._was_reset = False
         self._closed = False
+        self.done = False
+        """Whether the last ``answer`` has ended the episode."""
 
     def play(self, actions: deque[Any]) -> list[str]:
         """Play one episode, until it is done or no action is left; return its events, a line for each."""
-        heard = [f"reset() with {_comparable(self._reset())}"]
+        heard = [f"reset() with {comparable(self._reset())}"]
         done = False
         while actions and not done:
             action = actions.popleft()
             observation, reward, done = self._step(action)
-            heard.append(f"step({action!r}) with {_comparable([observation, float(reward), bool(done)])}")
+            heard.append(f"step({action!r}) with {comparable([observation, float(reward), bool(done)])}")
         final = self._caller.call("compute_final_reward()", self._env.compute_final_reward)
         self._refuse(final_reward_faults(final))
         self._refuse(metrics_faults(self._caller.call("compute_metrics()", self._env.compute_metrics)))
         return heard
+
+    def snapshot_after(self, action: Any) -> Any:
+        """The snapshot after the first step of an episode, as another process gets it."""
+        self._reset()
+        self.answer(action)
+        snapshot = self._caller.call("snapshot()", self._env.snapshot)
+        return self._caller.call("Pickling the snapshot", partial(_copied, snapshot), PICKLE_HINT)
+
+    def restore(self, snapshot: Any) -> None:
+        """Restore it instead of a reset."""
+        limit = "reset_timeout_seconds"
+        self._caller.call("restore()", partial(self._env.restore, snapshot), limit=limit)
+
+    def answer(self, action: Any) -> list[Any]:
+        """Observation, reward and done."""
+        observation, reward, done = self._step(action)
+        self.done = bool(done)
+        return [observation, float(reward), self.done]
 
     def close(self) -> None:
         """Close it. Rollouts do so once, so if only the second time fails, that is but a warning."""
@@ -213,8 +144,8 @@ class _Probe:
             name, hint, note = "A second reset()", SECOND_RESET_HINT, self._report.warn
         try:
             result = self._caller.call(name, self._env.reset, hint, note, limit="reset_timeout_seconds")
-        except _Failed:
-            raise (_NoSecondReset if again else _Failed) from None
+        except Failed:
+            raise (NoSecondReset if again else Failed) from None
         self._refuse(reset_faults(result))
         observation, info = result
         self._doubt(opening_doubts(observation) + json_doubts("reset()", observation, info))
@@ -232,7 +163,7 @@ class _Probe:
         for text in faults:
             self._report.error(text)
         if faults:
-            raise _Failed
+            raise Failed
 
     def _doubt(self, doubts: list[str]) -> None:
         for text in doubts:
@@ -248,7 +179,7 @@ class _Check:
         task: dict[str, Any],
         env_args: dict[str, Any],
         actions: Sequence[Any],
-        limits: _Limits,
+        limits: Limits,
     ) -> None:
         self.report = Report(env_class.__name__ if isinstance(env_class, type) else repr(env_class))
         self._env_class, self._task, self._env_args = env_class, task, env_args
@@ -258,9 +189,12 @@ class _Check:
         self._check_class()
         self._check_pickling()
         self._check_from_dict()
-        with suppress(_Failed), self._environment() as probe:
+        with suppress(Failed), self._environment() as probe:
             probe.close()  # before any reset; the second time comes at the end of this block
         self._compare(self._play(), self._play())
+        if self._env_class.resumes_by == "snapshot":
+            with suppress(Failed):
+                self._check_snapshot()
 
     def _check_class(self) -> None:
         env_class = self._env_class
@@ -275,6 +209,10 @@ class _Check:
                 )
             if not isinstance(inspect.getattr_static(env_class, "from_dict"), staticmethod | classmethod):
                 self.report.error("from_dict is called on the class: put @staticmethod above it.")
+            if env_class.resumes_by not in (None, "replay", "snapshot"):
+                self.report.error(
+                    f"resumes_by is {env_class.resumes_by!r}: write 'replay', 'snapshot' or None."
+                )
             if not isinstance(env_class.actor_needs, ActorNeeds):
                 self.report.error(
                     f"actor_needs is {kind_of(env_class.actor_needs)}: write actor_needs = ActorNeeds(...)."
@@ -282,13 +220,13 @@ class _Check:
         if not isinstance(self._task, dict):
             self.report.error(f"The task is {kind_of(self._task)}: pass a row of the dataset, a dict.")
         if not self.report.ok:
-            raise _GiveUp
+            raise GiveUp
 
     def _check_pickling(self) -> None:
         parts = {"the class": self._env_class, "the task": self._task}
         parts |= {f"env_args[{key!r}]": value for key, value in self._env_args.items()}
         for name, part in parts.items():
-            with suppress(_Failed), _Caller(self.report, self._limits) as caller:
+            with suppress(Failed), Caller(self.report, self._limits) as caller:
                 caller.call(f"Pickling {name}", partial(_pickle, part), PICKLE_HINT)
 
     def _check_from_dict(self) -> None:
@@ -300,7 +238,7 @@ class _Check:
                     "from_dict changes the dict that it is given, and that is used again: read it with "
                     "info[key] or info.get(key), not info.pop(key), and copy values before you change them."
                 )
-        with suppress(_Failed), self._environment({**self._info(), "a_column_for_nobody": ""}):
+        with suppress(Failed), self._environment({**self._info(), "a_column_for_nobody": ""}):
             pass
 
     def _play(self) -> list[str]:
@@ -314,7 +252,7 @@ class _Check:
     def _play_in_one(self, waiting: deque[Any]) -> list[str]:
         with self._environment() as probe:
             heard = probe.play(waiting)
-            with suppress(_NoSecondReset):
+            with suppress(NoSecondReset):
                 while waiting:
                     heard += probe.play(waiting)
                 heard += probe.play(deque(self._actions[:1]))
@@ -323,11 +261,30 @@ class _Check:
     def _compare(self, first: list[str], second: list[str]) -> None:
         one, other = next((pair for pair in zip(first, second, strict=False) if pair[0] != pair[1]), ("", ""))
         if one != other:
-            self.report.warn(
-                "Two environments of the same task and seed differ: the first answered\n"
+            replays = self._env_class.resumes_by == "replay"
+            note = self.report.error if replays else self.report.warn
+            note(
+                'resumes_by = "replay" needs the same answers to the same actions.\n'
+                * replays
+                + "Two environments of the same task and seed differ: the first answered\n"
                 f"  {short(one)}\nand the second\n  {short(other)}\n"
                 'Draw from random.Random(info["seed"]) if runs are to be repeatable.'
             )
+
+    def _check_snapshot(self) -> None:
+        """Let one environment go on from the snapshot of another, and compare their answers."""
+        with self._environment() as first, self._environment() as second:
+            second.restore(first.snapshot_after(self._actions[0]))
+            for action in self._actions[1:]:
+                if first.done:
+                    return
+                one, other = comparable(first.answer(action)), comparable(second.answer(action))
+                if one != other:
+                    self.report.error(
+                        f"After restore(), step({action!r}) answered\n  {short(other)}\nand without it\n"
+                        f"  {short(one)}\nPut all that an episode changes into snapshot()."
+                    )
+                    return
 
     def _info(self) -> dict[str, Any]:
         """The argument that a rollout gives to ``from_dict``, with a copy of the caller's task."""
@@ -338,37 +295,28 @@ class _Check:
     def _environment(self, info: dict[str, Any] | None = None) -> Iterator[_Probe]:
         """Make an environment; at the end, close it."""
         info = self._info() if info is None else info
-        with _Caller(self.report, self._limits) as caller:
+        with Caller(self.report, self._limits) as caller:
             hint = FROM_DICT_HINT.format(keys=", ".join(info))
             env = caller.call("from_dict(info)", lambda: self._env_class.from_dict(info), hint)
             if not isinstance(env, BaseEnv):
                 fault = f"from_dict returned {kind_of(env)}: it has to return the environment."
                 self.report.error(*async_faults("from_dict()", env) or [fault])
-                raise _Failed
+                raise Failed
             probe = _Probe(caller, env)
             try:
                 yield probe
             finally:
-                with suppress(_Failed):
+                with suppress(Failed):
                     probe.close()
+
+
+def _copied(value: Any) -> Any:
+    import cloudpickle
+
+    return pickle.loads(cloudpickle.dumps(value))
 
 
 def _pickle(value: Any) -> None:
     import cloudpickle  # as Ray does; classes of a __main__ travel by value
 
     cloudpickle.dumps(value)
-
-
-def _comparable(value: Any) -> str:
-    """A text that is the same for equal values, and for objects of unknown content if their types are."""
-    try:
-        return json.dumps(value, default=lambda other: type(other).__qualname__)
-    except (TypeError, ValueError):
-        return type(value).__qualname__
-
-
-def _described(error: BaseException) -> str:
-    """The exception, and below it the last lines of the user's code on the way to it."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    lines = [traceback.format_exception_only(error)[-1], *traceback.format_list(frames[-3:])]
-    return "".join(lines).rstrip()

@@ -150,3 +150,11 @@ def kind_of(value: Any) -> str:
 def short(text: str) -> str:
     """At most 200 characters of a text, on one line."""
     return textwrap.shorten(text, 200, placeholder=" ...")
+
+
+def comparable(value: Any) -> str:
+    """A text that is the same for equal values, and for objects of unknown content if their types are."""
+    try:
+        return json.dumps(value, default=lambda other: type(other).__qualname__)
+    except (TypeError, ValueError):
+        return type(value).__qualname__

@@ -21,6 +21,7 @@ class GuessEnvironment(BaseEnv):
     """
 
     wants_seed = True
+    resumes_by = "replay"
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.queue import Queue
 
 from actors.ray_tools.placement import EVERYWHERE
+from actors.rollouts.journal import JournalStore
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, failed
 from actors.rollouts.rollout_actor import CLOSE_SECONDS, RolloutActor
 from actors.settings import FleetConfig
@@ -28,6 +29,9 @@ GRACE_SECONDS = 5.0
 """How much longer than its own limits an actor may take before the fleet ends it."""
 MAX_START_FAILURES = 3
 """Actors of a slot that may fail to start, one after the other, before the fleet itself has failed."""
+
+RESUMED_AFTER = {TerminationReason.CRASHED, TerminationReason.SAMPLER_ERROR}
+"""Failures below the agent and the environment: an episode goes on after its last finished turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ class RolloutFleet:
         self._limits, self._config = limits, config
         self._options = actor_options(pair, config)
         self._attempts: asyncio.PriorityQueue[_Attempt] = asyncio.PriorityQueue()
+        self._journals = JournalStore()
         self._num_submitted = 0
         self._finished: asyncio.Queue[Trajectory] = asyncio.Queue(MAX_UNDELIVERED)
         self._delivery: asyncio.Task[None] | None = None
@@ -119,6 +124,10 @@ class RolloutFleet:
             self._attempts.put_nowait(_Attempt((not request.urgent, self._num_submitted), request))
             self._num_submitted += 1
 
+    async def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
+        """Keep what a rollout actor says of a turn that it has finished; see ``Journal``."""
+        self._journals.record(rollout_id, attempt, index, entry)
+
     async def status(self) -> FleetStatus:
         """Counts.
 
@@ -150,7 +159,7 @@ class RolloutFleet:
         num_failures = 0
         while index < self._config.num_actors:
             actor = RolloutActor.options(**self._options).remote(  # type: ignore[attr-defined]
-                self._pair, self._sampler, self._limits
+                self._pair, self._sampler, self._limits, ray.get_runtime_context().current_actor
             )
             try:
                 await actor.ready.remote()
@@ -175,10 +184,12 @@ class RolloutFleet:
             self._playing.add(index)
             self._since[index] = time.monotonic()
             self._waited_seconds += self._since[index] - attempt.since
-            trajectory, usable = await self._play(attempt.request, actor)
+            trajectory, usable = await self._play(attempt, actor)
             self._busy_seconds += time.monotonic() - self._since.pop(index)
             reason = trajectory.termination_reason
             assert reason is not None
+            if reason not in RESUMED_AFTER or attempt.number > self._config.retries:
+                self._journals.drop(trajectory.rollout_id)
             if reason.is_failure and attempt.number <= self._config.retries:
                 logger.warning("Rollout %s failed: %s", trajectory.rollout_id, trajectory.error)
                 self._num_replayed_tokens += trajectory.num_sampled_tokens
@@ -197,11 +208,13 @@ class RolloutFleet:
         while True:
             await self._queue.put_async(await self._finished.get())
 
-    async def _play(self, request: RolloutRequest, actor: ray.actor.ActorHandle) -> tuple[Trajectory, bool]:
-        """The trajectory of ``request``, and whether the actor can be used again."""
+    async def _play(self, attempt: _Attempt, actor: ray.actor.ActorHandle) -> tuple[Trajectory, bool]:
+        """The trajectory of an attempt, and whether the actor can be used again."""
+        request = attempt.request
+        entries = self._journals.open(request.rollout_id, attempt.number)
         seconds = self._limits.timeout_seconds + CLOSE_SECONDS + GRACE_SECONDS
         try:
-            return await asyncio.wait_for(actor.run.remote(request), seconds)
+            return await asyncio.wait_for(actor.run.remote(request, attempt.number, entries), seconds)
         except TimeoutError:  # it could not even be interrupted
             text = (
                 f"The rollout ran longer than its limit of {self._limits.timeout_seconds:g} s. Nothing could "

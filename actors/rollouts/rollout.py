@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from actors.rollouts.journal import Journal
 from environments.base import BaseEnv
 from environments.contract import final_reward_faults, metrics_faults, reset_faults, step_faults
 from environments.errors import (
@@ -99,9 +100,16 @@ class RolloutRequest:
 
 
 def run_rollout(
-    agent: BaseAgent, env: BaseEnv, sample: Sample, request: RolloutRequest, limits: RolloutLimits
+    agent: BaseAgent,
+    env: BaseEnv,
+    sample: Sample,
+    request: RolloutRequest,
+    limits: RolloutLimits,
+    journal: Journal,
 ) -> Trajectory:
     """Play ``request.task`` to its end and return the agent's trajectory, rewards and completions filled in.
+
+    Turns that ``journal`` has are not sampled again. The next ones have the seeds that they would have had.
 
     Raises:
         AgentError, EnvironmentFailure: the agent or the environment raised or broke its contract.
@@ -109,7 +117,7 @@ def run_rollout(
     """
     in_agent, in_env = owned_by(AgentError, "agent", agent), owned_by(EnvironmentFailure, "environment", env)
     with in_env("reset"):
-        observation, info = reset(env)
+        observation, info = journal.open(env, reset)
     with in_agent("reset"):
         agent.reset()
     budget = TokenBudget(limits)
@@ -124,7 +132,7 @@ def run_rollout(
             break
         sample_request = _request(request, agent, turn, previous, budget)
         try:
-            completion = sample(sample_request)
+            completion = journal.completion(turn) or sample(sample_request)
         except PromptTooLongError as error:
             reason = TerminationReason.PROMPT_TOO_LONG
             too_long = str(error)
@@ -133,7 +141,10 @@ def run_rollout(
         budget.count(completion)
         step, action = take_step(agent, completion, turn)
         with in_env("step"):
-            observation, step.reward, step.done, info = take_action(env, action)
+            outcome = journal.step(turn, env, action, take_action)
+        with in_env("snapshot"):
+            journal.keep(turn, env, completion, action, outcome)
+        observation, step.reward, step.done, info = outcome
         info = budget.report(info)
         with in_agent("update_from_env"):
             agent.update_from_env(observation, step.reward, step.done, info)

@@ -8,11 +8,14 @@ from __future__ import annotations
 import resource
 import time
 import traceback
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
+from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, failed, owned_by, run_rollout
 from actors.rollouts.time_limit import TimeLimitReached, Watchdog
 from environments.base import DEFAULT_MEMORY_BYTES, BaseEnv
@@ -34,7 +37,14 @@ CLOSE_SECONDS = 10.0
 class RolloutActor:
     """One agent and one environment at a time, in a process of their own that is used for many rollouts."""
 
-    def __init__(self, pair: Pair, sampler: ray.actor.ActorHandle, limits: RolloutLimits) -> None:
+    def __init__(
+        self,
+        pair: Pair,
+        sampler: ray.actor.ActorHandle,
+        limits: RolloutLimits,
+        fleet: ray.actor.ActorHandle,
+    ) -> None:
+        self._fleet = fleet
         self._pair = pair
         self._limits = limits
         self._sampler = sampler
@@ -46,8 +56,10 @@ class RolloutActor:
         """True, once the process is up."""
         return True
 
-    def run(self, request: RolloutRequest) -> tuple[Trajectory, bool]:
-        """Play ``request``. Whatever agent, environment or sampler raise is in the trajectory.
+    def run(self, request: RolloutRequest, attempt: int, entries: Sequence[bytes]) -> tuple[Trajectory, bool]:
+        """Play ``request``, after the turns that its journal's ``entries`` hold.
+
+        Whatever agent, environment or sampler raise is in the trajectory.
 
         Also returns whether the process can be used again: what was interrupted at a time limit, or has
         used up its memory, leaves it in an unknown state.
@@ -59,7 +71,8 @@ class RolloutActor:
         try:
             with self._watchdog.limit(self._limits.timeout_seconds):
                 agent, env = self._pair.make_agent(), self._pair.make_env(request)
-                trajectory = run_rollout(agent, env, self._sample, request, self._limits)
+                journal = self._journal(request, attempt, entries)
+                trajectory = run_rollout(agent, env, self._sample, request, self._limits, journal)
         except TroupeError as error:
             trajectory = failed(request, _reason(error), _report(error), _played_steps(agent))
         except Exception as error:  # noqa: BLE001  # a gap in the boundaries: the environment is closed all the same
@@ -75,6 +88,14 @@ class RolloutActor:
             usable = self._close(env, trajectory) and usable
         trajectory.seconds = time.monotonic() - start
         return trajectory, usable
+
+    def _journal(self, request: RolloutRequest, attempt: int, entries: Sequence[bytes]) -> Journal:
+        """A journal that the fleet keeps. No answer is waited for."""
+        record = partial(self._record_turn, request.rollout_id, attempt)
+        return Journal(self._pair.env_class.resumes_by, record, entries)
+
+    def _record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
+        self._fleet.record_turn.options(num_returns=0).remote(rollout_id, attempt, index, entry)
 
     def _close(self, env: BaseEnv, trajectory: Trajectory) -> bool:
         """Close ``env``, and return whether it was in time.

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from actors.ray_tools.background import in_background
+from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, owned_by, run_rollout
 from environments.data.datasets import Dataset
 from environments.errors import ContractError, EnvironmentFailure
@@ -60,7 +61,7 @@ def check_agent(workload: Workload, tasks: Dataset) -> None:
     try:
         env = workload.pair.make_env(request)
         try:
-            run_rollout(agent, env, sample, request, RolloutLimits(max_steps=1))
+            run_rollout(agent, env, sample, request, RolloutLimits(max_steps=1), Journal())
         finally:
             with owned_by(EnvironmentFailure, "environment", env)("close"):
                 env.close()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, TokenBudget, failed, run_rollout
 from environments.base import BaseEnv
 from environments.errors import AgentError, EnvironmentFailure, SamplerError
@@ -54,7 +55,7 @@ def play(
         requests.append(request)
         return asyncio.run(scripted.sample(request))
 
-    return run_rollout(agent or GameAgent(), env, sample, ORDER, RolloutLimits(**limits)), requests
+    return run_rollout(agent or GameAgent(), env, sample, ORDER, RolloutLimits(**limits), Journal()), requests
 
 
 def test_a_finished_game_is_env_done_with_everything_filled_in() -> None:
@@ -208,7 +209,7 @@ def test_sampling_parameters_of_the_request_are_kept() -> None:
     request = RolloutRequest(
         rollout_id="0/0", group_id="0", task={}, params=SamplingParams(temperature=0.7, top_p=0.9)
     )
-    run_rollout(GameAgent(), CountdownEnv(1), sample, request, RolloutLimits())
+    run_rollout(GameAgent(), CountdownEnv(1), sample, request, RolloutLimits(), Journal())
     assert (requests[0].params.temperature, requests[0].params.top_p) == (0.7, 0.9)
 
 

@@ -45,9 +45,9 @@ def play(sandbox: Any) -> Trajectory:
     arguments = {"sandbox": sandbox, "max_turns": 1}
     pair = Pair(agent_class=CodingAgent, env_class=CodeEnvironment, env_args=arguments)
     sampler = SamplerActor.remote(partial(ScriptedSampler, [ANSWER]))
-    actor = RolloutActor.remote(pair, sampler, RolloutLimits())
+    actor = RolloutActor.remote(pair, sampler, RolloutLimits(), fleet=sampler)  # no journal: it is not called
     request = RolloutRequest(rollout_id="1/1", group_id="1", task=TASK)
-    trajectory, _ = ray.get(actor.run.remote(request), timeout=120)
+    trajectory, _ = ray.get(actor.run.remote(request, attempt=1, entries=()), timeout=120)
     for started in (actor, sampler):
         ray.kill(started)
     return trajectory

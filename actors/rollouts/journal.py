@@ -1,0 +1,155 @@
+"""The journal of an episode: its finished turns, kept in the fleet, so that another actor can go on.
+
+A rollout actor writes it by ``Journal``; the fleet holds the entries in ``JournalStore`` until the episode is
+delivered. This module is imported in every rollout worker and must stay light.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from environments.base import BaseEnv
+from environments.contract import comparable
+from environments.errors import ContractError
+from environments.types import Completion
+
+logger = logging.getLogger(__name__)
+
+Opening = tuple[Any, dict[str, Any]]
+Outcome = tuple[Any, float, bool, dict[str, Any]]
+
+MAX_STORE_BYTES = 256 << 20
+"""Of all journals of a fleet. An episode whose entry does not fit has no journal and would start again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedTurn:
+    """What was sampled in one turn and what the environment answered."""
+
+    opening: Opening
+    completion: Completion
+    action: Any
+    outcome: Outcome
+    snapshot: Any = None
+    """What ``BaseEnv.snapshot`` returned after the turn, for environments that are restored."""
+
+
+class Journal:
+    """Records the turns of one episode, and gives back those that an earlier actor has finished.
+
+    Args:
+        resumes_by: ``BaseEnv.resumes_by`` of the environment's class; ``None`` records nothing.
+        record: called with the index and the bytes of a finished turn; it does not wait.
+        entries: the bytes of the turns that are finished, in their order.
+    """
+
+    def __init__(
+        self,
+        resumes_by: str | None = None,
+        record: Callable[[int, bytes], None] | None = None,
+        entries: Sequence[bytes] = (),
+    ) -> None:
+        self._resumes_by = resumes_by
+        self._record = record if resumes_by else None
+        self._finished: list[FinishedTurn] = [pickle.loads(entry) for entry in entries]
+        self._opening: Opening = (None, {})
+
+    def open(self, env: BaseEnv, reset: Callable[[BaseEnv], Opening]) -> Opening:
+        """The first observation and info; ``env`` begins, or stands after the last finished turn."""
+        if self._finished and self._resumes_by == "snapshot":
+            env.restore(self._finished[-1].snapshot)
+            self._opening = self._finished[0].opening
+        else:
+            self._opening = reset(env)
+            if self._finished:
+                _check_same(env, "reset()", self._finished[0].opening[0], self._opening[0])
+        return self._opening
+
+    def completion(self, turn: int) -> Completion | None:
+        """What was sampled in ``turn``, if that is finished."""
+        return self._finished[turn].completion if turn < len(self._finished) else None
+
+    def step(
+        self, turn: int, env: BaseEnv, action: Any, take_action: Callable[[BaseEnv, Any], Outcome]
+    ) -> Outcome:
+        """The environment's answer to ``action``.
+
+        Raises:
+            ContractError: the agent or the environment does not repeat a finished turn.
+        """
+        if turn >= len(self._finished):
+            return take_action(env, action)
+        finished = self._finished[turn]
+        _check_same(env, f"the action of turn {turn + 1}", finished.action, action)
+        if self._resumes_by == "snapshot":
+            return finished.outcome
+        outcome = take_action(env, action)
+        _check_same(env, f"step() of turn {turn + 1}", finished.outcome[:3], outcome[:3])
+        return outcome
+
+    def keep(self, turn: int, env: BaseEnv, completion: Completion, action: Any, outcome: Outcome) -> None:
+        """Record ``turn``, unless it was recorded before it was resumed."""
+        if self._record is None or turn < len(self._finished):
+            return
+        snapshot = env.snapshot() if self._resumes_by == "snapshot" else None
+        finished = FinishedTurn(
+            opening=self._opening, completion=completion, action=action, outcome=outcome, snapshot=snapshot
+        )
+        try:
+            entry = cloudpickle.dumps(finished)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            logger.warning("An episode of %s cannot be resumed: %s", type(env).__name__, error)
+            self._record = None
+        else:
+            self._record(turn, entry)
+
+
+class JournalStore:
+    """The entries of the episodes in flight, at most ``max_bytes`` of them."""
+
+    def __init__(self, max_bytes: int = MAX_STORE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._entries: dict[str, dict[int, bytes]] = {}
+        self._attempts: dict[str, int] = {}
+
+    def open(self, rollout_id: str, attempt: int) -> list[bytes]:
+        """The finished turns of an episode; from now on only this attempt may add to them."""
+        self._attempts[rollout_id] = attempt
+        entries = self._entries.setdefault(rollout_id, {})
+        return [entries[index] for index in range(_num_leading(entries))]
+
+    def record(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
+        """Keep an entry; one of an attempt that is over is ignored."""
+        if self._attempts.get(rollout_id) != attempt:
+            return
+        if self._num_bytes + len(entry) > self._max_bytes:
+            logger.warning("Rollout %s has no journal: all journals together are full.", rollout_id)
+            self.drop(rollout_id)
+            return
+        self._entries[rollout_id][index] = entry
+        self._num_bytes += len(entry)
+
+    def drop(self, rollout_id: str) -> None:
+        """Forget an episode."""
+        self._attempts.pop(rollout_id, None)
+        self._num_bytes -= sum(map(len, self._entries.pop(rollout_id, {}).values()))
+
+
+def _num_leading(entries: dict[int, bytes]) -> int:
+    """How many entries there are before the first gap: calls of another process may overtake each other."""
+    return next(index for index in range(len(entries) + 1) if index not in entries)
+
+
+def _check_same(env: BaseEnv, name: str, before: Any, now: Any) -> None:
+    if comparable(before) != comparable(now):
+        raise ContractError(
+            f"{type(env).__name__} cannot be resumed: {name} was {before!r} before its process died and is "
+            f"{now!r} now. Make it repeatable, or set resumes_by = None."
+        )
