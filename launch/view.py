@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
     sys.stdout.write(f"{', '.join(map(str, folders))}: http://{HOST}:{options.port}/ (Ctrl-C ends it)\n")
     sys.stdout.flush()
     app = application(folders)
-    uvicorn.run(app, host=HOST, port=options.port, log_level="warning", timeout_graceful_shutdown=1)
+    uvicorn.run(app, host=HOST, port=options.port, log_level="critical", timeout_graceful_shutdown=1)
     return 0
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.util.queue import Queue
 
 from actors.rollouts.fleet import RolloutFleet
 from actors.rollouts.rollout import RolloutLimits
@@ -86,7 +87,7 @@ def test_half_a_command_changes_nothing(arguments: list[str]) -> None:
 @pytest.mark.engine
 def test_a_running_fleet_is_listed_and_resized_from_another_program(ray_cluster: None) -> None:
     fleet = RolloutFleet.options(name="fleet-of-a-test", namespace=NAMESPACE).remote(  # type: ignore[attr-defined]
-        workload(0).pair, None, None, RolloutLimits(), FleetConfig(num_actors=1)
+        workload(0).pair, None, Queue(), RolloutLimits(), FleetConfig(num_actors=1)
     )
     ray.get(fleet.resize.remote(1))
     command = [sys.executable, "-m", "launch.scale", "--address", ray.get_runtime_context().gcs_address]
