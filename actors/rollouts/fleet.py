@@ -13,6 +13,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.queue import Queue
 
+from actors.ray_tools.draining import draining_nodes
 from actors.ray_tools.placement import EVERYWHERE
 from actors.rollouts.journal import JournalStore
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, failed
@@ -27,6 +28,8 @@ MAX_UNDELIVERED = 16
 """Finished trajectories that wait for the stream before the actors that have played them do."""
 GRACE_SECONDS = 5.0
 """How much longer than its own limits an actor may take before the fleet ends it."""
+DRAIN_POLL_SECONDS = 1.0
+"""Between two looks for nodes that are about to leave."""
 MAX_START_FAILURES = 3
 """Actors of a slot that may fail to start, one after the other, before the fleet itself has failed."""
 
@@ -95,7 +98,11 @@ class RolloutFleet:
         self._num_submitted = 0
         self._finished: asyncio.Queue[Trajectory] = asyncio.Queue(MAX_UNDELIVERED)
         self._delivery: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._slots: dict[int, asyncio.Task[None]] = {}
+        self._nodes: dict[int, str] = {}
+        """Where the actor of a slot is."""
+        self._draining: frozenset[str] = frozenset()
         self._playing: set[int] = set()
         self._since: dict[int, float] = {}
         """When the rollout that a slot's actor is at began."""
@@ -111,6 +118,7 @@ class RolloutFleet:
         self._config.num_actors = num_actors
         if self._delivery is None:
             self._delivery = asyncio.create_task(self._deliver())
+            self._watch = asyncio.create_task(self._leave_draining_nodes())
         for index, slot in self._slots.items():
             if index >= num_actors and index not in self._playing:
                 slot.cancel()
@@ -135,8 +143,9 @@ class RolloutFleet:
             The error of a slot or of the delivery that has died: a fleet with a bug must not look idle. A
             slot whose actors do not start is only missing, as long as another one is alive.
         """
-        if self._delivery is not None and self._delivery.done():
-            self._delivery.result()  # raises: it has no end of its own
+        for task in (self._delivery, self._watch):
+            if task is not None and task.done():
+                task.result()  # raises: it has no end of its own
         alive = any(not slot.done() for slot in self._slots.values())
         for slot in self._slots.values():
             error = slot.exception() if slot.done() and not slot.cancelled() else None
@@ -162,13 +171,14 @@ class RolloutFleet:
                 self._pair, self._sampler, self._limits, ray.get_runtime_context().current_actor
             )
             try:
-                await actor.ready.remote()
+                self._nodes[index] = await actor.ready.remote()
                 num_failures = 0
                 self._num_ready += 1
                 try:
                     await self._keep_busy(index, actor)
                 finally:
                     self._num_ready -= 1
+                    self._nodes.pop(index, None)
             except RayActorError as error:
                 num_failures += 1
                 logger.warning("A rollout actor did not start: %s", error)
@@ -178,8 +188,8 @@ class RolloutFleet:
                 ray.kill(actor)
 
     async def _keep_busy(self, index: int, actor: ray.actor.ActorHandle) -> None:
-        """Play requests with ``actor`` until it is lost, or one too many."""
-        while index < self._config.num_actors:
+        """Play requests with ``actor`` until it is lost, or one too many, or its node is about to leave."""
+        while index < self._config.num_actors and self._nodes[index] not in self._draining:
             attempt = await self._attempts.get()
             self._playing.add(index)
             self._since[index] = time.monotonic()
@@ -207,6 +217,17 @@ class RolloutFleet:
         """Put what is finished into the stream, while the actors go on with the next requests."""
         while True:
             await self._queue.put_async(await self._finished.get())
+
+    async def _leave_draining_nodes(self) -> None:
+        """Start idle actors elsewhere when their node is about to leave; one that plays ends its rollout."""
+        while True:
+            self._draining = await asyncio.to_thread(draining_nodes)
+            for index, slot in self._slots.items():
+                is_idle = index not in self._playing and not slot.done()
+                if is_idle and self._nodes.get(index) in self._draining:
+                    slot.cancel()
+                    self._slots[index] = asyncio.create_task(self._slot(index))
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
 
     async def _play(self, attempt: _Attempt, actor: ray.actor.ActorHandle) -> tuple[Trajectory, bool]:
         """The trajectory of an attempt, and whether the actor can be used again."""

@@ -52,9 +52,9 @@ class RolloutActor:
         self._watchdog = Watchdog()
         limit_memory(pair.env_class.actor_needs.memory_bytes or DEFAULT_MEMORY_BYTES)
 
-    def ready(self) -> bool:
-        """True, once the process is up."""
-        return True
+    def ready(self) -> str:
+        """The id of the node, once the process is up."""
+        return str(ray.get_runtime_context().get_node_id())
 
     def run(self, request: RolloutRequest, attempt: int, entries: Sequence[bytes]) -> tuple[Trajectory, bool]:
         """Play ``request``, after the turns that its journal's ``entries`` hold.

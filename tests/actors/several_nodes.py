@@ -9,10 +9,12 @@ from functools import partial
 from typing import Any
 
 import ray
+from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
 from actors.ray_tools.placement import beside_driver
-from actors.rollouts.fleet import RolloutFleet
+from actors.rollouts.fleet import DRAIN_POLL_SECONDS, RolloutFleet
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.stream import TrajectoryStream
 from actors.sampling.sampler_actor import SamplerActor
@@ -23,6 +25,7 @@ from policies import GameAgent
 from policies.sampler import ScriptedSampler
 
 NUM_ACTORS = 6
+PREEMPTION = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
 
 
 class WhereEnvironment(BaseEnv):
@@ -77,6 +80,13 @@ def main() -> None:
     ), "each once"
     assert not any(each.failed for each in played), [each.error for each in played]
 
+    drain(cluster, second.node_id)
+    time.sleep(2 * DRAIN_POLL_SECONDS)
+    order("one is about to leave", 2 * NUM_ACTORS)
+    played = list(stream.trajectories(2 * NUM_ACTORS))
+    assert not any(each.failed for each in played), [each.error for each in played]
+    assert second.node_id not in nodes(played), "no new work"
+
     cluster.remove_node(second, allow_graceful=False)
     anew = cluster.add_node(num_cpus=2)
     order("only the head and a new one", 2 * NUM_ACTORS)
@@ -85,6 +95,15 @@ def main() -> None:
     assert nodes(played) <= {ray.get_runtime_context().get_node_id(), anew.node_id}
     ray.shutdown()
     cluster.shutdown()
+
+
+def drain(cluster: Cluster, node_id: str) -> None:
+    """Tell Ray that a node leaves in a minute."""
+    deadline = int((time.time() + 60) * 1000)
+    accepted, why_not = GcsClient(address=cluster.address).drain_node(
+        node_id, PREEMPTION, "The machine is wanted back.", deadline
+    )
+    assert accepted, why_not
 
 
 def nodes(trajectories: list[Trajectory]) -> set[str]:

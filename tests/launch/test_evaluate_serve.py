@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 import torch
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, OpenAI
 from transformers_reference import load, token_logprobs
 
 from environments import read_trajectories
@@ -329,6 +329,9 @@ def test_serve_answers_over_http_until_it_is_told_to_end(tmp_path: Path, tiny_mo
             "launch.serve",
             f"server.http_port={port}",
             "model.path=runs/mine",
+            "workload=launch.recipes.calculator",
+            "fleet.num_actors=2",
+            "rollout.max_response_tokens=64",
             "server.adapters.some=some",
             "server.adapters.other=other",
         ],
@@ -352,6 +355,11 @@ def test_serve_answers_over_http_until_it_is_told_to_end(tmp_path: Path, tiny_mo
         assert curl_example(text.replace("KEY", KEY))["choices"][0]["message"]["role"] == "assistant"
         with pytest.raises(urllib.error.HTTPError, match="401"):
             curl_example(text.replace("KEY", "wrong"))
+        client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0)
+        agent = client.chat.completions.create(
+            model="agent/calculator", messages=[{"role": "user", "content": "What is 12+34?"}], timeout=60
+        )
+        assert agent.model == "agent/calculator" and agent.usage.completion_tokens > 0
         answers = asyncio.run(answers_of_all(merged, f"http://127.0.0.1:{port}/v1"))
         assert [answer.model for answer in answers] == list(merged)
         for answer, model in zip(answers, merged.values(), strict=True):
