@@ -153,6 +153,8 @@ COMMAND = Command(
     ),
     left_out={
         "rollout.group_size": "To play each task several times, set evaluation.rollouts_per_task.",
+        "fleet.min_actors": "An evaluation has fleet.num_actors from its beginning to its end.",
+        "fleet.max_actors": "An evaluation has fleet.num_actors from its beginning to its end.",
         "fleet.num_cpus_per_actor": "An evaluation reserves no CPUs for its actors.",
         "server.adapters": "launch.serve serves adapters; a run with adapters is evaluated by model.path.",
         "server.weights": "Weights are published in training only.",

@@ -327,7 +327,10 @@ class PolicyApp:
         except (RuntimeError, RayServeException) as error:
             self.check_replicas()  # whose own words say more than Serve's
             raise SamplerError(f"The policy server did not start: {error}") from error
-        ray.get([pool.open.remote() for pool in self.agents.values()])
+        try:
+            ray.get([pool.open.remote() for pool in self.agents.values()])
+        except RayTaskError as error:  # Ray's wrapper around it
+            raise error.cause from error
 
     def wait_for_version(self, version: int) -> None:
         """Return when every running replica serves ``version`` or a newer one."""

@@ -105,6 +105,7 @@ SETTINGS = [
     ("serve algorithm.name=nonsense run.num_steps=-3", r"algorithm\.name.*launch\.train"),
     ("serve run.num_steps=-3", r"run\.num_steps.*launch\.train"),
     ("serve recipe=guess", "task_from_message"),
+    ("serve recipe=calculator fleet.max_actors=32", r"fleet\.max_actors has no effect"),
     ("serve server.weights.transport=files", r"server\.weights\.transport"),
     ("serve server.http_prt=1", r"server\.http_port"),
     ("serve server.http_port=70000", r"server\.http_port=70000"),
