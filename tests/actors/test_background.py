@@ -24,7 +24,7 @@ def test_work_that_polls_ends_when_the_program_does() -> None:
     future = in_background(poll, "poll")
     while not polls:
         time.sleep(0.01)
-    end_background_work()
+    end_background_work(seconds=0.5)  # a thread of another test may be at work too
     assert isinstance(future.exception(0), SystemExit)
     number = len(polls)
     time.sleep(0.05)

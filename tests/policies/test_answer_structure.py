@@ -53,6 +53,7 @@ def test_most_answers_are_free(fields: dict[str, Any]) -> None:
     assert structure_of(asked(**fields), get_tool_parser("hermes")) is None
 
 
+@pytest.mark.slow
 def test_json_that_follows_the_schema_is_all_that_can_be_said() -> None:
     form = {"type": "json_schema", "json_schema": {"name": "number", "schema": NUMBER, "strict": True}}
     structure = structure_of(asked(response_format=form), get_tool_parser("hermes"))
