@@ -19,6 +19,8 @@ from environments.sandbox.base import Ending, SandboxLimits
 from environments.sandbox.command import CommandSandbox
 from environments.tools.python import PythonTool
 
+pytestmark = pytest.mark.slow
+
 STAND_IN = Path(__file__).with_name("container_stand_in.py")
 ENGINE = (sys.executable, str(STAND_IN))
 OPTIONS = ("--rm", "-i", "--name={name}", "--network=none", "--memory={memory_bytes}")
@@ -112,7 +114,6 @@ def test_a_time_out_keeps_what_was_printed_and_ends_what_was_started(engine):
     assert [call[0] for call in calls(engine)] == ["run"]  # the container ended by itself
 
 
-@pytest.mark.slow
 def test_a_container_that_does_not_answer_is_stopped_by_name(engine):
     begin = time.monotonic()
     result = stand_in(reply_seconds=1.0).run(STUBBORN, limits=SandboxLimits(timeout_seconds=1))
@@ -129,7 +130,6 @@ def test_a_container_whose_client_died_is_stopped_by_name(engine):
     assert [call[0] for call in calls(engine)] == ["run", "kill"]
 
 
-@pytest.mark.slow
 def test_without_a_stop_command_the_container_goes_on(engine):
     """The test that the stand-in is one: killing its client ends no container."""
     sandbox = stand_in(stop=(), reply_seconds=1.0)
@@ -202,7 +202,7 @@ def test_no_descriptor_is_left_open():
     [
         ("no-engine", "exit status 125 before .*Cannot connect to the daemon.*Check that its daemon runs"),
         ("no-python", "exit status 127 before .*executable file not found"),
-        pytest.param("hangs", "has not started Python within 2 s.*pull the image", marks=pytest.mark.slow),
+        ("hangs", "has not started Python within 2 s.*pull the image"),
     ],
 )
 def test_an_engine_that_fails_is_an_environment_failure_of_tool_and_reward(image, sentence):
@@ -219,7 +219,6 @@ def test_a_command_that_does_not_exist_is_an_environment_failure():
         CommandSandbox(["/nonexistent", "run"]).run("1")
 
 
-@pytest.mark.slow
 def test_a_stop_command_that_does_not_exist_is_an_environment_failure(engine):
     sandbox = stand_in(stop=("/nonexistent", "{name}"), reply_seconds=1.0)
     with pytest.raises(EnvironmentFailure, match=r"'/nonexistent troupe-.* cannot be started .*by hand"):
@@ -274,7 +273,6 @@ ANSWERS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", TASKS)
 def test_verdicts_are_those_of_the_local_sandbox(kind):
     for name, code in ANSWERS.items():

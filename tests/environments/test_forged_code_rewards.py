@@ -14,6 +14,8 @@ from denied_calls import UNSHARE, interpreter_denied
 from environments.rewards.code.reward import code_reward_fn
 from environments.sandbox.local import BestEffortSandbox
 
+pytestmark = pytest.mark.slow
+
 FORGE = """
 import os
 for descriptor in range(3, 64):
@@ -373,13 +375,11 @@ def score(request, monkeypatch, denied):
 BEST_EFFORT = BestEffortSandbox()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_forging_solution_scores_what_a_wrong_one_scores(attack, score):
     assert score(*ATTACKS[attack]) == 0.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shape", HONEST)
 def test_a_wrong_solution_scores_nothing(shape, score):
     assert score(WRONG, HONEST[shape][1]) == 0.0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 
 import pytest
 
 from environments.adapters.reasoning_gym import ReasoningGymEnvironment
 from environments.adapters.reasoning_gym_answers import EVALUATED, is_data
 
-pytest.importorskip("reasoning_gym")
-from reasoning_gym.factory import DATASETS, create_dataset
+pytestmark = pytest.mark.slow
 
 IN_NO_FORM = "I give up."
 """An honest wrong answer to every question."""
@@ -131,8 +131,14 @@ def judged(dataset, answer, index=0):
     return reward, info
 
 
+@functools.cache
+def library():
+    """reasoning-gym, which takes seconds to import: not while tests are collected."""
+    return pytest.importorskip("reasoning_gym.factory")
+
+
 def entry_of(dataset):
-    return create_dataset(dataset, seed=0, size=2)[0]
+    return library().create_dataset(dataset, seed=0, size=2)[0]
 
 
 @pytest.mark.parametrize("dataset", EVALUATED)
@@ -152,7 +158,7 @@ def test_an_answer_that_leaves_the_work_to_its_verifier_is_worth_what_a_wrong_on
 
 @pytest.mark.parametrize("dataset", EVALUATED)
 def test_the_librarys_own_answers_are_data(dataset):
-    entries = create_dataset(dataset, seed=3, size=20)
+    entries = library().create_dataset(dataset, seed=3, size=20)
     wrong = [e["answer"] for e in entries if not is_data(dataset, e["answer"], e)]
     assert wrong == []
 
@@ -199,14 +205,13 @@ def test_info_says_that_a_program_was_not_given_to_the_verifier():
     assert "error" not in judged("countdown", "1 + 1")[1]
 
 
-@pytest.mark.slow
 def test_the_list_of_verifiers_that_evaluate_answers_is_complete():
     ran: set[str] = set()
     builtins.note_that_it_ran = ran.add
     program = """[note_that_it_ran({0!r}), exec("note_that_it_ran({0!r})")]"""
     try:
-        for name in sorted(DATASETS.keys() - {"composite"}):
-            dataset = create_dataset(name, seed=0, size=1)
+        for name in sorted(library().DATASETS.keys() - {"composite"}):
+            dataset = library().create_dataset(name, seed=0, size=1)
             with contextlib.suppress(Exception):  # of a verifier that cannot read it
                 dataset.score_answer(answer=program.format(name), entry=dataset[0])
     finally:
