@@ -24,9 +24,11 @@ SANDBOXES = {
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """The resources that a program may use; CPU, memory and open files are counted per process.
+    """The resources that a program may use.
 
-    ``file_bytes`` is the size of any one file, and where the program is isolated, of all its files together.
+    CPU time and memory hold for any one process, and in the local sandbox, for all processes together too,
+    which are counted every 0.2 s; open files hold for one process. ``file_bytes`` is the size of any one file,
+    and in the local sandbox, of all files together.
     ``output_bytes`` is how much is kept of stdout, of stderr and of the value: the beginning and the end.
     """
 
@@ -56,7 +58,7 @@ class Ending(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     """It asked for more than ``memory_bytes`` and did not catch the MemoryError."""
     KILLED = "killed"
-    """By a signal: it crashed, or the machine was short of memory."""
+    """By a signal: it crashed, the machine was short of memory, or its files together took too much."""
 
 
 @dataclass(frozen=True)

@@ -68,9 +68,10 @@ def main() -> None:
             say(status, {"isolated": False})
             return
         os.chdir(settings["directory"])  # again: the new root covers the directory that we stood in
-        give_up_rights()
-        if not isolated:
-            restrict(settings["directory"])
+        if isolated:
+            give_up_rights()
+        else:
+            restrict(settings["directory"], supervisor)
         set_limits(settings)
         with open(settings["program_fd"], encoding="utf-8") as file:
             source = file.read()
@@ -195,9 +196,12 @@ def make_place(path: str, is_folder: bool) -> None:
         open(path, "a", encoding="ascii").close()
 
 
-def restrict(directory: str) -> None:
+def restrict(directory: str, supervisor: int) -> None:
     """Keep the program in by what is left without namespaces, see ``restrictions``."""
     restrictions = runpy.run_path(os.path.join(os.path.dirname(__file__), "restrictions.py"))
+    if restrictions["leave_root"](directory, MAX_PROCESSES):
+        die_with_parent(supervisor)
+    give_up_rights()
     devices = [device for device in HARMLESS_DEVICES if os.path.exists(device)]
     restrictions["restrict"](directory, [*seen_paths(), "/proc"], devices)
 

@@ -22,7 +22,7 @@ from environments.errors import ConfigError, EnvironmentFailure
 from environments.sandbox import child
 from environments.sandbox.base import DEFAULT_LIMITS, SandboxLimits, SandboxResult
 from environments.sandbox.outcome import make_result
-from environments.sandbox.process_tree import usage_below
+from environments.sandbox.process_tree import files_within, usage_below
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +124,7 @@ class _Supervisor:
     ) -> None:
         self.isolated = False
         self._files = files
+        self._directory = directory
         self._limits = limits
         self._isolation_required = isolation_required
         self._mark = f"{_MARK}={uuid.uuid4().hex}"
@@ -186,7 +187,10 @@ class _Supervisor:
         return self._wait_for_end(time.monotonic() + self._limits.timeout_seconds)
 
     def _wait_for_end(self, deadline: float) -> dict[str, Any] | None:
-        """Wait for the end of the program, or until its processes together use more than the limits."""
+        """Wait for the end of the program, or until all of it together uses more than the limits.
+
+        The count is not the kernel's: a cgroup would need rights that few machines give.
+        """
         while (left := deadline - time.monotonic()) > 0:
             end = self._next_line(min(left, _COUNT_SECONDS))
             if end is not None:
@@ -194,7 +198,16 @@ class _Supervisor:
             usage = usage_below(self._process.pid)
             if usage.memory_bytes > self._limits.memory_bytes or usage.num_processes > child.MAX_PROCESSES:
                 return {"status": 9, "cpu_seconds": 0, "out_of_memory": True}
+            if usage.cpu_seconds > self._limits.cpu_seconds:
+                return None
+            if not self.isolated and not self._files_fit():
+                return {"status": 9, "cpu_seconds": 0}
         return None
+
+    def _files_fit(self) -> bool:
+        """Whether the program's files are within the limits; a namespace has a file system for that."""
+        usage = files_within(self._directory, child.MAX_FILES)
+        return usage is not None and usage.num_bytes <= self._limits.file_bytes
 
     def _next_line(self, seconds: float) -> bytes | None:
         """The supervisor's next line; empty if it is dead, None if it writes none for ``seconds``."""

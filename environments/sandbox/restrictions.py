@@ -1,13 +1,16 @@
-"""The restrictions of a program where the kernel denies namespaces: landlock and seccomp. Used by ``child``.
+"""The restrictions of a program where the kernel denies namespaces. Used by ``child``.
 
-They ask for no rights: a process lays them on itself, and on all that it starts. Only the standard library.
+Landlock and seccomp ask for no rights: a process lays them on itself, and on all that it starts. Root can
+become another user besides. Only the standard library.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import struct
+import sys
 
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 RULE_PATH_BENEATH, CREATE_RULESET_VERSION = 1, 1
@@ -23,6 +26,8 @@ MACHINES = {"x86_64": (0xC000003E, (41, 101, 425)), "aarch64": (0xC00000B7, (198
 LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 NUMBER_AT, MACHINE_AT, FIRST_NUMBER_OF_X32 = 0, 4, 0x40000000
 ALLOW, DENY = 0x7FFF0000, 0x00050001  # the latter with EPERM
+PR_SET_DUMPABLE = 4  # from sys/prctl.h
+FIRST_USER = 2_000_000_000  # beyond the users that systems and containers hand out
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -37,6 +42,36 @@ def restrict(directory: str, readable: list[str], writable: list[str]) -> None:
     if version >= 1:
         keep_files(version, directory, readable, writable)
     deny_calls()
+
+
+def leave_root(directory: str, most_processes: int) -> bool:
+    """Become a user that owns nothing but ``directory``; say whether this was possible.
+
+    It needs the rights of root, and packages and a ``directory`` that lie where others can read. The user is
+    this process's alone, so the kernel counts no processes but the program's. Forgets ``die_with_parent``.
+    """
+    if os.getuid() != 0:
+        return False
+    user = FIRST_USER + os.getpid()
+    needed = [directory, *filter(os.path.isdir, sys.path)]
+    try:
+        os.setgroups([])
+        os.chown(directory, user, user)
+        os.setegid(user)
+        os.seteuid(user)
+    except PermissionError:  # a root without these rights, as in a container that drops them
+        return False
+    seen = all(os.access(path, os.R_OK | os.X_OK, effective_ids=True) for path in needed)
+    os.seteuid(0)
+    if not seen:
+        os.setegid(0)
+        os.chown(directory, 0, 0)
+        return False
+    resource.setrlimit(resource.RLIMIT_NPROC, (most_processes, most_processes))
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # else its own /proc belongs to root
+    return True
 
 
 def keep_files(version: int, directory: str, readable: list[str], writable: list[str]) -> None:

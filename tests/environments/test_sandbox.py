@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import sys
 import threading
 import time
@@ -313,6 +314,42 @@ time.sleep(30)
     assert time.monotonic() - begin < 15
 
 
+@pytest.mark.slow
+def test_cpu_time_is_limited_for_all_processes_together(kernel):
+    source = """
+import os
+for _ in range(4):
+    if os.fork() == 0:
+        while True: pass
+while True: pass
+"""
+    begin = time.monotonic()
+    result = run_python(source, limits=SandboxLimits(timeout_seconds=30, cpu_seconds=4))
+    assert result.ending is Ending.TIMED_OUT
+    assert time.monotonic() - begin < 4  # before any one of the five has spent as much
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "source",
+    [
+        "for n in range(20_000): open(str(n), 'w').close()\ntime.sleep(20)",
+        "for n in range(40): open(str(n), 'wb').write(bytes(1 << 20))\ntime.sleep(20)",
+        "for n in range(3000): os.mkdir('d'); os.chdir('d')\ntime.sleep(20)",
+        "os.mkdir('d'); open('d/f', 'w'); os.chmod('d', 0)\ntime.sleep(20)",
+    ],
+    ids=["many files", "large files", "nested beyond the longest path", "a folder that cannot be read"],
+)
+def test_files_are_limited_together_without_a_file_system_of_their_own(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", interpreter_denied(tmp_path, UNSHARE))
+    if "chmod" in source and os.getuid() == 0:
+        pytest.skip("root reads all folders, so none is hidden from its count")
+    begin = time.monotonic()
+    limits = SandboxLimits(timeout_seconds=15, file_bytes=16 << 20)
+    assert run_python(f"import os, time\n{source}", limits=limits).ending is Ending.KILLED
+    assert time.monotonic() - begin < 10
+
+
 def test_an_isolated_program_makes_a_limited_number_of_files():
     result = run_python("for n in range(20_000): open(str(n), 'w').close()")
     if not result.isolated:
@@ -418,6 +455,40 @@ done
     result = run_python(source)
     assert (result.isolated, result.value, result.stderr) == (False, "[]", "")
     assert canary.read_text() == "here"
+
+
+SYSTEM_PYTHON = shutil.which("python3", path="/usr/bin:/usr/local/bin")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.skipif(SYSTEM_PYTHON is None, reason="no Python lies where other users can read it")
+def test_without_namespaces_root_hands_a_program_to_a_user_of_its_own(tmp_path, monkeypatch):
+    # Neither namespaces nor landlock: nothing but the user keeps this program in.
+    monkeypatch.setattr(sys, "executable", SYSTEM_PYTHON)
+    monkeypatch.setattr(sys, "executable", interpreter_denied(tmp_path, UNSHARE, *LANDLOCK))
+    monkeypatch.setattr("tempfile.tempdir", "/tmp")
+    source = f"""
+import os
+open("mine", "w").write("allowed")
+os.listdir("/proc/self/fd")
+done = []
+for name, action in {{
+    "shadow": lambda: open("/etc/shadow").read(),
+    "environ": lambda: open("/proc/{os.getpid()}/environ").read(),
+    "kill": lambda: os.kill({os.getpid()}, 0),
+    "kill parent": lambda: os.kill(os.getppid(), 0),
+    "root again": lambda: os.setuid(0),
+}}.items():
+    try:
+        action()
+        done.append(name)
+    except OSError:
+        pass
+done, os.getuid() >= 2_000_000_000, os.getgroups()
+"""
+    results = [run_python(source), run_python("import os, time\nif os.fork(): os._exit(0)\ntime.sleep(60)")]
+    assert (results[0].value, results[0].stderr) == ("([], True, [])", "")
+    assert results[1].ending is Ending.EXITED  # and whatever a program of another user left behind is killed
 
 
 def has_landlock() -> bool:
