@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from environments import BaseEnv, Dataset
+from environments import BaseEnv, CodeEnvironment, Dataset
 from environments.errors import ConfigError
+from environments.sandbox.local import announce_best_effort
 from launch.config import TrainConfig
 from launch.trainer import AgentTrainer
 from launch.validation.trial import check_agent, try_first_task
 from launch.workload import Workload
-from policies import GameAgent
+from policies import CodingAgent, GameAgent
 
 
 class Precise(BaseEnv):
@@ -67,6 +68,21 @@ def test_an_environment_that_cannot_be_tried_out_here_is_left_to_the_nodes(
     with caplog.at_level(logging.WARNING):
         try_first_task(workload, workload.train_dataset, seconds=0.2)
     assert said in caplog.text
+
+
+def test_a_sandbox_that_may_not_isolate_is_announced_where_the_run_is_started(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    announce_best_effort.cache_clear()
+    tasks = Dataset([{"question": "Print 1.", "tests": [{"input": "", "output": "1"}]}])
+    workload = Workload(
+        agent_class=CodingAgent,
+        env_class=CodeEnvironment,
+        env_args={"sandbox": "best-effort"},
+        train_dataset=tasks,
+    )
+    check_agent(workload, tasks)
+    assert "may forge their rewards" in caplog.text
 
 
 def test_a_configuration_made_in_python_is_checked_before_anything_is_played(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,6 +37,9 @@ SMALL = [
     "learner.mini_batch_size=6",
     "algorithm.entropy_coef=0.01",  # so that there is a gradient even where all rollouts fail
 ]
+
+OWN_LINE = re.compile(r"\[ *[\d.]+ s\] \S|[█░]{10} \S|  \S|Interrupted|$")
+"""The forms of a line that a training prints: an event, progress, more about the line above, Ctrl-C."""
 
 
 def small_run(directory: Path, *overrides: str) -> TrainConfig:
@@ -222,6 +226,8 @@ def test_ctrl_c_ends_all_processes_and_leaves_a_checkpoint(
         time.sleep(0.1)
 
     assert program.returncode == 130, rest
+    strange = [line for line in [*lines, *rest.splitlines()] if not OWN_LINE.match(line)]
+    assert strange == [], "libraries have their say in the output of a training"
     assert marked_processes(mark) == []
     if leaves_checkpoint:
         checkpoints = tmp_path / "checkpoints"
