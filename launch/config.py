@@ -47,6 +47,11 @@ class RunConfig:
     trajectories_kept: int = setting(200, at_least=0)
     """Newest updates whose trajectories stay in run.directory/trajectories, and as many evaluations, with
     messages, rewards, advantages, tokens, log-probabilities and versions. 0 keeps none."""
+    stall_report_seconds: float = setting(120.0, above=0)
+    """Seconds without any movement (no trajectory, no step) after which the run prints what launch.status
+    says: what every part waits for, and which one holds up the others."""
+    stall_limit_seconds: float = setting(3600.0, at_least=0)
+    """Seconds without any movement after which the run ends with that verdict as its error. 0: no limit."""
     best_metric: str | None = None
     """Metric of the evaluations by which the best policy is chosen, such as eval/reward_mean. Every evaluated
     policy is then checkpointed; the best checkpoint stays, and the file checkpoints/best names it."""

@@ -12,6 +12,7 @@ COMMANDS = {
     "evaluate": "measure a model on held-out tasks",
     "serve": "serve a policy to OpenAI clients",
     "view": "look at runs and their trajectories in the browser",
+    "status": "say what the parts of a run wait for, and which one holds it up",
     "scale": "change the number of rollout actors while a run goes on",
     "chaos": "list the processes of a run, and kill or stop one of them",
 }

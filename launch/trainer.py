@@ -99,6 +99,8 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock) -> None:
                 run = start(config, workload, stages, lock, recovery, tracker, interrupts, ending)
                 train(stages, run, recovery)
             except KeyboardInterrupt:
+                if interrupts.error is not None:
+                    raise interrupts.error from None
                 tracker.announce("Interrupted.")
                 if run is not None:
                     save_interrupted(run, recovery)

@@ -163,7 +163,8 @@ class EngineStats:
 class ReplicaStatus:
     """A replica of a policy server, as a sampler sees it.
 
-    ``engine`` counts the requests of all samplers, and those over HTTP.
+    ``engine`` counts the requests of all samplers, and those over HTTP. ``silent_seconds`` have passed since
+    it was last heard from.
     """
 
     version: int
@@ -171,6 +172,7 @@ class ReplicaStatus:
     num_running: int
     num_answered: int
     engine: EngineStats
+    silent_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

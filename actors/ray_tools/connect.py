@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
+from ray._raylet import Config  # type: ignore[attr-defined]  # of a compiled module
 from ray.job_config import JobConfig
 
 from actors.ray_tools.address import check_answers, unreachable
@@ -70,7 +71,11 @@ def join(address: str | None) -> None:
     Raises:
         ConfigError: it does not answer, or there are none or several.
     """
-    os.environ["RAY_ADDRESS"] = address or os.environ.get("RAY_ADDRESS") or _only_cluster()
+    clusters = _clusters_here()
+    address = address or os.environ.get("RAY_ADDRESS") or _only(clusters)
+    os.environ["RAY_ADDRESS"] = address
+    os.environ.update(clusters.get(address, {}))
+    Config.initialize("")  # Ray has read its variables when it was imported
     check_answers()
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
@@ -78,18 +83,30 @@ def join(address: str | None) -> None:
         raise unreachable(error) from error
 
 
-def _only_cluster() -> str:
-    """The address of the one cluster that has a node on this machine."""
-    found = set()
+def _clusters_here() -> dict[str, dict[str, str]]:
+    """The clusters that have a node on this machine: by address, the variables with which they are reached.
+
+    A cluster that a program has started for itself asks for this user's token.
+    """
+    found = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # it ended while we looked, or is somebody else's
             if process.name() == "raylet":
-                found |= {
+                addresses = [
                     word.partition("=")[2]
                     for word in process.cmdline()
                     if word.startswith(("--gcs-address=", "--gcs_address="))
+                ]
+                variables = {
+                    name: value for name, value in process.environ().items() if name.startswith("RAY_AUTH_")
                 }
-    if len(found) != 1:
-        there = f"clusters at {', '.join(sorted(found))}" if found else "no cluster"
+                found.update(dict.fromkeys(addresses, variables))
+    return found
+
+
+def _only(clusters: Collection[str]) -> str:
+    """The one address among ``clusters``. Raises ``ConfigError`` if there are none or several."""
+    if len(clusters) != 1:
+        there = f"clusters at {', '.join(sorted(clusters))}" if clusters else "no cluster"
         raise ConfigError(f"This machine has {there}: say which one is meant by --address HOST:PORT.")
-    return found.pop()
+    return next(iter(clusters))

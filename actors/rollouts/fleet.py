@@ -58,6 +58,34 @@ class FleetStatus:
     waited_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class RolloutInPlay:
+    """A rollout that an actor on ``node`` (Ray's id) plays, and the seconds since its start and last turn."""
+
+    rollout_id: str
+    node: str
+    seconds: float
+    seconds_since_turn: float
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    """What a fleet knows of itself and of the actors that it works with, for ``launch.status``."""
+
+    status: FleetStatus
+    in_play: tuple[RolloutInPlay, ...]
+    num_undelivered: int
+    """Trajectories that wait for room in the stream, at most ``MAX_UNDELIVERED``."""
+    env_class: str
+    needs: dict[str, float]
+    """Ray's resources that an actor takes."""
+    last_failure: str | None
+    """The error of the rollout that failed last."""
+    sampler: ray.actor.ActorHandle
+    stream: ray.actor.ActorHandle
+    """The actor of the stream's queue."""
+
+
 @dataclass(frozen=True, order=True, slots=True)
 class _Attempt:
     """A try at a request. A request that is tried again goes before all that came after it."""
@@ -106,6 +134,9 @@ class RolloutFleet:
         self._playing: set[int] = set()
         self._since: dict[int, float] = {}
         """When the rollout that a slot's actor is at began."""
+        self._turns: dict[int, tuple[str, float]] = {}
+        """The rollout that a slot's actor is at, and when its last turn ended, or its first began."""
+        self._last_failure: str | None = None
         self._start = time.monotonic()
         self._busy_seconds = 0.0
         self._num_ready = 0
@@ -135,6 +166,9 @@ class RolloutFleet:
     async def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
         """Keep what a rollout actor says of a turn that it has finished; see ``Journal``."""
         self._journals.record(rollout_id, attempt, index, entry)
+        for slot, (playing, _) in self._turns.items():
+            if playing == rollout_id:
+                self._turns[slot] = (rollout_id, time.monotonic())
 
     async def status(self) -> FleetStatus:
         """Counts.
@@ -162,6 +196,31 @@ class RolloutFleet:
             seconds=now - self._start,
             num_replayed_tokens=self._num_replayed_tokens,
             waited_seconds=self._waited_seconds,
+        )
+
+    async def report(self) -> FleetReport:
+        """What ``status`` tells, and the rollouts in play, the longest without a turn first.
+
+        Raises:
+            As ``status`` does.
+        """
+        status, now = await self.status(), time.monotonic()
+        in_play = [
+            RolloutInPlay(
+                rollout_id, self._nodes.get(slot, ""), now - self._since.get(slot, now), now - turned
+            )
+            for slot, (rollout_id, turned) in self._turns.items()
+        ]
+        needs = {"CPU": self._options["num_cpus"], "memory": self._options["memory"] or 0}
+        return FleetReport(
+            status=status,
+            in_play=tuple(sorted(in_play, key=lambda each: -each.seconds_since_turn)),
+            num_undelivered=self._finished.qsize(),
+            env_class=self._pair.env_class.__name__,
+            needs=needs | self._options["resources"],
+            last_failure=self._last_failure,
+            sampler=self._sampler,
+            stream=self._queue.actor,
         )
 
     async def _slot(self, index: int) -> None:
@@ -194,10 +253,16 @@ class RolloutFleet:
             self._playing.add(index)
             self._since[index] = time.monotonic()
             self._waited_seconds += self._since[index] - attempt.since
-            trajectory, usable = await self._play(attempt, actor)
+            self._turns[index] = (attempt.request.rollout_id, self._since[index])
+            try:
+                trajectory, usable = await self._play(attempt, actor)
+            finally:
+                del self._turns[index]
             self._busy_seconds += time.monotonic() - self._since.pop(index)
             reason = trajectory.termination_reason
             assert reason is not None
+            if reason.is_failure:
+                self._last_failure = f"rollout {trajectory.rollout_id}: {trajectory.error}"
             if reason not in RESUMED_AFTER or attempt.number > self._config.retries:
                 self._journals.drop(trajectory.rollout_id)
             if reason.is_failure and attempt.number <= self._config.retries:

@@ -66,6 +66,7 @@ class RolloutService:
         self._server = server
         if server is not None:
             self.stream.watch(server.check_replicas)
+        self.fleet_name = f"{FLEET}{uuid.uuid4().hex[:8]}"
         self._num_actors = 0
         self._fleet: ray.actor.ActorHandle | None = None
         self._sampler: ray.actor.ActorHandle | None = None
@@ -80,7 +81,7 @@ class RolloutService:
                 self._make_sampler
             )
             self._fleet = RolloutFleet.options(  # type: ignore[attr-defined]
-                name=f"{FLEET}{uuid.uuid4().hex[:8]}", namespace=NAMESPACE, **beside_driver()
+                name=self.fleet_name, namespace=NAMESPACE, **beside_driver()
             ).remote(self._pair, self._sampler, self.stream.queue, self._limits, self._fleet_settings)
             self.stream.connect(self._fleet)
         if num_actors > self._num_actors:

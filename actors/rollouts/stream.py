@@ -49,6 +49,8 @@ class TrajectoryStream:
         """When this wait first saw that no rollout actor was up, if none has been since."""
         self._groups: dict[str, dict[str, Trajectory | None]] = {}
         """Of each group that was requested: its rollout ids, and what has come back of them."""
+        self.last_arrival = time.monotonic()
+        """When a trajectory last came, or the stream was made."""
 
     def connect(self, fleet: ray.actor.ActorHandle) -> None:
         """Take trajectories from ``fleet`` from now on."""
@@ -135,6 +137,7 @@ class TrajectoryStream:
         while (trajectory := self._arrived(POLL_SECONDS)) is None:
             self._ask_why()
         self._idle_since = None
+        self.last_arrival = time.monotonic()
         return trajectory
 
     def _arrived(self, seconds: float) -> Trajectory | None:

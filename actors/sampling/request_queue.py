@@ -302,12 +302,18 @@ class RequestQueue:
 
     def status(self) -> QueueStatus:
         """Counts."""
+        now = time.monotonic()
         return QueueStatus(
             num_waiting=len(self._waiting),
             num_late_tokens=self._num_late_tokens,
             replicas={
                 each.name: ReplicaStatus(
-                    each.version, each.is_live, len(each.held), each.num_answered, each.stats
+                    each.version,
+                    each.is_live,
+                    len(each.held),
+                    each.num_answered,
+                    each.stats,
+                    now - each.heard,
                 )
                 for each in self._replicas.values()
             },

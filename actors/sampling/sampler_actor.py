@@ -5,6 +5,8 @@ Rollout actors stay light because everything that needs a tokenizer lives here.
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable
 
 import ray
@@ -25,6 +27,9 @@ class SamplerActor:
 
     def __init__(self, make_sampler: Callable[[], Sampler]) -> None:
         self._sampler = make_sampler()
+        self._open: dict[int, tuple[str, float]] = {}
+        """Of the calls of ``sample`` that wait: the conversation, and when the call came."""
+        self._numbers = itertools.count()
 
     async def open(self) -> None:
         """Connect. Raises ``SamplerError`` if there is nothing to sample."""
@@ -32,8 +37,13 @@ class SamplerActor:
 
     async def sample(self, request: SampleRequest) -> Completion:
         """One completion. Raises as ``Sampler.sample`` does, and ``LogprobError``."""
-        await self._sampler.open()  # where Ray has started this actor anew, nothing else does
-        completion = await self._sampler.sample(request)
+        number = next(self._numbers)
+        self._open[number] = (request.session_id, time.monotonic())
+        try:
+            await self._sampler.open()  # where Ray has started this actor anew, nothing else does
+            completion = await self._sampler.sample(request)
+        finally:
+            del self._open[number]
         check_logprobs(completion.logprobs, self._sampler.source)
         return completion
 
@@ -46,6 +56,11 @@ class SamplerActor:
         """For the replicas of a policy server: see ``RequestQueue.poll``."""
         assignment: Assignment = await self._sampler.poll(report)
         return assignment
+
+    async def waiting(self) -> dict[str, float]:
+        """The conversations that wait for a completion, and for how many seconds."""
+        now = time.monotonic()
+        return {session_id: now - since for session_id, since in self._open.values()}
 
     async def status(self) -> QueueStatus | None:
         """See ``Sampler.status``."""

@@ -27,7 +27,7 @@ class SandboxLimits:
     """The resources that a program may use.
 
     CPU time and memory hold for any one process, and in the local sandbox, for all processes together too,
-    which are counted every 0.2 s; open files hold for one process. ``file_bytes`` is the size of any one file,
+    which are counted every 0.2 s; open files hold for one process. ``file_bytes`` is the size of any file,
     and in the local sandbox, of all files together.
     ``output_bytes`` is how much is kept of stdout, of stderr and of the value: the beginning and the end.
     """

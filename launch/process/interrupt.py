@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ class Interrupts:
         self._raised = False
         self.was_forced = False
         """Whether a second signal has cut off what was to be whole: what it left is no state to save."""
+        self.error: Exception | None = None
+        """Why the run ended itself, where it was not a person who did."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -43,6 +46,15 @@ class Interrupts:
         if threading.current_thread() is threading.main_thread():
             for each in SIGNALS:
                 signal.signal(each, self._handle)
+
+    def end_with(self, error: Exception) -> None:
+        """Have the main thread raise ``KeyboardInterrupt``, whatever it is doing, because of ``error``.
+
+        Another thread calls this when it finds that the run cannot go on.
+        """
+        self.error = error
+        self._pending = True  # not put off
+        os.kill(os.getpid(), signal.SIGINT)
 
     def raise_if_interrupted(self) -> None:
         """Raise an interrupt that was raised before and swallowed.

@@ -6,11 +6,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from launch.training.activity import PHRASES, Activity
+
 
 class Clock:
-    """Measures seconds by name, from its making on."""
+    """Measures seconds by name, from its making on.
 
-    def __init__(self) -> None:
+    Args:
+        activity: is told what is being measured.
+    """
+
+    def __init__(self, activity: Activity) -> None:
+        self._activity = activity
         self._start = time.monotonic()
         self.seconds: dict[str, float] = {}
 
@@ -23,5 +30,6 @@ class Clock:
     def measure(self, name: str) -> Iterator[None]:
         """Add the seconds of the block to those of ``name``."""
         start = time.monotonic()
-        yield
+        with self._activity.during(PHRASES[name]):
+            yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start

@@ -11,6 +11,7 @@ from launch.config import TrainConfig
 from launch.process.interrupt import Interrupts
 from launch.reporting.tracker import Tracker
 from launch.reporting.utilization import Utilization
+from launch.training.activity import Activity
 from launch.training.evaluator import Evaluator
 from launch.training.logprob_probe import LogprobProbe
 from launch.training.rollouts import Rollouts
@@ -41,6 +42,7 @@ class Components:
     kl: KLController
     utilization: Utilization
     scaling: ScalingPolicy
+    activity: Activity
 
     def check_services(self) -> None:
         """Raise the error that has kept a policy server or a fleet from starting, if there was one."""

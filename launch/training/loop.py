@@ -20,7 +20,7 @@ def train(stages: Sequence[Stage], run: Components, recovery: Recovery) -> None:
             train_stage(stage, run, recovery)
     begin_rollouts(run)  # not begun yet where no stage rolls out: its policy is evaluated all the same
     run.interrupts.raise_if_interrupted()
-    evaluate_and_save(run, recovery, Clock())
+    evaluate_and_save(run, recovery, Clock(run.activity))
     run.tracker.announce(f"Serve it: {serve_command(run, recovery)}")
 
 
@@ -39,7 +39,7 @@ def train_stage(stage: Stage, run: Components, recovery: Recovery) -> None:
         begin_rollouts(run)
     while stage.num_done(recovery) < stage.num_steps:
         run.interrupts.raise_if_interrupted()
-        clock = Clock()
+        clock = Clock(run.activity)
         if stage.rolls_out:
             evaluate_and_save(run, recovery, clock)
         stage.step(run, recovery, clock)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -23,6 +25,10 @@ from actors.weights.store import WeightStore
 from actors.weights.transport import make_transport
 from environments.errors import SamplerError
 from launch.config import TrainConfig, algorithm_of
+from launch.health.heartbeat import Heartbeat, Pulse
+from launch.health.inspection import inspect
+from launch.health.run_state import described
+from launch.health.watchdog import Watchdog
 from launch.process import cluster
 from launch.process.interrupt import Interrupts
 from launch.reporting.tracker import Tracker
@@ -30,6 +36,7 @@ from launch.reporting.utilization import Utilization
 from launch.run_folder.lock import RunLock
 from launch.run_folder.model_paths import model_folder
 from launch.serve import check_answers, reachable, served_models
+from launch.training.activity import Activity
 from launch.training.components import Components
 from launch.training.evaluator import Evaluator, evaluation_server
 from launch.training.logprob_probe import LogprobProbe
@@ -112,10 +119,47 @@ def start(
         kl=KLController(algorithm, recovery.progress.kl_coef),
         utilization=Utilization(service),
         scaling=ScalingPolicy(*config.fleet.bounds),
+        activity=Activity(),
     )
+    watch(run, recovery, ending)
     restore(run, recovery)
     tracker.announce(f"Learner: {config.learner.num_workers} rank(s) on {config.learner.device}.")
     return run
+
+
+def watch(run: Components, recovery: Recovery, ending: ExitStack) -> None:
+    """Tell the cluster what the run is doing, and have a watchdog notice when nothing moves."""
+
+    def idle_seconds() -> float:
+        moved = max(run.activity.since, *(service.stream.last_arrival for service in run.services))
+        return time.monotonic() - moved
+
+    def pulse() -> Pulse:
+        return Pulse(
+            folder=str(recovery.directory),
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            fleets=tuple(service.fleet_name for service in run.services),
+            activity=run.activity.name,
+            seconds=time.monotonic() - run.activity.since,
+            idle_seconds=idle_seconds(),
+            num_updates=recovery.progress.step,
+            told_at=time.time(),
+        )
+
+    heartbeat = Heartbeat(pulse)
+    ending.callback(heartbeat.stop)
+    settings = run.config.run
+    watchdog = Watchdog(
+        settings.stall_report_seconds,
+        settings.stall_limit_seconds,
+        idle_seconds,
+        lambda: described(inspect(pulse())),
+        run.tracker.announce,
+        run.interrupts.end_with,
+        heartbeat,
+    )
+    ending.callback(watchdog.stop)
 
 
 def weight_store(

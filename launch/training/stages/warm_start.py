@@ -53,7 +53,8 @@ class WarmStart(Stage):
             for step in range(first, last)
         ]
         with run.interrupts.atomic_section():
-            learned = run.learner.fit(batches)
+            with clock.measure("time/learn"):
+                learned = run.learner.fit(batches)
             self.count_steps(recovery, last - first)
             if last == self.num_steps:
                 publish(run, recovery)

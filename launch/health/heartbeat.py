@@ -1,0 +1,92 @@
+"""A training tells the cluster every second that it lives and what it is doing; ``launch.status`` reads it.
+
+Ray's head process keeps what is told, in its key-value store: no actor is needed, and those of the run may
+all hang.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import wait
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ray.experimental import internal_kv
+
+from actors.ray_tools.background import in_background
+
+NAMESPACE = "troupe"
+PREFIX = b"run-"
+BEAT_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pulse:
+    """What a training has last told of itself.
+
+    Args:
+        folder: of the run.
+        pid, host: of its driver.
+        fleets: names of its fleets.
+        activity: what its loop is doing, such as "waits for rollouts".
+        seconds: for how long it has been doing that.
+        idle_seconds: since anything has moved.
+        num_updates: policy updates so far.
+        told_at: seconds of the clock, to be compared with ``time.time``.
+    """
+
+    folder: str
+    pid: int
+    host: str
+    fleets: tuple[str, ...]
+    activity: str
+    seconds: float
+    idle_seconds: float
+    num_updates: int
+    told_at: float
+
+
+def pulses() -> list[Pulse]:
+    """The trainings of the cluster that this process is connected to."""
+    found = []
+    for key in internal_kv._internal_kv_list(PREFIX, namespace=NAMESPACE):
+        text = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
+        if text is not None:  # else it ended while we looked
+            told: dict[str, Any] = json.loads(text)
+            found.append(Pulse(**told | {"fleets": tuple(told["fleets"])}))
+    return sorted(found, key=lambda pulse: (pulse.folder, pulse.pid))
+
+
+class Heartbeat:
+    """Tells the cluster a training's pulse, from a thread, until ``stop``.
+
+    Args:
+        pulse: returns the present pulse.
+    """
+
+    def __init__(self, pulse: Callable[[], Pulse]) -> None:
+        self._pulse = pulse
+        self._key = PREFIX + f"{socket.gethostname()}-{os.getpid()}".encode()
+        self._stopped = threading.Event()
+        self.last_told = time.monotonic()
+        """When Ray's head process last took a pulse."""
+        self._thread = in_background(self._beat, "heartbeat")
+
+    def _beat(self) -> None:
+        """consumes time · waits for Ray's head process · produces a pulse"""
+        while not self._stopped.is_set():
+            text = json.dumps(asdict(self._pulse())).encode()
+            internal_kv._internal_kv_put(self._key, text, overwrite=True, namespace=NAMESPACE)
+            self.last_told = time.monotonic()
+            self._stopped.wait(BEAT_SECONDS)
+        internal_kv._internal_kv_del(self._key, namespace=NAMESPACE)
+
+    def stop(self) -> None:
+        """Take the pulse out, if Ray's head process still answers."""
+        self._stopped.set()
+        wait([self._thread], 2 * BEAT_SECONDS)  # where it does not, the run ends for that reason

@@ -1,0 +1,111 @@
+"""Asks the parts of a run for its state, all at the same time and for two seconds at most.
+
+Used by ``launch.status`` from another process, and by the run's own watchdog.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import psutil
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.rollouts.service import NAMESPACE, STREAM_CAPACITY
+from environments.errors import ConfigError
+from launch.chaos import members
+from launch.health.heartbeat import Pulse
+from launch.health.run_state import Process, RunState
+
+ANSWER_SECONDS = 2.0
+
+
+def inspect(pulse: Pulse) -> RunState:
+    """The state of the run that ``pulse`` is of, as far as its parts answer."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    elsewhere = {
+        node["NodeManagerHostname"]: _elsewhere(node["NodeID"])
+        for node in nodes
+        if node["NodeManagerHostname"] != socket.gethostname()
+    }
+    asked = {}
+    for name in pulse.fleets:
+        with suppress(ValueError):  # it has not been started yet
+            asked["the fleet"] = ray.get_actor(name, NAMESPACE).report.remote()
+            break  # the first one is that of the training
+    answers, unanswered, errors = _answers(asked)
+    fleet = answers.get("the fleet")
+    if fleet is not None:
+        asked = {
+            "the sampling actor": fleet.sampler.waiting.remote(),
+            "the queue of requests": fleet.sampler.status.remote(),
+            "the stream's queue": fleet.stream.qsize.remote(),
+        }
+        further, silent, broken = _answers(asked)
+        answers, unanswered, errors = answers | further, unanswered + silent, errors + broken
+    processes = list(processes_here())
+    found, silent, broken = _answers(elsewhere)
+    for each in found.values():
+        processes += each
+    unanswered += [f"the node {name}" for name in silent]
+    stream = None
+    if fleet is not None and "the stream's queue" in answers:
+        stream = (answers["the stream's queue"] + fleet.num_undelivered, STREAM_CAPACITY)
+    return RunState(
+        pulse=pulse,
+        silent_seconds=max(0.0, time.time() - pulse.told_at),
+        processes=sorted(processes),
+        fleet=fleet,
+        waiting=answers.get("the sampling actor", {}),
+        sampling=answers.get("the queue of requests"),
+        stream=stream,
+        free=ray.available_resources(),
+        unanswered=unanswered,
+        errors=errors + broken,
+    )
+
+
+def _answers(asked: dict[str, ray.ObjectRef]) -> tuple[dict[str, Any], list[str], list[str]]:
+    """The answers by name, the names of the parts that did not answer, and the errors of others."""
+    if not asked:
+        return {}, [], []
+    names = {reference: name for name, reference in asked.items()}
+    done, late = ray.wait(list(names), num_returns=len(names), timeout=ANSWER_SECONDS)
+    answers, errors = {}, []
+    for reference in done:
+        try:
+            answers[names[reference]] = ray.get(reference)
+        except RayError as error:
+            errors.append(f"{names[reference]} has failed: {error}")
+    return answers, [names[reference] for reference in late], errors
+
+
+def processes_here() -> Sequence[Process]:
+    """The processes of this cluster on this node, drivers too."""
+    host = socket.gethostname()
+    address = ray.get_runtime_context().gcs_address
+    found = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it ended while we looked, or is somebody else's
+            if process.name() == "raylet" and any(address in word for word in process.cmdline()):
+                with suppress(ConfigError):  # it has just ended
+                    found.update({each.pid: each for each in members(process.pid)})
+    drivers = [each for each in members() if each.role == "driver"]
+    found.update({each.pid: each for each in drivers})
+    return [Process(host, each.role, each.pid, each.stopped) for each in found.values()]
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def _processes() -> Sequence[Process]:
+    return processes_here()
+
+
+def _elsewhere(node_id: str) -> ray.ObjectRef:
+    """``processes_here`` of another node."""
+    where = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return _processes.options(scheduling_strategy=where).remote()

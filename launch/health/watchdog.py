@@ -1,0 +1,83 @@
+"""Notices that nothing moves in a training: says why, and ends the run after a limit."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from actors.ray_tools.background import in_background
+from environments.errors import TroupeError
+from launch.health.heartbeat import BEAT_SECONDS, Heartbeat
+
+HEAD_SECONDS = 20.0
+"""Ray's head process (GCS) may be silent for so long. After 60 s Ray ends this process without a word."""
+
+
+class Watchdog:
+    """Watches a training from a thread, until ``stop``.
+
+    Args:
+        report_seconds, limit_seconds: settings ``run.stall_report_seconds`` and ``run.stall_limit_seconds``.
+        idle_seconds: returns the seconds since anything has moved.
+        report: says what every part waits for.
+        announce: prints a text among the run's lines.
+        end: ends the run with an error.
+    """
+
+    def __init__(
+        self,
+        report_seconds: float,
+        limit_seconds: float,
+        idle_seconds: Callable[[], float],
+        report: Callable[[], str],
+        announce: Callable[[str], None],
+        end: Callable[[Exception], None],
+        heartbeat: Heartbeat,
+    ) -> None:
+        self._report_seconds, self._limit_seconds = report_seconds, limit_seconds
+        self._idle_seconds, self._report = idle_seconds, report
+        self._announce, self._end, self._heartbeat = announce, end, heartbeat
+        self._stopped = threading.Event()
+        self._has_reported = False
+        self._thread = in_background(self._watch, "watchdog")
+
+    def _watch(self) -> None:
+        """consumes time · waits for the next tick · produces a report for a stall, or the run's end"""
+        before = time.monotonic()
+        while not self._stopped.wait(BEAT_SECONDS):
+            # A driver that was stopped itself has missed what the others did.
+            own_delay, before = time.monotonic() - before - BEAT_SECONDS, time.monotonic()
+            if own_delay < BEAT_SECONDS and self._look():
+                return
+
+    def _look(self) -> bool:
+        """Act on what there is to see; return whether the run was ended."""
+        silent = time.monotonic() - self._heartbeat.last_told
+        if silent > HEAD_SECONDS:
+            error = TroupeError(
+                f"Ray's head process (gcs_server) has not answered for {silent:.0f} s: it has died, hangs, "
+                "or its node was cut off. `ray start --head` starts a new cluster."
+            )
+            self._announce(str(error))  # at once: Ray may end this process before its last words
+            self._end(error)
+            return True
+        idle = self._idle_seconds()
+        if idle < self._report_seconds:
+            self._has_reported = False
+        elif not self._has_reported:
+            self._has_reported = True
+            self._announce(f"Nothing has moved for {idle:.0f} s.\n{self._report()}")
+        if self._limit_seconds and idle > self._limit_seconds:
+            self._end(
+                TroupeError(
+                    f"Nothing has moved for {idle:.0f} s, so the run ends (run.stall_limit_seconds="
+                    f"{self._limit_seconds:g}). {self._report().splitlines()[-1]}"
+                )
+            )
+            return True
+        return False
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()

@@ -1,0 +1,46 @@
+"""What a training loop is doing, and when anything last moved. ``launch.status`` and the watchdog read it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PHRASES = {
+    "time/wait": "waits for rollouts",
+    "time/score": "waits for the learner to score samples",
+    "time/credit": "computes advantages",
+    "time/learn": "waits for the learner's update",
+    "time/publish": "publishes weights",
+    "time/evaluate": "waits for an evaluation",
+    "time/checkpoint": "writes a checkpoint",
+}
+"""What the loop does, by the name under which ``Clock`` measures its time."""
+STARTING = "starts"
+
+
+class Activity:
+    """The present activity of the training loop, and its beginning. Read by other threads."""
+
+    def __init__(self) -> None:
+        self._present = (STARTING, time.monotonic())
+
+    @property
+    def name(self) -> str:
+        """What the loop is doing, as the end of a sentence about it."""
+        return self._present[0]
+
+    @property
+    def since(self) -> float:
+        """When that began, on the monotonic clock."""
+        return self._present[1]
+
+    @contextmanager
+    def during(self, name: str) -> Iterator[None]:
+        """The loop does ``name`` in the block; afterwards it goes on with what it did before."""
+        before = self.name
+        self._present = (name, time.monotonic())
+        try:
+            yield
+        finally:
+            self._present = (before, time.monotonic())

@@ -1,0 +1,203 @@
+"""``launch.status`` names the part that holds up a run, in five runs that hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from actors.rollouts import service as rollout_service
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.service import RolloutService
+from actors.settings import FleetConfig
+from environments import BaseEnv
+from launch.chaos import members
+from launch.health.heartbeat import Heartbeat, Pulse, pulses
+from launch.health.inspection import inspect
+from launch.health.run_state import verdict
+from launch.training.activity import PHRASES
+from policies import GameAgent
+from policies.sampler import ScriptedSampler
+
+pytestmark = pytest.mark.engine
+ROOT = Path(__file__).resolve().parents[2]
+RUN = [
+    "recipe=calculator",
+    "run.num_steps=1000",
+    "warm_start.num_steps=10",
+    "evaluation.num_tasks=2",
+    "rollout.groups_per_step=2",
+    "rollout.group_size=4",
+    "fleet.num_actors=2",
+    "learner.mini_batch_size=8",
+    "run.stall_report_seconds=12",
+]
+
+
+class Sleepy(BaseEnv):
+    """Sleeps in its first step, for as long as its task says."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def reset(self) -> tuple[str, dict[str, Any]]:
+        return "Say something.", {}
+
+    def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+        time.sleep(self.seconds)
+        return "", 1.0, True, {}
+
+    @staticmethod
+    def from_dict(info: dict[str, Any]) -> Sleepy:
+        return Sleepy(info["seconds"])
+
+
+@contextmanager
+def told(service: RolloutService, activity: str) -> Iterator[Pulse]:
+    """A run that has this rollout service, as far as the cluster knows."""
+
+    def pulse() -> Pulse:
+        return Pulse(
+            folder="runs/test",
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            fleets=(service.fleet_name,),
+            activity=activity,
+            seconds=9,
+            idle_seconds=9,
+            num_updates=1,
+            told_at=time.time(),
+        )
+
+    heartbeat = Heartbeat(pulse)
+    try:
+        assert within(10, lambda: pulses())
+        (found,) = pulses()
+        yield found
+    finally:
+        heartbeat.stop()
+        service.stop()
+    assert pulses() == []
+
+
+def within(seconds: float, holds: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := holds()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
+
+
+def started(seconds: float, num_requests: int, fleet: FleetConfig) -> RolloutService:
+    pair = Pair(agent_class=GameAgent, agent_args={}, env_class=Sleepy, env_args={})
+    service = RolloutService(pair, lambda: ScriptedSampler(lambda _: "hello"), RolloutLimits(), fleet)
+    service.start(2)
+    requests = [
+        RolloutRequest(rollout_id=f"00000000/{number:04d}", group_id="00000000", task={"seconds": seconds})
+        for number in range(num_requests)
+    ]
+    service.submit(requests)
+    return service
+
+
+def test_an_environment_that_sleeps_is_named(ray_cluster: None) -> None:
+    service = started(600.0, 2, FleetConfig(num_actors=2))
+    with told(service, PHRASES["time/wait"]) as pulse:
+        assert within(
+            30, lambda: "2 of 2 rollout actors are in Sleepy or its agent" in verdict(inspect(pulse))
+        )
+
+
+def test_a_stream_that_nobody_empties_is_named(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_service, "STREAM_CAPACITY", 4)
+    monkeypatch.setattr("launch.health.inspection.STREAM_CAPACITY", 4)
+    service = started(0.0, 40, FleetConfig(num_actors=2))
+    with told(service, PHRASES["time/learn"]) as pulse:
+        assert within(
+            30, lambda: "The rollout actors wait for it: the stream is full" in verdict(inspect(pulse))
+        )
+
+
+def test_a_cluster_without_room_is_named(ray_cluster: None) -> None:
+    most = max(node["Resources"]["CPU"] for node in ray.nodes())
+
+    @ray.remote(num_cpus=most)
+    class Neighbour:
+        """Takes all CPUs."""
+
+        def up(self) -> bool:
+            return True
+
+    neighbour = Neighbour.remote()
+    ray.get(neighbour.up.remote(), timeout=60)
+    service = started(0.0, 2, FleetConfig(num_actors=2, num_cpus_per_actor=1))
+    try:
+        with told(service, PHRASES["time/wait"]) as pulse:
+            assert within(
+                30, lambda: "none of 2 rollout actors is up. Each needs 1 CPU" in verdict(inspect(pulse))
+            )
+    finally:
+        ray.kill(neighbour)
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    """A training as a program of its own, with a Ray of its own, that makes updates."""
+    folder = tmp_path_factory.mktemp("stalled")
+    command = [sys.executable, "-m", "launch.train", *RUN, f"run.directory={folder / 'run'}"]
+    with (
+        (folder / "output").open("w+") as output,
+        subprocess.Popen(
+            command, cwd=ROOT, stdout=output, stderr=output, text=True, start_new_session=True
+        ) as program,
+    ):
+        program.output = folder / "output"  # type: ignore[attr-defined]
+        assert within(240, lambda: "step    2/" in said(program)), said(program)
+        yield program
+        os.killpg(program.pid, signal.SIGINT)
+        program.wait(60)
+
+
+def said(program: Any) -> str:
+    return str(program.output.read_text())
+
+
+@pytest.mark.parametrize(
+    ("role", "name"), [("replica", "replica of the policy server"), ("learner", "learner rank")]
+)
+def test_a_process_that_was_stopped_is_named_from_another_terminal_and_by_the_run_itself(
+    training: subprocess.Popen[str], role: str, name: str
+) -> None:
+    (raylet,) = [each.pid for each in members(training.pid) if each.role == "raylet"]
+    words = psutil.Process(raylet).cmdline()
+    address = next(word for word in words if word.startswith("--gcs-address=")).partition("=")[2]
+    victim = next(each.pid for each in members(training.pid) if each.role == role)
+    before = said(training)
+    os.kill(victim, signal.SIGSTOP)
+    try:
+        time.sleep(1.0)
+        status = subprocess.run(
+            [sys.executable, "-m", "launch.status", "--address", address],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert status.returncode == 0, status.stderr
+        assert f"The {name} (process {victim} on {socket.gethostname()}) was stopped" in status.stdout
+        printed = within(60, lambda: "Nothing has moved for 1" in said(training)[len(before) :])
+        assert printed and f"The {name} (process {victim}" in said(training)[len(before) :]
+    finally:
+        os.kill(victim, signal.SIGCONT)
+    length = len(said(training))
+    assert within(60, lambda: "reward" in said(training)[length:]), "the run goes on"

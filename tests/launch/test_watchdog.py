@@ -1,0 +1,92 @@
+"""The watchdog of a training that no longer moves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launch.health import watchdog
+from launch.health.watchdog import Watchdog
+from launch.process.interrupt import Interrupts
+
+
+class Run:
+    """A run that last moved so many seconds ago."""
+
+    def __init__(self) -> None:
+        self.idle = 0.0
+        self.announced: list[str] = []
+        self.ended: list[Exception] = []
+
+
+@contextmanager
+def watched(run: Run, limit: float = 0.0, head_silent: float = 0.0) -> Iterator[None]:
+    heartbeat: Any = SimpleNamespace(last_told=time.monotonic() + 1000 if not head_silent else -head_silent)
+    dog = Watchdog(
+        5.0,
+        limit,
+        lambda: run.idle,
+        lambda: "state\nThe verdict.",
+        run.announced.append,
+        run.ended.append,
+        heartbeat,
+    )
+    yield
+    dog.stop()
+
+
+def within(seconds: float, holds: Any) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(holds())
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "BEAT_SECONDS", 0.05)
+
+
+def test_a_stall_is_reported_once_and_the_next_one_again() -> None:
+    run = Run()
+    with watched(run):
+        run.idle = 6.0
+        assert within(5, lambda: run.announced)
+        time.sleep(0.3)
+        assert run.announced == ["Nothing has moved for 6 s.\nstate\nThe verdict."]
+        run.idle = 0.0
+        time.sleep(0.3)
+        run.idle = 8.0
+        assert within(5, lambda: len(run.announced) == 2)
+    assert run.ended == []
+
+
+def test_a_stall_beyond_the_limit_ends_the_run_with_the_verdict() -> None:
+    run = Run()
+    with watched(run, limit=10.0):
+        run.idle = 11.0
+        assert within(5, lambda: run.ended)
+    assert "run.stall_limit_seconds=10" in str(run.ended[0]) and "The verdict." in str(run.ended[0])
+
+
+def test_a_silent_head_of_the_cluster_ends_the_run_by_its_name() -> None:
+    run = Run()
+    with watched(run, head_silent=30.0):
+        assert within(5, lambda: run.ended)
+    assert "gcs_server) has not answered" in str(run.ended[0])
+    assert run.announced == [str(run.ended[0])]
+
+
+def test_a_run_that_ends_itself_leaves_whatever_it_was_doing() -> None:
+    interrupts = Interrupts()
+    error = RuntimeError("stalled")
+    with interrupts.installed(), pytest.raises(KeyboardInterrupt), interrupts.atomic_section():
+        interrupts.end_with(error)
+        time.sleep(5)
+        raise AssertionError("it was put off")
+    assert interrupts.error is error and interrupts.was_forced
