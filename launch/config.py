@@ -166,6 +166,8 @@ class EvaluationConfig:
     """Tasks of an evaluation: the first ones of the validation set."""
     rollouts_per_task: int = setting(1, at_least=1)
     """Rollouts of a task in launch.evaluate. k of them are needed for pass@k."""
+    show: int = setting(0, at_least=0)
+    """Conversations that launch.evaluate prints: the best and the worst by turns."""
     num_replicas: int = setting(0, at_least=0)
     """Engines for evaluations alone: an evaluation then runs while the next updates are made. With 0 the
     policy server evaluates, between two updates."""

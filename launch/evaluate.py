@@ -14,6 +14,7 @@ from environments.pass_at_k import compute_pass_at_k
 from environments.types import Trajectory
 from launch.command import Command
 from launch.config import TrainConfig
+from launch.reporting.conversation import best_and_worst, conversation
 from launch.reporting.metrics import environment_metrics
 from launch.run_folder.lock import writing_to
 from launch.run_folder.model_paths import model_folder
@@ -46,7 +47,10 @@ def evaluate(config: TrainConfig) -> None:
         f"Evaluating {model_path} on {len(tasks) // times} tasks, "
         f"{'once' if times == 1 else f'{times} times'} each.\n"
     )
-    report(roll_out(config, workload, tasks, model_path, path))
+    trajectories = roll_out(config, workload, tasks, model_path, path)
+    report(trajectories)
+    for trajectory in best_and_worst(trajectories, config.evaluation.show):
+        sys.stdout.write(f"{trajectory.rollout_id}:\n{conversation(trajectory)}\n")
     sys.stdout.write(f"Trajectories: {path}\n")
 
 
@@ -150,6 +154,7 @@ COMMAND = Command(
         "server",
         "evaluation.num_tasks",
         "evaluation.rollouts_per_task",
+        "evaluation.show",
     ),
     left_out={
         "rollout.group_size": "To play each task several times, set evaluation.rollouts_per_task.",

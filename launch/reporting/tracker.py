@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from environments.types import TrajectoryGroup
+from environments.types import Trajectory, TrajectoryGroup
+from launch.reporting.conversation import conversation
 from launch.reporting.metrics import has_failed
 from launch.reporting.plots import draw_curve, draw_timeline
 from launch.run_folder.jsonl_log import JsonlLog, read_records
@@ -107,6 +108,20 @@ class Tracker:
             f"  held-out success after step {step}: {metrics['eval/reward_mean']:.3f} "
             f"({int(metrics['eval/num_tasks'])} tasks, {metrics['time/evaluate']:.1f} s)"
         )
+
+    def sample(self, trajectory: Trajectory) -> None:
+        """Show what the policy says, for those who watch."""
+        self._print(conversation(trajectory))
+
+    def summary(self) -> None:
+        """Say what was reached against before, and where it can be looked at."""
+        found = [record for record in read_metrics(self._directory) if _is_evaluation(record)]
+        if len(found) > 1:
+            before, after = (each["eval/reward_mean"] for each in (found[0], found[-1]))
+            self.announce(
+                f"Held-out success went from {before:.3f} to {after:.3f} in {found[-1]['step']} updates."
+            )
+        self.announce(f"Look at it: python -m launch.view {self._directory}")
 
     def close(self) -> None:
         """Draw the learning curve and the timeline, and close the files."""

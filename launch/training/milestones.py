@@ -71,3 +71,5 @@ def record_evaluation(run: Components, recovery: Recovery, evaluation: Evaluatio
         value = f"{metric}={numbers[metric]:.3f}"
         run.tracker.announce(f"The best policy so far: step {evaluation.step}, {value}.")
     run.tracker.evaluation(evaluation.step, numbers)
+    if evaluation.step in (0, run.num_updates):
+        run.tracker.sample(evaluation.groups[0].trajectories[0])

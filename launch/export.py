@@ -1,0 +1,130 @@
+"""``python -m launch.export runs/a --parquet runs/a.parquet``: the trajectories of a run as a table.
+
+A row is a turn: what was said, its reward and advantage, and its tokens with log-probabilities and versions.
+Read it with pandas.read_parquet, datasets.Dataset.from_parquet, DuckDB or Polars.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from environments.data.trajectory_json import plain_json
+from environments.errors import ConfigError, TroupeError
+from launch.run_folder.lock import writing_to
+from launch.run_folder.trajectory_log import EVALUATION, TRAIN, KeptTrajectory, kept_steps, read_kept
+
+SCHEMA = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("update", pa.int64()),
+        ("fate", pa.string()),
+        ("group_id", pa.string()),
+        ("rollout_id", pa.string()),
+        ("task", pa.string()),
+        ("reward", pa.float64()),
+        ("ended_by", pa.string()),
+        ("error", pa.string()),
+        ("num_turns", pa.int64()),
+        ("turn", pa.int64()),
+        ("messages", pa.string()),
+        ("response", pa.string()),
+        ("turn_reward", pa.float64()),
+        ("turn_advantage", pa.float64()),
+        ("prompt_ids", pa.list_(pa.int32())),
+        ("completion_ids", pa.list_(pa.int32())),
+        ("logprobs", pa.list_(pa.float64())),
+        ("token_versions", pa.list_(pa.int64())),
+    ]
+)
+"""The columns. ``kind`` is "step" or "eval"; ``task`` and ``messages`` are JSON, the messages those of the
+whole conversation up to this turn; a trajectory without a turn has one row, whose ``turn`` is null."""
+
+
+def export_parquet(run: Path, target: Path) -> int:
+    """Write all trajectories that ``run`` has kept into the file ``target``; return the number of rows.
+
+    The file appears when it is whole.
+
+    Raises:
+        ConfigError: the run has kept none, or the file cannot be written.
+    """
+    steps = [(kind, step) for kind in (TRAIN, EVALUATION) for step in kept_steps(run, kind)]
+    if not steps:
+        raise ConfigError(
+            f"{run} has kept no trajectories: name a run's folder; run.trajectories_kept says how many of "
+            "its updates keep theirs."
+        )
+    num_rows = 0
+    temporary = target.with_name(f".{target.name}.tmp")
+    with writing_to(target), pq.ParquetWriter(temporary, SCHEMA, compression="zstd") as writer:
+        for kind, step in steps:  # one at a time: a run may hold more than memory does
+            table = pa.Table.from_pylist([*_rows(kind, step, read_kept(run, kind, step))], SCHEMA)
+            writer.write_table(table)
+            num_rows += len(table)
+    os.replace(temporary, target)
+    return num_rows
+
+
+def _rows(kind: str, step: int, kept: list[KeptTrajectory]) -> Iterator[dict[str, Any]]:
+    for each in kept:
+        trajectory = each.trajectory
+        whole = {
+            "kind": kind,
+            "update": step,
+            "fate": each.fate,
+            "group_id": each.group_id,
+            "rollout_id": trajectory.rollout_id,
+            "task": json.dumps(plain_json(trajectory.task)),
+            "reward": trajectory.reward,
+            "ended_by": str(trajectory.termination_reason),
+            "error": trajectory.error,
+            "num_turns": len(trajectory.steps),
+        }
+        if not trajectory.steps:
+            yield whole
+        for turn, played in enumerate(trajectory.steps):
+            row = whole | {
+                "turn": turn,
+                "messages": json.dumps(plain_json(played.chat_completions)),
+                "response": played.model_response,
+                "turn_reward": played.reward,
+                "turn_advantage": each.advantages[turn] if turn < len(each.advantages) else None,
+            }
+            if played.completion is not None:
+                row |= {
+                    "prompt_ids": played.completion.prompt_ids,
+                    "completion_ids": played.completion.completion_ids,
+                    "logprobs": played.completion.logprobs,
+                    "token_versions": played.completion.token_versions,
+                }
+            yield row
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; return its exit status: 0 done, 2 not done, for a reason that was printed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m launch.export", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("--parquet", type=Path, required=True, metavar="FILE", help="where the table goes")
+    options = parser.parse_args(arguments)
+    try:
+        num_rows = export_parquet(options.run, options.parquet)
+    except TroupeError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return 2
+    sys.stdout.write(f"{num_rows} turns: {options.parquet}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

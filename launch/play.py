@@ -1,0 +1,115 @@
+"""``python -m launch.play recipe=guess``: one episode in the terminal, with you as the model.
+
+    python -m launch.play recipe=guess                                     you answer
+    python -m launch.play workload=my_workload --task 3                    another task of the training set
+    python -m launch.play recipe=guess --base-url http://localhost:8000/v1   a served model answers
+
+Shows the messages that the model would get, and the reward of every turn: agent and environment are those of
+training, in this process. An answer ends with an empty line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from actors.rollouts.journal import Journal
+from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
+from environments.errors import ConfigError, SamplerError, TroupeError
+from environments.types import Completion, Message, Trajectory
+from launch.config import TrainConfig, compose
+from launch.reporting.conversation import conversation
+from launch.workload import Workload, load_workload
+from policies.openai_sampler import OpenAISampler
+from policies.sampler import Sampler, SampleRequest, ScriptedSampler
+
+
+class Shown:
+    """Shows the messages of a conversation as they are added."""
+
+    def __init__(self) -> None:
+        self._num_shown = 0
+
+    def show(self, messages: list[Message]) -> None:
+        """Print the messages that have not been shown yet."""
+        for message in messages[self._num_shown :]:
+            sys.stdout.write(f"--- {message['role']}\n{message['content']}\n")
+        self._num_shown = len(messages)
+
+
+def typed(shown: Shown, messages: list[Message]) -> str:
+    """The answer of the person at the keyboard. Raises ``SamplerError`` when there is none left."""
+    shown.show(messages)
+    sys.stdout.write("--- you, ended by an empty line\n")
+    sys.stdout.flush()
+    lines = []
+    for line in sys.stdin:
+        if not line.strip():
+            break
+        lines.append(line.rstrip("\n"))
+    if not lines:
+        raise SamplerError("No answer was typed: the episode ends here.")
+    return "\n".join(lines)
+
+
+def play(workload: Workload, config: TrainConfig, number: int, sampler: Sampler) -> Trajectory:
+    """Play one task of the training set to its end, or for ``rollout.max_steps``; tokens are not limited.
+
+    Raises:
+        ConfigError: there is no such task.
+        TroupeError: agent, environment or sampler have failed.
+    """
+    tasks = workload.train_dataset
+    if not 0 <= number < len(tasks):
+        raise ConfigError(f"--task {number}: the training set has the tasks 0 to {len(tasks) - 1}.")
+    request = RolloutRequest(rollout_id="play/0", group_id="play", task=tasks[number])
+    agent, env = workload.pair.make_agent(), workload.pair.make_env(request)
+    limits = RolloutLimits(max_steps=config.rollout.max_steps)
+    loop = asyncio.new_event_loop()
+
+    def sample(asked: SampleRequest) -> Completion:
+        return loop.run_until_complete(sampler.sample(asked))
+
+    try:
+        loop.run_until_complete(sampler.open())
+        return run_rollout(agent, env, sample, request, limits, Journal())
+    finally:
+        loop.close()
+        env.close()
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; return its exit status: 0 done, 2 not done, for a reason that was printed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m launch.play", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("overrides", nargs="*", help="settings, such as recipe=guess or workload=my_workload")
+    parser.add_argument("--task", type=int, default=0, metavar="N", help="the number of the task")
+    parser.add_argument("--base-url", help="of an OpenAI server whose model answers")
+    parser.add_argument("--model", default="policy", help="its name there")
+    options = parser.parse_args(arguments)
+    answer: Callable[[list[Message]], str] = partial(typed, Shown())
+    try:
+        config = compose(options.overrides)
+        workload = load_workload(config.workload, config.seed)
+        sampler: Any = (
+            ScriptedSampler(answer)
+            if options.base_url is None
+            else OpenAISampler(options.base_url, options.model)
+        )
+        trajectory = play(workload, config, options.task, sampler)
+    except TroupeError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return 2
+    sys.stdout.write(f"{conversation(trajectory)}\n")
+    for turn, step in enumerate(trajectory.steps):
+        sys.stdout.write(f"  turn {turn}: reward {step.reward:g}, info {step.info}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,53 @@
+"""A trajectory as text for the terminal: its conversation, its rewards and its end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from environments.types import Message, Trajectory
+
+INDENT = "  "
+MAX_LINES = 12
+"""Of one message; the middle of a longer one is left out."""
+MAX_WIDTH = 160
+
+
+def conversation(trajectory: Trajectory) -> str:
+    """The messages of the last step, the reward and the end; every line is indented."""
+    lines = [_ending(trajectory)]
+    for message in trajectory.steps[-1].chat_completions if trajectory.steps else ():
+        role = str(message["role"])
+        first, *rest = _shortened([*_content(message)])
+        lines += [f"{role:>9} | {first}", *(f"{'':>9} | {line}" for line in rest)]
+    return "\n".join(INDENT + line for line in lines)
+
+
+def best_and_worst(trajectories: Sequence[Trajectory], number: int) -> list[Trajectory]:
+    """At most ``number`` of the trajectories: the best and the worst by turns, the best one first."""
+    ordered = sorted(trajectories, key=lambda each: -each.reward)
+    chosen: list[Trajectory] = []
+    while ordered and len(chosen) < number:
+        chosen.append(ordered.pop(-1 if len(chosen) % 2 else 0))
+    return chosen
+
+
+def _ending(trajectory: Trajectory) -> str:
+    turns = f"{len(trajectory.steps)} turn{'' if len(trajectory.steps) == 1 else 's'}"
+    error = f"; {trajectory.error.splitlines()[0]}" if trajectory.error else ""
+    return f"reward {trajectory.reward:g}, {turns}, ended by {trajectory.termination_reason}{error}"
+
+
+def _content(message: Message) -> Iterator[str]:
+    content = message.get("content") or ""
+    text = content if isinstance(content, str) else json.dumps(content)
+    calls = [json.dumps(call.get("function", call)) for call in message.get("tool_calls") or ()]
+    yield from [*text.splitlines(), *calls] or [""]
+
+
+def _shortened(lines: Sequence[str]) -> list[str]:
+    cut = [line if len(line) <= MAX_WIDTH else f"{line[: MAX_WIDTH - 4]} ..." for line in lines]
+    if len(cut) <= MAX_LINES:
+        return cut
+    half = MAX_LINES // 2
+    return [*cut[:half], f"[... {len(cut) - 2 * half} lines ...]", *cut[-half:]]
