@@ -16,6 +16,7 @@ from actors.settings import FleetConfig
 from environments.errors import EnvironmentFailure, SamplerError
 from environments.types import Trajectory
 from policies.openai.protocol import OpenAIError
+from policies.openai.responses import MemoryStore
 from policies.sampler import Sampler, SamplingParams
 
 MAX_WAITING_PER_ACTOR = 16
@@ -45,6 +46,7 @@ class AgentPool:
         self._task_from_message, self._num_actors = task_from_message, fleet.num_actors
         self._service = RolloutService(pair, make_sampler, limits, fleet)
         self._numbers = itertools.count()
+        self._responses = MemoryStore()
         self._answers: dict[str, asyncio.Future[Trajectory]] = {}
 
     async def open(self) -> None:
@@ -81,6 +83,16 @@ class AgentPool:
             return await answer
         finally:
             del self._answers[request.rollout_id]
+
+    async def keep(self, response: dict[str, Any]) -> None:
+        """Keep a response for clients that ask for it again: see ``ResponseStore``, as for the next two."""
+        await self._responses.keep(response)
+
+    async def kept(self, response_id: str) -> dict[str, Any] | None:
+        return await self._responses.kept(response_id)
+
+    async def forget(self, response_id: str) -> bool:
+        return await self._responses.forget(response_id)
 
     def _task(self, message: str) -> dict[str, Any]:
         try:

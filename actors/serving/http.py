@@ -132,7 +132,8 @@ async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) ->
 
 
 def _event(part: dict[str, Any]) -> str:
-    return f"data: {json.dumps(part)}\n\n"
+    named = f"event: {part['type']}\n" if "type" in part else ""  # the Responses API names its events
+    return f"{named}data: {json.dumps(part)}\n\n"
 
 
 def prometheus_text(version: int, stats: EngineStats) -> str:

@@ -34,6 +34,7 @@ from policies.engines.base import Engine, engine_class
 from policies.openai.agent_frontend import PREFIX, AgentFrontend, Play
 from policies.openai.frontend import OpenAIFrontend
 from policies.openai.protocol import ChatRequest, CompletionRequest
+from policies.openai.responses import ResponsesFrontend, ResponsesRequest
 from policies.sampler import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -84,6 +85,23 @@ def _player(pool: ray.actor.ActorHandle) -> Play:
     return play
 
 
+class _PoolStore:
+    """The ``ResponseStore`` of an agent's pool, which all replicas reach."""
+
+    def __init__(self, pool: ray.actor.ActorHandle) -> None:
+        self._pool = pool
+
+    async def keep(self, response: dict[str, Any]) -> None:
+        await self._pool.keep.remote(response)
+
+    async def kept(self, response_id: str) -> dict[str, Any] | None:
+        response: dict[str, Any] | None = await self._pool.kept.remote(response_id)
+        return response
+
+    async def forget(self, response_id: str) -> bool:
+        return bool(await self._pool.forget.remote(response_id))
+
+
 @serve.deployment(max_ongoing_requests=100_000)
 @serve.ingress(http)
 class PolicyServer:
@@ -123,6 +141,9 @@ class PolicyServer:
             config.access.max_sampled_answers,
         )
         self._agents = AgentFrontend({name: _player(pool) for name, pool in (agents or {}).items()})
+        self._responses = ResponsesFrontend(
+            self._agents, {name: _PoolStore(pool) for name, pool in (agents or {}).items()}
+        )
         self._queue_workers: dict[ray.actor.ActorHandle, QueueWorker] = {}
         self._weights = WeightFollower(store, transport, self._engine, self._wake_queue_workers)
         await _unless_gone(self._weights.catch_up())
@@ -236,6 +257,23 @@ class PolicyServer:
         charge = request.state.caller.charge_tokens
         frontend = self._agents if body.model.startswith(PREFIX) else self._openai
         return await respond(frontend.chat(body, charge), body.stream)
+
+    @http.post("/v1/responses")
+    async def responses(self, body: ResponsesRequest, request: Request) -> Response:
+        charge = request.state.caller.charge_tokens
+        return await respond(self._responses.respond(body, charge), body.stream)
+
+    @http.get("/v1/responses/{response_id}")
+    async def response(self, response_id: str) -> dict[str, Any]:
+        return await self._responses.retrieve(response_id)
+
+    @http.delete("/v1/responses/{response_id}")
+    async def delete_response(self, response_id: str) -> dict[str, Any]:
+        return await self._responses.delete(response_id)
+
+    @http.post("/v1/responses/{response_id}/cancel")
+    async def cancel_response(self, response_id: str) -> dict[str, Any]:
+        return await self._responses.cancel(response_id)
 
     @http.post("/v1/completions")
     async def completions(self, body: CompletionRequest, request: Request) -> Response:

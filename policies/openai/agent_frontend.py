@@ -54,11 +54,7 @@ class AgentFrontend:
             OpenAIError: the request cannot be served, or the episode has failed.
             ConfigError: the sampling parameters are impossible.
         """
-        play = self._agent(body.model)
-        trajectory = await play(_question(body), body.sampling_params())
-        charge(sum(each.num_prompt_tokens + each.num_completion_tokens for each in trajectory.completions))
-        _check_ended_well(trajectory)
-        answer = _Answer(body, trajectory)
+        answer = _Answer(body, await self.episode(body, charge))
         if not body.stream:
             yield answer.whole()
             return
@@ -66,6 +62,14 @@ class AgentFrontend:
         yield answer.chunk({}, answer.finish_reason)
         if body.includes_usage:
             yield answer.usage_chunk()
+
+    async def episode(self, body: ChatRequest, charge: Callable[[int], None]) -> Trajectory:
+        """The episode that a request asks for. Raises as ``chat`` does."""
+        play = self._agent(body.model)
+        trajectory = await play(_question(body), body.sampling_params())
+        charge(sum(each.num_prompt_tokens + each.num_completion_tokens for each in trajectory.completions))
+        _check_ended_well(trajectory)
+        return trajectory
 
     def _agent(self, name: str) -> Play:
         if name not in self._agents:

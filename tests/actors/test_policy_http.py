@@ -30,6 +30,7 @@ from policies.chat import ChatRenderer, load_tokenizer
 from policies.openai.frontend import OpenAIFrontend
 from policies.openai.limits import MAX_BODY_BYTES
 from policies.openai.protocol import ChatRequest
+from policies.openai.responses import MemoryStore
 from policies.sampler import SamplingParams
 from policies.settings import EngineConfig
 from policies.tiny import build_tokenizer
@@ -175,6 +176,86 @@ def test_a_request_for_an_agent_goes_to_its_pool(tokenizer_folder: Path) -> None
     assert answer.json()["choices"][0]["message"]["content"] == "46"
     assert models == ["tiny", "agent/calculator"] and model["id"] == "agent/calculator"
     assert other.status_code == 404 and "'agent/calculator'" in other.json()["error"]["message"]
+
+
+class Pool:
+    """Answers 46 to everything; stands in for the actor of an agent."""
+
+    def __init__(self) -> None:
+        async def play(message: str, params: SamplingParams) -> Trajectory:
+            steps = [Step(model_response="<tool_call>"), Step(model_response="46")]
+            return Trajectory(steps=steps, termination_reason=TerminationReason.ENV_DONE)
+
+        store = MemoryStore()
+        for name, method in {"keep": store.keep, "kept": store.kept, "forget": store.forget}.items():
+            setattr(self, name, SimpleNamespace(remote=method))
+        self.play = SimpleNamespace(remote=play)
+
+
+@pytest.fixture
+def agent(tokenizer_folder: Path) -> Iterator[OpenAI]:
+    """The official client of a server with an agent."""
+    with serving(tokenizer_folder, agents={"agent/calculator": Pool()}) as client:
+        yield OpenAI(base_url="http://localhost/v1", api_key="none", http_client=client, max_retries=0)
+
+
+def test_the_official_client_gets_a_response_of_an_agent_and_asks_for_it_again(agent: OpenAI) -> None:
+    response = agent.responses.create(model="agent/calculator", input="What is 12+34?", metadata={"a": "b"})
+    assert (response.output_text, response.status, response.metadata) == ("46", "completed", {"a": "b"})
+    assert agent.responses.retrieve(response.id).output_text == "46"
+    with pytest.raises(BadRequestError, match="has ended"):
+        agent.responses.cancel(response.id)
+    agent.responses.delete(response.id)
+    for gone in (response.id, "resp_none"):
+        with pytest.raises(NotFoundError, match="There is no response"):
+            agent.responses.retrieve(gone)
+    forgotten = agent.responses.create(
+        model="agent/calculator", input=[{"role": "user", "content": "?"}], store=False
+    )
+    with pytest.raises(NotFoundError, match="store=false"):
+        agent.responses.retrieve(forgotten.id)
+
+
+def test_the_official_client_streams_a_response_of_an_agent(agent: OpenAI) -> None:
+    with agent.responses.stream(model="agent/calculator", input="What is 12+34?") as stream:
+        events = list(stream)
+        assert stream.get_final_response().output_text == "46"
+    assert [event.type for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(9))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"model": "tiny"}, "'tiny' does not answer at /v1/responses. Agents that do: 'agent/calculator'"),
+        ({"instructions": "Be brief."}, "instructions"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"background": True}, "background"),
+        ({"temperature": 3}, "temperature"),
+        (
+            {"input": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]},
+            "answers one message",
+        ),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+        ({"input": []}, "input"),
+    ],
+)
+def test_a_field_that_an_agent_cannot_act_on_is_an_error_by_its_name(
+    agent: OpenAI, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises((BadRequestError, NotFoundError), match=said):
+        agent.responses.create(**{"model": "agent/calculator", "input": "?", **fields})
 
 
 def test_health_and_metrics_tell_of_the_engine(tokenizer_folder: Path) -> None:

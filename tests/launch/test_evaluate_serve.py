@@ -360,6 +360,9 @@ def test_serve_answers_over_http_until_it_is_told_to_end(tmp_path: Path, tiny_mo
             model="agent/calculator", messages=[{"role": "user", "content": "What is 12+34?"}], timeout=60
         )
         assert agent.model == "agent/calculator" and agent.usage.completion_tokens > 0
+        response = client.responses.create(model="agent/calculator", input="What is 12+34?", timeout=60)
+        assert response.output[0].type == "message" and response.usage.output_tokens > 0
+        assert client.responses.retrieve(response.id).output_text == response.output_text
         answers = asyncio.run(answers_of_all(merged, f"http://127.0.0.1:{port}/v1"))
         assert [answer.model for answer in answers] == list(merged)
         for answer, model in zip(answers, merged.values(), strict=True):

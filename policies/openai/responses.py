@@ -1,0 +1,268 @@
+"""OpenAI's Responses API for trained agents: today's SDKs speak it first.
+
+https://platform.openai.com/docs/api-reference/responses
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from environments.types import TerminationReason, Trajectory
+from policies.openai.agent_frontend import AgentFrontend
+from policies.openai.limits import MAX_MESSAGES
+from policies.openai.protocol import MAX_SEED, ChatRequest, OpenAIError
+
+Json = dict[str, Any]
+
+MAX_STORED = 1000
+"""Responses that are remembered: the oldest are forgotten first."""
+
+
+class _Item(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class InputText(_Item):
+    """A part of a message."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+
+
+class InputMessage(_Item):
+    """A message of ``input``; its type may be left out, as in OpenAI's simplest examples."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[InputText]
+
+    def for_chat(self) -> Json:
+        """The message as the chat endpoint takes it."""
+        if isinstance(self.content, str):
+            return {"role": self.role, "content": self.content}
+        return {"role": self.role, "content": "".join(part.text for part in self.content)}
+
+
+class ResponsesRequest(_Item):
+    """The body of ``POST /v1/responses``. ``null`` always means the default."""
+
+    model: str
+    input: str | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    stream: bool | None = None
+    store: bool | None = None
+    """By default the response can be asked for again by its id."""
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    user: str | None = None
+    """Accepted and ignored, as all that follow: they are about OpenAI's customer and cache, or choose what is
+    the case here anyway."""
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    parallel_tool_calls: bool | None = None
+    tool_choice: Literal["auto"] | None = None
+    tools: Annotated[list[Json], Field(max_length=0)] | None = None
+    include: Annotated[list[str], Field(max_length=0)] | None = None
+
+    def for_chat(self) -> ChatRequest:
+        """The same request at the chat endpoint. Raises ``OpenAIError`` if that takes it not."""
+        given = self.model_dump(include={"temperature", "top_p", "seed"}, exclude_none=True)
+        messages = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else None
+        if messages is None:
+            assert not isinstance(self.input, str)
+            messages = [message.for_chat() for message in self.input]
+        try:
+            return ChatRequest.model_validate({"model": self.model, "messages": messages, **given})
+        except ValidationError as error:
+            raise OpenAIError.from_validation(error.errors()) from error
+
+
+class ResponseStore(Protocol):
+    """Where responses are kept for those who ask for them again; all replicas share it."""
+
+    async def keep(self, response: Json) -> None:
+        """Keep ``response`` by its id."""
+        ...
+
+    async def kept(self, response_id: str) -> Json | None:
+        """The response of this id, if it is kept."""
+        ...
+
+    async def forget(self, response_id: str) -> bool:
+        """Forget the response of this id; return whether it was kept."""
+        ...
+
+
+class MemoryStore:
+    """Keeps the newest responses in this process."""
+
+    def __init__(self, most: int = MAX_STORED) -> None:
+        self._most = most
+        self._responses: OrderedDict[str, Json] = OrderedDict()
+
+    async def keep(self, response: Json) -> None:
+        self._responses[response["id"]] = response
+        while len(self._responses) > self._most:
+            self._responses.popitem(last=False)
+
+    async def kept(self, response_id: str) -> Json | None:
+        return self._responses.get(response_id)
+
+    async def forget(self, response_id: str) -> bool:
+        return self._responses.pop(response_id, None) is not None
+
+
+class ResponsesFrontend:
+    """The Responses API in front of an ``AgentFrontend``.
+
+    Args:
+        agents: plays the episodes.
+        stores: of the agents, by name; a response is kept by the store of its agent.
+    """
+
+    def __init__(self, agents: AgentFrontend, stores: dict[str, ResponseStore]) -> None:
+        self._agents, self._stores = agents, stores
+
+    async def respond(
+        self, body: ResponsesRequest, charge: Callable[[int], None] = lambda number: None
+    ) -> AsyncGenerator[Json, None]:
+        """One ``response``, or with ``stream`` its events, when the episode has ended.
+
+        Raises:
+            OpenAIError: the request cannot be served, or the episode has failed.
+            ConfigError: the sampling parameters are impossible.
+        """
+        if body.model not in self._stores:
+            served = ", ".join(map(repr, self._stores)) or "none"
+            raise OpenAIError(
+                404,
+                f"{body.model!r} does not answer at /v1/responses. Agents that do: {served}; models answer "
+                "at /v1/chat/completions.",
+                param="model",
+                code="model_not_found",
+            )
+        try:
+            trajectory = await self._agents.episode(body.for_chat(), charge)
+        except OpenAIError as error:
+            if error.param == "messages":  # which the client has sent under another name
+                error.param = "input"
+            raise
+        response = _response(body, trajectory)
+        if body.store is not False:
+            await self._stores[body.model].keep(response)
+        if not body.stream:
+            yield response
+            return
+        for number, event in enumerate(_events(response)):
+            yield {**event, "sequence_number": number, "policy_version": response["policy_version"]}
+
+    async def retrieve(self, response_id: str) -> Json:
+        """The body of ``GET /v1/responses/{id}``. Raises ``OpenAIError`` if it is not kept."""
+        for store in self._stores.values():
+            if (response := await store.kept(response_id)) is not None:
+                return response
+        raise _not_kept(response_id)
+
+    async def delete(self, response_id: str) -> Json:
+        """The body of ``DELETE /v1/responses/{id}``. Raises ``OpenAIError`` if it is not kept."""
+        for store in self._stores.values():
+            if await store.forget(response_id):
+                return {"id": response_id, "object": "response.deleted", "deleted": True}
+        raise _not_kept(response_id)
+
+    async def cancel(self, response_id: str) -> Json:
+        """Raises ``OpenAIError``: a response is kept when it has ended, and then nothing can be cancelled."""
+        await self.retrieve(response_id)
+        raise OpenAIError(
+            400, f"The response {response_id} has ended: only one in the background can be cancelled."
+        )
+
+
+def _not_kept(response_id: str) -> OpenAIError:
+    return OpenAIError(
+        404,
+        f"There is no response {response_id!r}: it was never made, made with store=false, deleted, or "
+        f"forgotten after {MAX_STORED} newer ones.",
+        code="response_not_found",
+    )
+
+
+def _response(body: ResponsesRequest, trajectory: Trajectory) -> Json:
+    """An episode in the form of the API. ``num_steps`` and ``policy_version`` are Troupe's."""
+    completions = [step.completion for step in trajectory.steps if step.completion is not None]
+    is_whole = trajectory.termination_reason is TerminationReason.ENV_DONE
+    status = "completed" if is_whole else "incomplete"
+    num_input = sum(each.num_prompt_tokens for each in completions)
+    num_output = sum(each.num_completion_tokens for each in completions)
+    text = {
+        "type": "output_text",
+        "text": trajectory.steps[-1].model_response,
+        "annotations": [],
+        "logprobs": [],
+    }
+    message = {
+        "id": f"msg_{uuid.uuid4().hex}",
+        "type": "message",
+        "role": "assistant",
+        "status": status,
+        "content": [text],
+    }
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": status,
+        "model": body.model,
+        "output": [message],
+        "error": None,
+        "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
+        "instructions": None,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "tool_choice": "auto",
+        "tools": [],
+        "usage": {
+            "input_tokens": num_input,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": num_output,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": num_input + num_output,
+        },
+        "policy_version": min((each.policy_version for each in completions), default=0),
+        "num_steps": len(trajectory.steps),
+    }
+
+
+def _events(response: Json) -> Iterator[Json]:
+    """The events of a stream, in the order of the API."""
+    (message,) = response["output"]
+    (text,) = message["content"]
+    begun = {**response, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    item = {"item_id": message["id"], "output_index": 0}
+    part = {**item, "content_index": 0}
+    yield {"type": "response.created", "response": begun}
+    yield {"type": "response.in_progress", "response": begun}
+    yield {
+        "type": "response.output_item.added",
+        "output_index": 0,
+        "item": {**message, "status": "in_progress", "content": []},
+    }
+    yield {"type": "response.content_part.added", **part, "part": {**text, "text": ""}}
+    yield {"type": "response.output_text.delta", **part, "delta": text["text"], "logprobs": []}
+    yield {"type": "response.output_text.done", **part, "text": text["text"], "logprobs": []}
+    yield {"type": "response.content_part.done", **part, "part": text}
+    yield {"type": "response.output_item.done", "output_index": 0, "item": message}
+    yield {"type": f"response.{response['status']}", "response": response}
