@@ -16,7 +16,7 @@ from ray.job_config import JobConfig
 
 from actors.ray_tools.address import check_answers, unreachable
 from actors.settings import RAYLET_ENVIRONMENT, shows_worker_logs
-from environments.errors import ConfigError
+from environments.errors import ConfigError, TroupeError
 
 LIBRARY = Path(__file__).resolve().parents[2]
 """The folder that holds the packages of this library."""
@@ -35,6 +35,7 @@ def connect(num_cpus: int, worker_environment: Mapping[str, str] | None = None) 
 
     Raises:
         ConfigError: the cluster does not answer.
+        TroupeError: Ray did not start.
     """
     if ray.is_initialized():
         return False
@@ -60,6 +61,13 @@ def connect(num_cpus: int, worker_environment: Mapping[str, str] | None = None) 
             return False
     except ConnectionError as error:
         raise unreachable(error) from error
+    except Exception as error:
+        if type(error) is not Exception:  # Ray has no class of its own for a start that takes too long
+            raise
+        raise TroupeError(
+            f"Ray did not start on this machine: {str(error).splitlines()[0]} Mostly other programs keep it "
+            "busy: try again when they have ended."
+        ) from error
 
 
 def join(address: str | None) -> None:

@@ -114,7 +114,7 @@ def _rollouts(state: RunState, fleet: FleetReport) -> str:
         return (
             f"{status.num_waiting} requests wait for a rollout actor, and none plays."
             if status.num_waiting
-            else "but no rollout is requested, and none is in play."
+            else "no rollout is requested, and none is in play."
         )
     sampling = [each for each in fleet.in_play if each.rollout_id in state.waiting]
     playing = [each for each in fleet.in_play if each.rollout_id not in state.waiting]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from actors.ray_tools import address, connect
-from environments.errors import ConfigError
+from environments.errors import ConfigError, TroupeError
 from launch.config import compose
 from launch.process import cluster
 
@@ -32,6 +32,16 @@ def test_a_thread_that_outlives_the_run_starts_no_second_cluster() -> None:
 
     assert late.returncode == 1
     assert "Ray has not been started yet" in late.stderr
+
+
+def test_a_ray_that_does_not_start_in_time_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise Exception("The current node timed out during startup. This could happen ...")
+
+    monkeypatch.setattr(connect.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(connect.ray, "init", init)
+    with pytest.raises(TroupeError, match="Ray did not start on this machine: The current node timed out"):
+        connect.connect(1)
 
 
 def test_a_child_that_nobody_has_waited_for_does_not_disturb_the_end() -> None:

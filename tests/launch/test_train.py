@@ -38,7 +38,7 @@ SMALL = [
     "algorithm.entropy_coef=0.01",  # so that there is a gradient even where all rollouts fail
 ]
 
-OWN_LINE = re.compile(r"\[ *[\d.]+ s\] \S|[█░]{10} \S|  \S|Interrupted|$")
+OWN_LINE = re.compile(r"\[ *[\d.]+ s\] \S|[█░]{10} \S|  +\S|Interrupted|$")
 """The forms of a line that a training prints: an event, progress, more about the line above, Ctrl-C."""
 
 
