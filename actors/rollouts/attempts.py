@@ -15,7 +15,7 @@ MAX_PAUSE_SECONDS = 30.0
 
 
 def pause_before(number: int) -> float:
-    """Seconds between a failure and the attempt ``number``, of which the first is 1: each is twice as long."""
+    """Seconds before the attempt ``number``, of which the first is 1: each pause is twice as long."""
     return min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(number - 2, 20)) if number > 1 else 0.0
 
 
