@@ -53,6 +53,10 @@ class FleetConfig:
     retries: int = setting(2, at_least=0)
     """How often a rollout is started again after an error of the agent, the environment or the server, or
     after the death of its actor. A rollout that reaches its time limit is not started again."""
+    failure_budget: float = setting(0.5, above=0, at_most=1)
+    """In training, the share of the last 200 rollouts that the environment may spoil. Above it, and from 30
+    such failures on, the run ends with the environment's error. A rollout counts once its retries have failed
+    too."""
 
     @property
     def bounds(self) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -15,6 +15,7 @@ from ray.util.queue import Queue
 
 from actors.ray_tools.draining import draining_nodes
 from actors.ray_tools.placement import EVERYWHERE
+from actors.rollouts.attempts import Attempt, WaitingAttempts
 from actors.rollouts.journal import JournalStore
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, failed
 from actors.rollouts.rollout_actor import CLOSE_SECONDS, RolloutActor
@@ -86,18 +87,6 @@ class FleetReport:
     """The actor of the stream's queue."""
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class _Attempt:
-    """A try at a request. A request that is tried again goes before all that came after it."""
-
-    position: tuple[bool, int]
-    """Whether it can wait for the urgent ones, and when it was submitted."""
-    request: RolloutRequest = field(compare=False)
-    number: int = field(default=1, compare=False)
-    since: float = field(default_factory=time.monotonic, compare=False)
-    """When it began to wait for an actor."""
-
-
 @ray.remote(num_cpus=0)
 class RolloutFleet:
     """Hands requests to rollout actors and puts each trajectory into the stream, exactly once per request.
@@ -121,7 +110,6 @@ class RolloutFleet:
         self._pair, self._sampler, self._queue = pair, sampler, queue
         self._limits, self._config = limits, config
         self._options = actor_options(pair, config)
-        self._attempts: asyncio.PriorityQueue[_Attempt] = asyncio.PriorityQueue()
         self._journals = JournalStore()
         self._num_submitted = 0
         self._finished: asyncio.Queue[Trajectory] = asyncio.Queue(MAX_UNDELIVERED)
@@ -129,7 +117,8 @@ class RolloutFleet:
         self._watch: asyncio.Task[None] | None = None
         self._slots: dict[int, asyncio.Task[None]] = {}
         self._nodes: dict[int, str] = {}
-        """Where the actor of a slot is."""
+        """Where the actor of a slot is, for the slots whose actors are up."""
+        self._attempts = WaitingAttempts(lambda: self._nodes)
         self._draining: frozenset[str] = frozenset()
         self._playing: set[int] = set()
         self._since: dict[int, float] = {}
@@ -160,7 +149,7 @@ class RolloutFleet:
     async def submit(self, requests: Sequence[RolloutRequest]) -> None:
         """Queue requests for the next free actors, urgent ones before all others."""
         for request in requests:
-            self._attempts.put_nowait(_Attempt((not request.urgent, self._num_submitted), request))
+            self._attempts.put(Attempt((not request.urgent, self._num_submitted), request))
             self._num_submitted += 1
 
     async def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
@@ -189,7 +178,7 @@ class RolloutFleet:
         return FleetStatus(
             num_actors=sum(not slot.done() for slot in self._slots.values()),
             num_ready=self._num_ready,
-            num_waiting=self._attempts.qsize(),
+            num_waiting=len(self._attempts),
             num_running=len(self._playing),
             num_lost=self._num_lost,
             busy_seconds=self._busy_seconds + sum(now - since for since in self._since.values()),
@@ -238,6 +227,7 @@ class RolloutFleet:
                 finally:
                     self._num_ready -= 1
                     self._nodes.pop(index, None)
+                    self._attempts.look_again()  # what this slot was waited for another may play
             except RayActorError as error:
                 num_failures += 1
                 logger.warning("A rollout actor did not start: %s", error)
@@ -249,7 +239,7 @@ class RolloutFleet:
     async def _keep_busy(self, index: int, actor: ray.actor.ActorHandle) -> None:
         """Play requests with ``actor`` until it is lost, or one too many, or its node is about to leave."""
         while index < self._config.num_actors and self._nodes[index] not in self._draining:
-            attempt = await self._attempts.get()
+            attempt = await self._attempts.take(index)
             self._playing.add(index)
             self._since[index] = time.monotonic()
             self._waited_seconds += self._since[index] - attempt.since
@@ -268,7 +258,7 @@ class RolloutFleet:
             if reason.is_failure and attempt.number <= self._config.retries:
                 logger.warning("Rollout %s failed: %s", trajectory.rollout_id, trajectory.error)
                 self._num_replayed_tokens += trajectory.num_sampled_tokens
-                self._attempts.put_nowait(_Attempt(attempt.position, attempt.request, attempt.number + 1))
+                self._attempts.put_later(attempt.again(index))
             else:
                 if reason.is_failure and attempt.number > 1:
                     trajectory.error = f"{trajectory.error}\n(after {attempt.number} attempts)"
@@ -294,7 +284,7 @@ class RolloutFleet:
                     self._slots[index] = asyncio.create_task(self._slot(index))
             await asyncio.sleep(DRAIN_POLL_SECONDS)
 
-    async def _play(self, attempt: _Attempt, actor: ray.actor.ActorHandle) -> tuple[Trajectory, bool]:
+    async def _play(self, attempt: Attempt, actor: ray.actor.ActorHandle) -> tuple[Trajectory, bool]:
         """The trajectory of an attempt, and whether the actor can be used again."""
         request = attempt.request
         entries = self._journals.open(request.rollout_id, attempt.number)

@@ -41,6 +41,8 @@ class Progress:
     """Of what decides which task a group plays: what was under way belongs to these tasks."""
     kl_coef: float | None = None
     """What the adaptive KL controller has come to; null without one."""
+    set_aside: dict[str, int] = field(default_factory=dict)
+    """Positions of the tasks that failed everywhere, and the first group that must not play each."""
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,11 @@ class GroupScheduler:
         """Groups that are behind us: where a resumed run begins."""
         return self._committed
 
+    @property
+    def num_requested(self) -> int:
+        """Number of the next group that will be requested."""
+        return self._next_requested
+
     def fill(self, version: int, num_wanted: int) -> None:
         """Request groups for the free slots, to be sampled by ``version`` or newer.
 

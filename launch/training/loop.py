@@ -21,6 +21,7 @@ def train(stages: Sequence[Stage], run: Components, recovery: Recovery) -> None:
     begin_rollouts(run)  # not begun yet where no stage rolls out: its policy is evaluated all the same
     run.interrupts.raise_if_interrupted()
     evaluate_and_save(run, recovery, Clock(run.activity))
+    run.rollouts.announce_set_aside()
     run.tracker.summary()
     run.tracker.announce(f"Serve it: {serve_command(run, recovery)}")
 

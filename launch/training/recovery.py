@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from environments.errors import ConfigError
 from environments.types import TrajectoryGroup
 from launch.config import TrainConfig
 from launch.run_folder.checkpoint import CheckpointFolder, Progress, StreamState
 from launch.run_folder.consumed_log import ConsumedLog
+from launch.run_folder.jsonl_log import JsonlLog
 from launch.run_folder.trajectory_log import TrajectoryLog
+
+SET_ASIDE = "set_aside_tasks.jsonl"
+"""File of a run with the tasks that failed everywhere."""
 
 
 class Recovery:
@@ -38,6 +44,7 @@ class Recovery:
         self.saved_step = self.progress.step if self.checkpoint else -1
         """Policy updates that the newest checkpoint knows of; -1 without a checkpoint."""
         self._consumed = ConsumedLog(directory, self.progress.step)
+        self._set_aside = JsonlLog(directory / SET_ASIDE, self.progress.step)
         self.trajectories = TrajectoryLog(directory, config.run.trajectories_kept)
         """What was said in this run's updates and evaluations."""
 
@@ -52,6 +59,13 @@ class Recovery:
         ids = {reason: _rollout_ids(groups) for reason, groups in dropped.items()}
         self._consumed.record(self.progress.step, _rollout_ids(trained), ids)
 
+    def record_set_aside(self, index: int, task: Mapping[str, Any], error: str | None) -> None:
+        """Write down that the task at ``index`` failed everywhere, with the error of one of its rollouts."""
+        if index in {each["index"] for each in self._set_aside.kept}:  # by the process that was resumed
+            return
+        record = {"step": self.progress.step, "index": index, "task": task, "error": error}
+        self._set_aside.append(json.loads(json.dumps(record, default=str)))
+
     def save(self, stream: StreamState, save_learner: Callable[[str], None]) -> Path:
         """Write a checkpoint; ``save_learner`` writes the learner's part into the folder that it is given."""
         path = self.checkpoints.save(self.progress, stream, save_learner)
@@ -61,6 +75,7 @@ class Recovery:
     def close(self) -> None:
         """Close the files."""
         self._consumed.close()
+        self._set_aside.close()
 
 
 def _rollout_ids(groups: Sequence[TrajectoryGroup]) -> list[str]:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Mapping
 from functools import lru_cache
+from types import MappingProxyType
 
 from actors.rollouts.rollout import RolloutRequest
 from actors.rollouts.stream import BASELINE
 from environments.data.datasets import Dataset
+from environments.errors import TroupeError
 from launch.config import TrainConfig
 from policies.sampler import SamplingParams
+
+NONE_SET_ASIDE: Mapping[str, int] = MappingProxyType({})
 
 
 def group_name(number: int) -> str:
@@ -19,7 +24,12 @@ def group_name(number: int) -> str:
 
 
 def group_requests(
-    config: TrainConfig, tasks: Dataset, greedy_baseline: bool, number: int, version: int
+    config: TrainConfig,
+    tasks: Dataset,
+    greedy_baseline: bool,
+    number: int,
+    version: int,
+    set_aside: Mapping[str, int] = NONE_SET_ASIDE,
 ) -> list[RolloutRequest]:
     """``group_size`` rollouts of the task whose turn it is, and, for ReMax, a greedy one beside them.
 
@@ -27,10 +37,10 @@ def group_requests(
         greedy_baseline: whether there is one.
         number: of the group; tasks come in an order that every epoch has anew.
         version: the oldest policy version that may sample for it.
+        set_aside: as ``task_index`` takes it.
     """
-    epoch, position = divmod(number, len(tasks))
     name = group_name(number)
-    task = tasks[epoch_order(_weights(tasks, config.rollout.task_weights), config.seed, epoch)[position]]
+    task = tasks[task_index(config, tasks, number, set_aside)]
     members = {f"{member:04d}": config.rollout.temperature for member in range(config.rollout.group_size)}
     if greedy_baseline:
         members[BASELINE] = 0.0
@@ -46,6 +56,23 @@ def group_requests(
         )
         for member, temperature in members.items()
     ]
+
+
+def task_index(config: TrainConfig, tasks: Dataset, number: int, set_aside: Mapping[str, int]) -> int:
+    """The task that the group ``number`` plays: the one whose turn it is, or the next that is not set aside.
+
+    Args:
+        set_aside: positions of tasks, as text, and the first group that must not play each.
+
+    Raises:
+        TroupeError: all tasks of the epoch are set aside.
+    """
+    epoch, position = divmod(number, len(tasks))
+    order = epoch_order(_weights(tasks, config.rollout.task_weights), config.seed, epoch)
+    for index in (*order[position:], *order[:position]):
+        if str(index) not in set_aside or number < set_aside[str(index)]:
+            return index
+    raise TroupeError(f"All of {len(set(order))} tasks failed everywhere: none is left to play.")
 
 
 def evaluation_requests(config: TrainConfig, tasks: Dataset, step: int, version: int) -> list[RolloutRequest]:

@@ -10,9 +10,10 @@ from environments.types import TrajectoryGroup
 from launch.config import TrainConfig
 from launch.reporting.tracker import Tracker
 from launch.run_folder.checkpoint import StreamState
+from launch.training.failures import FailureBudget, fails_everywhere
 from launch.training.group_scheduler import GroupScheduler
-from launch.training.recovery import Recovery
-from launch.training.rollout_requests import group_requests, tasks_digest
+from launch.training.recovery import SET_ASIDE, Recovery
+from launch.training.rollout_requests import group_requests, task_index, tasks_digest
 from launch.workload import Workload
 
 REMIND_SECONDS = 120.0
@@ -44,7 +45,11 @@ class Rollouts:
         self._config, self._tasks = config, workload.train_dataset
         self._service, self._recovery, self._tracker = service, recovery, tracker
         self._num_updates = num_updates
-        make_requests = partial(group_requests, config, self._tasks, greedy_baseline)
+        self._set_aside = recovery.progress.set_aside
+        self._budget = FailureBudget(workload.env_class.__name__, config.fleet.failure_budget)
+        make_requests = partial(
+            group_requests, config, self._tasks, greedy_baseline, set_aside=self._set_aside
+        )
         num_slots = (config.rollout.max_staleness + 1) * config.rollout.groups_per_step
         self._scheduler = GroupScheduler(
             service.stream, make_requests, num_slots, recovery.progress.num_groups
@@ -100,8 +105,34 @@ class Rollouts:
         self._scheduler.fill(progress.version, wanted - num_selected)
 
     def take(self) -> TrajectoryGroup:
-        """The next group in the order of the tasks, once complete. Raises as ``TrajectoryStream.take``."""
-        return self._scheduler.take()
+        """The next group in the order of the tasks, once complete; its task is set aside if it always fails.
+
+        Raises:
+            EnvironmentFailure: too many rollouts have failed.
+            The errors of ``TrajectoryStream.take``.
+        """
+        group = self._scheduler.take()
+        self._budget.record(group.rollouts)
+        if fails_everywhere(group, self._config.fleet.retries + 1):
+            self._set_task_aside(group)
+        return group
+
+    def _set_task_aside(self, group: TrajectoryGroup) -> None:
+        index = task_index(self._config, self._tasks, int(group.group_id), self._set_aside)
+        if str(index) in self._set_aside:  # groups of the same task were under way
+            return
+        self._set_aside[str(index)] = self._scheduler.num_requested
+        error = group.trajectories[0].error
+        self._recovery.record_set_aside(index, self._tasks[index], error)
+        self._tracker.announce(f"Task {index} is set aside: it failed in all of its rollouts. {error}")
+
+    def announce_set_aside(self) -> None:
+        """Say which tasks were set aside, if there are any."""
+        if self._set_aside:
+            self._tracker.announce(
+                f"{len(self._set_aside)} of {len(self._tasks)} tasks failed everywhere and were set aside: "
+                f"see {self._recovery.directory / SET_ASIDE}."
+            )
 
     def replace(self, num_selected: int) -> None:
         """Request another group for the one that was taken last and is dropped."""
