@@ -52,6 +52,9 @@ class RunConfig:
     says: what every part waits for, and which one holds up the others."""
     stall_limit_seconds: float = setting(3600.0, at_least=0)
     """Seconds without any movement after which the run ends with that verdict as its error. 0: no limit."""
+    replay: str | None = None
+    """Folder of another run whose recorded rollouts are learned from, without an engine or an environment:
+    to debug a learner, or to compare algorithms on the same rollouts. Nothing is evaluated."""
     best_metric: str | None = None
     """Metric of the evaluations by which the best policy is chosen, such as eval/reward_mean. Every evaluated
     policy is then checkpointed; the best checkpoint stays, and the file checkpoints/best names it."""

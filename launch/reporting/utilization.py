@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import ray
 from ray.exceptions import ActorUnavailableError
 
 from actors.rollouts.fleet import FleetStatus
-from actors.rollouts.service import RolloutService
 from launch.reporting.metrics import idle_share
 from policies.sampler import QueueStatus
+
+
+class Counted(Protocol):
+    """A rollout service, as far as its counts go."""
+
+    def ask_status(self) -> list[ray.ObjectRef]:
+        """Ask for the counts; ``status`` waits for the answers."""
+        ...
+
+    def status(self, asked: list[ray.ObjectRef]) -> tuple[FleetStatus, QueueStatus] | None:
+        """The counts of the fleet and of the engines; ``None`` where there are none."""
+        ...
 
 
 class Utilization:
@@ -18,7 +31,7 @@ class Utilization:
         service: that of the training.
     """
 
-    def __init__(self, service: RolloutService) -> None:
+    def __init__(self, service: Counted) -> None:
         self._service = service
         self._counts = CountDifference()
         self._asked: list[ray.ObjectRef] = []
@@ -35,7 +48,8 @@ class Utilization:
     def since_last(self) -> dict[str, float]:
         """The metrics of the time between the last two questions; none while Ray starts an actor anew."""
         try:
-            return self._counts.since_last(*self._service.status(self._asked))
+            counts = self._service.status(self._asked)
+            return {} if counts is None else self._counts.since_last(*counts)
         except ActorUnavailableError:
             self._counts = CountDifference()
             return {}

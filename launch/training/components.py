@@ -14,6 +14,7 @@ from launch.reporting.utilization import Utilization
 from launch.training.activity import Activity
 from launch.training.evaluator import Evaluator
 from launch.training.logprob_probe import LogprobProbe
+from launch.training.recording import RecordedService
 from launch.training.rollouts import Rollouts
 from launch.workload import Workload
 from policies.learning.algorithm import Algorithm
@@ -34,7 +35,7 @@ class Components:
     tracker: Tracker
     interrupts: Interrupts
     learner: LearnerGroup
-    services: tuple[RolloutService, ...]
+    services: tuple[RolloutService | RecordedService, ...]
     """The training's, and that of the evaluations where these have engines of their own."""
     rollouts: Rollouts
     evaluator: Evaluator

@@ -15,6 +15,7 @@ from actors.rollouts.service import RolloutService
 from actors.settings import ServerConfig
 from environments.types import TrajectoryGroup
 from launch.config import TrainConfig
+from launch.training.recording import RecordedService
 from launch.training.rollout_requests import evaluation_requests
 from launch.workload import Workload
 
@@ -43,7 +44,7 @@ class Evaluator:
         self,
         config: TrainConfig,
         workload: Workload,
-        service: RolloutService,
+        service: RolloutService | RecordedService,
         store: ray.actor.ActorHandle,
         pinned: ray.actor.ActorHandle | None,
     ) -> None:
@@ -88,6 +89,7 @@ class Evaluator:
     def _evaluate(self, step: int, version: int) -> Evaluation:
         tasks = self._workload.val_dataset
         assert tasks is not None
+        assert isinstance(self._service, RolloutService), "a replay has no held-out tasks"
         self._service.wait_until_up()
         start = time.monotonic()
         requests = evaluation_requests(self._config, tasks, step, version)

@@ -8,6 +8,7 @@ from actors.rollouts.rollout import RolloutRequest
 from actors.rollouts.stream import TrajectoryStream
 from environments.types import Trajectory, TrajectoryGroup
 from launch.run_folder.checkpoint import StreamState
+from launch.training.recording import RecordedStream
 from launch.training.rollout_requests import group_name
 
 MakeRequests = Callable[[int, int], list[RolloutRequest]]
@@ -32,7 +33,11 @@ class GroupScheduler:
     """
 
     def __init__(
-        self, stream: TrajectoryStream, make_requests: MakeRequests, num_slots: int, first: int
+        self,
+        stream: TrajectoryStream | RecordedStream,
+        make_requests: MakeRequests,
+        num_slots: int,
+        first: int,
     ) -> None:
         self._stream = stream
         self._make_requests = make_requests

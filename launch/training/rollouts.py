@@ -12,6 +12,7 @@ from launch.reporting.tracker import Tracker
 from launch.run_folder.checkpoint import StreamState
 from launch.training.failures import FailureBudget, fails_everywhere
 from launch.training.group_scheduler import GroupScheduler
+from launch.training.recording import RecordedService
 from launch.training.recovery import SET_ASIDE, Recovery
 from launch.training.rollout_requests import group_requests, task_index, tasks_digest
 from launch.workload import Workload
@@ -37,7 +38,7 @@ class Rollouts:
         config: TrainConfig,
         workload: Workload,
         greedy_baseline: bool,
-        service: RolloutService,
+        service: RolloutService | RecordedService,
         recovery: Recovery,
         tracker: Tracker,
         num_updates: int,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import ray
 
@@ -41,6 +42,7 @@ from launch.training.components import Components
 from launch.training.evaluator import Evaluator, evaluation_server
 from launch.training.logprob_probe import LogprobProbe
 from launch.training.memory import memory_notice
+from launch.training.recording import RecordedService
 from launch.training.recovery import Recovery
 from launch.training.rollouts import Rollouts
 from launch.training.stages.base import Stage
@@ -78,8 +80,11 @@ def start(
     end = join_cluster(config, tracker, interrupts, ending)
     algorithm = algorithm_of(config)
     store = weight_store(config, recovery, "training", ending)
+    if config.run.replay is not None:
+        workload = replace(workload, val_dataset=None)  # nothing can play them
     service = rollout_service(config, config.server, workload, model_path, store)
-    services, pinned = [service], None
+    services: list[RolloutService | RecordedService] = [service]
+    pinned = None
     end(service.stop)
     if config.evaluation.num_replicas:
         pinned = weight_store(config, recovery, "evaluation", ending)
@@ -223,8 +228,10 @@ def rollout_service(
     workload: Workload,
     model_path: str,
     store: ray.actor.ActorHandle,
-) -> RolloutService:
-    """A rollout service with a policy server of its own, whose engines follow ``store``."""
+) -> RolloutService | RecordedService:
+    """A rollout service with a policy server of its own, whose engines follow ``store``; or a recording."""
+    if config.run.replay is not None:
+        return RecordedService(Path(config.run.replay))
     options = config.model.chat_template_kwargs
     name = f"policy-{uuid.uuid4().hex[:8]}"
     app = PolicyApp(name, model_path, server, store, chat_template_kwargs=options)
@@ -232,7 +239,7 @@ def rollout_service(
     return RolloutService(workload.pair, make_sampler, config.rollout.limits(), config.fleet, app)
 
 
-def start_services(config: TrainConfig, services: Sequence[RolloutService]) -> None:
+def start_services(config: TrainConfig, services: Sequence[RolloutService | RecordedService]) -> None:
     """Start the rollout services in the background."""
     if len(services) > 1:  # their threads would both start Serve, and one of them fail
         start_serve(config.server)
@@ -257,9 +264,10 @@ def begin_rollouts(run: Components) -> None:
         return
     run.rollouts.wait_until_up()
     server = run.config.server
-    run.tracker.announce(
-        f"Policy server: {server.num_replicas} replica(s); {run.config.fleet.num_actors} rollout actors."
-    )
+    if run.config.run.replay is None:
+        run.tracker.announce(
+            f"Policy server: {server.num_replicas} replica(s); {run.config.fleet.num_actors} rollout actors."
+        )
     if server.http_port is not None:
         announce_address(run, server)
     run.utilization.begin()

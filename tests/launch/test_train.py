@@ -98,6 +98,26 @@ def said(kept: list[KeptTrajectory]) -> list[Any]:
 
 
 @pytest.mark.engine
+def test_a_replay_learns_from_the_rollouts_of_another_run_without_playing_any(
+    undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    small_run(tmp_path / "same", "run.num_steps=4", f"run.replay={undisturbed}")
+    assert "Policy server" not in capsys.readouterr().out
+    expected, replayed = weights(undisturbed, 4), weights(tmp_path / "same", 4)
+    assert expected.keys() == replayed.keys()
+    assert all(torch.equal(expected[name], replayed[name]) for name in expected)
+
+    small_run(tmp_path / "other", "run.num_steps=2", f"run.replay={undisturbed}", "algorithm.name=dr_grpo")
+    steps = [each for each in read_metrics(tmp_path / "other") if "learn/loss" in each]
+    rewards = [each["rollout/reward_mean"] for each in read_metrics(undisturbed) if "learn/loss" in each]
+    assert [each["rollout/reward_mean"] for each in steps] == rewards[:2]
+    other = weights(tmp_path / "other", 2)
+    assert not all(torch.equal(weights(undisturbed, 2)[name], other[name]) for name in other)
+
+
+@pytest.mark.engine
 def test_weights_that_travel_as_files_are_those_of_the_object_store(
     undisturbed: Path, tmp_path: Path
 ) -> None:

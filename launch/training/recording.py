@@ -1,0 +1,141 @@
+"""The rollouts of another run, in the place of a rollout service. The setting ``run.replay`` chooses it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import ray
+
+from actors.rollouts.fleet import FleetStatus
+from actors.rollouts.rollout import RolloutRequest
+from environments.errors import ConfigError, TroupeError
+from environments.types import Trajectory, TrajectoryGroup
+from launch.run_folder.trajectory_log import BASELINE, TRAIN, KeptTrajectory, kept_steps, read_kept
+from policies.sampler import QueueStatus, TokenRequest
+
+
+class RecordedStream:
+    """The groups that a run has kept, by their id; a stream in which all is there at once.
+
+    A group is read with the update that took it, so memory holds one update at a time.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._steps = iter(kept_steps(folder, TRAIN))
+        self._groups: dict[str, list[KeptTrajectory]] = {}
+        self.last_arrival = time.monotonic()
+
+    def request(self, requests: Sequence[RolloutRequest]) -> None:
+        """Nothing is to be done: the rollouts are there."""
+
+    def take(self, group_id: str) -> TrajectoryGroup:
+        """The group of this id, as it was taken in the recorded run.
+
+        Raises:
+            TroupeError: the run has not kept it.
+        """
+        while group_id not in self._groups:
+            step = next(self._steps, None)
+            if step is None:
+                raise TroupeError(
+                    f"{self._folder} holds no rollouts of group {int(group_id)}: it made fewer updates, or "
+                    "left out fewer groups. Set run.num_steps to the updates that it made, and the same "
+                    "rollout.groups_per_step and selection."
+                )
+            self._groups = {}
+            for kept in read_kept(self._folder, TRAIN, step):
+                self._groups.setdefault(kept.group_id, []).append(kept)
+        self.last_arrival = time.monotonic()
+        return _group(group_id, self._groups.pop(group_id))
+
+    def drain(self) -> None:
+        """Nothing is under way."""
+
+    def finished(self) -> list[Trajectory]:
+        """None waits: a resumed run reads the recording again."""
+        return []
+
+    def restore(self, requests: Sequence[RolloutRequest], finished: Sequence[Trajectory]) -> None:
+        """Nothing is to be done: ``take`` finds the groups that come next."""
+
+    def watch(self, check: Callable[[], None]) -> None:
+        """Nothing is waited for, so there is nothing to check meanwhile."""
+
+
+class RecordedService:
+    """Stands where ``RolloutService`` does, and answers from a recording. No process is started.
+
+    Args:
+        folder: of the run whose rollouts are used.
+    """
+
+    fleet_name = "none"
+    is_up = True
+
+    def __init__(self, folder: Path) -> None:
+        self.stream = RecordedStream(folder)
+
+    def start_in_background(self, num_actors: int) -> None:
+        """Nothing is started."""
+
+    def check_start(self) -> None:
+        """Nothing can have failed."""
+
+    def wait_until_up(self, seconds: float = 0.0) -> bool:
+        """Whether rollouts can be requested, which they can."""
+        return True
+
+    def stop(self) -> None:
+        """Nothing was started."""
+
+    def resize(self, num_actors: int) -> None:
+        """There are no rollout actors."""
+
+    def sample(self, request: TokenRequest) -> ray.ObjectRef:
+        """Raise ``TroupeError``: there is no engine."""
+        raise TroupeError("A replay has no engine to ask: set rollout.max_staleness=0.")
+
+    def ask_status(self) -> list[ray.ObjectRef]:
+        """Nothing is asked."""
+        return []
+
+    @staticmethod
+    def status(asked: list[ray.ObjectRef]) -> tuple[FleetStatus, QueueStatus] | None:
+        """There is neither a fleet nor an engine."""
+        return None
+
+
+def check_recording(folder: Path, num_updates: int) -> None:
+    """Check that the run in ``folder`` has kept the rollouts of its first ``num_updates`` updates.
+
+    Raises:
+        ConfigError: it has not, or is no run.
+    """
+    kept = kept_steps(folder, TRAIN)
+    setting = f"run.replay={folder}"
+    if not kept:
+        raise ConfigError(f"{setting} holds no trajectories: name the folder of a run that has kept some.")
+    if kept[0] != 1:
+        raise ConfigError(
+            f"{setting} has kept the rollouts of updates {kept[0]} to {kept[-1]} only, and a replay begins "
+            "with the first: record the run with a higher run.trajectories_kept."
+        )
+    if kept[-1] < num_updates:
+        raise ConfigError(f"{setting} has made {kept[-1]} updates: set run.num_steps={kept[-1]} or less.")
+    if any(step.completion is None for each in read_kept(folder, TRAIN, 1) for step in each.trajectory.steps):
+        raise ConfigError(f"{setting} has turns without tokens: replay another run.")
+
+
+def _group(group_id: str, kept: Sequence[KeptTrajectory]) -> TrajectoryGroup:
+    members = [each.trajectory for each in kept if each.fate != BASELINE]
+    members.sort(key=lambda each: each.rollout_id)
+    baseline = next((each.trajectory for each in kept if each.fate == BASELINE), None)
+    return TrajectoryGroup(
+        group_id=group_id, task=members[0].task, trajectories=tuple(members), baseline=baseline
+    )
