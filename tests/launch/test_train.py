@@ -90,6 +90,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(undisturbed: Path, tmp_path
         assert len(one) == 12 and one == other
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_a_run_whose_learner_is_killed_ends_with_the_weights_of_one_that_was_not(
     undisturbed: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
