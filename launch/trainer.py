@@ -86,16 +86,12 @@ def _train_with_recoveries(config: TrainConfig, workload: Workload, lock: RunLoc
         LearnerLostError: it was lost more often than ``learner.max_recoveries`` allows.
     """
     recoveries = Recoveries(config.learner.max_recoveries, config.learner.recovery_minutes)
-    while True:
-        try:
-            return _train(config, workload, lock)
-        except LearnerLostError:
-            if not recoveries.allow(time.monotonic()):
-                raise
-            config = replace(config, run=replace(config.run, resume=True))
+    while not _train(config, workload, lock, recoveries):
+        config = replace(config, run=replace(config.run, resume=True))
 
 
-def _train(config: TrainConfig, workload: Workload, lock: RunLock) -> None:
+def _train(config: TrainConfig, workload: Workload, lock: RunLock, recoveries: Recoveries) -> bool:
+    """Train, and return whether that came to its end: else the learner was lost and may be started anew."""
     from launch.process.interrupt import Interrupts
     from launch.reporting.tracker import Tracker
     from launch.training.loop import train
@@ -120,8 +116,10 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock) -> None:
                 run = start(config, workload, stages, lock, recovery, tracker, interrupts, ending)
                 train(stages, run, recovery)
             except LearnerLostError as error:
+                if interrupts.is_pending or not recoveries.allow(time.monotonic()):
+                    raise
                 tracker.announce(f"{error} {lost_updates(recovery.progress.step, recovery.saved_step)}")
-                raise
+                return False
             except KeyboardInterrupt:
                 tracker.announce("Interrupted.")
                 if run is not None:
@@ -129,3 +127,4 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock) -> None:
                 if recovery.checkpoints.latest() is not None:
                     tracker.announce(f"Go on with run.directory={config.run.directory} run.resume=true")
                 raise
+    return True
