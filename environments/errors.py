@@ -41,3 +41,7 @@ class LogprobError(SamplerError):
 
 class LearnerError(TroupeError):
     """The learner was given a batch that it cannot learn from, or its numbers left the finite range."""
+
+
+class LearnerLostError(TroupeError):
+    """A rank of the learner has died or hangs. A learner that is started anew can go on from a checkpoint."""

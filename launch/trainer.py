@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from environments.base import BaseEnv
 from environments.data.datasets import Dataset
-from environments.errors import TroupeError
+from environments.errors import LearnerLostError, TroupeError
 from launch.config import TrainConfig, as_train_config, register
 from launch.run_folder.disk import full_disk_told
 from launch.run_folder.lock import RunLock, run_directory
+from launch.training.recoveries import Recoveries, lost_updates
 from launch.validation.startup import check_training
 from launch.workload import Workload
 from policies.agents.base import BaseAgent
@@ -66,15 +69,29 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
     check_training(config, workload)
     with RunLock(run_directory(config.run.directory)) as lock, full_disk_told(lock.directory):
         try:
-            _train(config, workload, lock)
-        except (RayActorError, OutOfMemoryError) as error:
+            _train_with_recoveries(config, workload, lock)
+        except (LearnerLostError, RayActorError, OutOfMemoryError) as error:
+            cause = error.__cause__ if isinstance(error.__cause__, RayActorError) else error
+            text = str(cause) if isinstance(cause, LearnerLostError) else told(cause)
             raise TroupeError(
-                f"{told(error)} Go on from the last checkpoint with run.directory={config.run.directory} "
+                f"{text} Go on from the last checkpoint with run.directory={config.run.directory} "
                 "run.resume=true"
             ) from error
 
 
-def _train(config: TrainConfig, workload: Workload, lock: RunLock) -> None:
+def _train_with_recoveries(config: TrainConfig, workload: Workload, lock: RunLock) -> None:
+    """Train, and go on from the newest checkpoint when the learner is lost.
+
+    Raises:
+        LearnerLostError: it was lost more often than ``learner.max_recoveries`` allows.
+    """
+    recoveries = Recoveries(config.learner.max_recoveries, config.learner.recovery_minutes)
+    while not _train(config, workload, lock, recoveries):
+        config = replace(config, run=replace(config.run, resume=True))
+
+
+def _train(config: TrainConfig, workload: Workload, lock: RunLock, recoveries: Recoveries) -> bool:
+    """Train, and return whether that came to its end: else the learner was lost and may be started anew."""
     from launch.process.interrupt import Interrupts
     from launch.reporting.tracker import Tracker
     from launch.training.loop import train
@@ -98,6 +115,11 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock) -> None:
                     tracker.announce(notice)
                 run = start(config, workload, stages, lock, recovery, tracker, interrupts, ending)
                 train(stages, run, recovery)
+            except LearnerLostError as error:
+                if interrupts.is_pending or not recoveries.allow(time.monotonic()):
+                    raise
+                tracker.announce(f"{error} {lost_updates(recovery.progress.step, recovery.saved_step)}")
+                return False
             except KeyboardInterrupt:
                 if interrupts.error is not None:
                     raise interrupts.error from None
@@ -107,3 +129,4 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock) -> None:
                 if recovery.checkpoints.latest() is not None:
                     tracker.announce(f"Go on with run.directory={config.run.directory} run.resume=true")
                 raise
+    return True

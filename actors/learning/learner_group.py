@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from actors.ray_tools.get_soon import answers
-from environments.errors import TroupeError
+from actors.learning.patience import Patience
+from actors.ray_tools.get_soon import ANSWER_SECONDS
+from environments.errors import LearnerLostError, TroupeError
 from policies.learning.algorithm import Algorithm
 from policies.learning.samples import LearnerUpdate, TrainBatch
 from policies.learning.settings import LearnerConfig, OptimizerConfig
@@ -29,7 +32,8 @@ class LearnerGroup:
     An update has three steps: ``score`` the mini-batches, assign credit in the driver, ``update`` with the
     same mini-batches. Policy and critic work at the same time.
 
-    The models load in the background. If one cannot be loaded, the first call raises the error.
+    The models load in the background. If one cannot be loaded, the first call raises the error. Every call
+    raises ``LearnerLostError`` if a rank has died or hangs.
 
     Args:
         model_path: folder in Hugging Face format to start from.
@@ -77,7 +81,7 @@ class LearnerGroup:
         if self._critic is not None:
             calls.append(self._critic.begin("begin_phase", self._critic_optimizer, num_schedule_steps))
         for call in calls:
-            _answer(call)
+            call.answer()
 
     def fit(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
         """Supervised learning: one optimizer step per batch."""
@@ -91,8 +95,8 @@ class LearnerGroup:
         reference = ray.put(list(batches))
         scoring = self._policy.begin("score", reference)
         valuing = self._critic.begin("values", reference) if self._critic is not None else None
-        scored = _answer(scoring)
-        return scored if valuing is None else _with_values(scored, _answer(valuing))
+        scored: list[TrainBatch] = scoring.answer()
+        return scored if valuing is None else _with_values(scored, valuing.answer())
 
     def update(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
         """One optimizer step per mini-batch, of the policy and of the critic if there is one.
@@ -103,8 +107,8 @@ class LearnerGroup:
         reference = ray.put(list(batches))
         updating = self._policy.begin("update", reference)
         valuing = self._critic.begin("update", reference) if self._critic is not None else None
-        update: LearnerUpdate = _answer(updating)
-        return update if valuing is None else replace(update, metrics=update.metrics | _answer(valuing))
+        update: LearnerUpdate = updating.answer()
+        return update if valuing is None else replace(update, metrics=update.metrics | valuing.answer())
 
     def logprobs(self, batch: TrainBatch) -> list[list[float]]:
         """Log-probabilities of every response token of each sample."""
@@ -115,7 +119,7 @@ class LearnerGroup:
     def publish(self, version: int) -> None:
         """Make the present weights the newest version in the store, adapters merged."""
         location = self._policy.call("publish_weights", version)
-        _answer([self._store.publish.remote(version, location)])
+        ray.get(self._store.publish.remote(version, location))
 
     def save(self, folder: str) -> None:
         """Write weights (Hugging Face format), optimizer, schedule, generators, reference policy and critic
@@ -163,6 +167,7 @@ class _WorkerGroup:
         on_gpu = settings.device != "cpu"
         num_threads = str(settings.num_threads or 1)
         self._pool = pool
+        self._patience = Patience(settings.max_call_seconds)
         self._group = RayWorkerGroup(
             pool,
             RayClassWithInitArgs(ray.remote(worker), **arguments),
@@ -180,17 +185,48 @@ class _WorkerGroup:
         meeting = self._group.execute_rank_zero_async("listen")
         self._opened = self._group.execute_all_async("open", meeting)
 
-    def begin(self, method: str, *args: Any) -> list[ray.ObjectRef]:
-        """Call all ranks; ``_answer`` waits for them. Raises the error of loading the model, if any."""
-        _answer(self._opened)
-        return self._group.execute_all_async(method, *args)
+    def begin(self, method: str, *args: Any) -> _Call:
+        """Call all ranks. Raises the error of loading the model, if any."""
+        self._wait_for(self._opened, None)
+        return _Call(self, method, self._group.execute_all_async(method, *args))
 
     def call(self, method: str, *args: Any) -> Any:
-        return _answer(self.begin(method, *args))
+        return self.begin(method, *args).answer()
+
+    def answer_to(self, call: _Call) -> Any:
+        """The first rank's answer, when all have answered."""
+        answer = self._wait_for(call.references, self._patience.limit(call.method))
+        self._patience.record(call.method, time.monotonic() - call.since)
+        return answer
 
     def check_ranks(self) -> None:
-        _answer(self._opened)  # first: a rank that loads its model for minutes does not hang
-        answers([worker.__ray_ready__.remote() for worker in self._group.workers], "A learner rank")
+        self._wait_for(self._opened, None)  # first: a rank that loads its model for minutes does not hang
+        self._wait_for(self._questions(), ANSWER_SECONDS)
+
+    def _questions(self) -> list[ray.ObjectRef]:
+        return [worker.__ray_ready__.remote() for worker in self._group.workers]
+
+    def _wait_for(self, references: list[ray.ObjectRef], seconds: float | None) -> Any:
+        try:
+            return ray.get(references, timeout=seconds)[0]
+        except GetTimeoutError as error:
+            raise LearnerLostError(
+                f"A learner rank did not answer for {seconds:g} s: it hangs or was stopped, or the limit "
+                "learner.max_call_seconds is too low."
+            ) from error
+        except RayActorError as error:
+            raise LearnerLostError("A learner rank has died.") from error
+        except RayTaskError as error:
+            if isinstance(error.cause, TroupeError):  # without Ray's traceback: its text is for the user
+                raise error.cause from error
+            self._raise_if_dead()  # the ranks that are left report the lost connection first
+            raise
+
+    def _raise_if_dead(self) -> None:
+        try:
+            ray.get(self._questions(), timeout=ANSWER_SECONDS)
+        except RayActorError as error:
+            raise LearnerLostError("A learner rank has died.") from error
 
     def close(self) -> None:
         for worker in self._group.workers:
@@ -200,14 +236,18 @@ class _WorkerGroup:
         self._pool.pgs = None
 
 
-def _answer(references: list[ray.ObjectRef]) -> Any:
-    """The first rank's answer, when all have answered. Raises if a rank has died."""
-    try:
-        return ray.get(references)[0]
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, TroupeError):  # without Ray's traceback: its text is for the user
-            raise error.cause from error
-        raise
+@dataclass(frozen=True)
+class _Call:
+    """A call of all ranks that is under way."""
+
+    group: _WorkerGroup
+    method: str
+    references: list[ray.ObjectRef]
+    since: float = field(default_factory=time.monotonic)
+
+    def answer(self) -> Any:
+        """The first rank's answer, when all have answered."""
+        return self.group.answer_to(self)
 
 
 def _with_values(

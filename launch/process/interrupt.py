@@ -64,6 +64,11 @@ class Interrupts:
         if self._raised:
             raise KeyboardInterrupt
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether a signal came in an atomic section that an error has ended before it could be raised."""
+        return self._pending
+
     @contextmanager
     def atomic_section(self) -> Iterator[None]:
         """Finish the block before an interrupt is raised."""

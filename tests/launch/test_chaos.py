@@ -144,6 +144,7 @@ def train(directory: Path, model: Path) -> None:
             "rollout.max_staleness=2",
             "fleet.num_actors=4",
             "algorithm.entropy_coef=0.01",
+            "learner.max_recoveries=0",
         ]
     )
     run_training(config, load_workload(config.workload, config.seed))
@@ -163,7 +164,7 @@ def learners() -> set[int]:
 
 
 @pytest.mark.engine
-def test_a_learner_that_is_killed_ends_the_run_and_the_same_command_loses_nothing(
+def test_without_recoveries_a_killed_learner_ends_the_run_and_the_same_command_loses_nothing(
     ray_cluster: None, tmp_path: Path, tiny_model: Path
 ) -> None:
     struck: list[float] = []

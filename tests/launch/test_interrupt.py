@@ -90,6 +90,16 @@ def test_an_error_in_whole_work_is_not_replaced_by_the_interrupt() -> None:
         raise ValueError("of the work")
 
 
+def test_an_interrupt_that_an_error_has_overtaken_is_still_known() -> None:
+    interrupts = Interrupts()
+    with interrupts.installed():
+        assert not interrupts.is_pending
+        with pytest.raises(ValueError), interrupts.atomic_section():
+            os.kill(os.getpid(), signal.SIGINT)
+            raise ValueError
+        assert interrupts.is_pending
+
+
 def test_handlers_are_put_back() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with Interrupts().installed():

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from environments.errors import ConfigError
+from launch.chaos import members
 from launch.config import TrainConfig, compose
 from launch.reporting.metrics import FRESH_MISMATCH
 from launch.reporting.tracker import read_metrics
@@ -90,6 +92,39 @@ def test_a_resumed_run_equals_one_that_never_stopped(undisturbed: Path, tmp_path
     for step in kept_steps(undisturbed, TRAIN):
         one, other = (said(read_kept(folder, TRAIN, step)) for folder in (undisturbed, stopped))
         assert len(one) == 12 and one == other
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_a_run_whose_learner_is_killed_ends_with_the_weights_of_one_that_was_not(
+    undisturbed: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    killer = threading.Thread(target=kill_new_learner, args=(3, tmp_path, learners()), daemon=True)
+    killer.start()
+    small_run(tmp_path, "run.num_steps=4", "run.checkpoint_every=2")
+
+    killer.join(1)
+    assert not killer.is_alive(), "no learner was killed"
+    assert "1 update(s) since the checkpoint of step 2 are lost" in capfd.readouterr().out
+    expected, found = weights(undisturbed, 4), weights(tmp_path, 4)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert comparable(read_metrics(tmp_path)) == comparable(read_metrics(undisturbed))
+    trained = [rollout_id for record in read_consumed_log(tmp_path) for rollout_id in record["trained"]]
+    assert len(trained) == len(set(trained)) == 4 * 3 * 4
+
+
+def kill_new_learner(step: int, directory: Path, spared: set[int]) -> None:
+    """Wait for the update ``step``, then kill the learner's process that is not ``spared``."""
+    while len(read_consumed_log(directory)) < step:
+        time.sleep(0.05)
+    (learner,) = learners() - spared
+    os.kill(learner, signal.SIGKILL)
+
+
+def learners() -> set[int]:
+    return {member.pid for member in members(below=os.getpid()) if member.role == "learner"}
 
 
 def said(kept: list[KeptTrajectory]) -> list[Any]:

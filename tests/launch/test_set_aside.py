@@ -1,0 +1,110 @@
+"""A run that meets a task that always fails: it goes on without it, and says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from actors.rollouts.rollout import RolloutRequest
+from environments.base import BaseEnv
+from environments.data.datasets import Dataset
+from environments.errors import EnvironmentFailure
+from environments.types import TerminationReason, Trajectory, TrajectoryGroup
+from launch.config import TrainConfig
+from launch.training.recovery import Recovery
+from launch.training.rollouts import Rollouts
+from launch.workload import Workload
+from policies.agents.base import BaseAgent
+
+TASKS = Dataset([{"number": number} for number in range(6)])
+ERROR = "EnvironmentFailure: The environment raised in Shop.reset: OSError: no shop"
+
+
+class PlayedAtOnce:
+    """A stream whose requests are played when their group is taken; tasks of ``broken`` fail."""
+
+    def __init__(self, broken: set[int]) -> None:
+        self._broken = broken
+        self._groups: dict[str, list[RolloutRequest]] = {}
+
+    def watch(self, check: Callable[[], None]) -> None:
+        check()
+
+    def request(self, requests: Sequence[RolloutRequest]) -> None:
+        self.restore(requests, [])
+
+    def restore(self, requests: Sequence[RolloutRequest], finished: Sequence[Trajectory]) -> None:
+        assert not finished
+        for request in requests:
+            self._groups.setdefault(request.group_id, []).append(request)
+
+    def take(self, group_id: str) -> TrajectoryGroup:
+        members = tuple(self._played(request) for request in self._groups.pop(group_id))
+        return TrajectoryGroup(group_id=group_id, task=members[0].task, trajectories=members)
+
+    def _played(self, request: RolloutRequest) -> Trajectory:
+        fails = request.task["number"] in self._broken
+        return Trajectory(
+            task=request.task,
+            rollout_id=request.rollout_id,
+            termination_reason=TerminationReason.ENV_ERROR if fails else TerminationReason.ENV_DONE,
+            error=ERROR if fails else None,
+        )
+
+
+def begun(folder: Path, broken: set[int], said: list[str]) -> tuple[Rollouts, Recovery]:
+    config = TrainConfig()
+    config.rollout.groups_per_step = 2
+    recovery = Recovery(config, folder)
+    rollouts = Rollouts(
+        config,
+        Workload(agent_class=BaseAgent, env_class=BaseEnv, train_dataset=TASKS),
+        False,
+        cast(Any, SimpleNamespace(stream=PlayedAtOnce(broken))),
+        recovery,
+        cast(Any, SimpleNamespace(announce=said.append)),
+        num_updates=1000,
+    )
+    rollouts.begin(lambda: None)
+    return rollouts, recovery
+
+
+def take_groups(rollouts: Rollouts, count: int) -> list[int]:
+    taken = []
+    for _ in range(count):
+        taken.append(rollouts.take().task["number"])
+        rollouts.commit()
+    return taken
+
+
+def test_a_broken_task_is_met_once_and_then_no_more(tmp_path: Path) -> None:
+    said: list[str] = []
+    rollouts, recovery = begun(tmp_path, {4}, said)
+    taken = take_groups(rollouts, 60)
+    assert taken.count(4) == 1
+    assert set(taken) == set(range(6))
+    assert list(recovery.progress.set_aside) == ["4"]
+    rollouts.announce_set_aside()
+    assert "Task 4 is set aside" in said[0] and "no shop" in said[0]
+    assert "1 of 6 tasks failed everywhere" in said[-1] and "set_aside_tasks.jsonl" in said[-1]
+    recovery.close()
+
+
+def test_nothing_is_said_of_tasks_where_all_can_be_played(tmp_path: Path) -> None:
+    said: list[str] = []
+    rollouts, recovery = begun(tmp_path, set(), said)
+    take_groups(rollouts, 12)
+    rollouts.announce_set_aside()
+    assert said == []
+    recovery.close()
+
+
+def test_an_environment_that_never_works_ends_the_run_with_its_own_error(tmp_path: Path) -> None:
+    rollouts, recovery = begun(tmp_path, set(range(6)), [])
+    with pytest.raises(EnvironmentFailure, match=r"times OSError in Shop.reset"):
+        take_groups(rollouts, 60)
+    recovery.close()
