@@ -46,6 +46,8 @@ def _content(message: Message) -> Iterator[str]:
 
 
 def _shortened(lines: Sequence[str]) -> list[str]:
+    # A model may say what a terminal obeys.
+    lines = ["".join(c if c.isprintable() else "\ufffd" for c in line) for line in lines]
     cut = [line if len(line) <= MAX_WIDTH else f"{line[: MAX_WIDTH - 4]} ..." for line in lines]
     if len(cut) <= MAX_LINES:
         return cut

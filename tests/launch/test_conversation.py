@@ -59,6 +59,12 @@ def test_a_long_message_keeps_its_beginning_and_its_end() -> None:
     assert lines[-1].endswith("x ...") and len(lines[-1]) < 180
 
 
+def test_what_a_terminal_would_obey_is_not_printed() -> None:
+    assert (
+        conversation(played(answer="\x1b[2Jgone\x07")).splitlines()[-1] == "  assistant | \ufffd[2Jgone\ufffd"
+    )
+
+
 def test_a_trajectory_without_a_step_says_why() -> None:
     failed = Trajectory(termination_reason=TerminationReason.ENV_ERROR, error="KeyError: 'x'\n  File ...")
     assert conversation(failed) == "  reward 0, 0 turns, ended by env_error; KeyError: 'x'"
