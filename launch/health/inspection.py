@@ -88,16 +88,24 @@ def _answers(asked: dict[str, ray.ObjectRef]) -> tuple[dict[str, Any], list[str]
 def processes_here() -> Sequence[Process]:
     """The processes of this cluster on this node, drivers too."""
     host = socket.gethostname()
-    address = ray.get_runtime_context().gcs_address
     found = {}
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):  # it ended while we looked, or is somebody else's
-            if process.name() == "raylet" and any(address in word for word in process.cmdline()):
-                with suppress(ConfigError):  # it has just ended
-                    found.update({each.pid: each for each in members(process.pid)})
+    for raylet in raylets_here():
+        with suppress(ConfigError):  # it has just ended
+            found.update({each.pid: each for each in members(raylet.pid)})
     drivers = [each for each in members() if each.role == "driver"]
     found.update({each.pid: each for each in drivers})
     return [Process(host, each.role, each.pid, each.stopped) for each in found.values()]
+
+
+def raylets_here() -> list[psutil.Process]:
+    """The raylets of this cluster on this machine: one, unless it only plays several nodes."""
+    address = ray.get_runtime_context().gcs_address
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it ended while we looked, or is somebody else's
+            if process.name() == "raylet" and any(address in word for word in process.cmdline()):
+                found.append(process)
+    return found
 
 
 @ray.remote(num_cpus=0, max_retries=0)

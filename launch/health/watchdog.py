@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
+
+import psutil
 
 from actors.ray_tools.background import in_background
 from environments.errors import TroupeError
@@ -23,6 +26,7 @@ class Watchdog:
         report: says what every part waits for.
         announce: prints a text among the run's lines.
         end: ends the run with an error.
+        raylet: Ray's process on this node, with which all actors here die.
     """
 
     def __init__(
@@ -34,10 +38,12 @@ class Watchdog:
         announce: Callable[[str], None],
         end: Callable[[Exception], None],
         heartbeat: Heartbeat,
+        raylet: psutil.Process | None,
     ) -> None:
         self._report_seconds, self._limit_seconds = report_seconds, limit_seconds
         self._idle_seconds, self._report = idle_seconds, report
         self._announce, self._end, self._heartbeat = announce, end, heartbeat
+        self._raylet = raylet
         self._stopped = threading.Event()
         self._has_reported = False
         self._thread = in_background(self._watch, "watchdog")
@@ -54,14 +60,16 @@ class Watchdog:
     def _look(self) -> bool:
         """Act on what there is to see; return whether the run was ended."""
         silent = time.monotonic() - self._heartbeat.last_told
+        if self._raylet is not None and not is_alive(self._raylet):
+            return self._end_at_once(
+                f"The raylet of this node (process {self._raylet.pid} on {socket.gethostname()}) has died, and "
+                "with it all of Ray's actors here: it was killed, or the machine was short of memory."
+            )
         if silent > HEAD_SECONDS:
-            error = TroupeError(
+            return self._end_at_once(
                 f"Ray's head process (gcs_server) has not answered for {silent:.0f} s: it has died, hangs, "
                 "or its node was cut off. `ray start --head` starts a new cluster."
             )
-            self._announce(str(error))  # at once: Ray may end this process before its last words
-            self._end(error)
-            return True
         idle = self._idle_seconds()
         if idle < self._report_seconds:
             self._has_reported = False
@@ -78,6 +86,19 @@ class Watchdog:
             return True
         return False
 
+    def _end_at_once(self, text: str) -> bool:
+        self._announce(text)  # now: Ray may end this process before its last words
+        self._end(TroupeError(text))
+        return True
+
     def stop(self) -> None:
         """End the thread."""
         self._stopped.set()
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether ``process`` runs: one that has ended stays there until its parent has taken note."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -27,7 +27,7 @@ from actors.weights.transport import make_transport
 from environments.errors import SamplerError
 from launch.config import TrainConfig, algorithm_of
 from launch.health.heartbeat import Heartbeat, Pulse
-from launch.health.inspection import inspect
+from launch.health.inspection import inspect, raylets_here
 from launch.health.run_state import described
 from launch.health.watchdog import Watchdog
 from launch.process import cluster
@@ -152,6 +152,7 @@ def watch(run: Components, recovery: Recovery, ending: ExitStack) -> None:
             told_at=time.time(),
         )
 
+    raylets = raylets_here()
     heartbeat = Heartbeat(pulse)
     ending.callback(heartbeat.stop)
     settings = run.config.run
@@ -163,6 +164,7 @@ def watch(run: Components, recovery: Recovery, ending: ExitStack) -> None:
         run.tracker.announce,
         run.interrupts.end_with,
         heartbeat,
+        raylets[0] if len(raylets) == 1 else None,
     )
     ending.callback(watchdog.stop)
 

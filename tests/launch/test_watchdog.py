@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from launch.health import watchdog
@@ -25,7 +27,9 @@ class Run:
 
 
 @contextmanager
-def watched(run: Run, limit: float = 0.0, head_silent: float = 0.0) -> Iterator[None]:
+def watched(
+    run: Run, limit: float = 0.0, head_silent: float = 0.0, raylet: psutil.Process | None = None
+) -> Iterator[None]:
     heartbeat: Any = SimpleNamespace(last_told=time.monotonic() + 1000 if not head_silent else -head_silent)
     dog = Watchdog(
         5.0,
@@ -35,6 +39,7 @@ def watched(run: Run, limit: float = 0.0, head_silent: float = 0.0) -> Iterator[
         run.announced.append,
         run.ended.append,
         heartbeat,
+        raylet,
     )
     yield
     dog.stop()
@@ -79,6 +84,17 @@ def test_a_silent_head_of_the_cluster_ends_the_run_by_its_name() -> None:
     with watched(run, head_silent=30.0):
         assert within(5, lambda: run.ended)
     assert "gcs_server) has not answered" in str(run.ended[0])
+    assert run.announced == [str(run.ended[0])]
+
+
+def test_a_dead_raylet_ends_the_run_by_its_name() -> None:
+    run = Run()
+    with subprocess.Popen(["sleep", "60"]) as raylet, watched(run, raylet=psutil.Process(raylet.pid)):
+        time.sleep(0.3)
+        assert run.ended == []
+        raylet.kill()
+        assert within(5, lambda: run.ended)
+        assert f"The raylet of this node (process {raylet.pid} on" in str(run.ended[0])
     assert run.announced == [str(run.ended[0])]
 
 
