@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 import threading
 import time
@@ -51,19 +53,33 @@ class Watchdog:
     def _watch(self) -> None:
         """consumes time · waits for the next tick · produces a report for a stall, or the run's end"""
         before = time.monotonic()
-        while not self._stopped.wait(BEAT_SECONDS):
+        while not self._pause():
             # A driver that was stopped itself has missed what the others did.
             own_delay, before = time.monotonic() - before - BEAT_SECONDS, time.monotonic()
             if own_delay < BEAT_SECONDS and self._look():
                 return
+
+    def _pause(self) -> bool:
+        """Wait for the next tick, or the end of the raylet; return whether this watchdog was stopped.
+
+        The end is not waited for by ticks: at its next access to Ray's objects, Ray ends this process.
+        """
+        if self._raylet is None or not is_alive(self._raylet):
+            return self._stopped.wait(BEAT_SECONDS)
+        descriptor = os.pidfd_open(self._raylet.pid)
+        try:
+            select.select([descriptor], [], [], BEAT_SECONDS)
+        finally:
+            os.close(descriptor)
+        return self._stopped.is_set()
 
     def _look(self) -> bool:
         """Act on what there is to see; return whether the run was ended."""
         silent = time.monotonic() - self._heartbeat.last_told
         if self._raylet is not None and not is_alive(self._raylet):
             return self._end_at_once(
-                f"The raylet of this node (process {self._raylet.pid} on {socket.gethostname()}) has died, and "
-                "with it all of Ray's actors here: it was killed, or the machine was short of memory."
+                f"The raylet of this node (process {self._raylet.pid} on {socket.gethostname()}) has died, "
+                "and with it all of Ray's actors here: it was killed, or the machine was short of memory."
             )
         if silent > HEAD_SECONDS:
             return self._end_at_once(
