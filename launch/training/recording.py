@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import ray
 
 from actors.rollouts.fleet import FleetStatus
 from actors.rollouts.rollout import RolloutRequest
-from environments.errors import ConfigError, TroupeError
+from environments.errors import TroupeError
 from environments.types import Trajectory, TrajectoryGroup
 from launch.run_folder.trajectory_log import BASELINE, TRAIN, KeptTrajectory, kept_steps, read_kept
 from policies.sampler import QueueStatus, TokenRequest
@@ -53,6 +53,10 @@ class RecordedStream:
                 self._groups.setdefault(kept.group_id, []).append(kept)
         self.last_arrival = time.monotonic()
         return _group(group_id, self._groups.pop(group_id))
+
+    def groups(self, requests: Sequence[RolloutRequest]) -> Iterator[TrajectoryGroup]:
+        """Raise ``TroupeError``: these are groups of no recorded update, such as those of an evaluation."""
+        raise TroupeError("A replay plays nothing, so nothing can be evaluated.")
 
     def drain(self) -> None:
         """Nothing is under way."""
@@ -109,27 +113,6 @@ class RecordedService:
     def status(asked: list[ray.ObjectRef]) -> tuple[FleetStatus, QueueStatus] | None:
         """There is neither a fleet nor an engine."""
         return None
-
-
-def check_recording(folder: Path, num_updates: int) -> None:
-    """Check that the run in ``folder`` has kept the rollouts of its first ``num_updates`` updates.
-
-    Raises:
-        ConfigError: it has not, or is no run.
-    """
-    kept = kept_steps(folder, TRAIN)
-    setting = f"run.replay={folder}"
-    if not kept:
-        raise ConfigError(f"{setting} holds no trajectories: name the folder of a run that has kept some.")
-    if kept[0] != 1:
-        raise ConfigError(
-            f"{setting} has kept the rollouts of updates {kept[0]} to {kept[-1]} only, and a replay begins "
-            "with the first: record the run with a higher run.trajectories_kept."
-        )
-    if kept[-1] < num_updates:
-        raise ConfigError(f"{setting} has made {kept[-1]} updates: set run.num_steps={kept[-1]} or less.")
-    if any(step.completion is None for each in read_kept(folder, TRAIN, 1) for step in each.trajectory.steps):
-        raise ConfigError(f"{setting} has turns without tokens: replay another run.")
 
 
 def _group(group_id: str, kept: Sequence[KeptTrajectory]) -> TrajectoryGroup:

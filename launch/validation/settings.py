@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from actors.serving.keys import access_keys
 from actors.settings import AccessConfig, ServerConfig
 from actors.weights.transport import transport_class
@@ -11,7 +9,7 @@ from environments.bounds import check_bounds, check_choice
 from environments.errors import ConfigError
 from launch.config import RolloutConfig, TrainConfig, algorithm_of
 from launch.reporting.metrics import evaluation_metrics
-from launch.training.recording import check_recording
+from launch.validation.replay import check_replay
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import check_group_size
 from policies.learning.kl import check_kl_horizon
@@ -57,26 +55,6 @@ def check_training_settings(config: TrainConfig) -> None:
             "rollout.temperature=0 samples the likeliest token only, so that all rollouts of a task are the "
             "same: training needs a temperature above 0, such as rollout.temperature=1."
         )
-
-
-def check_replay(config: TrainConfig) -> None:
-    """Check that a replay has its recording, and no setting that only an engine can act on.
-
-    Raises:
-        ConfigError: names the setting and the remedy.
-    """
-    if config.run.replay is None:
-        return
-    for name, value, usual in (
-        ("rollout.max_staleness", config.rollout.max_staleness, 0),
-        ("server.http_port", config.server.http_port, None),
-        ("evaluation.every", config.evaluation.every, 0),
-        ("evaluation.num_replicas", config.evaluation.num_replicas, 0),
-        ("run.best_metric", config.run.best_metric, None),
-    ):
-        if value != usual:
-            raise ConfigError(f"{name}={value} needs an engine, and run.replay starts none: leave it out.")
-    check_recording(Path(config.run.replay), config.run.num_steps)
 
 
 def check_evaluation_settings(config: TrainConfig) -> None:

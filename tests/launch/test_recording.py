@@ -11,8 +11,8 @@ from environments.errors import ConfigError, TroupeError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.config import compose
 from launch.run_folder.trajectory_log import TrajectoryLog
-from launch.training.recording import RecordedStream, check_recording
-from launch.validation.settings import check_replay
+from launch.training.recording import RecordedStream
+from launch.validation.replay import check_recording, check_replay
 
 
 def trajectory(group: int, member: str, has_tokens: bool = True) -> Trajectory:
