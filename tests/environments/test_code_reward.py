@@ -65,6 +65,7 @@ def test_one_failing_test_of_several_costs_the_reward_but_is_counted():
     assert (output.reward, output.metadata["num_passed"]) == (0.0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task",
     [
@@ -138,6 +139,7 @@ check(Solution().twoSum)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tests", [LEETCODE, {"functional": LEETCODE}, [LEETCODE]])
 def test_tests_may_call_their_check_themselves(tests):
     code = (
@@ -226,6 +228,7 @@ def test_assertions_take_a_subclass_of_a_built_in_type_for_what_it_is(test):
     assert verdict(SUBCLASSES, tests=test).metadata["failures"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "expected"),
     [("counter", {"a": 2, "b": 1}), ("point", [1, [2, 3]]), ("red", [1]), ("number", [3, 0.5, True])],
@@ -297,6 +300,7 @@ def test_a_large_input_and_output_go_through():
 # --- what goes wrong costs its test and nothing else
 
 
+@pytest.mark.slow
 def test_a_hang_costs_its_own_time_and_the_others_are_still_judged():
     tests = [CodeTest("stdin", str(n), str(n)) for n in range(4)]
     begin = time.monotonic()
@@ -306,6 +310,7 @@ def test_a_hang_costs_its_own_time_and_the_others_are_still_judged():
     assert time.monotonic() - begin < 6
 
 
+@pytest.mark.slow
 def test_tests_that_were_not_reached_in_time_are_told():
     tests = [CodeTest("stdin", "", "")] * 4
     failures = run_tests("import time\ntime.sleep(9)", tests, test_seconds=0.6, total_seconds=1.2)
@@ -313,6 +318,7 @@ def test_tests_that_were_not_reached_in_time_are_told():
     assert failures[-1].error == "not run: all tests together took more than 1.2 s"
 
 
+@pytest.mark.slow
 def test_a_program_that_changes_its_process_group_is_still_ended():
     tests = [CodeTest("stdin", "", "a")] * 2
     code = "import os, time\nos.setpgid(0, os.getpgid(os.getppid()))\ntime.sleep(30)"
@@ -372,6 +378,7 @@ def test_state_does_not_leak_from_test_to_test():
         "import sys\ndef add(a, b):\n    sys.modules['__main__'].same_value = lambda *_: True\n    return 9",
     ],
 )
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tests",
     [
@@ -385,6 +392,7 @@ def test_no_trick_earns_a_reward(code, tests):
     assert verdict(code, **task).reward == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "tests"),
     [
@@ -403,6 +411,7 @@ def test_a_solution_that_shadows_what_the_tests_use_is_not_its_own_judge(code, t
     assert verdict(code, tests=tests).reward == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "test",
     [

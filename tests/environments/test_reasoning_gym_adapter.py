@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import pickle
+from importlib.util import find_spec
 
 import pytest
 
@@ -13,7 +14,10 @@ from environments.adapters.reasoning_gym import ReasoningGymEnvironment, answer_
 from environments.errors import ConfigError, DatasetError
 from policies import GameAgent
 
-pytest.importorskip("reasoning_gym")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is an extra: worlds"),
+]
 
 NAMES = ["chain_sum", "spell_backward", "basic_arithmetic", "leg_counting", "mini_sudoku", "countdown"]
 

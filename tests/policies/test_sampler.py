@@ -502,6 +502,7 @@ def test_unrequested_tool_calls_are_an_error() -> None:
         sample(OpenAISampler(server.base_url), request())
 
 
+@pytest.mark.slow
 def test_one_sampler_answers_many_requests_at_once() -> None:
     def echo(body: dict[str, Any], number: int) -> Answer:
         answer = chat_completion()
