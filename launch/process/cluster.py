@@ -83,10 +83,19 @@ def shortage(config: TrainConfig) -> str | None:
     return f"The run needs {' and '.join(short)}, and waits for the others: `ray status` shows who has them."
 
 
+def num_replicas(config: TrainConfig) -> int:
+    """Engines that a command starts. A replay starts none."""
+    return 0 if config.run.replay else config.server.num_replicas + config.evaluation.num_replicas
+
+
+def num_rollout_actors(config: TrainConfig) -> int:
+    """Rollout actors that a command starts; evaluations with engines of their own have as many again."""
+    return 0 if config.run.replay else config.fleet.num_actors * (2 if config.evaluation.num_replicas else 1)
+
+
 def num_gpus(config: TrainConfig) -> float:
     """The GPUs that learner, critic and engines reserve together."""
-    num_replicas = config.server.num_replicas + config.evaluation.num_replicas
-    on_engines = num_replicas * config.server.engine.num_gpus
+    on_engines = num_replicas(config) * config.server.engine.num_gpus
     if config.learner.device != "cuda":
         return on_engines
     num_groups = 2 if algorithm_of(config).uses_critic else 1  # on CPUs policy and critic share theirs
@@ -95,12 +104,10 @@ def num_gpus(config: TrainConfig) -> float:
 
 def _needs(config: TrainConfig) -> dict[str, tuple[float, str]]:
     """By resource: how much, and the settings to lower."""
-    num_replicas = config.server.num_replicas + config.evaluation.num_replicas
-    num_actors = config.fleet.num_actors * (2 if config.evaluation.num_replicas else 1)
     cpus = (
         config.learner.num_workers
-        + num_replicas * config.server.num_cpus
-        + num_actors * config.fleet.num_cpus_per_actor
+        + num_replicas(config) * config.server.num_cpus
+        + num_rollout_actors(config) * config.fleet.num_cpus_per_actor
     )
     return {
         "CPU": (

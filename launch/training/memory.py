@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from launch.config import TrainConfig, algorithm_of
+from launch.process.cluster import num_replicas, num_rollout_actors
 
 GB = 1e9
 FLOAT = 4
@@ -59,9 +60,7 @@ def needed_bytes(config: TrainConfig, model_path: str) -> dict[str, float] | Non
         return None
     weights = weight_bytes(Path(model_path), shape)
     engine, learner = config.server.engine, config.learner
-    num_replicas = config.server.num_replicas + config.evaluation.num_replicas
     num_sequences = int(engine.options.get("max_num_seqs", 256))
-    num_pairs = config.fleet.num_actors * (2 if config.evaluation.num_replicas else 1)
     rank = learner_bytes(
         weights=weights,
         per_token=FLOAT * (num_layers * (13 * hidden + 4 * inner) + 2 * vocabulary),
@@ -72,9 +71,9 @@ def needed_bytes(config: TrainConfig, model_path: str) -> dict[str, float] | Non
     replica = ENGINE_PROCESS + ENGINE_CACHE + 2 * weights + 6 * FLOAT * vocabulary * num_sequences
     return {
         "for the learner": rank * learner.num_workers,
-        "for the policy server": replica * num_replicas,
+        "for the policy server": replica * num_replicas(config),
         "for weights on their way": 2 * weights,
-        "for rollout actors": PAIR * num_pairs,
+        "for rollout actors": PAIR * num_rollout_actors(config),
         "for Ray and the rest": REST,
     }
 

@@ -47,6 +47,7 @@ from launch.training.recovery import Recovery
 from launch.training.rollouts import Rollouts
 from launch.training.stages.base import Stage
 from launch.training.threads import with_threads
+from launch.validation.replay import check_tokenizer
 from launch.workload import Workload
 from policies.learning.kl import KLController
 
@@ -74,6 +75,8 @@ def start(
     if config.run.resume and recovery.checkpoint is None:
         tracker.announce("It holds no checkpoint to resume from: a new run begins.")
     model_path = start_model(config, workload, recovery)
+    if config.run.replay is not None:
+        check_tokenizer(Path(config.run.replay), model_path)
     config = with_threads(config, model_path)
     if notice := memory_notice(config, model_path):
         tracker.announce(notice)

@@ -1,16 +1,20 @@
-"""Checks of a replay: its recording is whole, and no setting asks for an engine."""
+"""Checks of a replay: its recording is whole and of this model, and no setting asks for an engine."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from environments.errors import ConfigError
+from environments.types import Completion
 from launch.config import TrainConfig
 from launch.run_folder.trajectory_log import TRAIN, kept_steps, read_kept
 
 
-def check_replay(config: TrainConfig) -> None:
+def check_replay(config: TrainConfig, num_updates: int) -> None:
     """Check that a replay has its recording, and no setting that only an engine can act on.
+
+    Args:
+        num_updates: policy updates of all stages.
 
     Raises:
         ConfigError: names the setting and the remedy.
@@ -26,7 +30,13 @@ def check_replay(config: TrainConfig) -> None:
     ):
         if value != usual:
             raise ConfigError(f"{name}={value} needs an engine, and run.replay starts none: leave it out.")
-    check_recording(Path(config.run.replay), config.run.num_steps)
+    recorded = Path(config.run.replay)
+    if recorded.resolve() == Path(config.run.directory).resolve():
+        raise ConfigError(
+            f"run.replay={recorded} is run.directory too, and this run would overwrite its own recording: "
+            "name another run.directory."
+        )
+    check_recording(recorded, num_updates)
 
 
 def check_recording(folder: Path, num_updates: int) -> None:
@@ -45,6 +55,52 @@ def check_recording(folder: Path, num_updates: int) -> None:
             "with the first: record the run with a higher run.trajectories_kept."
         )
     if kept[-1] < num_updates:
-        raise ConfigError(f"{setting} has made {kept[-1]} updates: set run.num_steps={kept[-1]} or less.")
-    if any(step.completion is None for each in read_kept(folder, TRAIN, 1) for step in each.trajectory.steps):
+        raise ConfigError(
+            f"{setting} has made {kept[-1]} updates, and this run would make {num_updates}: lower "
+            f"run.num_steps, or expert_iteration.num_steps, by {num_updates - kept[-1]}."
+        )
+    if missing := set(range(1, num_updates + 1)) - set(kept):
+        raise ConfigError(
+            f"{setting} lacks the rollouts of update {min(missing)}: copy its trajectories whole, or make "
+            f"{min(missing) - 1} updates."
+        )
+    _check_tokens(setting, _completions(folder))
+
+
+def _check_tokens(setting: str, completions: list[Completion]) -> None:
+    if not completions:
         raise ConfigError(f"{setting} has turns without tokens: replay another run.")
+    if any(each.retokenized or not each.prompt_ids for each in completions):
+        raise ConfigError(
+            f"{setting} has tokens that are not the engine's, which cannot be trained on: replay another run."
+        )
+    if any(len(each.logprobs) != len(each.completion_ids) for each in completions):
+        raise ConfigError(
+            f"{setting} has sampled tokens without log-probabilities, which every algorithm compares the "
+            "learner's with: replay another run."
+        )
+
+
+def check_tokenizer(folder: Path, model_path: str) -> None:
+    """Check that the model in ``model_path`` reads the tokens of the run in ``folder`` as they were meant.
+
+    Raises:
+        ConfigError: none of the first update's tokens are the text that was recorded with them.
+    """
+    from policies.chat import ChatRenderer, load_tokenizer
+
+    renderer = ChatRenderer(load_tokenizer(model_path))
+    # A server that parses tool calls takes them out of the text.
+    told = [each for each in _completions(folder) if each.text and not each.tool_calls]
+    if told and not any(each.text in renderer.decode(each.completion_ids) for each in told):
+        first = told[0]
+        raise ConfigError(
+            f"run.replay={folder} was recorded with another tokenizer: its first answer is "
+            f"{first.text[:60]!r}, and {model_path} reads {renderer.decode(first.completion_ids)[:60]!r}. "
+            "Set model.path to the model that the run began with, or to one of the same tokenizer."
+        )
+
+
+def _completions(folder: Path) -> list[Completion]:
+    """Those of the first update. A turn that the agent's own code decided has none."""
+    return [each for kept in read_kept(folder, TRAIN, 1) for each in kept.trajectory.completions]

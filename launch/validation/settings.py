@@ -9,7 +9,6 @@ from environments.bounds import check_bounds, check_choice
 from environments.errors import ConfigError
 from launch.config import RolloutConfig, TrainConfig, algorithm_of
 from launch.reporting.metrics import evaluation_metrics
-from launch.validation.replay import check_replay
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import check_group_size
 from policies.learning.kl import check_kl_horizon
@@ -49,7 +48,6 @@ def check_training_settings(config: TrainConfig) -> None:
     algorithm = algorithm_of(config)
     check_group_size(algorithm, rollout.group_size)
     check_kl_horizon(algorithm, rollout.groups_per_step * rollout.group_size)
-    check_replay(config)
     if rollout.temperature == 0:
         raise ConfigError(
             "rollout.temperature=0 samples the likeliest token only, so that all rollouts of a task are the "

@@ -8,6 +8,7 @@ from environments.errors import ConfigError
 from launch.config import TrainConfig, without_training
 from launch.training.stages.chosen import chosen_stages
 from launch.validation.gpus import check_gpus
+from launch.validation.replay import check_replay
 from launch.validation.serving import check_address, check_base_model, check_engine
 from launch.validation.settings import check_evaluation_settings, check_training_settings
 from launch.validation.trial import try_first_task
@@ -30,6 +31,7 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
     check_training_settings(config)
     check_engine(config)
     stages = chosen_stages(config)
+    check_replay(config, sum(stage.num_steps for stage in stages if stage.rolls_out))
     check_classes(workload)
     check_datasets(config, workload)
     for stage in stages:
@@ -37,7 +39,8 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
     check_task_weights(config.rollout.task_weights, workload.train_dataset)
     check_gpus(config)
     check_model(config, workload)
-    try_first_task(workload, workload.train_dataset)
+    if config.run.replay is None:  # else nothing is played, and the environment need not run here
+        try_first_task(workload, workload.train_dataset)
 
 
 def check_evaluation(config: TrainConfig) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,9 +12,14 @@ from actors.rollouts.rollout import RolloutRequest
 from environments.errors import ConfigError, TroupeError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.config import compose
+from launch.process.cluster import num_gpus, num_replicas, num_rollout_actors
 from launch.run_folder.trajectory_log import TrajectoryLog
 from launch.training.recording import RecordedStream
-from launch.validation.replay import check_recording, check_replay
+from launch.validation.replay import check_recording, check_replay, check_tokenizer
+from launch.validation.startup import check_training
+from launch.workload import load_workload
+from policies.chat import ChatRenderer, load_tokenizer
+from policies.tiny import build_tokenizer
 
 
 def trajectory(group: int, member: str, has_tokens: bool = True) -> Trajectory:
@@ -46,6 +53,14 @@ def recorded(folder: Path, kept: int = 10, has_tokens: bool = True) -> Path:
     return folder
 
 
+def recorded_update(folder: Path, *trajectories: Trajectory) -> Path:
+    """A run of one update with one group."""
+    folder.mkdir()
+    one = TrajectoryGroup(group_id="00000000", task={}, trajectories=trajectories)
+    TrajectoryLog(folder, 10).record_update(1, [one], {}, {})
+    return folder
+
+
 def test_groups_come_whole_and_those_that_were_left_out_too(tmp_path: Path) -> None:
     stream = RecordedStream(recorded(tmp_path))
     stream.request([RolloutRequest(rollout_id="00000000/0000", group_id="00000000", task={})])
@@ -64,7 +79,9 @@ def test_a_recording_that_is_not_whole_is_an_error_that_says_so(tmp_path: Path) 
     with pytest.raises(ConfigError, match="holds no trajectories"):
         check_recording(tmp_path, 1)
     check_recording(recorded(tmp_path / "whole"), 3)
-    with pytest.raises(ConfigError, match=r"has made 3 updates: set run\.num_steps=3"):
+    with pytest.raises(
+        ConfigError, match=r"has made 3 updates, .* would make 4: lower run\.num_steps.* by 1"
+    ):
         check_recording(tmp_path / "whole", 4)
     with pytest.raises(ConfigError, match=r"updates 2 to 3 only.*run\.trajectories_kept"):
         check_recording(recorded(tmp_path / "part", kept=2), 3)
@@ -84,4 +101,103 @@ def test_a_recording_that_is_not_whole_is_an_error_that_says_so(tmp_path: Path) 
 def test_a_setting_that_needs_an_engine_is_an_error(setting: str, tmp_path: Path) -> None:
     config = compose(["recipe=calculator", f"run.replay={recorded(tmp_path)}", "run.num_steps=3", setting])
     with pytest.raises(ConfigError, match=r"needs an engine, and run\.replay starts none"):
-        check_replay(config)
+        check_replay(config, 3)
+
+
+def test_an_update_that_is_missing_in_between_is_named_before_the_run_starts(tmp_path: Path) -> None:
+    folder = recorded(tmp_path)
+    (folder / "trajectories" / "step_000002.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"lacks the rollouts of update 2: .* or make 1 updates"):
+        check_recording(folder, 3)
+    check_recording(folder, 1)
+
+
+def test_a_turn_without_tokens_may_stand_beside_others(tmp_path: Path) -> None:
+    mixed = trajectory(0, "0000")
+    mixed.steps.append(Step(chat_completions=[], model_response="by the agent's own code"))
+    check_recording(recorded_update(tmp_path / "mixed", mixed), 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"logprobs": ()}, "without log-probabilities"),
+        ({"retokenized": True}, "not the engine's"),
+        ({"prompt_ids": ()}, "not the engine's"),
+    ],
+)
+def test_tokens_that_cannot_be_trained_on_are_an_error(
+    change: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    sampled = trajectory(0, "0000")
+    completion = sampled.steps[0].completion
+    assert completion is not None
+    sampled.steps[0].completion = replace(completion, **change)
+    with pytest.raises(ConfigError, match=f"{sentence}.*: replay another run"):
+        check_recording(recorded_update(tmp_path / "run", sampled), 1)
+
+
+def test_a_replay_does_not_overwrite_its_recording(tmp_path: Path) -> None:
+    config = compose(
+        [
+            "recipe=calculator",
+            "evaluation.every=0",
+            f"run.replay={recorded(tmp_path)}",
+            f"run.directory={tmp_path}/../{tmp_path.name}",
+        ]
+    )
+    with pytest.raises(ConfigError, match=r"overwrite its own recording: name another run\.directory"):
+        check_replay(config, 3)
+
+
+def replayed(tmp_path: Path, *settings: str) -> list[str]:
+    """Settings of a replay of three updates."""
+    recording = recorded(tmp_path / "recorded")
+    return ["recipe=calculator", f"run.replay={recording}", "evaluation.every=0", *settings]
+
+
+def test_the_updates_of_all_stages_are_counted(tmp_path: Path) -> None:
+    iterations = ("stages=[warm_start,expert_iteration]", "expert_iteration.num_steps=3", "run.num_steps=30")
+    config = compose(replayed(tmp_path, *iterations))
+    check_training(config, load_workload(config.workload, config.seed))
+
+
+def test_a_replay_needs_no_environment_that_runs_here(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = compose(replayed(tmp_path, "run.num_steps=3"))
+    workload = load_workload(config.workload, config.seed)
+
+    class NotHere(workload.env_class):  # type: ignore[misc, name-defined]
+        def reset(self) -> Any:
+            raise AssertionError("the environment was played")
+
+    check_training(config, replace(workload, env_class=NotHere))
+    assert caplog.messages == []
+
+
+def test_a_replay_reserves_nothing_for_engines_and_rollout_actors(tmp_path: Path) -> None:
+    config = compose(replayed(tmp_path, "run.num_steps=3", "server.engine.num_gpus=1"))
+    assert (num_replicas(config), num_rollout_actors(config), num_gpus(config)) == (0, 0, 0)
+    played = replace(config, run=replace(config.run, replay=None))
+    assert (num_replicas(played), num_rollout_actors(played)) == (1, config.fleet.num_actors)
+
+
+@pytest.mark.slow
+def test_a_recording_of_another_tokenizer_is_an_error_that_shows_both_texts(tmp_path: Path) -> None:
+    for name, words in (("own", "The answer is 42."), ("other", "Wholly different words.")):
+        talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": words}]
+        build_tokenizer([talk] * 3).save_pretrained(tmp_path / name)
+    ids = ChatRenderer(load_tokenizer(tmp_path / "own")).encode("The answer is 42.")
+    sampled = trajectory(0, "0000")
+    sampled.steps[0].completion = Completion(
+        prompt_ids=(1,),
+        completion_ids=tuple(ids),
+        logprobs=(-1.0,) * len(ids),
+        text="The answer is 42.",
+        finish_reason="stop",
+    )
+    folder = recorded_update(tmp_path / "run", sampled)
+    check_tokenizer(folder, str(tmp_path / "own"))
+    with pytest.raises(ConfigError, match=r"another tokenizer: .*'The answer is 42\.'.*Set model\.path"):
+        check_tokenizer(folder, str(tmp_path / "other"))
