@@ -45,6 +45,11 @@ class OpenAIError(TroupeError):
         self.retry_after = retry_after
         """Seconds after which the same request may be answered."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By itself an exception is made anew from its message alone, in another process.
+        given = (self.status, self.message, self.type, self.param, self.code, self.retry_after)
+        return type(self), given
+
     @classmethod
     def from_validation(cls, details: Sequence[Mapping[str, Any]]) -> OpenAIError:
         """From the ``errors()`` of pydantic's ``ValidationError`` or FastAPI's ``RequestValidationError``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from functools import cache
@@ -723,3 +724,9 @@ def test_a_failing_engine_is_the_servers_fault(stream: bool) -> None:
         chat(BrokenEngine(ids_of("46")), stream=stream, n=2)
     status, body = error_body(caught.value)
     assert (status, body["error"]["type"]) == (503, "server_error")
+
+
+def test_an_error_is_the_same_in_another_process() -> None:
+    error = OpenAIError(429, "Too many.", type="requests", param="n", code="rate", retry_after=3)
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), vars(again)) == (str(error), vars(error))
