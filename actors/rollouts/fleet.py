@@ -152,6 +152,16 @@ class RolloutFleet:
             self._attempts.put(Attempt((not request.urgent, self._num_submitted), request))
             self._num_submitted += 1
 
+    async def withdraw(self, rollout_id: str) -> bool:
+        """Forget a request that waits for an actor, and return whether it did: no trajectory will come of it.
+
+        An episode that is being played is not stopped.
+        """
+        withdrawn = self._attempts.withdraw(rollout_id)
+        if withdrawn:
+            self._journals.drop(rollout_id)
+        return withdrawn
+
     async def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
         """Keep what a rollout actor says of a turn that it has finished; see ``Journal``."""
         self._journals.record(rollout_id, attempt, index, entry)

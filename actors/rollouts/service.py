@@ -158,6 +158,11 @@ class RolloutService:
         """Have ``requests`` rolled out; ``stream.trajectories`` yields them as they end."""
         answers([self._playing.submit.remote(list(requests))], "The fleet")
 
+    def withdraw(self, rollout_id: str) -> bool:
+        """Forget a request that waits for a rollout actor; return whether it did. See ``RolloutFleet``."""
+        (withdrawn,) = answers([self._playing.withdraw.remote(rollout_id)], "The fleet")
+        return bool(withdrawn)
+
     def sample(self, request: TokenRequest) -> ray.ObjectRef:
         """Ask for one completion outside any rollout; the reference is to a ``TokenOutput``."""
         return self._sampling.sample_tokens.remote(request)
