@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import socket
 import sys
@@ -24,6 +25,7 @@ from launch.validation.serving import DEFAULT_PORT
 from launch.validation.startup import check_served_agent, check_serving
 from launch.workload import load_workload
 from policies.model_files import check_loadable
+from policies.openai.agent_frontend import PREFIX
 from policies.settings import ADAPTER, adapter_config
 
 
@@ -128,12 +130,23 @@ Serving {", ".join(models)} at {url}. Try it:
 
   curl {url}/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'
 
-More requests per second: raise server.num_replicas={server.num_replicas}.
+{agent_addresses(url, models)}More requests per second: raise server.num_replicas={server.num_replicas}.
 Longer conversations: raise server.engine.max_model_tokens={server.engine.max_model_tokens}; it costs memory.
 Another port: server.http_port={DEFAULT_PORT + 1}. From other machines, with a key:
 {KEYS_VARIABLE}=name:key, server.http_host=0.0.0.0 and server.access.hosts=[{socket.gethostname()}].
 Ctrl-C ends it.
 """
+
+
+def agent_addresses(url: str, models: Sequence[str]) -> str:
+    """Where other agents find those that are served."""
+    names = [model.removeprefix(PREFIX) for model in models if model.startswith(PREFIX)]
+    if not names:
+        return ""
+    root = url.removesuffix("/v1")
+    found = importlib.util.find_spec("a2a") is not None
+    a2a = ", ".join(f"{root}/a2a/{name}" for name in names) if found else "pip install 'troupe[a2a]' adds it"
+    return f"For other agents: A2A: {a2a}. MCP: {root}/mcp.\n\n"
 
 
 COMMAND = Command(

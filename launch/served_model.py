@@ -78,5 +78,6 @@ def agents(
         partial(ServeSampler, app_name, model_path, config.model.chat_template_kwargs),
         config.rollout.limits(),
         config.fleet,
+        workload.description,
     )
     return {PREFIX + config.workload.rpartition(".")[2]: pool}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +17,38 @@ from actors.settings import FleetConfig
 from environments.errors import EnvironmentFailure, SamplerError
 from environments.types import Trajectory
 from policies.openai.protocol import OpenAIError
-from policies.openai.responses import MemoryStore
+from policies.openai.responses import MAX_STORED, MemoryStore
 from policies.sampler import Sampler, SamplingParams
 
 MAX_WAITING_PER_ACTOR = 16
 """Messages that may be in play or wait, for each rollout actor: more are sent away."""
+
+
+class KeptTasks:
+    """The newest tasks of A2A clients, in the SDK's own bytes. Each belongs to the key that it came with."""
+
+    def __init__(self, most: int = MAX_STORED) -> None:
+        self._most = most
+        self._tasks: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+
+    def keep(self, owner: str, task_id: str, task: bytes) -> None:
+        """Keep a task, new or changed. The one that has not changed for the longest time may have to go."""
+        self._tasks[owner, task_id] = task
+        self._tasks.move_to_end((owner, task_id))
+        while len(self._tasks) > self._most:
+            self._tasks.popitem(last=False)
+
+    def kept(self, owner: str, task_id: str) -> bytes | None:
+        """The task, if it is kept and belongs to ``owner``."""
+        return self._tasks.get((owner, task_id))
+
+    def all_kept(self, owner: str) -> list[bytes]:
+        """The tasks of ``owner``."""
+        return [task for (of, _), task in self._tasks.items() if of == owner]
+
+    def forget(self, owner: str, task_id: str) -> None:
+        """Keep the task no more."""
+        self._tasks.pop((owner, task_id), None)
 
 
 @ray.remote(num_cpus=0, max_concurrency=100_000)
@@ -33,6 +61,7 @@ class AgentPool:
         make_sampler: makes the sampler, in the sampling actor's process.
         limits: of one episode.
         fleet: settings of the rollout actors.
+        description: what the agent does, for clients.
     """
 
     def __init__(
@@ -42,12 +71,17 @@ class AgentPool:
         make_sampler: Callable[[], Sampler],
         limits: RolloutLimits,
         fleet: FleetConfig,
+        description: str = "",
     ) -> None:
+        self._description = description
         self._task_from_message, self._num_actors = task_from_message, fleet.num_actors
         self._service = RolloutService(pair, make_sampler, limits, fleet)
         self._numbers = itertools.count()
         self._responses = MemoryStore()
+        self._tasks = KeptTasks()
         self._answers: dict[str, asyncio.Future[Trajectory]] = {}
+        self._rollouts: dict[str, str] = {}
+        """The rollout of each message that has a key and is in play or waits."""
 
     async def open(self) -> None:
         """Start the rollout actors, and connect to the policy server. Raises ``SamplerError`` without one."""
@@ -55,11 +89,17 @@ class AgentPool:
         loop = asyncio.get_running_loop()
         self._collecting = in_background(lambda: self._collect(loop), "answers of agents")
 
-    async def play(self, message: str, params: SamplingParams) -> Trajectory:
+    async def description(self) -> str:
+        """What the agent does."""
+        return self._description
+
+    async def play(self, message: str, params: SamplingParams, key: str | None = None) -> Trajectory:
         """The episode that a client's message asks for. A fault in it is in the trajectory.
 
+        By ``key`` the message can be withdrawn.
+
         Raises:
-            OpenAIError: as many messages wait as may.
+            OpenAIError: as many messages wait as may, or the message was withdrawn.
             EnvironmentFailure: the workload makes no task of the message.
             SamplerError: the rollout service has failed.
         """
@@ -78,11 +118,27 @@ class AgentPool:
             seed=params.seed,
         )
         answer = self._answers[request.rollout_id] = asyncio.get_running_loop().create_future()
+        if key is not None:
+            self._rollouts[key] = request.rollout_id
         try:
             await asyncio.to_thread(self._service.submit, [request])
             return await answer
         finally:
             del self._answers[request.rollout_id]
+            if key is not None:
+                del self._rollouts[key]
+
+    async def withdraw(self, key: str) -> bool:
+        """Take back a message that waits for a rollout actor; return whether it did.
+
+        An episode that is being played is not stopped.
+        """
+        rollout_id = self._rollouts.get(key)
+        if rollout_id is None or not await asyncio.to_thread(self._service.withdraw, rollout_id):
+            return False
+        withdrawn = OpenAIError(409, "The message was withdrawn before an agent took it.", code="withdrawn")
+        self._answers[rollout_id].set_exception(withdrawn)
+        return True
 
     async def keep(self, response: dict[str, Any]) -> None:
         """Keep a response for clients that ask for it again: see ``ResponseStore``, as for the next two."""
@@ -93,6 +149,19 @@ class AgentPool:
 
     async def forget(self, response_id: str) -> bool:
         return await self._responses.forget(response_id)
+
+    async def keep_task(self, owner: str, task_id: str, task: bytes) -> None:
+        """Keep a task of A2A: see ``KeptTasks``, as for the next three."""
+        self._tasks.keep(owner, task_id, task)
+
+    async def kept_task(self, owner: str, task_id: str) -> bytes | None:
+        return self._tasks.kept(owner, task_id)
+
+    async def kept_tasks(self, owner: str) -> list[bytes]:
+        return self._tasks.all_kept(owner)
+
+    async def forget_task(self, owner: str, task_id: str) -> None:
+        self._tasks.forget(owner, task_id)
 
     def _task(self, message: str) -> dict[str, Any]:
         try:

@@ -23,19 +23,19 @@ from actors.ray_tools.placement import beside_driver
 from actors.sampling.directory import SamplerDirectory
 from actors.sampling.queue_worker import QueueWorker
 from actors.serving.access import Access
+from actors.serving.agent_routes import AgentProtocols
 from actors.serving.http import http, prometheus_text, respond
 from actors.serving.keys import ApiKeys, access_keys
+from actors.serving.pool_client import PoolClient
 from actors.settings import MODEL_NAME, ServerConfig
 from actors.weights.follower import WeightFollower, open_transport
 from environments.errors import SamplerError, TroupeError
-from environments.types import Trajectory
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.base import Engine, engine_class
-from policies.openai.agent_frontend import PREFIX, AgentFrontend, Play
+from policies.openai.agent_frontend import PREFIX, AgentFrontend
 from policies.openai.frontend import OpenAIFrontend
 from policies.openai.protocol import ChatRequest, CompletionRequest
 from policies.openai.responses import ResponsesFrontend, ResponsesRequest
-from policies.sampler import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -68,38 +68,6 @@ async def _unless_gone(call: Awaitable[T]) -> T:
     except ActorDiedError:
         await _end_application()
         raise
-
-
-def _player(pool: ray.actor.ActorHandle) -> Play:
-    """``AgentPool.play`` without Ray's wrapper around what it raises."""
-
-    async def play(message: str, params: SamplingParams) -> Trajectory:
-        try:
-            trajectory: Trajectory = await pool.play.remote(message, params)
-        except RayTaskError as error:
-            raise error.cause from None
-        except RayError as error:
-            raise SamplerError(f"The agents have ended: {error}") from error
-        return trajectory
-
-    return play
-
-
-class _PoolStore:
-    """The ``ResponseStore`` of an agent's pool, which all replicas reach."""
-
-    def __init__(self, pool: ray.actor.ActorHandle) -> None:
-        self._pool = pool
-
-    async def keep(self, response: dict[str, Any]) -> None:
-        await self._pool.keep.remote(response)
-
-    async def kept(self, response_id: str) -> dict[str, Any] | None:
-        response: dict[str, Any] | None = await self._pool.kept.remote(response_id)
-        return response
-
-    async def forget(self, response_id: str) -> bool:
-        return bool(await self._pool.forget.remote(response_id))
 
 
 @serve.deployment(max_ongoing_requests=100_000)
@@ -140,10 +108,10 @@ class PolicyServer:
             config.tool_parser,
             config.access.max_sampled_answers,
         )
-        self._agents = AgentFrontend({name: _player(pool) for name, pool in (agents or {}).items()})
-        self._responses = ResponsesFrontend(
-            self._agents, {name: _PoolStore(pool) for name, pool in (agents or {}).items()}
-        )
+        pools = {name: PoolClient(pool) for name, pool in (agents or {}).items()}
+        self._agents = AgentFrontend({name: pool.play for name, pool in pools.items()})
+        self._responses = ResponsesFrontend(self._agents, pools)
+        self.agent_protocols = AgentProtocols(pools, self._agents, bool(keys), lambda: self._engine.version)
         self._queue_workers: dict[ray.actor.ActorHandle, QueueWorker] = {}
         self._weights = WeightFollower(store, transport, self._engine, self._wake_queue_workers)
         await _unless_gone(self._weights.catch_up())

@@ -42,6 +42,7 @@ def workload(seed: int) -> Workload:
         env_args=ENV_ARGS,
         demonstrations=[each.messages for each in demonstrations(seed)],
         task_from_message=task_from_message,
+        description="Works out sums and products with a calculator. Answers one message, in \\boxed{}.",
     )
 
 

@@ -7,6 +7,8 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from environments.types import TerminationReason, Trajectory
 from policies.openai.protocol import ChatRequest, OpenAIError
 from policies.sampler import SamplingParams
@@ -62,6 +64,15 @@ class AgentFrontend:
         yield answer.chunk({}, answer.finish_reason)
         if body.includes_usage:
             yield answer.usage_chunk()
+
+    async def answer(self, name: str, message: str, charge: Callable[[int], None]) -> Json:
+        """The ``chat.completion`` that answers one message, for other protocols. Raises as ``chat`` does."""
+        given = {"model": name, "messages": [{"role": "user", "content": message}]}
+        try:
+            body = ChatRequest.model_validate(given)
+        except ValidationError as error:
+            raise OpenAIError.from_validation(error.errors()) from error
+        return await anext(self.chat(body, charge))
 
     async def episode(self, body: ChatRequest, charge: Callable[[int], None]) -> Trajectory:
         """The episode that a request asks for. Raises as ``chat`` does."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -130,7 +130,7 @@ class ResponsesFrontend:
         stores: of the agents, by name; a response is kept by the store of its agent.
     """
 
-    def __init__(self, agents: AgentFrontend, stores: dict[str, ResponseStore]) -> None:
+    def __init__(self, agents: AgentFrontend, stores: Mapping[str, ResponseStore]) -> None:
         self._agents, self._stores = agents, stores
 
     async def respond(

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import ray
+from a2a.client import ClientConfig, ClientFactory
+from a2a.helpers.proto_helpers import new_text_message
+from a2a.types.a2a_pb2 import Role, SendMessageRequest, TaskState
+from conftest import wait_until
+from mcp import Client
 from ray.exceptions import RayTaskError
 from scripted_engine import ScriptedEngine  # noqa: F401  # so that a replica can import it too
 
@@ -20,6 +27,7 @@ from actors.settings import FleetConfig, ServerConfig
 from actors.weights.store import WeightStore
 from environments.types import TerminationReason
 from launch.recipes.calculator import task_from_message, workload
+from policies.openai.protocol import OpenAIError
 from policies.sampler import SamplingParams
 from policies.settings import EngineConfig
 
@@ -42,6 +50,17 @@ def app(serve_port: int, tiny_model: Path) -> Iterator[PolicyApp]:
     app.stop()
 
 
+@pytest.fixture(scope="module")
+def slow(serve_port: int, tiny_model: Path) -> Iterator[PolicyApp]:
+    """A server whose engine takes some seconds to say 46."""
+    options = {"replies": ["\\boxed{46}"], "seconds_per_token": 0.5}
+    engine = EngineConfig(name="scripted_engine:ScriptedEngine", options=options)
+    app = PolicyApp("slow-agents", str(tiny_model), ServerConfig(engine=engine), WeightStore.remote())
+    app.start()
+    yield app
+    app.stop()
+
+
 def pool(app: PolicyApp, model: Path, make_task: Any = task_from_message) -> ray.actor.ActorHandle:
     sampler = partial(ServeSampler, app.name, str(model))
     actor = AgentPool.remote(workload(0).pair, make_task, sampler, RolloutLimits(), FleetConfig(num_actors=1))
@@ -59,6 +78,63 @@ def test_a_message_is_answered_by_an_episode_with_tools(app: PolicyApp, tiny_mod
         assert [step.model_response for step in trajectory.steps] == [CALL, "\\boxed{46}"]
         assert "46" in str(trajectory.steps[1].chat_completions)
     ray.kill(agents)
+
+
+def test_a_message_that_waits_is_withdrawn_and_one_in_play_is_not(slow: PolicyApp, tiny_model: Path) -> None:
+    agents = pool(slow, tiny_model)
+    params = SamplingParams(temperature=0)
+    played = agents.play.remote("What is 12+34?", params, "first")
+    waits = agents.play.remote("What is 12+34?", params, "second")
+    wait_until(lambda: ray.get(agents.withdraw.remote("second")))
+    with pytest.raises(RayTaskError) as raised:
+        ray.get(waits, timeout=60)
+    assert isinstance(raised.value.cause, OpenAIError) and raised.value.cause.code == "withdrawn"
+    assert not ray.get(agents.withdraw.remote("first")) and not ray.get(agents.withdraw.remote("none"))
+    assert ray.get(played, timeout=60).termination_reason is TerminationReason.ENV_DONE
+    ray.kill(agents)
+
+
+def test_a2a_and_mcp_clients_are_answered_through_serve(serve_port: int, tiny_model: Path) -> None:
+    engine = EngineConfig(name="scripted_engine:ScriptedEngine", options={"replies": [CALL, "\\boxed{46}"]})
+    config = ServerConfig(engine=engine, http_port=serve_port)
+    limits, fleet = RolloutLimits(), FleetConfig(num_actors=1)
+    sampler = partial(ServeSampler, "served-agent", str(tiny_model))
+    agents = AgentPool.remote(workload(0).pair, task_from_message, sampler, limits, fleet, "Adds numbers.")
+    app = PolicyApp(
+        "served-agent",
+        str(tiny_model),
+        config,
+        WeightStore.remote(),
+        agents={"agent/calculator": agents},
+    )
+    app.start()
+    url = f"http://127.0.0.1:{serve_port}"
+    try:
+        assert asyncio.run(states_and_answer(url)) == (["SUBMITTED", "WORKING", "COMPLETED"], "\\boxed{46}")
+        assert asyncio.run(tool_answer(url)) == "\\boxed{46}"
+    finally:
+        app.stop()
+
+
+async def states_and_answer(url: str) -> tuple[list[str], str]:
+    """What a stream of A2A tells of a message."""
+    states, answer = [], ""
+    async with httpx.AsyncClient(timeout=60) as http:
+        client = await ClientFactory(ClientConfig(httpx_client=http)).create_from_url(url)
+        message = new_text_message("What is 12+34?", role=Role.ROLE_USER)
+        async for event in client.send_message(SendMessageRequest(message=message)):
+            if event.HasField("artifact_update"):
+                answer += event.artifact_update.artifact.parts[0].text
+            else:
+                told = event.task if event.HasField("task") else event.status_update
+                states.append(TaskState.Name(told.status.state).removeprefix("TASK_STATE_"))
+    return states, answer
+
+
+async def tool_answer(url: str) -> str:
+    async with Client(f"{url}/mcp") as client:
+        result = await client.call_tool("ask_calculator", {"message": "What is 12+34?"})
+    return str(result.content[0].text)
 
 
 def test_a_message_that_makes_no_task_is_an_error(app: PolicyApp, tiny_model: Path) -> None:

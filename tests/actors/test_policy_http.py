@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from actors.serving.http import BodyLimit, http, respond
+from actors.serving.keys import ApiKeys
 from actors.serving.policy_server import PolicyServer
 from actors.settings import ServerConfig
 from actors.weights.object_store import ObjectStoreTransport
@@ -79,6 +80,7 @@ def serving(
     tool_parser: str | None = None,
     max_model_tokens: int = 100,
     agents: dict[str, Any] | None = None,
+    keys: ApiKeys = ApiKeys(),  # noqa: B008  # it is frozen
     **options: Any,
 ) -> Iterator[TestClient]:
     """A client of one replica, which is made in the loop that answers requests, as in Serve."""
@@ -89,7 +91,7 @@ def serving(
 
     async def start() -> None:
         actors = QuietActor(), QuietActor()
-        await replica.__init__(str(folder), "tiny", config, *actors, template, version, agents=agents)
+        await replica.__init__(str(folder), "tiny", config, *actors, template, version, keys, agents)
 
     with TestClient(http, base_url="http://localhost") as client, pytest.MonkeyPatch.context() as patch:
         patch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(servable_object=replica))

@@ -1,0 +1,317 @@
+"""Trained agents as servers of A2A, by the official ``a2a-sdk``: a message is a task, its answer an artifact.
+
+https://a2a-protocol.org. Imported only where clients ask for it: the package is the extra ``a2a``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from functools import partial
+
+from a2a.auth.user import User
+from a2a.helpers.proto_helpers import new_task_from_user_message, new_text_message
+from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.context import ServerCallContext
+from a2a.server.events import Event, EventQueue
+from a2a.server.request_handlers import DefaultRequestHandlerV2
+from a2a.server.routes import (
+    DefaultServerCallContextBuilder,
+    create_agent_card_routes,
+    create_jsonrpc_routes,
+)
+from a2a.server.tasks import InMemoryTaskStore, TaskStore, TaskUpdater
+from a2a.types.a2a_pb2 import (
+    AgentCapabilities,
+    AgentCard,
+    AgentInterface,
+    AgentSkill,
+    CancelTaskRequest,
+    HTTPAuthSecurityScheme,
+    ListTasksRequest,
+    ListTasksResponse,
+    Message,
+    Part,
+    Role,
+    SecurityRequirement,
+    SecurityScheme,
+    SendMessageRequest,
+    StringList,
+    SubscribeToTaskRequest,
+    Task,
+    TaskState,
+)
+from a2a.utils.constants import PROTOCOL_VERSION_1_0, TransportProtocol
+from a2a.utils.errors import (
+    ContentTypeNotSupportedError,
+    InvalidParamsError,
+    PushNotificationNotSupportedError,
+    TaskNotCancelableError,
+    TaskNotFoundError,
+    UnsupportedOperationError,
+)
+from starlette.requests import Request
+from starlette.responses import Response
+
+from actors.serving.pool_client import PoolClient
+from environments.errors import TroupeError
+from policies.openai.agent_frontend import AgentFrontend
+from policies.openai.protocol import OpenAIError, openai_error
+
+TEXT = "text/plain"
+CANCELLED = "The message was cancelled before an agent took it."
+ENDED = {
+    TaskState.TASK_STATE_COMPLETED,
+    TaskState.TASK_STATE_CANCELED,
+    TaskState.TASK_STATE_FAILED,
+    TaskState.TASK_STATE_REJECTED,
+}
+
+
+class A2AFrontend:
+    """A2A for the agents of one replica. Their tasks are kept by the pools, where all replicas find them.
+
+    Args:
+        pools: of the agents, by name.
+        needs_key: whether clients have to send a key, which the cards say.
+        version: tells the policy's version, which is the one of the agents.
+    """
+
+    def __init__(self, pools: Mapping[str, PoolClient], needs_key: bool, version: Callable[[], int]) -> None:
+        self._pools, self._needs_key, self._version = pools, needs_key, version
+        self._answer = {name: self._endpoint(name, pool) for name, pool in pools.items()}
+
+    async def card(self, name: str, url: str, request: Request) -> Response:
+        """The agent card of ``name``, which answers at ``url``."""
+        description = await self._pools[name].description()
+        (route,) = create_agent_card_routes(self._card(name, url, description))
+        response: Response = await route.endpoint(request)
+        return response
+
+    async def answer(self, name: str, request: Request) -> Response:
+        """The answer to a request of JSON-RPC: a result, an error, or events."""
+        response: Response = await self._answer[name](request)
+        return response
+
+    def _endpoint(self, name: str, pool: PoolClient) -> Callable[[Request], Awaitable[Response]]:
+        card = self._card(name, url=f"/{name}", description=name)  # the handler looks at what it can do
+        handler = _Handler(_Episodes(name, pool), PoolTaskStore(pool), card)
+        (route,) = create_jsonrpc_routes(handler, "/", _CallerContext())
+        endpoint: Callable[[Request], Awaitable[Response]] = route.endpoint
+        return endpoint
+
+    def _card(self, name: str, url: str, description: str) -> AgentCard:
+        skill = AgentSkill(id="answer", name="answer", description=description, tags=["agent"])
+        card = AgentCard(
+            name=name,
+            description=description,
+            version=str(self._version()),
+            supported_interfaces=[
+                AgentInterface(
+                    url=url,
+                    protocol_binding=TransportProtocol.JSONRPC.value,
+                    protocol_version=PROTOCOL_VERSION_1_0,
+                )
+            ],
+            capabilities=AgentCapabilities(streaming=True),
+            default_input_modes=[TEXT],
+            default_output_modes=[TEXT],
+            skills=[skill],
+        )
+        if self._needs_key:
+            bearer = SecurityScheme(http_auth_security_scheme=HTTPAuthSecurityScheme(scheme="Bearer"))
+            card.security_schemes["key"].CopyFrom(bearer)
+            card.security_requirements.append(SecurityRequirement(schemes={"key": StringList()}))
+        return card
+
+
+class _CallerContext(DefaultServerCallContextBuilder):
+    """Tells the handlers whose key a request has: a task belongs to its key, and its tokens are counted."""
+
+    def build(self, request: Request) -> ServerCallContext:
+        caller = request.state.caller
+        context = super().build(request)
+        context.user = _KeyHolder(caller.name)
+        context.state["charge"] = caller.charge_tokens
+        return context
+
+
+class _KeyHolder(User):
+    """Who holds the key of a request; without keys, everybody is the same one."""
+
+    def __init__(self, name: str | None) -> None:
+        self._name = name
+
+    @property
+    def is_authenticated(self) -> bool:
+        return self._name is not None
+
+    @property
+    def user_name(self) -> str:
+        return self._name or ""
+
+
+class _Handler(DefaultRequestHandlerV2):
+    """The SDK's handler, which says of what this server cannot do that it cannot.
+
+    Args:
+        episodes: plays the messages.
+        tasks: where the tasks are kept.
+        card: of the agent.
+    """
+
+    def __init__(self, episodes: _Episodes, tasks: PoolTaskStore, card: AgentCard) -> None:
+        super().__init__(episodes, tasks, card)
+        self._episodes, self._tasks = episodes, tasks
+
+    async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Message | Task:
+        _check_message(params)
+        return await super().on_message_send(params, context)
+
+    async def on_message_send_stream(
+        self, params: SendMessageRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Event, None]:
+        _check_message(params)
+        async for event in super().on_message_send_stream(params, context):
+            yield event
+
+    async def on_subscribe_to_task(
+        self, params: SubscribeToTaskRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Event, None]:
+        task = await self._tasks.get(params.id, context)
+        if task is not None and task.status.state not in ENDED and task.id not in self._episodes.running:
+            raise UnsupportedOperationError(
+                f"The task {params.id!r} runs on another replica of this server, which alone has its events: "
+                "ask for the task itself (GetTask)."
+            )
+        async for event in super().on_subscribe_to_task(params, context):
+            yield event
+
+    async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task:
+        """Cancel a task whose message still waits for a rollout actor: nothing stops an episode."""
+        task = await self._tasks.get(params.id, context)
+        if task is None:
+            raise TaskNotFoundError(f"There is no task {params.id!r} of this key.")
+        if task.status.state in ENDED:
+            state = TaskState.Name(task.status.state)
+            raise TaskNotCancelableError(f"The task {params.id!r} has ended: its state is {state}.")
+        if not await self._episodes.withdraw(params.id):
+            raise TaskNotCancelableError(
+                f"The episode of the task {params.id!r} is being played, and an episode cannot be stopped: "
+                "only a message that waits for an agent can be cancelled."
+            )
+        task.status.state = TaskState.TASK_STATE_CANCELED
+        task.status.timestamp.GetCurrentTime()
+        said = new_text_message(CANCELLED, context_id=task.context_id, task_id=task.id)
+        task.status.message.CopyFrom(said)
+        await self._tasks.save(task, context)
+        return task
+
+
+def _check_message(params: SendMessageRequest) -> None:
+    """Raise the SDK's error for what an agent cannot answer."""
+    message, configuration = params.message, params.configuration
+    if message.role != Role.ROLE_USER:
+        raise InvalidParamsError(f"message.role is {Role.Name(message.role)}: send ROLE_USER.")
+    if message.task_id:
+        raise UnsupportedOperationError(
+            f"message.taskId is {message.task_id!r}: an agent answers one message with one episode, so no "
+            "task takes a second message. Leave taskId out."
+        )
+    for number, part in enumerate(message.parts):
+        if (kind := part.WhichOneof("content")) != "text":
+            raise ContentTypeNotSupportedError(
+                f"message.parts[{number}] is of kind {kind!r}: agents read text."
+            )
+    if not any(part.text for part in message.parts):
+        raise InvalidParamsError("message.parts has no text.")
+    modes = list(configuration.accepted_output_modes)
+    if modes and not {TEXT, "text/*", "*/*", "text"} & set(modes):
+        raise ContentTypeNotSupportedError(
+            f"configuration.acceptedOutputModes is {modes}: agents answer in {TEXT}."
+        )
+    if configuration.HasField("task_push_notification_config"):
+        raise PushNotificationNotSupportedError(
+            "configuration.taskPushNotificationConfig is set: this server pushes nothing. Stream the "
+            "message, or ask for the task (GetTask)."
+        )
+
+
+class _Episodes(AgentExecutor):
+    """Plays an episode for each task of an agent.
+
+    Args:
+        name: of the agent.
+        pool: plays.
+    """
+
+    def __init__(self, name: str, pool: PoolClient) -> None:
+        self._name, self._pool = name, pool
+        self.running: set[str] = set()
+        """The tasks of this replica that have not ended."""
+
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        message, task_id = context.message, context.task_id
+        assert message is not None and task_id is not None and context.context_id is not None
+        updater = TaskUpdater(event_queue, task_id, context.context_id)
+        self.running.add(task_id)
+        try:
+            await event_queue.enqueue_event(new_task_from_user_message(message))
+            await updater.start_work()
+            await self._play(context, updater)
+        finally:
+            self.running.discard(task_id)
+
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+        raise UnsupportedOperationError("An episode cannot be stopped.")
+
+    async def withdraw(self, task_id: str) -> bool:
+        """Take a message back that waits for an agent, and return whether it did."""
+        return await self._pool.withdraw(task_id)
+
+    async def _play(self, context: RequestContext, updater: TaskUpdater) -> None:
+        # The key of an episode is its task: a frontend of its own tells the pool.
+        agent = AgentFrontend({self._name: partial(self._pool.play, key=updater.task_id)})
+        charge = context.call_context.state["charge"]
+        try:
+            answer = await agent.answer(self._name, context.get_user_input(), charge)
+        except TroupeError as error:
+            await _end_by_error(updater, openai_error(error))
+            return
+        (choice,) = answer["choices"]
+        await updater.add_artifact([Part(text=choice["message"]["content"])], name="answer", last_chunk=True)
+        told = {name: answer[name] for name in ("policy_version", "num_steps", "usage")}
+        await updater.update_status(
+            TaskState.TASK_STATE_COMPLETED, metadata={**told, "finish_reason": choice["finish_reason"]}
+        )
+
+
+async def _end_by_error(updater: TaskUpdater, error: OpenAIError) -> None:
+    state, text = TaskState.TASK_STATE_REJECTED, error.message
+    if error.status >= 500:
+        state = TaskState.TASK_STATE_FAILED
+    if error.code == "withdrawn":
+        state, text = TaskState.TASK_STATE_CANCELED, CANCELLED
+    await updater.update_status(state, updater.new_agent_message([Part(text=text)]))
+
+
+class PoolTaskStore(TaskStore):
+    """Keeps the tasks of an agent in its pool, each for the key that it belongs to."""
+
+    def __init__(self, pool: PoolClient) -> None:
+        self._pool = pool
+
+    async def save(self, task: Task, context: ServerCallContext) -> None:
+        await self._pool.keep_task(context.user.user_name, task.id, task.SerializeToString())
+
+    async def get(self, task_id: str, context: ServerCallContext) -> Task | None:
+        kept = await self._pool.kept_task(context.user.user_name, task_id)
+        return None if kept is None else Task.FromString(kept)
+
+    async def list(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
+        found = InMemoryTaskStore()  # it knows how to filter, to sort and to page
+        for kept in await self._pool.kept_tasks(context.user.user_name):
+            await found.save(Task.FromString(kept), context)
+        return await found.list(params, context)
+
+    async def delete(self, task_id: str, context: ServerCallContext) -> None:
+        await self._pool.forget_task(context.user.user_name, task_id)

@@ -1,0 +1,120 @@
+"""The addresses at which agents answer clients of A2A and MCP. ``AccessControl`` stands in front of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from fastapi import Request
+from fastapi.responses import Response
+from ray import serve
+
+from actors.serving.http import http
+from actors.serving.pool_client import PoolClient
+from policies.openai.agent_frontend import PREFIX, AgentFrontend
+from policies.openai.protocol import OpenAIError
+
+if TYPE_CHECKING:
+    from actors.serving.a2a import A2AFrontend
+    from actors.serving.mcp_tools import AgentTools
+
+CARD_PATH = "/.well-known/agent-card.json"
+
+
+class AgentProtocols:
+    """What a replica answers clients of A2A and MCP with; the packages are imported at the first request.
+
+    Args:
+        pools: of the agents, by name.
+        agents: plays the episodes.
+        needs_key: whether clients have to send a key.
+        version: tells the policy's version.
+    """
+
+    def __init__(
+        self,
+        pools: Mapping[str, PoolClient],
+        agents: AgentFrontend,
+        needs_key: bool,
+        version: Callable[[], int],
+    ) -> None:
+        self._pools, self._agents, self._needs_key, self._version = pools, agents, needs_key, version
+
+    @cached_property
+    def a2a(self) -> A2AFrontend:
+        """Raises ``OpenAIError`` (501) without the package."""
+        try:
+            from actors.serving.a2a import A2AFrontend
+        except ModuleNotFoundError as error:
+            raise OpenAIError(
+                501,
+                f"This server cannot speak A2A: the package {error.name!r} is missing. "
+                "`pip install 'troupe[a2a]'` installs it.",
+                type="server_error",
+            ) from error
+        return A2AFrontend(self._pools, self._needs_key, self._version)
+
+    @cached_property
+    def tools(self) -> AgentTools:
+        from actors.serving.mcp_tools import AgentTools
+
+        return AgentTools(self._agents, self._pools)
+
+    def agent(self, name: str) -> str:
+        """The agent that an address names. Raises ``OpenAIError`` (404) if it is not served."""
+        if PREFIX + name not in self._pools:
+            raise OpenAIError(404, f"There is no agent {name!r} here. {self._addresses()}")
+        return PREFIX + name
+
+    def only_agent(self) -> str:
+        """The name in the address of the one agent. Raises ``OpenAIError`` (404) if there is not one."""
+        if len(self._pools) != 1:
+            raise OpenAIError(
+                404,
+                f"This address has the card of the only agent, of {len(self._pools)}. {self._addresses()}",
+            )
+        (name,) = self._pools
+        return name.removeprefix(PREFIX)
+
+    def _addresses(self) -> str:
+        paths = (f"{agent_path(name.removeprefix(PREFIX))}{CARD_PATH}" for name in self._pools)
+        return f"Cards that are served: {', '.join(paths) or 'none'}."
+
+
+def agent_path(name: str) -> str:
+    """Where an agent answers clients of A2A."""
+    return f"/a2a/{name}"
+
+
+def _protocols() -> AgentProtocols:
+    protocols: AgentProtocols = serve.get_replica_context().servable_object.agent_protocols
+    return protocols
+
+
+@http.get(CARD_PATH)
+async def only_card(request: Request) -> Response:
+    """The A2A card of the agent, where one is served."""
+    return await card(_protocols().only_agent(), request)
+
+
+@http.get(f"{agent_path('{name}')}{CARD_PATH}")
+async def card(name: str, request: Request) -> Response:
+    """The A2A card of an agent. Its address is the one that the client has asked at."""
+    protocols = _protocols()
+    agent = protocols.agent(name)
+    url = str(request.base_url).rstrip("/") + agent_path(name)
+    return await protocols.a2a.card(agent, url, request)
+
+
+@http.post(agent_path("{name}"))
+async def a2a(name: str, request: Request) -> Response:
+    """A2A over JSON-RPC."""
+    protocols = _protocols()
+    return await protocols.a2a.answer(protocols.agent(name), request)
+
+
+@http.post("/mcp")
+async def mcp() -> Response:
+    """MCP over streamable HTTP: a tool for each agent."""
+    return _protocols().tools.answer()

@@ -1,0 +1,69 @@
+"""A replica's way to the pool of an agent: what ``AgentPool`` offers, without Ray's wrapper around errors."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from environments.errors import SamplerError
+from environments.types import Trajectory
+from policies.sampler import SamplingParams
+
+T = TypeVar("T")
+
+
+class PoolClient:
+    """The pool of one agent, which all replicas reach. It is a ``ResponseStore`` too."""
+
+    def __init__(self, pool: ray.actor.ActorHandle) -> None:
+        self._pool = pool
+
+    async def play(self, message: str, params: SamplingParams, key: str | None = None) -> Trajectory:
+        """``AgentPool.play``. Raises as it does."""
+        arguments = (message, params) if key is None else (message, params, key)
+        return await _answer(self._pool.play.remote(*arguments))
+
+    async def withdraw(self, key: str) -> bool:
+        """``AgentPool.withdraw``."""
+        return await _answer(self._pool.withdraw.remote(key))
+
+    async def description(self) -> str:
+        """What the agent does."""
+        return await _answer(self._pool.description.remote())
+
+    # -- responses, as in ``ResponseStore`` ----------------------------------------------------------
+
+    async def keep(self, response: dict[str, Any]) -> None:
+        await _answer(self._pool.keep.remote(response))
+
+    async def kept(self, response_id: str) -> dict[str, Any] | None:
+        return await _answer(self._pool.kept.remote(response_id))
+
+    async def forget(self, response_id: str) -> bool:
+        return await _answer(self._pool.forget.remote(response_id))
+
+    # -- tasks of A2A, as in ``KeptTasks`` -----------------------------------------------------------
+
+    async def keep_task(self, owner: str, task_id: str, task: bytes) -> None:
+        await _answer(self._pool.keep_task.remote(owner, task_id, task))
+
+    async def kept_task(self, owner: str, task_id: str) -> bytes | None:
+        return await _answer(self._pool.kept_task.remote(owner, task_id))
+
+    async def kept_tasks(self, owner: str) -> list[bytes]:
+        return await _answer(self._pool.kept_tasks.remote(owner))
+
+    async def forget_task(self, owner: str, task_id: str) -> None:
+        await _answer(self._pool.forget_task.remote(owner, task_id))
+
+
+async def _answer(call: Awaitable[T]) -> T:
+    try:
+        return await call
+    except RayTaskError as error:
+        raise error.cause from None
+    except RayError as error:
+        raise SamplerError(f"The agents have ended: {error}") from error

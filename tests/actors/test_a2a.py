@@ -1,0 +1,475 @@
+"""Agents over A2A: the official client against the real application, on a port of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
+from a2a.client.errors import AgentCardResolutionError
+from a2a.helpers.proto_helpers import new_text_message
+from a2a.types.a2a_pb2 import (
+    AgentCard,
+    CancelTaskRequest,
+    GetTaskRequest,
+    ListTasksRequest,
+    Message,
+    Part,
+    Role,
+    SendMessageConfiguration,
+    SendMessageRequest,
+    SubscribeToTaskRequest,
+    Task,
+    TaskPushNotificationConfig,
+    TaskState,
+)
+from a2a.utils.errors import A2AError, TaskNotCancelableError, TaskNotFoundError, UnsupportedOperationError
+from agent_server import ALICE, BOB, KEYS, AgentServer, agent_server
+from ray import serve
+from test_policy_http import tokenizer_folder  # noqa: F401  # a fixture
+
+from actors.rollouts.agent_pool import KeptTasks
+
+QUESTION = "What is 12+34?"
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer_folder: Path) -> Iterator[AgentServer]:  # noqa: F811
+    with agent_server(tokenizer_folder) as server:
+        yield server
+
+
+@pytest.fixture
+def locked(tokenizer_folder: Path) -> Iterator[AgentServer]:  # noqa: F811
+    with agent_server(tokenizer_folder, KEYS) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def idle(server: AgentServer) -> None:
+    server.service.reset()
+
+
+@asynccontextmanager
+async def connected(url: str, key: str = "", **config: Any) -> AsyncIterator[tuple[Client, AgentCard]]:
+    """The official client, which has found the agent by its card."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    async with httpx.AsyncClient(headers=headers, timeout=20) as http:
+        card = await A2ACardResolver(http, url).get_agent_card()
+        yield ClientFactory(ClientConfig(httpx_client=http, **config)).create(card), card
+
+
+def question(text: str = QUESTION, **configuration: Any) -> SendMessageRequest:
+    return SendMessageRequest(
+        message=new_text_message(text, role=Role.ROLE_USER),
+        configuration=SendMessageConfiguration(**configuration),
+    )
+
+
+async def only_task(client: Client, request: SendMessageRequest) -> Task:
+    """The task that an answer in one piece holds."""
+    (response,) = [each async for each in client.send_message(request)]
+    return response.task
+
+
+async def until(check: Callable[[], Awaitable[Any]]) -> Any:
+    async with asyncio.timeout(10):
+        while not (found := await check()):
+            await asyncio.sleep(0.01)
+    return found
+
+
+def state(task: Task) -> str:
+    return TaskState.Name(task.status.state).removeprefix("TASK_STATE_")
+
+
+@pytest.mark.parametrize("path", ["", "/a2a/calculator"])
+def test_the_card_tells_who_answers_where_and_how(server: AgentServer, path: str) -> None:
+    async def talk() -> AgentCard:
+        async with connected(server.url + path) as (_, card):
+            return card
+
+    card = asyncio.run(talk())
+    assert (card.name, card.description) == ("agent/calculator", "Adds numbers.")
+    assert card.capabilities.streaming and not card.capabilities.push_notifications
+    assert [each.url for each in card.supported_interfaces] == [f"{server.url}/a2a/calculator"]
+    assert not card.security_requirements
+
+
+def test_a_message_is_answered_by_a_task_that_can_be_asked_for_again(server: AgentServer) -> None:
+    async def talk() -> tuple[Task, Task, list[str]]:
+        async with connected(server.url, streaming=False) as (client, _):
+            task = await only_task(client, question())
+            listed = await client.list_tasks(ListTasksRequest(context_id=task.context_id))
+            return task, await client.get_task(GetTaskRequest(id=task.id)), [each.id for each in listed.tasks]
+
+    task, again, listed = asyncio.run(talk())
+    assert state(task) == "COMPLETED" and listed == [task.id]
+    for each in (task, again):
+        assert [part.text for artifact in each.artifacts for part in artifact.parts] == ["46"]
+        assert [part.text for message in each.history for part in message.parts] == [QUESTION]
+    assert again.metadata["policy_version"] == 7 and again.metadata["finish_reason"] == "stop"
+
+
+def test_a_stream_tells_the_states_of_a_task_while_they_change(server: AgentServer) -> None:
+    server.service.is_busy = True
+
+    async def talk() -> list[str]:
+        told = []
+        async with connected(server.url) as (client, _):
+            async for event in client.send_message(question()):
+                kind = event.WhichOneof("payload")
+                if kind == "task":
+                    told.append(state(event.task))
+                elif kind == "artifact_update":
+                    told.append(event.artifact_update.artifact.parts[0].text)
+                else:
+                    told.append(state(event.status_update))
+                if told[-1] == "WORKING":  # it came before there was an answer
+                    server.service.finish(await until(waiting(server)) and server.service.take())
+        return told
+
+    assert asyncio.run(talk()) == ["SUBMITTED", "WORKING", "46", "COMPLETED"]
+
+
+def waiting(server: AgentServer) -> Callable[[], Awaitable[bool]]:
+    async def is_waiting() -> bool:
+        return bool(server.service.waiting)
+
+    return is_waiting
+
+
+def test_a_message_that_waits_is_cancelled_and_its_stream_ends(server: AgentServer) -> None:
+    server.service.is_busy = True
+
+    async def talk() -> tuple[Task, Task, list[Any]]:
+        async with connected(server.url) as (client, _):
+            events = []
+
+            async def listen() -> None:
+                async for event in client.send_message(question()):
+                    events.append(event)
+
+            listening = asyncio.create_task(listen())
+            await until(waiting(server))
+            await until(lambda: asyncio.sleep(0, events))
+            task_id = events[0].task.id
+            cancelled = await client.cancel_task(CancelTaskRequest(id=task_id))
+            async with asyncio.timeout(10):
+                await listening
+            with pytest.raises(TaskNotCancelableError, match="has ended: its state is TASK_STATE_CANCELED"):
+                await client.cancel_task(CancelTaskRequest(id=task_id))
+            return cancelled, await client.get_task(GetTaskRequest(id=task_id)), events
+
+    cancelled, again, events = asyncio.run(talk())
+    assert (state(cancelled), state(again)) == ("CANCELED", "CANCELED")
+    assert state(events[-1].status_update) == "CANCELED"
+    assert not server.service.waiting
+
+
+def test_an_episode_that_is_played_cannot_be_cancelled_and_its_answer_comes(server: AgentServer) -> None:
+    server.service.is_busy = True
+
+    async def talk() -> Task:
+        async with connected(server.url, streaming=False) as (client, _):
+            task = await only_task(client, question(return_immediately=True))
+            await until(waiting(server))
+            played = server.service.take()
+            with pytest.raises(TaskNotCancelableError, match=f"{task.id}' is being played"):
+                await client.cancel_task(CancelTaskRequest(id=task.id))
+            server.service.finish(played)
+
+            async def ended() -> Task | None:
+                found = await client.get_task(GetTaskRequest(id=task.id))
+                return found if state(found) != "WORKING" else None
+
+            return await until(ended)
+
+    assert state(asyncio.run(talk())) == "COMPLETED"
+
+
+def test_a_task_goes_on_when_its_client_has_hung_up(server: AgentServer) -> None:
+    server.service.is_busy = True
+
+    async def talk() -> Task:
+        async with connected(server.url) as (client, _):
+            stream = client.send_message(question())
+            task = (await anext(stream)).task
+            await stream.aclose()
+        await until(waiting(server))
+        server.service.finish(server.service.take())
+        async with connected(server.url) as (client, _):
+
+            async def ended() -> Task | None:
+                found = await client.get_task(GetTaskRequest(id=task.id))
+                return found if state(found) not in ("SUBMITTED", "WORKING") else None
+
+            return await until(ended)
+
+    task = asyncio.run(talk())
+    assert (state(task), task.artifacts[0].parts[0].text) == ("COMPLETED", "46")
+
+
+def test_a_second_client_can_follow_a_task_that_runs(server: AgentServer) -> None:
+    server.service.is_busy = True
+
+    async def talk() -> list[Any]:
+        async with connected(server.url, streaming=False) as (client, _):
+            task = await only_task(client, question(return_immediately=True))
+        await until(waiting(server))
+        events = []
+        async with connected(server.url) as (client, _):
+            async for event in client.subscribe(SubscribeToTaskRequest(id=task.id)):
+                events.append(event)
+                if len(events) == 1:
+                    server.service.finish(server.service.take())
+        return events
+
+    events = asyncio.run(talk())
+    assert events[0].HasField("task") and state(events[-1].status_update) == "COMPLETED"
+
+
+def become_another_replica() -> None:
+    """Answer as a replica that has played nothing yet, beside the one that plays on."""
+    protocols = serve.get_replica_context().servable_object.agent_protocols
+    del vars(protocols)["a2a"]
+
+
+def test_another_replica_knows_a_task_and_cancels_it(server: AgentServer) -> None:
+    server.service.is_busy = True
+
+    async def talk() -> Task:
+        async with connected(server.url, streaming=False) as (client, _):
+            task = await only_task(client, question(return_immediately=True))
+            await until(waiting(server))
+            become_another_replica()
+            assert state(await client.get_task(GetTaskRequest(id=task.id))) == "WORKING"
+            cancelled = await client.cancel_task(CancelTaskRequest(id=task.id))
+            assert state(cancelled) == "CANCELED" and not server.service.waiting
+        return await said_why(task.id)
+
+    async def said_why(task_id: str) -> Task:
+        """What the first replica has written, which played the message."""
+        async with connected(server.url) as (client, _):
+
+            async def has_message() -> Task | None:
+                found = await client.get_task(GetTaskRequest(id=task_id))
+                return found if found.status.HasField("message") else None
+
+            return await until(has_message)
+
+    task = asyncio.run(talk())
+    assert state(task) == "CANCELED" and "was cancelled before" in task.status.message.parts[0].text
+
+
+def test_a_task_of_another_replica_cannot_be_followed_here(server: AgentServer) -> None:
+    server.service.is_busy = True
+
+    async def talk() -> None:
+        async with connected(server.url, streaming=False) as (client, _):
+            task = await only_task(client, question(return_immediately=True))
+        await until(waiting(server))
+        become_another_replica()
+        async with connected(server.url) as (client, _):
+            with pytest.raises(UnsupportedOperationError, match=f"{task.id}' runs on another replica"):
+                async for _ in client.subscribe(SubscribeToTaskRequest(id=task.id)):
+                    pass
+
+    asyncio.run(talk())
+
+
+MESSAGE = '{"role": "ROLE_USER", "messageId": "1", "parts": [{"text": %s}]}'
+SEND = '{"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": %s}}' % MESSAGE  # noqa: UP031
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("{", -32700),
+        ("[]", -32600),
+        ("3", -32600),
+        ('{"jsonrpc": "2.0", "id": 1, "method": "Sing"}', -32601),
+        (SEND % '"\\ud800"', -32602),
+        (SEND % "3", -32602),
+        (SEND % ("[" * 10_000 + "]" * 10_000), None),
+    ],
+    ids=["cut", "list", "number", "method", "surrogate", "type", "deep"],
+)
+def test_a_request_that_cannot_be_read_is_an_error_of_json_rpc(
+    server: AgentServer, body: str, code: int | None
+) -> None:
+    answer = httpx.post(f"{server.url}/a2a/calculator", content=body, headers={"a2a-version": "1.0"})
+    assert answer.status_code == 200
+    error = answer.json()["error"]
+    assert code is None or error["code"] == code, error
+
+
+def test_a_failed_episode_is_a_failed_task_without_its_traceback(server: AgentServer) -> None:
+    server.service.is_busy = True
+
+    async def talk() -> Task:
+        async with connected(server.url, streaming=False) as (client, _):
+            asked = asyncio.create_task(only_task(client, question()))
+            await until(waiting(server))
+            server.service.fail(server.service.take(), "it broke\n  at line 3")
+            return await asked
+
+    task = asyncio.run(talk())
+    text = task.status.message.parts[0].text
+    assert state(task) == "FAILED" and "it broke" in text and "line 3" not in text
+
+
+def test_a_message_of_which_there_are_too_many_is_rejected(
+    server: AgentServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.rollouts.agent_pool.MAX_WAITING_PER_ACTOR", 0)
+
+    async def talk() -> Task:
+        async with connected(server.url, streaming=False) as (client, _):
+            return await only_task(client, question())
+
+    task = asyncio.run(talk())
+    assert state(task) == "REJECTED" and "try again later" in task.status.message.parts[0].text
+
+
+def text_with(**fields: Any) -> SendMessageRequest:
+    message = new_text_message(QUESTION, role=Role.ROLE_USER)
+    message.MergeFrom(Message(**fields))
+    return SendMessageRequest(message=message)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (text_with(role=Role.ROLE_AGENT), "message.role is ROLE_AGENT"),
+        (text_with(task_id="task-1"), "message.taskId is 'task-1'"),
+        (text_with(parts=[Part(url="http://x/a.png")]), r"message.parts\[1\] is of kind 'url'"),
+        (question(""), "message.parts has no text"),
+        (question(accepted_output_modes=["image/png"]), r"\['image/png'\]: agents answer in text/plain"),
+        (
+            question(task_push_notification_config=TaskPushNotificationConfig(url="http://x")),
+            "this server pushes nothing",
+        ),
+    ],
+)
+def test_what_an_agent_cannot_answer_is_an_error_that_says_so(
+    server: AgentServer, request_: SendMessageRequest, said: str, streaming: bool
+) -> None:
+    async def talk() -> None:
+        async with connected(server.url, streaming=streaming) as (client, _):
+            async for _ in client.send_message(request_):
+                pass
+
+    with pytest.raises(A2AError, match=said):
+        asyncio.run(talk())
+
+
+def test_a_task_that_does_not_exist_is_an_error(server: AgentServer) -> None:
+    async def talk() -> None:
+        async with connected(server.url) as (client, _):
+            with pytest.raises(TaskNotFoundError):
+                await client.get_task(GetTaskRequest(id="none"))
+            with pytest.raises(TaskNotFoundError, match="no task 'none'"):
+                await client.cancel_task(CancelTaskRequest(id="none"))
+
+    asyncio.run(talk())
+
+
+def test_without_its_key_an_agent_is_not_reached_and_a_task_belongs_to_its_key(locked: AgentServer) -> None:
+    async def talk() -> None:
+        with pytest.raises(AgentCardResolutionError, match="401"):
+            async with connected(locked.url):
+                pass
+        async with connected(locked.url, ALICE, streaming=False) as (client, card):
+            assert card.security_schemes["key"].http_auth_security_scheme.scheme == "Bearer"
+            task = await only_task(client, question())
+        async with connected(locked.url, BOB) as (client, _):
+            for call in (
+                client.get_task(GetTaskRequest(id=task.id)),
+                client.cancel_task(CancelTaskRequest(id=task.id)),
+            ):
+                with pytest.raises(TaskNotFoundError):
+                    await call
+            assert not (await client.list_tasks(ListTasksRequest())).tasks
+
+    asyncio.run(talk())
+    answer = httpx.post(f"{locked.url}/a2a/calculator", json={}, headers={"authorization": "Bearer wrong"})
+    assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_the_tokens_of_a_task_are_counted_for_its_key(
+    locked: AgentServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charged: list[tuple[str | None, int]] = []
+    monkeypatch.setattr(
+        "actors.serving.access.Caller.charge_tokens", lambda self, number: charged.append((self.name, number))
+    )
+
+    async def talk() -> None:
+        async with connected(locked.url, ALICE) as (client, _):
+            async for _ in client.send_message(question()):
+                pass
+
+    asyncio.run(talk())
+    assert charged == [("alice", 11)]
+
+
+@pytest.mark.parametrize("header", ["host", "origin"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/.well-known/agent-card.json"),
+        ("GET", "/a2a/calculator/.well-known/agent-card.json"),
+        ("POST", "/a2a/calculator"),
+        ("POST", "/mcp"),
+    ],
+)
+def test_a_foreign_name_reaches_no_agent(server: AgentServer, header: str, method: str, path: str) -> None:
+    value = "evil.example" if header == "host" else "http://evil.example"
+    answer = httpx.request(method, server.url + path, headers={header: value})
+    assert answer.status_code == 403 and "evil.example" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/a2a/none", "/a2a/none/.well-known/agent-card.json"])
+def test_an_agent_that_is_not_served_is_an_error_with_those_that_are(server: AgentServer, path: str) -> None:
+    answer = httpx.request("GET" if path.endswith("json") else "POST", server.url + path)
+    assert answer.status_code == 404
+    assert "/a2a/calculator/.well-known/agent-card.json" in answer.json()["error"]["message"]
+
+
+def test_of_several_agents_each_has_a_card_and_the_common_address_names_them(
+    tokenizer_folder: Path,  # noqa: F811
+) -> None:
+    with agent_server(tokenizer_folder, agents=["agent/a", "agent/b"]) as server:
+        common = httpx.get(f"{server.url}/.well-known/agent-card.json")
+        own = httpx.get(f"{server.url}/a2a/b/.well-known/agent-card.json").json()
+    assert common.status_code == 404 and "/a2a/b/.well-known" in common.json()["error"]["message"]
+    assert own["name"] == "agent/b"
+
+
+def test_without_the_package_the_server_says_how_to_install_it(
+    tokenizer_folder: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "actors.serving.a2a", raising=False)
+    monkeypatch.setitem(sys.modules, "a2a.helpers.proto_helpers", None)
+    with agent_server(tokenizer_folder) as server:
+        answer = httpx.post(f"{server.url}/a2a/calculator", json={})
+        models = httpx.get(f"{server.url}/v1/models")
+    assert answer.status_code == 501 and "pip install 'troupe[a2a]'" in answer.json()["error"]["message"]
+    assert models.status_code == 200
+
+
+def test_the_oldest_tasks_are_forgotten_first() -> None:
+    tasks = KeptTasks(most=2)
+    for task_id in ("a", "b", "a", "c"):
+        tasks.keep("alice", task_id, task_id.encode())
+    assert tasks.all_kept("alice") == [b"a", b"c"] and tasks.kept("alice", "b") is None
+    assert tasks.kept("bob", "a") is None and tasks.all_kept("bob") == []
