@@ -60,6 +60,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("runs", nargs="*", help="folders of runs")
     parser.add_argument("--port", type=int, default=PORT)
+    parser.add_argument("--address", help="HOST:PORT of the runs' cluster, if this machine has none or several")
     options = parser.parse_args(arguments)
     try:
         folders = run_folders(options.runs)
@@ -73,7 +74,7 @@ def main(arguments: list[str]) -> int:
 
     sys.stdout.write(f"{', '.join(map(str, folders))}: http://{HOST}:{options.port}/ (Ctrl-C ends it)\n")
     sys.stdout.flush()
-    app = application(folders)
+    app = application(folders, options.address)
     uvicorn.run(app, host=HOST, port=options.port, log_level="critical", timeout_graceful_shutdown=1)
     return 0
 

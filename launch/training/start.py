@@ -144,7 +144,7 @@ def watch(run: Components, recovery: Recovery, ending: ExitStack) -> None:
 
     def pulse() -> Pulse:
         return Pulse(
-            folder=str(recovery.directory),
+            folder=str(recovery.directory.resolve()),
             pid=os.getpid(),
             host=socket.gethostname(),
             fleets=tuple(service.fleet_name for service in run.services),

@@ -25,6 +25,7 @@ from launch.run_folder.trajectory_log import (
     read_kept,
     shortened,
 )
+from launch.viewing.live_state import states
 
 Json = dict[str, Any]
 Kind = Literal["step", "eval"]
@@ -44,10 +45,11 @@ class Pages:
 
     Args:
         runs: folders of training runs.
+        address: of the cluster where they go on; ``None`` finds it as ``launch.status`` does.
     """
 
-    def __init__(self, runs: Sequence[Path]) -> None:
-        self._runs = list(runs)
+    def __init__(self, runs: Sequence[Path], address: str | None) -> None:
+        self._runs, self._address = list(runs), address
 
     def file(self, name: str = "page.html") -> FileResponse:
         """The page itself, its script or its style."""
@@ -64,6 +66,13 @@ class Pages:
         run = self._run(number)
         steps = {kind: kept_steps(run, kind) for kind in (TRAIN, EVALUATION)}
         return {"records": plain_json(read_metrics(run)[after:]), "steps": steps}
+
+    async def actors(self, number: int) -> StreamingResponse:
+        """Server-sent events: the state of a run that goes on, every two seconds."""
+        looks = states(self._run(number), self._address)
+        return StreamingResponse(
+            (f"data: {json.dumps(look)}\n\n" async for look in looks), media_type="text/event-stream"
+        )
 
     async def changes(self, number: int) -> StreamingResponse:
         """Server-sent events: one for each change of the run's folder."""
@@ -86,15 +95,17 @@ class Pages:
         return self._runs[number]
 
 
-def application(runs: Sequence[Path]) -> FastAPI:
-    """The web application that shows ``runs``, folders of training runs."""
-    app, pages = FastAPI(title="Troupe's runs", docs_url=None, redoc_url=None, openapi_url=None), Pages(runs)
+def application(runs: Sequence[Path], address: str | None = None) -> FastAPI:
+    """The web application that shows ``runs``: see ``Pages`` for the arguments."""
+    app = FastAPI(title="Troupe's runs", docs_url=None, redoc_url=None, openapi_url=None)
+    pages = Pages(runs, address)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(HOSTS))
     app.middleware("http")(_restrict)
     app.exception_handler(TroupeError)(_explain)
     app.get("/api/runs")(pages.names)
     app.get("/api/runs/{number}")(pages.overview)
     app.get("/api/runs/{number}/changes")(pages.changes)
+    app.get("/api/runs/{number}/actors")(pages.actors)
     app.get("/api/runs/{number}/{kind}/{step}")(pages.groups)
     app.get("/api/runs/{number}/{kind}/{step}/{row}")(pages.trajectory)
     app.get("/")(pages.file)
