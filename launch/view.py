@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("runs", nargs="*", help="folders of runs")
     parser.add_argument("--port", type=int, default=PORT)
-    parser.add_argument("--address", help="HOST:PORT of the runs' cluster, if this machine has none or several")
+    parser.add_argument("--address", help="HOST:PORT of the cluster where they run, if several are here")
     options = parser.parse_args(arguments)
     try:
         folders = run_folders(options.runs)

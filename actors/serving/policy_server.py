@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ from actors.serving.keys import ApiKeys, access_keys
 from actors.settings import MODEL_NAME, ServerConfig
 from actors.weights.follower import WeightFollower, open_transport
 from environments.errors import SamplerError, TroupeError
-from environments.types import Trajectory
+from environments.types import PlayedStep, Trajectory
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.base import Engine, engine_class
 from policies.openai.agent_frontend import PREFIX, AgentFrontend, Play
@@ -73,14 +73,17 @@ async def _unless_gone(call: Awaitable[T]) -> T:
 def _player(pool: ray.actor.ActorHandle) -> Play:
     """``AgentPool.play`` without Ray's wrapper around what it raises."""
 
-    async def play(message: str, params: SamplingParams) -> Trajectory:
+    async def play(message: str, params: SamplingParams) -> AsyncGenerator[PlayedStep | Trajectory, None]:
+        parts = pool.play.remote(message, params)
         try:
-            trajectory: Trajectory = await pool.play.remote(message, params)
+            async for part in parts:
+                yield await part
         except RayTaskError as error:
             raise error.cause from None
         except RayError as error:
             raise SamplerError(f"The agents have ended: {error}") from error
-        return trajectory
+        finally:
+            ray.cancel(parts)  # it has ended, or the client has gone
 
     return play
 

@@ -198,7 +198,8 @@ def described(state: RunState) -> str:
 
 def as_data(state: RunState) -> dict[str, Any]:
     """The state and the verdict for ``json.dumps``: for the page of ``launch.view``, and for scripts."""
-    pulse, fleet = state.pulse, state.fleet
+    pulse, fleet, sampling = state.pulse, state.fleet, state.sampling
+    replicas = sampling.replicas if sampling is not None else {}
     return {
         **{name: value for name, value in asdict(pulse).items() if name not in ("fleets", "told_at")},
         "silent_seconds": state.silent_seconds,
@@ -207,11 +208,9 @@ def as_data(state: RunState) -> dict[str, Any]:
         "fleet": None if fleet is None else asdict(fleet.status) | {"env_class": fleet.env_class},
         "last_failure": None if fleet is None else fleet.last_failure,
         "rollouts": [] if fleet is None else [_rollout_data(each, state) for each in fleet.in_play],
-        "num_waiting_requests": None if state.sampling is None else state.sampling.num_waiting,
-        "replicas": {}
-        if state.sampling is None
-        else {name: asdict(each) for name, each in state.sampling.replicas.items()},
-        "stream": None if state.stream is None else dict(zip(("waiting", "capacity"), state.stream, strict=True)),
+        "num_waiting_requests": sampling.num_waiting if sampling is not None else None,
+        "replicas": {name: asdict(each) for name, each in replicas.items()},
+        "stream": list(state.stream) if state.stream is not None else None,
         "free": dict(state.free),
         "unanswered": list(state.unanswered),
         "errors": list(state.errors),
