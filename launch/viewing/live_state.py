@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-EVERY_SECONDS = 2.0
+COMMAND = (sys.executable, "-m", "launch.status", "--json", "--every", "2")
 MAX_LINE_BYTES = 1 << 24
 """Of one look: some hundred bytes for each process and each rollout in play."""
 
@@ -26,10 +26,9 @@ async def states(run: Path, address: str | None) -> AsyncIterator[dict[str, Any]
         run: its folder.
         address: of its cluster; ``None`` finds it as ``launch.status`` does.
     """
-    command = [sys.executable, "-m", "launch.status", "--json", "--every", str(EVERY_SECONDS)]
-    command += [] if address is None else ["--address", address]
+    where = [] if address is None else ["--address", address]
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_LINE_BYTES
+        *COMMAND, *where, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_LINE_BYTES
     )
     assert process.stdout is not None and process.stderr is not None
     try:

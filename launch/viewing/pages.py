@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
@@ -26,6 +27,7 @@ from launch.run_folder.trajectory_log import (
     shortened,
 )
 from launch.viewing.live_state import states
+from launch.viewing.talk import Talk
 
 Json = dict[str, Any]
 Kind = Literal["step", "eval"]
@@ -95,10 +97,17 @@ class Pages:
         return self._runs[number]
 
 
-def application(runs: Sequence[Path], address: str | None = None) -> FastAPI:
-    """The web application that shows ``runs``: see ``Pages`` for the arguments."""
+def application(
+    runs: Sequence[Path], address: str | None = None, server: str = "http://127.0.0.1:8000/v1"
+) -> FastAPI:
+    """The web application that shows ``runs``.
+
+    Args:
+        runs, address: see ``Pages``.
+        server: the address of the policy server to talk to.
+    """
     app = FastAPI(title="Troupe's runs", docs_url=None, redoc_url=None, openapi_url=None)
-    pages = Pages(runs, address)
+    pages, talk = Pages(runs, address), Talk(server)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(HOSTS))
     app.middleware("http")(_restrict)
     app.exception_handler(TroupeError)(_explain)
@@ -108,13 +117,19 @@ def application(runs: Sequence[Path], address: str | None = None) -> FastAPI:
     app.get("/api/runs/{number}/actors")(pages.actors)
     app.get("/api/runs/{number}/{kind}/{step}")(pages.groups)
     app.get("/api/runs/{number}/{kind}/{step}/{row}")(pages.trajectory)
+    app.get("/api/models")(talk.models)
+    app.post("/api/talk")(talk.talk)
     app.get("/")(pages.file)
     app.get("/{name}")(pages.file)
     return app
 
 
 async def _restrict(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-    response = await call_next(request)
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers["host"]:
+        response: Response = JSONResponse({"detail": f"{origin} may not ask here."}, status_code=403)
+    else:
+        response = await call_next(request)
     response.headers["content-security-policy"] = POLICY
     response.headers["x-content-type-options"] = "nosniff"
     response.headers["cache-control"] = "no-store"
