@@ -11,7 +11,7 @@ from pathlib import Path
 
 from environments.data.trajectory_json import Json, trajectory_from_json, trajectory_to_json
 from environments.errors import TroupeError
-from environments.types import Trajectory, TrajectoryGroup
+from environments.types import Completion, Trajectory, TrajectoryGroup
 
 FOLDER = "trajectories"
 TRAIN, EVALUATION = "step", "eval"
@@ -184,3 +184,8 @@ def _num_repeated(before: Sequence[object], now: Sequence[object]) -> int:
         if one != other:
             return number
     return min(len(before), len(now))
+
+
+def first_completions(directory: Path) -> list[Completion]:
+    """Those of the first update of a run. A turn that the agent's own code decided has none."""
+    return [each for kept in read_kept(directory, TRAIN, 1) for each in kept.trajectory.completions]

@@ -137,10 +137,11 @@ def test_an_address_that_is_none_of_a_server_is_an_error(
     assert f"--server {address} is no address of a server" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_a_run_whose_cluster_has_ended_has_no_actors(run: Path) -> None:
-    answer = client(run).get("/api/runs/0/actors?address=x").text
-    assert "This machine has" in json.loads(answer.removeprefix("data: "))["end"]
+def test_what_keeps_the_state_of_a_run_away_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "import sys; sys.exit('ConfigError: This machine has no cluster.')"
+    monkeypatch.setattr(live_state, "COMMAND", (sys.executable, "-c", script))
+    answer = client(run).get("/api/runs/0/actors").text
+    assert json.loads(answer.removeprefix("data: "))["end"] == "ConfigError: This machine has no cluster."
 
 
 def test_the_state_is_that_of_the_run_that_is_shown(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
