@@ -21,6 +21,7 @@ from conftest import wait_until
 
 from launch.console import COMMANDS, main
 from launch.reporting.tracker import read_metrics
+from launch.run_folder.checkpoint import CheckpointFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("environments", "policies", "actors", "launch")
@@ -181,9 +182,14 @@ def test_an_unknown_command_names_the_nearest(
 
 @pytest.mark.engine
 def test_an_installed_troupe_trains_somebodys_own_module(installed: Path, foreign: Path) -> None:
-    trained = run(installed / "troupe", "train", *SMALL, "run.directory=run", cwd=foreign)
+    """By supervised learning alone, which is evaluated and kept; the submitted job reinforces."""
+    supervised = ["stages=[warm_start]", "warm_start.num_steps=5", "run.directory=run"]
+    trained = run(installed / "troupe", "train", *SMALL, *supervised, cwd=foreign)
     assert trained.returncode == 0, trained.stdout + trained.stderr
-    assert_trained(foreign / "run", notes=foreign.parent, installed=installed)
+    (evaluation,) = read_metrics(foreign / "run")
+    assert evaluation["step"] == 0 and "eval/reward_mean" in evaluation
+    assert CheckpointFolder(foreign / "run", 1).latest() is not None
+    assert_played(notes=foreign.parent, installed=installed)
 
 
 @pytest.mark.engine
@@ -194,12 +200,13 @@ def test_a_submitted_job_trains_what_is_in_its_working_directory(installed: Path
         job = [installed / "troupe", "train", *SMALL, f"run.directory={directory}"]
         done = run(*submit, "--working-dir", ".", "--", *job, cwd=foreign, RAY_AUTH_MODE="disabled")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert_trained(directory, notes=foreign.parent, installed=installed)
-
-
-def assert_trained(directory: Path, notes: Path, installed: Path) -> None:
     steps = [each["step"] for each in read_metrics(directory) if "learn/loss" in each]
     assert steps == [1, 2]
+    assert_played(notes=foreign.parent, installed=installed)
+
+
+def assert_played(notes: Path, installed: Path) -> None:
+    """The agent and the library were those of the stranger's folder and environment."""
     assert Path((notes / "agent-was-in").read_text()).name == "my_workload.py"
     assert Path((notes / "troupe-was-in").read_text()).is_relative_to(installed.parent)
 

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from environments.data.trajectory_json import plain_json
 from environments.types import Trajectory, TrajectoryGroup
 from launch.reporting.conversation import conversation
 from launch.reporting.metrics import has_failed
@@ -15,6 +18,8 @@ from launch.reporting.plots import draw_curve, draw_timeline
 from launch.run_folder.jsonl_log import JsonlLog, read_records
 
 METRICS = "metrics.jsonl"
+ALARMS = "alarms.jsonl"
+SETTINGS = "settings.yaml"
 CURVE = "learning_curve.png"
 TIMELINE = "timeline.png"
 BAR_WIDTH = 10
@@ -40,7 +45,8 @@ class Tracker:
         self._first_step = last_step
         self._file = JsonlLog(directory / METRICS, last_step)
         self._evaluated = {record["step"] for record in self._file.kept if _is_evaluation(record)}
-        self._new_alarms = 0
+        self._alarms = JsonlLog(directory / ALARMS, last_step)
+        self._new_alarms: list[str] = []
         self._num_alarms = sum(int(record.get("learn/alarms", 0)) for record in self._file.kept)
         self._board = SummaryWriter(str(directory / "tensorboard"), purge_step=last_step + 1)
 
@@ -53,9 +59,14 @@ class Tracker:
         """Print one line about the state of the run, with the seconds since its start."""
         self._print(f"[{time.monotonic() - self._start:6.1f} s] {text}")
 
+    def settings(self, config: Any) -> None:
+        """Write all settings of the run, defaults too, to its folder."""
+        text = yaml.safe_dump(plain_json(config), sort_keys=False, allow_unicode=True)
+        (self._directory / SETTINGS).write_text(text, encoding="utf-8")
+
     def alarm(self, text: str) -> None:
-        """Announce something that a person should look into; the next recorded step counts it."""
-        self._new_alarms += 1
+        """Announce something that a person should look into; it is recorded with the next step."""
+        self._new_alarms.append(text)
         self.announce(f"ALARM: {text}")
 
     def failures(self, groups: Sequence[TrajectoryGroup]) -> None:
@@ -85,9 +96,11 @@ class Tracker:
             metrics: with ``time/step`` and ``rollout/reward_mean``.
             histograms: values by name, such as the staleness of every trajectory, for TensorBoard.
         """
-        self._num_alarms += self._new_alarms
-        self._record({"step": step, **metrics, "learn/alarms": self._new_alarms})
-        self._new_alarms = 0
+        for text in self._new_alarms:
+            self._alarms.append({"step": step, "text": text})
+        self._num_alarms += len(self._new_alarms)
+        self._record({"step": step, **metrics, "learn/alarms": len(self._new_alarms)})
+        self._new_alarms.clear()
         self._draw_histograms(step, histograms or {})
         left = (self._num_steps - step) * (time.monotonic() - self._steps_since) / (step - self._first_step)
         self._print(self._step_line(step, metrics, left))
@@ -126,6 +139,7 @@ class Tracker:
     def close(self) -> None:
         """Draw the learning curve and the timeline, and close the files."""
         self._file.close()
+        self._alarms.close()
         self._board.close()
         records = read_metrics(self._directory)
         if any("rollout/reward_mean" in record for record in records):

@@ -59,7 +59,7 @@ function readPlace() {
 async function load(number) {
   const known = state.data[number] || { records: [], steps: { step: [], eval: [] } };
   const news = await ask(`runs/${number}?after=${known.records.length}`);
-  state.data[number] = { records: known.records.concat(news.records), steps: news.steps };
+  state.data[number] = { ...known, records: known.records.concat(news.records), alarms: news.alarms, steps: news.steps };
 }
 
 function steps() {
@@ -110,10 +110,25 @@ function drawRun() {
   if (state.runs.length > 1) {
     sections.push(element("p", {}, state.runs.map((name, index) => element("span", { textContent: `● ${name}   `, style: { color: COLOURS[index % COLOURS.length] } }))));
   }
+  const alarms = state.data[state.run].alarms;
+  if (alarms.length) sections.push(element("details", { open: true, className: "alarms" }, [element("summary", { textContent: `${alarms.length} alarms` }), ...alarms.toReversed().map((each) => element("p", { className: "error", textContent: `update ${each.step}: ${each.text}` }))]));
   for (const [family, members] of families) {
     if (members.length) sections.push(element("h2", { textContent: family }), element("div", { className: "charts" }, members.map(chart)));
   }
+  sections.push(settings());
   return sections;
+}
+
+// Asked for when they are opened; they stay open while the curves move.
+function settings() {
+  const data = state.data[state.run];
+  const text = element("pre", { textContent: data.settings || "" });
+  const box = element("details", { open: Boolean(data.settings) }, [element("summary", { textContent: "Settings" }), text]);
+  box.addEventListener("toggle", async () => {
+    data.settings = box.open ? await (await fetch(`api/runs/${state.run}/settings`)).text() : "";
+    text.textContent = data.settings || "This run has kept no settings.";
+  });
+  return box;
 }
 
 // -- Groups -----------------------------------------------------------------------------------------------

@@ -11,12 +11,13 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from environments.data.trajectory_json import plain_json
 from environments.errors import TroupeError
-from launch.reporting.tracker import METRICS, read_metrics
+from launch.reporting.tracker import ALARMS, METRICS, SETTINGS, read_metrics
+from launch.run_folder.jsonl_log import read_records
 from launch.run_folder.trajectory_log import (
     EVALUATION,
     FOLDER,
@@ -40,6 +41,7 @@ POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src '
 """A model's text may hold anything: the browser runs and loads nothing but this page's own files."""
 LOOK_SECONDS = 1.0
 TASK_CHARACTERS = 200
+MAX_ALARMS = 50
 
 
 class Pages:
@@ -64,10 +66,16 @@ class Pages:
         return [str(each) for each in self._runs]
 
     def overview(self, number: int, after: int = 0) -> Json:
-        """The metrics from line ``after`` on, and the steps that have trajectories."""
+        """The metrics from line ``after`` on, the newest alarms, and the steps that have trajectories."""
         run = self._run(number)
         steps = {kind: kept_steps(run, kind) for kind in (TRAIN, EVALUATION)}
-        return {"records": plain_json(read_metrics(run)[after:]), "steps": steps}
+        alarms = read_records(run / ALARMS)[-MAX_ALARMS:]
+        return {"records": plain_json(read_metrics(run)[after:]), "alarms": alarms, "steps": steps}
+
+    def settings(self, number: int) -> PlainTextResponse:
+        """The settings of a run; empty for one of an older version."""
+        path = self._run(number) / SETTINGS
+        return PlainTextResponse(path.read_text(encoding="utf-8") if path.exists() else "")
 
     async def actors(self, number: int) -> StreamingResponse:
         """Server-sent events: the state of a run that goes on, every two seconds."""
@@ -114,6 +122,7 @@ def application(
     app.get("/api/runs")(pages.names)
     app.get("/api/runs/{number}")(pages.overview)
     app.get("/api/runs/{number}/changes")(pages.changes)
+    app.get("/api/runs/{number}/settings")(pages.settings)
     app.get("/api/runs/{number}/actors")(pages.actors)
     app.get("/api/runs/{number}/{kind}/{step}")(pages.groups)
     app.get("/api/runs/{number}/{kind}/{step}/{row}")(pages.trajectory)

@@ -7,7 +7,8 @@ import pytest
 from matplotlib.image import imread
 
 from launch.reporting.plots import draw_curve, draw_timeline
-from launch.reporting.tracker import METRICS, Tracker, read_metrics
+from launch.reporting.tracker import ALARMS, METRICS, Tracker, read_metrics
+from launch.run_folder.jsonl_log import read_records
 
 EVALUATION = {"eval/reward_mean": 0.5, "eval/num_tasks": 4, "time/evaluate": 2.0}
 
@@ -167,8 +168,10 @@ def test_alarms_are_announced_recorded_with_their_step_and_counted_after_a_resum
     printed_step(tracker, capsys, 4)
     tracker.close()
     assert [each["learn/alarms"] for each in read_metrics(tmp_path)] == [0, 1, 0, 1]
+    assert [each["step"] for each in read_records(tmp_path / ALARMS)] == [2, 4]
 
     resumed = Tracker(tmp_path, num_steps=10, last_step=3)
+    assert read_records(tmp_path / ALARMS) == [{"step": 2, "text": "The engine is stale."}]
     assert "ALARMS 1 " in printed_step(resumed, capsys, 4)
     resumed.close()
 

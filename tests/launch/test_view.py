@@ -15,7 +15,7 @@ from test_trajectory_log import conversation, group
 
 from environments.errors import ConfigError
 from launch import view
-from launch.reporting.tracker import METRICS
+from launch.reporting.tracker import ALARMS, METRICS, SETTINGS
 from launch.run_folder.trajectory_log import FOLDER, TrajectoryLog
 from launch.viewing import live_state
 from launch.viewing import pages as viewing
@@ -68,6 +68,16 @@ def test_the_page_shows_metrics_groups_and_turns(run: Path) -> None:
         ["user", "assistant"],
     ], "only what was new in the turn"
     assert len(shown["turns"][0]["tokens"]) == len(shown["turns"][0]["logprobs"]) == 20
+
+
+def test_the_newest_alarms_and_the_settings_are_there(run: Path) -> None:
+    browser = client(run)
+    assert browser.get("/api/runs/0").json()["alarms"] == []
+    assert browser.get("/api/runs/0/settings").text == ""
+    (run / ALARMS).write_text("".join(f'{{"step": {step}, "text": "Look."}}\n' for step in range(60)))
+    (run / SETTINGS).write_text("seed: 1\n")
+    assert [each["step"] for each in browser.get("/api/runs/0").json()["alarms"]] == list(range(10, 60))
+    assert browser.get("/api/runs/0/settings").text == "seed: 1\n"
 
 
 def test_a_number_that_json_does_not_know_reaches_the_browser(run: Path) -> None:
