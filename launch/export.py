@@ -1,11 +1,14 @@
-"""``python -m launch.export runs/a``: the trajectories of a run, for other programs.
+"""``python -m launch.export runs/a --parquet a.parquet --inspect``: a run's trajectories, for other programs.
 
---parquet a.parquet    a table. A row is a turn: what was said, its reward and advantage, and its tokens
-                       with log-probabilities and versions. Read it with pandas.read_parquet,
-                       datasets.Dataset.from_parquet, DuckDB or Polars.
---inspect              logs for Inspect, one for each update and each evaluation, in runs/a/inspect/.
-                       Look at them in an environment of its own, since inspect_ai needs other versions of
-                       our libraries:  uvx --from inspect_ai inspect view --log-dir runs/a/inspect
+A row of the parquet table is a turn: what was said, its reward and advantage, and its tokens with
+log-probabilities and versions. Read it with pandas.read_parquet, datasets.Dataset.from_parquet, DuckDB or
+Polars.
+
+--inspect writes logs for Inspect, one for each update and each evaluation. inspect_ai needs other versions of
+our libraries, so look at them from an environment of its own:
+
+    python -m venv ~/inspect && ~/inspect/bin/pip install inspect_ai
+    ~/inspect/bin/inspect view --log-dir runs/a/inspect
 """
 
 from __future__ import annotations

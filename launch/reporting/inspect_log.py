@@ -75,8 +75,8 @@ class InspectLog:
             zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
         ):
             for each in kept:
-                epochs[each.group_id] += 1
-                sample = self._sample(each, epochs[each.group_id])
+                epochs[_sample_id(each)] += 1
+                sample = self._sample(each, epochs[_sample_id(each)])
                 summaries.append(_summary(sample))
                 archive.writestr(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", json.dumps(sample))
             archive.writestr("summaries.json", json.dumps(summaries))
@@ -123,7 +123,7 @@ class InspectLog:
         task = plain_json(trajectory.task)
         outputs = [event["output"] for events in turns for event in events if event["event"] == "model"]
         sample = {
-            "id": kept.group_id or trajectory.rollout_id,
+            "id": _sample_id(kept),
             "epoch": epoch,
             "input": conversation.first or json.dumps(task),
             "target": "",
@@ -212,6 +212,10 @@ class InspectLog:
 def written_at(path: Path) -> datetime:
     """When ``path`` was written."""
     return datetime.fromtimestamp(int(path.stat().st_mtime), UTC)
+
+
+def _sample_id(kept: KeptTrajectory) -> str:
+    return kept.group_id or kept.trajectory.rollout_id
 
 
 def _metadata(kept: KeptTrajectory, task: Any) -> Json:

@@ -52,7 +52,7 @@ class Conversation:
         return [self.messages[place] for place in self._places]
 
     def ask(self, step: Step) -> Asked:
-        """Take in the messages of ``step``, the turn after the last; its response is not part of the prompt."""
+        """Take in the messages of ``step``, the next turn; its response is not part of what was asked."""
         said = plain_json(step.chat_completions)
         del self._places[num_repeated(self._said, said) :]
         num_old = len(self._places)
@@ -110,7 +110,7 @@ def ends_with_response(messages: Sequence[Message]) -> bool:
 
 
 def inspect_message(message: Message, name: str) -> Json:
-    """``message`` in Inspect's form. Where that has no place for a part, its metadata hold the whole message."""
+    """``message`` in Inspect's form. Where a part has no place there, its metadata hold the whole message."""
     role = message["role"] if message.get("role") in FIELDS else "user"
     content = message.get("content")
     short: Json = {
@@ -118,7 +118,7 @@ def inspect_message(message: Message, name: str) -> Json:
         "role": role,
         "content": content if isinstance(content, str) else _text(content),
     }
-    calls = message.get("tool_calls")
+    calls: Any = message.get("tool_calls")
     if role == "assistant" and _are_calls(calls):
         short["tool_calls"] = _calls(calls, name)
     if role == "tool" and isinstance(message.get("tool_call_id"), str):
@@ -171,7 +171,7 @@ def _call(call: Mapping[str, Any], name: str) -> Json:
 
 
 def _answered_call(said: Sequence[Json], message: Mapping[str, Any]) -> Json | None:
-    """The call that a tool's message answers: the one that it names, else the next one of the last response."""
+    """The call that a tool's message answers: the one that it names, else the next of the last response."""
     number = 0
     for each in reversed(said):
         if each["role"] == "assistant":

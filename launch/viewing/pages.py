@@ -16,6 +16,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from environments.data.trajectory_json import plain_json
 from environments.errors import TroupeError
 from launch.reporting.tracker import METRICS, read_metrics
+from launch.run_folder.token_texts import token_texts
 from launch.run_folder.trajectory_log import (
     EVALUATION,
     FOLDER,
@@ -25,7 +26,6 @@ from launch.run_folder.trajectory_log import (
     read_kept,
     shortened,
 )
-from launch.run_folder.token_texts import token_texts
 
 Json = dict[str, Any]
 Kind = Literal["step", "eval"]
