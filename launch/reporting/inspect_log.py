@@ -165,7 +165,11 @@ class InspectLog:
         }
         advantage = kept.advantages[turn] if turn < len(kept.advantages) else None
         judged = {
-            "score": {"value": step.reward, "metadata": {"advantage": advantage}},
+            "score": {
+                "value": step.reward,
+                "explanation": None if advantage is None else f"advantage {advantage:g}",
+                "metadata": {"advantage": advantage},
+            },
             "scorer": "reward of the turn",
             "intermediate": True,
         }
