@@ -75,6 +75,17 @@ def read_in_text(rollout_id: str) -> Trajectory:
     )
 
 
+def forgetful(rollout_id: str) -> Trajectory:
+    """An agent that keeps the instructions and forgets its first turn."""
+    said = [{"role": "system", "content": "Count."}]
+    said += [{"role": role, "content": f"{role} {turn}"} for turn in (1, 2) for role in ("user", "assistant")]
+    steps = [
+        Step(chat_completions=messages, model_response=messages[-1]["content"])
+        for messages in (said[:3], [said[0], *said[3:]])
+    ]
+    return Trajectory(steps=steps, rollout_id=rollout_id, termination_reason=TerminationReason.ENV_DONE)
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run of one update and two evaluations, with everything that is hard to write."""
@@ -93,7 +104,8 @@ def run(tmp_path: Path) -> Path:
     second = group(1, played(rollout_id="00000001/0000"), crashed, odd("00000001/0002"))
     log.record_update(3, [first], {"zero_signal": [second]}, {"00000000/0000": [0.5, -0.25, 0.0, 1.0, 2.0]})
     for step in (0, 3):
-        log.record_evaluation(step, [group(0, read_in_text(f"eval-{step}-000000/0000"))])
+        tasks = [read_in_text(f"eval-{step}-000000/0000"), forgetful(f"eval-{step}-000001/0000")]
+        log.record_evaluation(step, [group(number, each) for number, each in enumerate(tasks)])
     return folder
 
 
@@ -101,7 +113,7 @@ def test_a_log_is_a_zip_of_json_with_a_sample_for_each_member(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert export(["--inspect", str(run)]) == 0
-    assert capsys.readouterr().out == f"8 trajectories in 3 logs: {run}/inspect\n"
+    assert capsys.readouterr().out == f"10 trajectories in 3 logs: {run}/inspect\n"
     names = ["eval_000000.eval", "eval_000003.eval", "step_000003.eval"]
     assert sorted(path.name for path in (run / "inspect").iterdir()) == names
     with zipfile.ZipFile(run / "inspect" / names[2]) as archive:
