@@ -294,6 +294,10 @@ def check_tools(sample: dict[str, Any], said: list[dict[str, Any]]) -> None:
     assert [event["result"] for event in events] == [
         each["content"] for each in said if each["role"] == "tool"
     ]
+    answers = [message for message in sample["messages"] if message["role"] == "tool"]
+    assert [(each["tool_call_id"], each["function"]) for each in answers] == [
+        (event["id"], event["function"]) for event in events
+    ]
     calls = {call["id"]: call for message in sample["messages"] for call in message.get("tool_calls") or ()}
     for event in events:
         assert calls[event["id"]]["function"] == event["function"]
