@@ -148,8 +148,8 @@ def shortened(trajectory: Json) -> Json:
     ids: list[int] = []
     for step in trajectory["steps"]:
         completion = step["completion"] or {"prompt_ids": [], "completion_ids": []}
-        num_messages = _num_repeated(messages, step["chat_completions"])
-        num_ids = _num_repeated(ids, completion["prompt_ids"])
+        num_messages = num_repeated(messages, step["chat_completions"])
+        num_ids = num_repeated(ids, completion["prompt_ids"])
         messages = step["chat_completions"]
         ids = completion["prompt_ids"] + completion["completion_ids"]
         short = {**step, "num_repeated": [num_messages, num_ids], "chat_completions": messages[num_messages:]}
@@ -178,7 +178,7 @@ def lengthened(trajectory: Json) -> Json:
     return {**trajectory, "steps": steps}
 
 
-def _num_repeated(before: Sequence[object], now: Sequence[object]) -> int:
+def num_repeated(before: Sequence[object], now: Sequence[object]) -> int:
     """How many items at the start of ``now`` are those of ``before``."""
     for number, (one, other) in enumerate(zip(before, now, strict=False)):
         if one != other:

@@ -18,6 +18,7 @@ from environments.data.trajectory_json import plain_json
 from environments.errors import TroupeError
 from launch.reporting.tracker import ALARMS, METRICS, SETTINGS, read_metrics
 from launch.run_folder.jsonl_log import read_records
+from launch.run_folder.token_texts import token_texts
 from launch.run_folder.trajectory_log import (
     EVALUATION,
     FOLDER,
@@ -185,7 +186,7 @@ def _groups(kept: Sequence[KeptTrajectory]) -> list[Json]:
 def _details(kept: KeptTrajectory, directory: Path) -> Json:
     """One trajectory, turn by turn: what was new in the conversation, and the tokens that were sampled."""
     short = shortened(plain_json(kept.trajectory))
-    decode = _decoder(directory)
+    decode = token_texts(directory)
     turns = []
     for index, step in enumerate(short["steps"]):
         completion = step["completion"] or {}
@@ -212,23 +213,6 @@ def _details(kept: KeptTrajectory, directory: Path) -> Json:
         "metrics": short["metrics"],
         "turns": turns,
     }
-
-
-def _decoder(directory: Path) -> Callable[[int], str]:
-    """The text of a token by its id, by the run's own tokenizer; the number where there is none."""
-    for folder in (directory / "model", directory / "checkpoints" / "latest" / "huggingface"):
-        path = folder / "tokenizer.json"
-        if path.is_file():
-            return _token_texts(path)
-    return str
-
-
-@lru_cache(maxsize=4)
-def _token_texts(path: Path) -> Callable[[int], str]:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(path))
-    return lru_cache(maxsize=None)(lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False))
 
 
 async def _changes(directory: Path) -> AsyncIterator[str]:
