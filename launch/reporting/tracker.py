@@ -23,6 +23,8 @@ SETTINGS = "settings.yaml"
 CURVE = "learning_curve.png"
 TIMELINE = "timeline.png"
 BAR_WIDTH = 10
+OVER = "\r\x1b[2K"
+"""Makes a terminal write over its last line."""
 LINE_WIDTH = 109
 
 
@@ -42,6 +44,8 @@ class Tracker:
         self._directory = directory
         self._num_steps = num_steps
         self._start = time.monotonic()
+        self._last_tenth = -1
+        self._has_passing_line = False
         self._first_step = last_step
         self._file = JsonlLog(directory / METRICS, last_step)
         self._evaluated = {record["step"] for record in self._file.kept if _is_evaluation(record)}
@@ -80,9 +84,12 @@ class Tracker:
 
     def warm_start(self, step: int, num_steps: int, metrics: dict[str, float]) -> None:
         """Progress of the supervised warm start."""
-        self._print(
-            f"{self._bar(step, num_steps)} warm start {step:4d}/{num_steps}  loss {metrics['learn/loss']:.3f}"
-        )
+        tenth = 10 * step // num_steps
+        if tenth == self._last_tenth and not sys.stdout.isatty():
+            return  # nobody watches it move
+        self._last_tenth = tenth
+        line = f"{self._bar(step, num_steps)} warm start {step:4d}/{num_steps}"
+        self._print(f"{line}  loss {metrics['learn/loss']:.3f}", passes=step < num_steps)
 
     def step(
         self,
@@ -138,6 +145,8 @@ class Tracker:
 
     def close(self) -> None:
         """Draw the learning curve and the timeline, and close the files."""
+        if self._has_passing_line:
+            self._print("")
         self._file.close()
         self._alarms.close()
         self._board.close()
@@ -180,9 +189,11 @@ class Tracker:
         filled = BAR_WIDTH * done // max(1, total)
         return "█" * filled + "░" * (BAR_WIDTH - filled)
 
-    @staticmethod
-    def _print(line: str) -> None:
-        sys.stdout.write(line + "\n")
+    def _print(self, line: str, passes: bool = False) -> None:
+        """Print a line. On a terminal the next one stands in the place of a line that ``passes``."""
+        begin = OVER if self._has_passing_line else ""
+        self._has_passing_line = passes and sys.stdout.isatty()
+        sys.stdout.write(begin + line + ("" if self._has_passing_line else "\n"))
         sys.stdout.flush()
 
 

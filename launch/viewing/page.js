@@ -209,6 +209,25 @@ function conversation(each) {
   return element("article", {}, [element("h2", { textContent: each.id }), table, ...(each.error ? [element("p", { className: "error", textContent: each.error })] : []), ...turns]);
 }
 
+// Asked for when it is opened: all files of the run are looked through.
+function sameTask(path) {
+  const box = element("details", { className: "same" }, [element("summary", { textContent: "The same task over the course of training" })]);
+  box.addEventListener("toggle", async () => {
+    const byStep = new Map();
+    for (const each of await ask(`${path}/same`)) {
+      const name = `${each.kind === "eval" ? "evaluation" : "update"} ${each.step}`;
+      byStep.set(name, [...(byStep.get(name) || []), each]);
+    }
+    const rows = [...byStep].map(([name, members]) => element("div", { className: "group" }, [element("div", { className: "task", textContent: name }), element("div", { className: "cells" }, members.map((each) => {
+      const cell = element("button", { className: "cell", textContent: shown(each.reward), title: each.fate });
+      cell.addEventListener("click", () => go({ kind: each.kind, step: each.step, row: each.row, beside: null }));
+      return cell;
+    }))]));
+    box.replaceChildren(box.firstChild, ...rows);
+  }, { once: true });
+  return box;
+}
+
 async function drawTrajectory() {
   if (!state.groups.length) return drawGroups();
   const path = (row) => `runs/${state.run}/${state.kind}/${state.step}/${row}`;
@@ -222,7 +241,7 @@ async function drawTrajectory() {
   colours.addEventListener("change", () => go({ colour: colours.value }));
   const rows = [state.row, ...(state.beside === null || state.beside === state.row ? [] : [state.beside])];
   const whole = await Promise.all(rows.map((row) => ask(path(row))));
-  return [element("div", { className: "tools" }, [element("span", { textContent: "Its group:" }), ...cells, element("label", {}, ["Tokens by ", colours])]), element("div", { className: "members" }, whole.map(conversation))];
+  return [element("div", { className: "tools" }, [element("span", { textContent: "Its group:" }), ...cells, element("label", {}, ["Tokens by ", colours])]), sameTask(path(state.row)), element("div", { className: "members" }, whole.map(conversation))];
 }
 
 // -- Actors -----------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from launch.run_folder.trajectory_log import (
     FOLDER,
     TRAIN,
     KeptTrajectory,
+    find_task,
     kept_steps,
     read_kept,
     shortened,
@@ -95,10 +97,18 @@ class Pages:
 
     def trajectory(self, number: int, kind: Kind, step: int, row: int) -> Json:
         """One trajectory, turn by turn."""
+        return _details(self._row(number, kind, step, row), self._run(number))
+
+    def same_task(self, number: int, kind: Kind, step: int, row: int) -> list[Json]:
+        """The trajectories of the same task in all updates and evaluations."""
+        task = plain_json(self._row(number, kind, step, row).trajectory.task)
+        return [asdict(each) for each in find_task(self._run(number), task)]
+
+    def _row(self, number: int, kind: Kind, step: int, row: int) -> KeptTrajectory:
         kept = _kept(self._run(number), kind, step)
         if not 0 <= row < len(kept):
             raise HTTPException(404, f"There are {len(kept)} trajectories.")
-        return _details(kept[row], self._run(number))
+        return kept[row]
 
     def _run(self, number: int) -> Path:
         if not 0 <= number < len(self._runs):
@@ -127,6 +137,7 @@ def application(
     app.get("/api/runs/{number}/actors")(pages.actors)
     app.get("/api/runs/{number}/{kind}/{step}")(pages.groups)
     app.get("/api/runs/{number}/{kind}/{step}/{row}")(pages.trajectory)
+    app.get("/api/runs/{number}/{kind}/{step}/{row}/same")(pages.same_task)
     app.get("/api/models")(talk.models)
     app.post("/api/talk")(talk.talk)
     app.get("/")(pages.file)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from matplotlib.image import imread
 
 from launch.reporting.plots import draw_curve, draw_timeline
-from launch.reporting.tracker import ALARMS, METRICS, Tracker, read_metrics
+from launch.reporting.tracker import ALARMS, METRICS, OVER, Tracker, read_metrics
 from launch.run_folder.jsonl_log import read_records
 
 EVALUATION = {"eval/reward_mean": 0.5, "eval/num_tasks": 4, "time/evaluate": 2.0}
@@ -153,6 +154,24 @@ def test_a_step_line_fits_whatever_there_is_to_say(
     assert "ALARMS 12" in line, "what matters most is there"
     assert "idle 100%" in line or num_steps > 30
     assert "grad" not in line, "what matters least is not"
+
+
+def test_a_warm_start_is_one_line_on_a_terminal_and_a_few_in_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = Tracker(tmp_path, num_steps=10)
+    for step in range(5, 355, 5):
+        tracker.warm_start(step, 350, {"learn/loss": 0.5})
+    assert len(capsys.readouterr().out.splitlines()) == 11
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for step in range(5, 355, 5):
+        tracker.warm_start(step, 350, {"learn/loss": 0.5})
+    tracker.announce("Policy server: up.")
+    *passing, last, announced = capsys.readouterr().out.replace(OVER, "\n").splitlines()
+    assert len(passing) == 69 and "350/350" in last and announced.endswith("Policy server: up.")
+    tracker.warm_start(5, 350, {"learn/loss": 0.5})
+    tracker.close()
+    assert capsys.readouterr().out.endswith("\n"), "the prompt of the shell has a line of its own"
 
 
 def test_alarms_are_announced_recorded_with_their_step_and_counted_after_a_resume(

@@ -70,6 +70,15 @@ def test_the_page_shows_metrics_groups_and_turns(run: Path) -> None:
     assert len(shown["turns"][0]["tokens"]) == len(shown["turns"][0]["logprobs"]) == 20
 
 
+def test_a_task_is_found_in_all_updates_and_evaluations(run: Path) -> None:
+    found = client(run).get("/api/runs/0/step/2/1/same").json()
+    assert [(each["kind"], each["step"], each["row"], each["fate"]) for each in found] == [
+        ("eval", 0, 1, "evaluated"),
+        ("step", 1, 1, "trained"),
+        ("step", 2, 1, "trained"),
+    ]
+
+
 def test_the_newest_alarms_and_the_settings_are_there(run: Path) -> None:
     browser = client(run)
     assert browser.get("/api/runs/0").json()["alarms"] == []

@@ -164,6 +164,11 @@ def test_two_members_of_a_group_stand_side_by_side(browser: Browser, address: st
     click = "dispatchEvent(new MouseEvent('click', {shiftKey: true}))"
     browser.value(f"document.querySelectorAll('.tools .cell')[2].{click}")
     browser.wait_for("document.querySelectorAll('article').length === 2")
+    browser.value("document.querySelector('.same').open = true")
+    browser.wait_for("document.querySelectorAll('.same .task').length === 4")  # three updates, one evaluation
+    browser.value("document.querySelector('.same .cell').click()")
+    browser.wait_for("document.querySelectorAll('article').length === 1")
+    assert browser.value("document.getElementById('step').value") == "eval/0"
 
 
 def test_an_agent_is_talked_to_and_its_steps_are_seen(
