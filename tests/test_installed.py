@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from conftest import wait_until
+from test_readme import SHOP
 
 from launch.console import COMMANDS, main
 from launch.reporting.tracker import read_metrics
@@ -28,45 +29,31 @@ LAYERS = ("environments", "policies", "actors", "launch")
 LEFT_OUT = {"launch/install/pins.py"}
 """Resolves the repository's pyproject.toml anew, which a wheel does not have."""
 
-MY_WORKLOAD = """
+NOTED = """
+
 from pathlib import Path
 
 import environments
-from environments import Dataset, MultiTurnEnvironment
-from launch.workload import Workload
-from policies import GameAgent
 
 
-class Greeting(MultiTurnEnvironment):
-    def get_reward_and_next_obs(self, task, action):
-        Path(NOTES, "agent-was-in").write_text(__file__)
-        Path(NOTES, "troupe-was-in").write_text(environments.__file__)
-        self.done = True
-        return float(str(action).startswith("H")), {{}}
+def noted(task, answer):
+    Path(NOTES, "agent-was-in").write_text(__file__)
+    Path(NOTES, "troupe-was-in").write_text(environments.__file__)
+    return math_reward_fn(task, answer)
 
 
 NOTES = {notes!r}
-
-
-def workload(seed):
-    tasks = Dataset([{{"question": "Say hello."}}] * 8)
-    talk = [{{"role": "user", "content": "Say hello."}}, {{"role": "assistant", "content": "Hello."}}]
-    return Workload(
-        agent_class=GameAgent,
-        env_class=Greeting,
-        train_dataset=tasks,
-        val_dataset=tasks,
-        demonstrations=[talk] * 8,
-    )
+ENV_ARGS["reward_fn"] = noted
 """
+"""Makes the workload of the guide say where it and the library have been found."""
 SMALL = [
     "workload=my_workload",
     "run.num_steps=2",
     "rollout.groups_per_step=2",
     "rollout.group_size=2",
-    "rollout.max_response_tokens=32",
-    "server.engine.max_model_tokens=128",
-    "rollout.max_prompt_tokens=64",
+    "rollout.max_response_tokens=96",
+    "rollout.max_prompt_tokens=128",
+    "server.engine.max_model_tokens=256",
     "fleet.num_actors=2",
     "evaluation.num_tasks=2",
     "learner.mini_batch_size=4",
@@ -120,10 +107,10 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Path:
-    """A folder with nothing but somebody's own ``my_workload.py``."""
+    """A folder with nothing but somebody's own ``my_workload.py``, the one that a guide shows."""
     folder = tmp_path / "foreign"
     folder.mkdir()
-    (folder / "my_workload.py").write_text(MY_WORKLOAD.format(notes=str(tmp_path)))
+    (folder / "my_workload.py").write_text(SHOP + NOTED.format(notes=str(tmp_path)))
     return folder
 
 
