@@ -23,7 +23,7 @@ from actors.ray_tools.placement import beside_driver
 from actors.sampling.directory import SamplerDirectory
 from actors.sampling.queue_worker import QueueWorker
 from actors.serving.access import Access
-from actors.serving.http import http, prometheus_text, respond
+from actors.serving.http import http, prometheus_text, respond, welcome_text
 from actors.serving.keys import ApiKeys, access_keys
 from actors.settings import MODEL_NAME, ServerConfig
 from actors.weights.follower import WeightFollower, open_transport
@@ -236,6 +236,11 @@ class PolicyServer:
             self._queue_workers.pop(sampler, None)
 
     # -- clients over HTTP ---------------------------------------------------------------------------
+
+    @http.get("/")
+    async def welcome(self, request: Request) -> PlainTextResponse:
+        names = [model["id"] for model in (await self.models())["data"]]
+        return PlainTextResponse(welcome_text(names, f"{request.base_url}v1"))
 
     @http.get("/health")
     async def health(self) -> dict[str, Any]:

@@ -162,6 +162,12 @@ def test_the_official_client_lists_the_model(openai: OpenAI) -> None:
         openai.models.retrieve("other/model")
 
 
+def test_who_opens_the_address_is_told_what_is_served(tokenizer_folder: Path) -> None:
+    with serving(tokenizer_folder, agents={"agent/calculator": Pool()}) as client:
+        told = client.get("/").text
+    assert told.startswith("Troupe serves tiny, agent/calculator to OpenAI clients at http://localhost/v1.")
+
+
 def test_a_request_for_an_agent_goes_to_its_pool(tokenizer_folder: Path) -> None:
     step = Step(model_response="46")
     played = Trajectory(steps=[step], termination_reason=TerminationReason.ENV_DONE)
