@@ -196,7 +196,7 @@ def join_cluster(
     if started_here:
         ending.callback(cluster.end)
     interrupts.install()  # Ray has put a handler of its own in the place of SIGTERM's
-    cluster.check_resources(config)
+    cluster.wait_for_nodes(config, tracker.announce)
     tracker.announce("Ray: " + ("started here." if started_here else "joined a running cluster."))
     if waits := cluster.shortage(config):
         tracker.announce(waits)
