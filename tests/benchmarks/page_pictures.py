@@ -27,6 +27,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=Path)
+    parser.add_argument("--step", type=int, default=5, help="the update whose groups are shown")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     with socket.socket() as free:
@@ -38,25 +39,28 @@ def main() -> None:
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as view,
         Browser.running(Path(profile)) as browser,
     ):
-        assert view.stdout is not None and "http" in view.stdout.readline()
-        browser.resize(WIDTH, HEIGHT)
-        browser.open(f"http://127.0.0.1:{port}/")
-        browser.wait_for("document.querySelectorAll('.chart').length >= 5")
-        browser.screenshot(options.out / "page_run.png")
-        browser.press("2")
-        browser.wait_for("document.querySelectorAll('.cell').length > 8")
-        browser.screenshot(options.out / "page_groups.png")
-        # A member of a group in which some succeed and others do not, beside one with another reward.
-        browser.value("""(() => {
-            const group = state.groups.find(
-                (each) => new Set(each.members.map((one) => one.reward)).size > 1);
-            const [low, high] = [...group.members].sort((one, other) => one.reward - other.reward).filter(
-                (each, index, all) => index === 0 || index === all.length - 1);
-            go({ page: "trajectory", row: high.row, beside: low.row });
-        })()""")
-        browser.wait_for("document.querySelectorAll('article').length === 2")
-        browser.screenshot(options.out / "page_trajectory.png")
-        view.terminate()
+        try:
+            assert view.stdout is not None and "http" in view.stdout.readline()
+            take(browser, f"http://127.0.0.1:{port}/", options.step, options.out)
+        finally:
+            view.terminate()
+
+
+def take(browser: Browser, page: str, step: int, folder: Path) -> None:
+    browser.resize(WIDTH, HEIGHT)
+    browser.open(page)
+    browser.wait_for("document.querySelectorAll('.chart').length >= 5")
+    browser.screenshot(folder / "page_run.png")
+    browser.open(f"{page}#groups/0/step/{step}/0")
+    browser.wait_for("document.querySelectorAll('.cell').length > 8")
+    # A member of a group in which some succeed and others do not, beside one with another reward.
+    browser.value("""(() => {
+        const differs = (each) => new Set(each.members.map((one) => one.reward)).size > 1;
+        const members = [...state.groups.find(differs).members].sort((one, two) => one.reward - two.reward);
+        go({ page: "trajectory", row: members.at(-1).row, beside: members[0].row });
+    })()""")
+    browser.wait_for("document.querySelectorAll('article').length === 2")
+    browser.screenshot(folder / "page_trajectory.png")
 
 
 if __name__ == "__main__":
