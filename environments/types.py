@@ -131,6 +131,17 @@ class Step:
     completion: Completion | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlayedStep:
+    """A step of an episode that goes on: what was sampled, and what the environment answered."""
+
+    index: int
+    text: str
+    observation: str
+    done: bool = False
+    policy_version: int = 0
+
+
 @dataclass
 class Trajectory:
     """One agent's attempt at one task. ``reward`` is the sum of the step rewards."""

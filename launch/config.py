@@ -52,6 +52,9 @@ class RunConfig:
     says: what every part waits for, and which one holds up the others."""
     stall_limit_seconds: float = setting(3600.0, at_least=0)
     """Seconds without any movement after which the run ends with that verdict as its error. 0: no limit."""
+    node_wait_seconds: float = setting(0.0, at_least=0)
+    """Seconds for which a run waits, at its start, for nodes that it needs and that are not there. Ray's
+    autoscaler is told what is needed, and adds nodes where it may."""
     replay: str | None = None
     """Folder of another run whose recorded rollouts are learned from, without an engine or an environment:
     to debug a learner, or to compare algorithms on the same rollouts. Nothing is evaluated."""

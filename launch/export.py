@@ -1,7 +1,14 @@
-"""``python -m launch.export runs/a --parquet runs/a.parquet``: the trajectories of a run as a table.
+"""``python -m launch.export runs/a --parquet a.parquet --inspect``: a run's trajectories, for other programs.
 
-A row is a turn: what was said, its reward and advantage, and its tokens with log-probabilities and versions.
-Read it with pandas.read_parquet, datasets.Dataset.from_parquet, DuckDB or Polars.
+A row of the parquet table is a turn: what was said, its reward and advantage, and its tokens with
+log-probabilities and versions. Read it with pandas.read_parquet, datasets.Dataset.from_parquet, DuckDB or
+Polars.
+
+--inspect writes logs for Inspect, one for each update and each evaluation. inspect_ai needs other versions of
+our libraries, so look at them from an environment of its own:
+
+    python -m venv ~/inspect && ~/inspect/bin/pip install inspect_ai
+    ~/inspect/bin/inspect view --log-dir runs/a/inspect
 """
 
 from __future__ import annotations
@@ -19,8 +26,17 @@ import pyarrow.parquet as pq
 
 from environments.data.trajectory_json import plain_json
 from environments.errors import ConfigError, TroupeError
+from launch.reporting.inspect_log import InspectLog, written_at
 from launch.run_folder.lock import writing_to
-from launch.run_folder.trajectory_log import EVALUATION, TRAIN, KeptTrajectory, kept_steps, read_kept
+from launch.run_folder.token_texts import token_texts
+from launch.run_folder.trajectory_log import (
+    EVALUATION,
+    FOLDER,
+    TRAIN,
+    KeptTrajectory,
+    kept_steps,
+    read_kept,
+)
 
 SCHEMA = pa.schema(
     [
@@ -57,12 +73,7 @@ def export_parquet(run: Path, target: Path) -> int:
     Raises:
         ConfigError: the run has kept none, or the file cannot be written.
     """
-    steps = [(kind, step) for kind in (TRAIN, EVALUATION) for step in kept_steps(run, kind)]
-    if not steps:
-        raise ConfigError(
-            f"{run} has kept no trajectories: name a run's folder; run.trajectories_kept says how many of "
-            "its updates keep theirs."
-        )
+    steps = _steps(run)
     num_rows = 0
     temporary = target.with_name(f".{target.name}.tmp")
     with writing_to(target), pq.ParquetWriter(temporary, SCHEMA, compression="zstd") as writer:
@@ -72,6 +83,46 @@ def export_parquet(run: Path, target: Path) -> int:
             num_rows += len(table)
     os.replace(temporary, target)
     return num_rows
+
+
+def export_inspect(run: Path, folder: Path) -> tuple[int, int]:
+    """Write all trajectories that ``run`` has kept into ``folder``, as ``.eval`` logs of inspect_ai.
+
+    A log that is there already is replaced.
+
+    Returns:
+        The number of trajectories and of logs.
+
+    Raises:
+        ConfigError: the run has kept none, or the folder cannot be written to.
+    """
+    steps = _steps(run)
+    with writing_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    num_trajectories = 0
+    for kind, step in steps:
+        kept = read_kept(run, kind, step)
+        log = InspectLog(
+            run=run,
+            kind=kind,
+            step=step,
+            created=written_at(run / FOLDER / f"{kind}_{step:06d}.jsonl"),
+            token_text=token_texts(run),
+        )
+        log.write(folder, kept)
+        num_trajectories += len(kept)
+    return num_trajectories, len(steps)
+
+
+def _steps(run: Path) -> list[tuple[str, int]]:
+    """The updates and the evaluations whose trajectories ``run`` has kept."""
+    steps = [(kind, step) for kind in (TRAIN, EVALUATION) for step in kept_steps(run, kind)]
+    if not steps:
+        raise ConfigError(
+            f"{run} has kept no trajectories: name a run's folder; run.trajectories_kept says how many of "
+            "its updates keep theirs."
+        )
+    return steps
 
 
 def _rows(kind: str, step: int, kept: list[KeptTrajectory]) -> Iterator[dict[str, Any]]:
@@ -115,14 +166,26 @@ def main(arguments: list[str]) -> int:
         prog="python -m launch.export", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("--parquet", type=Path, required=True, metavar="FILE", help="where the table goes")
+    parser.add_argument("--parquet", type=Path, metavar="FILE", help="write a table, into this file")
+    parser.add_argument("--inspect", action="store_true", help="write logs for Inspect")
+    parser.add_argument(
+        "--inspect-folder", type=Path, metavar="FOLDER", help="where they go instead of inspect/ of the run"
+    )
     options = parser.parse_args(arguments)
+    inspect = options.inspect or options.inspect_folder is not None
+    if options.parquet is None and not inspect:
+        parser.error("nothing to write: add --parquet FILE, --inspect or both")
     try:
-        num_rows = export_parquet(options.run, options.parquet)
+        if options.parquet is not None:
+            num_rows = export_parquet(options.run, options.parquet)
+            sys.stdout.write(f"{num_rows} turns: {options.parquet}\n")
+        if inspect:
+            folder = options.inspect_folder or options.run / "inspect"
+            num_trajectories, num_logs = export_inspect(options.run, folder)
+            sys.stdout.write(f"{num_trajectories} trajectories in {num_logs} logs: {folder}\n")
     except TroupeError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 2
-    sys.stdout.write(f"{num_rows} turns: {options.parquet}\n")
     return 0
 
 

@@ -130,7 +130,8 @@ Serving {", ".join(models)} at {url}. Try it:
 
   curl {url}/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'
 
-{agent_addresses(url, models)}More requests per second: raise server.num_replicas={server.num_replicas}.
+{agent_addresses(url, models)}In the browser: python -m launch.view RUN --server {url}
+More requests per second: raise server.num_replicas={server.num_replicas}.
 Longer conversations: raise server.engine.max_model_tokens={server.engine.max_model_tokens}; it costs memory.
 Another port: server.http_port={DEFAULT_PORT + 1}. From other machines, with a key:
 {KEYS_VARIABLE}=name:key, server.http_host=0.0.0.0 and server.access.hosts=[{socket.gethostname()}].

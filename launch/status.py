@@ -2,6 +2,8 @@
 
     python -m launch.status                            the trainings of this machine's cluster
     python -m launch.status --address 10.0.0.1:6379    those of another one
+    python -m launch.status --every 5                  again every five seconds, until Ctrl-C
+    python -m launch.status --json                     as data: a line for each look
     ray job submit -- python -m launch.status          the same from outside of a cluster
 
 A part that does not answer within two seconds is named. The last line of each run is the verdict.
@@ -10,7 +12,10 @@ A part that does not answer within two seconds is named. The last line of each r
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import sys
+import time
 
 import ray
 from ray.exceptions import RayError
@@ -19,7 +24,24 @@ from actors.ray_tools.connect import join
 from environments.errors import TroupeError
 from launch.health.heartbeat import pulses
 from launch.health.inspection import inspect
-from launch.health.run_state import described
+from launch.health.run_state import RunState, as_data, described
+
+NOTHING = "No training is going on in this cluster.\n"
+
+
+def seconds(text: str) -> float:
+    """The value of ``--every``."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0.")
+    return value
+
+
+def told(states: list[RunState], is_json: bool) -> str:
+    """What the command prints of one look."""
+    if is_json:
+        return json.dumps({"runs": [as_data(state) for state in states]}) + "\n"
+    return "".join(f"{described(state)}\n" for state in states) or NOTHING
 
 
 def main(arguments: list[str]) -> int:
@@ -28,20 +50,24 @@ def main(arguments: list[str]) -> int:
         prog="python -m launch.status", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--address", help="HOST:PORT of the cluster, if this machine has none or several")
+    parser.add_argument("--every", type=seconds, metavar="SECONDS", help="look again, until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print data instead of text")
     options = parser.parse_args(arguments)
     try:
         join(options.address)
-        runs = pulses()
-        for pulse in runs:
-            sys.stdout.write(f"{described(inspect(pulse))}\n")
-        if not runs:
-            sys.stdout.write("No training is going on in this cluster.\n")
+        while True:
+            sys.stdout.write(told([inspect(pulse) for pulse in pulses()], options.json))
+            sys.stdout.flush()
+            if options.every is None:
+                return 0
+            time.sleep(options.every)
+    except KeyboardInterrupt:
+        return 0
     except (TroupeError, RayError) as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 2
     finally:
         ray.shutdown()
-    return 0
 
 
 if __name__ == "__main__":

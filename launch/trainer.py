@@ -108,6 +108,7 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, recoveries: R
         num_updates = sum(stage.num_steps for stage in stages if stage.rolls_out)
         tracker = Tracker(lock.directory, num_updates, recovery.progress.step)
         ending.callback(tracker.close)
+        tracker.settings(config)
         run, interrupts = None, Interrupts()
         with interrupts.installed():
             try:

@@ -3,7 +3,8 @@
     python -m launch.view                  the newest run in runs/
     python -m launch.view runs/a runs/b    several, over each other
 
-Curves, the groups of every update, and each trajectory turn by turn. Nothing leaves this machine.
+Curves, the groups of every update, each trajectory turn by turn, what the actors of a run wait for, and a
+talk with a model that is served (TROUPE_API_KEY is its key). It listens on this machine only.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from environments.errors import ConfigError, TroupeError
 from launch.reporting.tracker import METRICS
 from launch.run_folder.model_paths import RUNS
 from launch.run_folder.trajectory_log import FOLDER
+from launch.validation.serving import DEFAULT_PORT
 
 PORT = 8010
 HOST = "127.0.0.1"
+SERVER = f"http://127.0.0.1:{DEFAULT_PORT}/v1"
 
 
 def run_folders(given: Sequence[str]) -> list[Path]:
@@ -53,6 +57,13 @@ def check_port(port: int) -> None:
             ) from error
 
 
+def check_server(address: str) -> None:
+    """Raise ``ConfigError`` unless ``address`` can be that of a server."""
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"--server {address} is no address of a server: write {SERVER}.")
+
+
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0 done, 2 not done, for a reason that was printed."""
     parser = argparse.ArgumentParser(
@@ -60,10 +71,13 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("runs", nargs="*", help="folders of runs")
     parser.add_argument("--port", type=int, default=PORT)
+    parser.add_argument("--address", help="HOST:PORT of the cluster where they run, if several are here")
+    parser.add_argument("--server", default=SERVER, help="address of the policy server to talk to")
     options = parser.parse_args(arguments)
     try:
         folders = run_folders(options.runs)
         check_port(options.port)
+        check_server(options.server)
     except TroupeError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 2
@@ -73,7 +87,7 @@ def main(arguments: list[str]) -> int:
 
     sys.stdout.write(f"{', '.join(map(str, folders))}: http://{HOST}:{options.port}/ (Ctrl-C ends it)\n")
     sys.stdout.flush()
-    app = application(folders)
+    app = application(folders, options.address, options.server)
     uvicorn.run(app, host=HOST, port=options.port, log_level="critical", timeout_graceful_shutdown=1)
     return 0
 

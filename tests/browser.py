@@ -63,9 +63,10 @@ class Browser:
             process.wait()
 
     def open(self, address: str) -> None:
-        """Show the page at ``address``."""
-        self._call("Page.navigate", url=address)
-        self.wait_for(f"location.href.startsWith({address!r}) && document.readyState === 'complete'")
+        """Load an address anew, and return when it is there."""
+        for each in ("about:blank", address):  # of the same address only what follows # would be opened
+            self._call("Page.navigate", url=each)
+            self.wait_for(f"location.href === {each!r} && document.readyState === 'complete'")
 
     def resize(self, width: int, height: int) -> None:
         """Show as much of the page as a window of this size, in pixels."""
@@ -77,6 +78,10 @@ class Browser:
         text = {"text": key} if len(key) == 1 else {}
         self._call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         self._call("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    def type(self, text: str) -> None:
+        """Type a text into what has the focus."""
+        self._call("Input.insertText", text=text)
 
     def value(self, script: str) -> Any:
         """What a JavaScript expression gives in the page."""

@@ -161,7 +161,7 @@ def serve_port(ray_cluster: None) -> int:
     from actors.serving.policy_server import start_serve
     from actors.settings import ServerConfig
 
-    port = _free_port()
+    port = free_port()
     start_serve(ServerConfig(http_port=port))
     return port
 
@@ -238,7 +238,8 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nothing listens on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
@@ -349,5 +350,5 @@ def make_critic_rank(process_group: None, tiny_model: Path) -> MakeRank:
 def _be_the_only_rank(patch: pytest.MonkeyPatch) -> None:
     """Set the variables that a worker group sets. Not for long: Ray's workers would inherit them."""
     variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in (variables | {"MASTER_PORT": str(_free_port())}).items():
+    for name, value in (variables | {"MASTER_PORT": str(free_port())}).items():
         patch.setenv(name, value)

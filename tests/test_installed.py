@@ -18,54 +18,42 @@ from pathlib import Path
 
 import pytest
 from conftest import wait_until
+from test_readme import SHOP
 
 from launch.console import COMMANDS, main
 from launch.reporting.tracker import read_metrics
+from launch.run_folder.checkpoint import CheckpointFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("environments", "policies", "actors", "launch")
 LEFT_OUT = {"launch/install/pins.py"}
 """Resolves the repository's pyproject.toml anew, which a wheel does not have."""
 
-MY_WORKLOAD = """
+NOTED = """
+
 from pathlib import Path
 
 import environments
-from environments import Dataset, MultiTurnEnvironment
-from launch.workload import Workload
-from policies import GameAgent
 
 
-class Greeting(MultiTurnEnvironment):
-    def get_reward_and_next_obs(self, task, action):
-        Path(NOTES, "agent-was-in").write_text(__file__)
-        Path(NOTES, "troupe-was-in").write_text(environments.__file__)
-        self.done = True
-        return float(str(action).startswith("H")), {{}}
+def noted(task, answer):
+    Path(NOTES, "agent-was-in").write_text(__file__)
+    Path(NOTES, "troupe-was-in").write_text(environments.__file__)
+    return math_reward_fn(task, answer)
 
 
 NOTES = {notes!r}
-
-
-def workload(seed):
-    tasks = Dataset([{{"question": "Say hello."}}] * 8)
-    talk = [{{"role": "user", "content": "Say hello."}}, {{"role": "assistant", "content": "Hello."}}]
-    return Workload(
-        agent_class=GameAgent,
-        env_class=Greeting,
-        train_dataset=tasks,
-        val_dataset=tasks,
-        demonstrations=[talk] * 8,
-    )
+ENV_ARGS["reward_fn"] = noted
 """
+"""Makes the workload of the guide say where it and the library have been found."""
 SMALL = [
     "workload=my_workload",
     "run.num_steps=2",
     "rollout.groups_per_step=2",
     "rollout.group_size=2",
-    "rollout.max_response_tokens=32",
-    "server.engine.max_model_tokens=128",
-    "rollout.max_prompt_tokens=64",
+    "rollout.max_response_tokens=96",
+    "rollout.max_prompt_tokens=128",
+    "server.engine.max_model_tokens=256",
     "fleet.num_actors=2",
     "evaluation.num_tasks=2",
     "learner.mini_batch_size=4",
@@ -119,10 +107,10 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Path:
-    """A folder with nothing but somebody's own ``my_workload.py``."""
+    """A folder with nothing but somebody's own ``my_workload.py``, the one that a guide shows."""
     folder = tmp_path / "foreign"
     folder.mkdir()
-    (folder / "my_workload.py").write_text(MY_WORKLOAD.format(notes=str(tmp_path)))
+    (folder / "my_workload.py").write_text(SHOP + NOTED.format(notes=str(tmp_path)))
     return folder
 
 
@@ -181,9 +169,14 @@ def test_an_unknown_command_names_the_nearest(
 
 @pytest.mark.engine
 def test_an_installed_troupe_trains_somebodys_own_module(installed: Path, foreign: Path) -> None:
-    trained = run(installed / "troupe", "train", *SMALL, "run.directory=run", cwd=foreign)
+    """By supervised learning alone, which is evaluated and kept; the submitted job reinforces."""
+    supervised = ["stages=[warm_start]", "warm_start.num_steps=5", "run.directory=run"]
+    trained = run(installed / "troupe", "train", *SMALL, *supervised, cwd=foreign)
     assert trained.returncode == 0, trained.stdout + trained.stderr
-    assert_trained(foreign / "run", notes=foreign.parent, installed=installed)
+    (evaluation,) = read_metrics(foreign / "run")
+    assert evaluation["step"] == 0 and "eval/reward_mean" in evaluation
+    assert CheckpointFolder(foreign / "run", 1).latest() is not None
+    assert_played(notes=foreign.parent, installed=installed)
 
 
 @pytest.mark.engine
@@ -194,12 +187,13 @@ def test_a_submitted_job_trains_what_is_in_its_working_directory(installed: Path
         job = [installed / "troupe", "train", *SMALL, f"run.directory={directory}"]
         done = run(*submit, "--working-dir", ".", "--", *job, cwd=foreign, RAY_AUTH_MODE="disabled")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert_trained(directory, notes=foreign.parent, installed=installed)
-
-
-def assert_trained(directory: Path, notes: Path, installed: Path) -> None:
     steps = [each["step"] for each in read_metrics(directory) if "learn/loss" in each]
     assert steps == [1, 2]
+    assert_played(notes=foreign.parent, installed=installed)
+
+
+def assert_played(notes: Path, installed: Path) -> None:
+    """The agent and the library were those of the stranger's folder and environment."""
     assert Path((notes / "agent-was-in").read_text()).name == "my_workload.py"
     assert Path((notes / "troupe-was-in").read_text()).is_relative_to(installed.parent)
 

@@ -6,7 +6,9 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_folder_readmes import READMES
@@ -35,7 +37,7 @@ def programs(page: str) -> list[str]:
 
 OWN, CHECK = programs("README.md")
 (COLLECT,) = programs("actors/README.md")
-(TRAIN,) = programs("launch/README.md")
+SHOP, TRAIN = programs("launch/README.md")
 
 
 def test_the_first_page_can_be_read_in_one_go() -> None:
@@ -61,6 +63,37 @@ def test_the_own_agent_and_environment_take_thirty_lines_and_play(
     monkeypatch.syspath_prepend(str(tmp_path))
     own = load_workload("my_workload", seed=0)
     check_agent(own, own.train_dataset)
+
+
+def test_the_shop_is_checked_and_played_as_its_guide_says(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    guide = text_of("launch/README.md").partition("in three steps")[2]
+    first_step = re.findall(r"(?:^       .*\n|^\n)+", guide, flags=re.MULTILINE)
+    (tmp_path / "check.py").write_text(textwrap.dedent(next(step for step in first_step if "print" in step)))
+    call = '<tool_call>\n{"name": "cost", "arguments": {"item": "apples", "number": 21}}\n</tool_call>\n\n'
+    for command, typed, said in (
+        (["check.py"], "", "ToolEnvironment: all fine."),
+        (["-m", "launch.play", "workload=shop"], f"{call}\\boxed{{63}}\n\n", "--- tool\n63"),
+    ):
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            input=typed,
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, said in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_the_settings_that_the_guides_name_exist() -> None:
+    guide = text_of("launch/README.md").partition("when a run does not learn")[2].partition("\n## ")[0]
+    named = re.findall(r"`((?:rollout|learner|algorithm|server)\.[a-z_.]+)`", guide)
+    assert len(named) >= 10
+    for name in named:
+        value: Any = TrainConfig()
+        for part in name.split("."):
+            value = getattr(value, part)
 
 
 def test_the_check_of_the_own_environment_says_what_its_comment_says(tmp_path: Path) -> None:

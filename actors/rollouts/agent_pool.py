@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import ray
@@ -15,11 +15,12 @@ from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.service import RolloutService
 from actors.settings import FleetConfig
 from environments.errors import EnvironmentFailure, SamplerError
-from environments.types import Trajectory
+from environments.types import PlayedStep, Trajectory
 from policies.openai.protocol import OpenAIError
 from policies.openai.responses import MAX_STORED, MemoryStore
 from policies.sampler import Sampler, SamplingParams
 
+Part = PlayedStep | Trajectory
 MAX_WAITING_PER_ACTOR = 16
 """Messages that may be in play or wait, for each rollout actor: more are sent away."""
 
@@ -75,11 +76,13 @@ class AgentPool:
     ) -> None:
         self._description = description
         self._task_from_message, self._num_actors = task_from_message, fleet.num_actors
-        self._service = RolloutService(pair, make_sampler, limits, fleet)
+        own_handle = ray.get_runtime_context().current_actor
+        self._service = RolloutService(pair, make_sampler, limits, fleet, listener=own_handle)
         self._numbers = itertools.count()
         self._responses = MemoryStore()
         self._tasks = KeptTasks()
-        self._answers: dict[str, asyncio.Future[Trajectory]] = {}
+        self._episodes: dict[str, asyncio.Queue[Part | Exception]] = {}
+        """What is heard of the episodes that clients wait for."""
         self._rollouts: dict[str, str] = {}
         """The rollout of each message that has a key and is in play or waits."""
 
@@ -93,8 +96,12 @@ class AgentPool:
         """What the agent does."""
         return self._description
 
-    async def play(self, message: str, params: SamplingParams, key: str | None = None) -> Trajectory:
-        """The episode that a client's message asks for. A fault in it is in the trajectory.
+    async def play(
+        self, message: str, params: SamplingParams, key: str | None = None
+    ) -> AsyncGenerator[Part, None]:
+        """The episode that a client's message asks for: its steps as they end, and the whole at last.
+
+        A fault in it is in the trajectory. An episode that nobody waits for any more is cancelled.
 
         By ``key`` the message can be withdrawn.
 
@@ -104,7 +111,7 @@ class AgentPool:
             SamplerError: the rollout service has failed.
         """
         most = MAX_WAITING_PER_ACTOR * self._num_actors
-        if len(self._answers) >= most:
+        if len(self._episodes) >= most:
             raise OpenAIError(
                 429, f"{most} messages are in play or wait already: try again later.", type="rate_limit_error"
             )
@@ -117,28 +124,38 @@ class AgentPool:
             params=params,
             seed=params.seed,
         )
-        answer = self._answers[request.rollout_id] = asyncio.get_running_loop().create_future()
+        heard = self._episodes[request.rollout_id] = asyncio.Queue()
         if key is not None:
             self._rollouts[key] = request.rollout_id
+        num_steps, part = 0, None
         try:
             await asyncio.to_thread(self._service.submit, [request])
-            return await answer
+            while not isinstance(part, Trajectory):
+                part = await heard.get()
+                if isinstance(part, Exception):
+                    raise part
+                if isinstance(part, PlayedStep) and part.index < num_steps:
+                    continue  # an episode that was resumed plays its first steps again
+                num_steps += 1
+                yield part
         finally:
-            del self._answers[request.rollout_id]
+            del self._episodes[request.rollout_id]
             if key is not None:
                 del self._rollouts[key]
+            if not isinstance(part, Trajectory):
+                self._service.cancel(request.rollout_id)
 
     async def withdraw(self, key: str) -> bool:
-        """Take back a message that waits for a rollout actor; return whether it did.
-
-        An episode that is being played is not stopped.
-        """
-        rollout_id = self._rollouts.get(key)
-        if rollout_id is None or not await asyncio.to_thread(self._service.withdraw, rollout_id):
+        """End the episode of a message, or take it back if it waits; return whether it had not ended."""
+        if key not in self._rollouts:
             return False
-        withdrawn = OpenAIError(409, "The message was withdrawn before an agent took it.", code="withdrawn")
-        self._answers[rollout_id].set_exception(withdrawn)
+        error = OpenAIError(409, "The message was withdrawn.", code="withdrawn")
+        self._tell(self._rollouts[key], error)
         return True
+
+    async def hear(self, rollout_id: str, step: PlayedStep) -> None:
+        """Take a step that a rollout actor tells of."""
+        self._tell(rollout_id, step)
 
     async def keep(self, response: dict[str, Any]) -> None:
         """Keep a response for clients that ask for it again: see ``ResponseStore``, as for the next two."""
@@ -182,17 +199,15 @@ class AgentPool:
         try:
             while True:
                 for trajectory in self._service.stream.trajectories(1):
-                    loop.call_soon_threadsafe(self._settle, trajectory)
+                    loop.call_soon_threadsafe(self._tell, trajectory.rollout_id, trajectory)
         except Exception as error:
             loop.call_soon_threadsafe(self._fail, error)
             raise
 
-    def _settle(self, trajectory: Trajectory) -> None:
-        answer = self._answers.get(trajectory.rollout_id)
-        if answer is not None and not answer.done():
-            answer.set_result(trajectory)
+    def _tell(self, rollout_id: str, part: Part | Exception) -> None:
+        if rollout_id in self._episodes:
+            self._episodes[rollout_id].put_nowait(part)
 
     def _fail(self, error: Exception) -> None:
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(SamplerError(f"The agents have failed: {error!r}"))
+        for rollout_id in self._episodes:
+            self._tell(rollout_id, SamplerError(f"The agents have failed: {error!r}"))

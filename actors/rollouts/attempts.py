@@ -78,13 +78,6 @@ class WaitingAttempts:
         self._num_pausing += 1
         asyncio.get_running_loop().call_later(pause_before(attempt.number), self._end_pause, attempt)
 
-    def withdraw(self, rollout_id: str) -> bool:
-        """Let the attempt at this rollout wait no more; return whether it did."""
-        found = [attempt for attempt in self._waiting if attempt.request.rollout_id == rollout_id]
-        for attempt in found:
-            self._waiting.remove(attempt)
-        return bool(found)
-
     def look_again(self) -> None:
         """Wake who waits in ``take``: other attempts or other slots are there."""
         for taker in self._takers:

@@ -30,6 +30,8 @@ MAX_UNDELIVERED = 16
 GRACE_SECONDS = 5.0
 """How much longer than its own limits an actor may take before the fleet ends it."""
 DRAIN_POLL_SECONDS = 1.0
+CANCEL_SECONDS = 1.0
+"""Between two attempts to end what is sampled for a rollout that was cancelled."""
 """Between two looks for nodes that are about to leave."""
 MAX_START_FAILURES = 3
 """Actors of a slot that may fail to start, one after the other, before the fleet itself has failed."""
@@ -106,12 +108,17 @@ class RolloutFleet:
         queue: Queue,
         limits: RolloutLimits,
         config: FleetConfig,
+        listener: ray.actor.ActorHandle | None = None,
     ) -> None:
-        self._pair, self._sampler, self._queue = pair, sampler, queue
+        self._pair, self._sampler, self._queue, self._listener = pair, sampler, queue, listener
         self._limits, self._config = limits, config
         self._options = actor_options(pair, config)
         self._journals = JournalStore()
         self._num_submitted = 0
+        self._undelivered: set[str] = set()
+        """The rollouts that were submitted, and whose trajectory is not finished."""
+        self._cancelled: set[str] = set()
+        """Those of them whose trajectories nobody waits for."""
         self._finished: asyncio.Queue[Trajectory] = asyncio.Queue(MAX_UNDELIVERED)
         self._delivery: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -151,16 +158,19 @@ class RolloutFleet:
         for request in requests:
             self._attempts.put(Attempt((not request.urgent, self._num_submitted), request))
             self._num_submitted += 1
+            self._undelivered.add(request.rollout_id)
 
-    async def withdraw(self, rollout_id: str) -> bool:
-        """Forget a request that waits for an actor, and return whether it did: no trajectory will come of it.
+    async def cancel(self, rollout_id: str) -> None:
+        """Deliver no trajectory of this rollout, and have nothing more sampled for it.
 
-        An episode that is being played is not stopped.
+        What its environment is doing at the moment goes on to the end of the step.
         """
-        withdrawn = self._attempts.withdraw(rollout_id)
-        if withdrawn:
-            self._journals.drop(rollout_id)
-        return withdrawn
+        if rollout_id not in self._undelivered:
+            return
+        self._cancelled.add(rollout_id)
+        while rollout_id in self._cancelled:  # it may be in its environment, and sample later
+            await self._sampler.cancel.remote(rollout_id)
+            await asyncio.sleep(CANCEL_SECONDS)
 
     async def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
         """Keep what a rollout actor says of a turn that it has finished; see ``Journal``."""
@@ -226,7 +236,11 @@ class RolloutFleet:
         num_failures = 0
         while index < self._config.num_actors:
             actor = RolloutActor.options(**self._options).remote(  # type: ignore[attr-defined]
-                self._pair, self._sampler, self._limits, ray.get_runtime_context().current_actor
+                self._pair,
+                self._sampler,
+                self._limits,
+                ray.get_runtime_context().current_actor,
+                self._listener,
             )
             try:
                 self._nodes[index] = await actor.ready.remote()
@@ -250,6 +264,9 @@ class RolloutFleet:
         """Play requests with ``actor`` until it is lost, or one too many, or its node is about to leave."""
         while index < self._config.num_actors and self._nodes[index] not in self._draining:
             attempt = await self._attempts.take(index)
+            if attempt.request.rollout_id in self._cancelled:
+                self._forget(attempt.request.rollout_id)
+                continue
             self._playing.add(index)
             self._since[index] = time.monotonic()
             self._waited_seconds += self._since[index] - attempt.since
@@ -259,24 +276,38 @@ class RolloutFleet:
             finally:
                 del self._turns[index]
             self._busy_seconds += time.monotonic() - self._since.pop(index)
-            reason = trajectory.termination_reason
-            assert reason is not None
-            if reason.is_failure:
-                self._last_failure = f"rollout {trajectory.rollout_id}: {trajectory.error}"
-            if reason not in RESUMED_AFTER or attempt.number > self._config.retries:
-                self._journals.drop(trajectory.rollout_id)
-            if reason.is_failure and attempt.number <= self._config.retries:
-                logger.warning("Rollout %s failed: %s", trajectory.rollout_id, trajectory.error)
-                self._num_replayed_tokens += trajectory.num_sampled_tokens
-                self._attempts.put_later(attempt.again(index))
-            else:
-                if reason.is_failure and attempt.number > 1:
-                    trajectory.error = f"{trajectory.error}\n(after {attempt.number} attempts)"
-                await self._finished.put(trajectory)
+            await self._settle(attempt, index, trajectory)
             self._playing.discard(index)  # not before: a slot that shrinking finds idle is cancelled
             if not usable:
                 self._num_lost += 1
                 return
+
+    async def _settle(self, attempt: Attempt, index: int, trajectory: Trajectory) -> None:
+        """Hand over what the actor of the slot ``index`` has played, or let another one try again."""
+        reason = trajectory.termination_reason
+        assert reason is not None
+        if trajectory.rollout_id in self._cancelled:
+            self._forget(trajectory.rollout_id)
+            return
+        if reason.is_failure:
+            self._last_failure = f"rollout {trajectory.rollout_id}: {trajectory.error}"
+        if reason not in RESUMED_AFTER or attempt.number > self._config.retries:
+            self._journals.drop(trajectory.rollout_id)
+        if reason.is_failure and attempt.number <= self._config.retries:
+            logger.warning("Rollout %s failed: %s", trajectory.rollout_id, trajectory.error)
+            self._num_replayed_tokens += trajectory.num_sampled_tokens
+            self._attempts.put_later(attempt.again(index))
+            return
+        if reason.is_failure and attempt.number > 1:
+            trajectory.error = f"{trajectory.error}\n(after {attempt.number} attempts)"
+        self._undelivered.discard(trajectory.rollout_id)
+        await self._finished.put(trajectory)
+
+    def _forget(self, rollout_id: str) -> None:
+        """End a rollout that was cancelled."""
+        self._cancelled.discard(rollout_id)
+        self._undelivered.discard(rollout_id)
+        self._journals.drop(rollout_id)
 
     async def _deliver(self) -> None:
         """Put what is finished into the stream, while the actors go on with the next requests."""

@@ -6,6 +6,7 @@ This module is imported in every rollout worker. It must stay light: no torch, n
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from typing import Any
 from actors.rollouts.journal import Journal
 from environments.base import BaseEnv
 from environments.contract import final_reward_faults, metrics_faults, reset_faults, step_faults
+from environments.data.trajectory_json import plain_json
 from environments.errors import (
     AgentError,
     ContractError,
@@ -22,11 +24,15 @@ from environments.errors import (
     PromptTooLongError,
     TroupeError,
 )
-from environments.types import Action, Completion, Step, TerminationReason, Trajectory
+from environments.types import Action, Completion, PlayedStep, Step, TerminationReason, Trajectory
 from policies.agents.base import BaseAgent
 from policies.sampler import SampleRequest, SamplingParams, Turn
 
 Sample = Callable[[SampleRequest], Completion]
+Tell = Callable[[PlayedStep], None]
+"""Called with each step of an episode as soon as it has ended; it does not wait."""
+MAX_OBSERVATION = 20_000
+"""Characters of an observation that those who listen hear."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +112,7 @@ def run_rollout(
     request: RolloutRequest,
     limits: RolloutLimits,
     journal: Journal,
+    tell: Tell | None = None,
 ) -> Trajectory:
     """Play ``request.task`` to its end and return the agent's trajectory, rewards and completions filled in.
 
@@ -149,6 +156,8 @@ def run_rollout(
         with in_agent("update_from_env"):
             agent.update_from_env(observation, step.reward, step.done, info)
             step.info.update(info)
+        if tell is not None:
+            tell(_played(turn, step, observation, completion))
         if step.done:
             reason = TerminationReason.ENV_DONE
             break
@@ -163,6 +172,18 @@ def run_rollout(
     with in_env("compute_metrics"):
         trajectory.metrics = episode_metrics(env)
     return trajectory
+
+
+def _played(turn: int, step: Step, observation: Any, completion: Completion) -> PlayedStep:
+    """What those who listen hear of a step; ``observation`` is the one that followed it."""
+    plain = observation if isinstance(observation, str) else json.dumps(plain_json(observation))
+    return PlayedStep(
+        index=turn,
+        text=step.model_response,
+        observation=plain[:MAX_OBSERVATION],
+        done=step.done,
+        policy_version=completion.policy_version,
+    )
 
 
 def take_step(agent: BaseAgent, completion: Completion, turn: int) -> tuple[Step, Any]:

@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
 from actors.rollouts.journal import Journal
-from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, failed, owned_by, run_rollout
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, Tell, failed, owned_by, run_rollout
 from actors.rollouts.time_limit import TimeLimitReached, Watchdog
 from environments.base import DEFAULT_MEMORY_BYTES, BaseEnv
 from environments.errors import AgentError, EnvironmentFailure, SamplerError, TroupeError
@@ -43,8 +43,9 @@ class RolloutActor:
         sampler: ray.actor.ActorHandle,
         limits: RolloutLimits,
         fleet: ray.actor.ActorHandle,
+        listener: ray.actor.ActorHandle | None = None,
     ) -> None:
-        self._fleet = fleet
+        self._fleet, self._listener = fleet, listener
         self._pair = pair
         self._limits = limits
         self._sampler = sampler
@@ -72,7 +73,9 @@ class RolloutActor:
             with self._watchdog.limit(self._limits.timeout_seconds):
                 agent, env = self._pair.make_agent(), self._pair.make_env(request)
                 journal = self._journal(request, attempt, entries)
-                trajectory = run_rollout(agent, env, self._sample, request, self._limits, journal)
+                trajectory = run_rollout(
+                    agent, env, self._sample, request, self._limits, journal, self._teller(request)
+                )
         except TroupeError as error:
             trajectory = failed(request, _reason(error), _report(error), _played_steps(agent))
         except Exception as error:  # noqa: BLE001  # a gap in the boundaries: the environment is closed all the same
@@ -93,6 +96,13 @@ class RolloutActor:
         """A journal that the fleet keeps. No answer is waited for."""
         record = partial(self._record_turn, request.rollout_id, attempt)
         return Journal(self._pair.env_class.resumes_by, record, entries)
+
+    def _teller(self, request: RolloutRequest) -> Tell | None:
+        """Tells the listener, if there is one."""
+        if self._listener is None:
+            return None
+        hear = self._listener.hear.options(num_returns=0)
+        return lambda step: hear.remote(request.rollout_id, step)
 
     def _record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
         self._fleet.record_turn.options(num_returns=0).remote(rollout_id, attempt, index, entry)

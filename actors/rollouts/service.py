@@ -47,6 +47,7 @@ class RolloutService:
         limits: of one trajectory.
         fleet: settings of the rollout actors. How many there are, ``start`` says.
         server: the policy server that starts and ends with this service; ``None`` if another program has it.
+        listener: an actor whose ``hear`` is called with each step of each rollout as soon as it has ended.
 
     Raises:
         ConfigError: no node of the cluster has what the environment needs.
@@ -59,11 +60,12 @@ class RolloutService:
         limits: RolloutLimits,
         fleet: FleetConfig,
         server: PolicyApp | None = None,
+        listener: ray.actor.ActorHandle | None = None,
     ) -> None:
         check_room(actor_options(pair, fleet))
         self.stream = TrajectoryStream(STREAM_CAPACITY)
         self._pair, self._make_sampler, self._limits, self._fleet_settings = pair, make_sampler, limits, fleet
-        self._server = server
+        self._server, self._listener = server, listener
         if server is not None:
             self.stream.watch(server.check_replicas)
         self.fleet_name = f"{FLEET}{uuid.uuid4().hex[:8]}"
@@ -82,7 +84,14 @@ class RolloutService:
             )
             self._fleet = RolloutFleet.options(  # type: ignore[attr-defined]
                 name=self.fleet_name, namespace=NAMESPACE, **beside_driver()
-            ).remote(self._pair, self._sampler, self.stream.queue, self._limits, self._fleet_settings)
+            ).remote(
+                self._pair,
+                self._sampler,
+                self.stream.queue,
+                self._limits,
+                self._fleet_settings,
+                self._listener,
+            )
             self.stream.connect(self._fleet)
         if num_actors > self._num_actors:
             self.resize(num_actors)
@@ -158,10 +167,9 @@ class RolloutService:
         """Have ``requests`` rolled out; ``stream.trajectories`` yields them as they end."""
         answers([self._playing.submit.remote(list(requests))], "The fleet")
 
-    def withdraw(self, rollout_id: str) -> bool:
-        """Forget a request that waits for a rollout actor; return whether it did. See ``RolloutFleet``."""
-        (withdrawn,) = answers([self._playing.withdraw.remote(rollout_id)], "The fleet")
-        return bool(withdrawn)
+    def cancel(self, rollout_id: str) -> None:
+        """Have nothing more sampled for a rollout; its trajectory does not come. This does not wait."""
+        self._playing.cancel.options(num_returns=0).remote(rollout_id)
 
     def sample(self, request: TokenRequest) -> ray.ObjectRef:
         """Ask for one completion outside any rollout; the reference is to a ``TokenOutput``."""

@@ -5,15 +5,28 @@ Rollout actors stay light because everything that needs a tokenizer lives here.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import ray
 
 from actors.sampling.request_queue import Assignment, ReplicaReport
+from environments.errors import SamplerError
 from environments.types import Completion
 from policies.sampler import QueueStatus, Sampler, SampleRequest, TokenOutput, TokenRequest, check_logprobs
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call of ``sample`` that waits."""
+
+    session_id: str
+    since: float
+    answer: asyncio.Future[Completion]
+    is_cancelled: bool = False
 
 
 # A request is a call that waits. The limit must never keep a replica's call out.
@@ -27,8 +40,7 @@ class SamplerActor:
 
     def __init__(self, make_sampler: Callable[[], Sampler]) -> None:
         self._sampler = make_sampler()
-        self._open: dict[int, tuple[str, float]] = {}
-        """Of the calls of ``sample`` that wait: the conversation, and when the call came."""
+        self._open: dict[int, _Call] = {}
         self._numbers = itertools.count()
 
     async def open(self) -> None:
@@ -36,12 +48,23 @@ class SamplerActor:
         await self._sampler.open()
 
     async def sample(self, request: SampleRequest) -> Completion:
-        """One completion. Raises as ``Sampler.sample`` does, and ``LogprobError``."""
+        """One completion.
+
+        Raises:
+            SamplerError: ``cancel`` was called, or the server has failed.
+            As ``Sampler.sample`` does, and ``LogprobError``.
+        """
         number = next(self._numbers)
-        self._open[number] = (request.session_id, time.monotonic())
+        await self._sampler.open()  # where Ray has started this actor anew, nothing else does
+        call = self._open[number] = _Call(
+            request.session_id, time.monotonic(), asyncio.ensure_future(self._sampler.sample(request))
+        )
         try:
-            await self._sampler.open()  # where Ray has started this actor anew, nothing else does
-            completion = await self._sampler.sample(request)
+            completion = await call.answer
+        except asyncio.CancelledError:
+            if not call.is_cancelled:  # then Ray has cancelled this method
+                raise
+            raise SamplerError("The rollout was cancelled.") from None
         finally:
             del self._open[number]
         check_logprobs(completion.logprobs, self._sampler.source)
@@ -57,10 +80,17 @@ class SamplerActor:
         assignment: Assignment = await self._sampler.poll(report)
         return assignment
 
+    async def cancel(self, session_id: str) -> None:
+        """End the calls of ``sample`` that wait for this conversation."""
+        for call in self._open.values():
+            if call.session_id == session_id:
+                call.is_cancelled = True
+                call.answer.cancel()
+
     async def waiting(self) -> dict[str, float]:
         """The conversations that wait for a completion, and for how many seconds."""
         now = time.monotonic()
-        return {session_id: now - since for session_id, since in self._open.values()}
+        return {call.session_id: now - call.since for call in self._open.values()}
 
     async def status(self) -> QueueStatus | None:
         """See ``Sampler.status``."""

@@ -58,7 +58,7 @@ from policies.openai.agent_frontend import AgentFrontend
 from policies.openai.protocol import OpenAIError, openai_error
 
 TEXT = "text/plain"
-CANCELLED = "The message was cancelled before an agent took it."
+CANCELLED = "The message was cancelled."
 ENDED = {
     TaskState.TASK_STATE_COMPLETED,
     TaskState.TASK_STATE_CANCELED,
@@ -187,7 +187,7 @@ class _Handler(DefaultRequestHandlerV2):
             yield event
 
     async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task:
-        """Cancel a task whose message still waits for a rollout actor: nothing stops an episode."""
+        """Cancel a task: nothing more is sampled for its episode."""
         task = await self._tasks.get(params.id, context)
         if task is None:
             raise TaskNotFoundError(f"There is no task {params.id!r} of this key.")
@@ -195,10 +195,7 @@ class _Handler(DefaultRequestHandlerV2):
             state = TaskState.Name(task.status.state)
             raise TaskNotCancelableError(f"The task {params.id!r} has ended: its state is {state}.")
         if not await self._episodes.withdraw(params.id):
-            raise TaskNotCancelableError(
-                f"The episode of the task {params.id!r} is being played, and an episode cannot be stopped: "
-                "only a message that waits for an agent can be cancelled."
-            )
+            raise TaskNotCancelableError(f"The task {params.id!r} is ending just now: ask for its answer.")
         task.status.state = TaskState.TASK_STATE_CANCELED
         task.status.timestamp.GetCurrentTime()
         said = new_text_message(CANCELLED, context_id=task.context_id, task_id=task.id)
@@ -262,10 +259,10 @@ class _Episodes(AgentExecutor):
             self.running.discard(task_id)
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
-        raise UnsupportedOperationError("An episode cannot be stopped.")
+        raise UnsupportedOperationError("Tasks are cancelled by ``_Handler.on_cancel_task``.")
 
     async def withdraw(self, task_id: str) -> bool:
-        """Take a message back that waits for an agent, and return whether it did."""
+        """End the episode of a task, and return whether it had not ended."""
         return await self._pool.withdraw(task_id)
 
     async def _play(self, context: RequestContext, updater: TaskUpdater) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -134,6 +134,18 @@ async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) ->
 def _event(part: dict[str, Any]) -> str:
     named = f"event: {part['type']}\n" if "type" in part else ""  # the Responses API names its events
     return f"{named}data: {json.dumps(part)}\n\n"
+
+
+def welcome_text(models: Sequence[str], url: str) -> str:
+    """The body of ``GET /``, for people who open the address in a browser.
+
+    The page of a run is not here: it shows training data, and lies in a folder that a replica may not reach.
+    """
+    return f"""\
+Troupe serves {", ".join(models)} to OpenAI clients at {url}.
+
+Talk to them, and look at a run, in the browser: python -m launch.view RUN --server {url}
+"""
 
 
 def prometheus_text(version: int, stats: EngineStats) -> str:

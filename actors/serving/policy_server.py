@@ -24,7 +24,7 @@ from actors.sampling.directory import SamplerDirectory
 from actors.sampling.queue_worker import QueueWorker
 from actors.serving.access import Access
 from actors.serving.agent_routes import AgentProtocols
-from actors.serving.http import http, prometheus_text, respond
+from actors.serving.http import http, prometheus_text, respond, welcome_text
 from actors.serving.keys import ApiKeys, access_keys
 from actors.serving.pool_client import PoolClient
 from actors.settings import MODEL_NAME, ServerConfig
@@ -201,6 +201,11 @@ class PolicyServer:
             self._queue_workers.pop(sampler, None)
 
     # -- clients over HTTP ---------------------------------------------------------------------------
+
+    @http.get("/")
+    async def welcome(self, request: Request) -> PlainTextResponse:
+        names = [model["id"] for model in (await self.models())["data"]]
+        return PlainTextResponse(welcome_text(names, f"{request.base_url}v1"))
 
     @http.get("/health")
     async def health(self) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import AsyncGenerator, Awaitable
 from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from environments.errors import SamplerError
-from environments.types import Trajectory
+from environments.types import PlayedStep, Trajectory
 from policies.sampler import SamplingParams
 
 T = TypeVar("T")
@@ -21,10 +21,17 @@ class PoolClient:
     def __init__(self, pool: ray.actor.ActorHandle) -> None:
         self._pool = pool
 
-    async def play(self, message: str, params: SamplingParams, key: str | None = None) -> Trajectory:
+    async def play(
+        self, message: str, params: SamplingParams, key: str | None = None
+    ) -> AsyncGenerator[PlayedStep | Trajectory, None]:
         """``AgentPool.play``. Raises as it does."""
         arguments = (message, params) if key is None else (message, params, key)
-        return await _answer(self._pool.play.remote(*arguments))
+        parts = self._pool.play.remote(*arguments)
+        try:
+            async for part in parts:
+                yield await _answer(part)
+        finally:
+            ray.cancel(parts)  # it has ended, or the client has gone
 
     async def withdraw(self, key: str) -> bool:
         """``AgentPool.withdraw``."""

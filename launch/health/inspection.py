@@ -67,6 +67,7 @@ def inspect(pulse: Pulse) -> RunState:
         free=ray.available_resources(),
         unanswered=unanswered,
         errors=errors + broken,
+        hosts={node["NodeID"]: node["NodeManagerHostname"] for node in nodes},
     )
 
 

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from actors.rollouts.fleet import FleetReport, RolloutInPlay
 from launch.health.heartbeat import BEAT_SECONDS, Pulse
@@ -60,6 +61,7 @@ class RunState:
         free: resources of the cluster that nobody has taken.
         unanswered: parts that were asked and did not answer.
         errors: of parts that answered with an error.
+        hosts: name of a node's machine, by Ray's id of the node.
     """
 
     pulse: Pulse
@@ -72,6 +74,7 @@ class RunState:
     free: Mapping[str, float] = field(default_factory=dict)
     unanswered: Sequence[str] = ()
     errors: Sequence[str] = ()
+    hosts: Mapping[str, str] = field(default_factory=dict)
 
 
 # -- the verdict -------------------------------------------------------------------------------------
@@ -191,6 +194,38 @@ def described(state: RunState) -> str:
         lines.append(_line("node", f"{host}: {_counted(here)}"))
     lines += [_line("no answer", each) for each in state.unanswered]
     return "\n".join([*lines, verdict(state)])
+
+
+def as_data(state: RunState) -> dict[str, Any]:
+    """The state and the verdict for ``json.dumps``: for the page of ``launch.view``, and for scripts."""
+    pulse, fleet, sampling = state.pulse, state.fleet, state.sampling
+    replicas = sampling.replicas if sampling is not None else {}
+    return {
+        **{name: value for name, value in asdict(pulse).items() if name not in ("fleets", "told_at")},
+        "silent_seconds": state.silent_seconds,
+        "verdict": verdict(state),
+        "processes": [asdict(each) for each in state.processes],
+        "fleet": None if fleet is None else asdict(fleet.status) | {"env_class": fleet.env_class},
+        "last_failure": None if fleet is None else fleet.last_failure,
+        "rollouts": [] if fleet is None else [_rollout_data(each, state) for each in fleet.in_play],
+        "num_waiting_requests": sampling.num_waiting if sampling is not None else None,
+        "replicas": {name: asdict(each) for name, each in replicas.items()},
+        "stream": list(state.stream) if state.stream is not None else None,
+        "free": dict(state.free),
+        "unanswered": list(state.unanswered),
+        "errors": list(state.errors),
+    }
+
+
+def _rollout_data(rollout: RolloutInPlay, state: RunState) -> dict[str, Any]:
+    waited = state.waiting.get(rollout.rollout_id)
+    return {
+        "id": rollout.rollout_id,
+        "host": state.hosts.get(rollout.node, rollout.node),
+        "seconds": rollout.seconds,
+        "waits_for": "the environment or the agent" if waited is None else "a completion",
+        "waiting_seconds": rollout.seconds_since_turn if waited is None else waited,
+    }
 
 
 def _line(title: str, text: str) -> str:

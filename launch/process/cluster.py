@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import psutil
 import ray
+from ray.autoscaler.sdk import request_resources
 
 from actors.ray_tools.background import end_background_work
 from actors.ray_tools.connect import connect as join_or_start
@@ -16,6 +19,14 @@ from launch.config import TrainConfig, algorithm_of
 
 LOCAL_CPUS = 64
 """Ray's CPUs only count: on one machine they must not keep small actors from starting."""
+
+NODE_SECONDS = 1.0
+"""Between two looks at the nodes that have come."""
+REMEDIES = {
+    "CPU": "learner.num_workers, server.num_replicas, evaluation.num_replicas or fleet.num_actors",
+    "GPU": "learner.num_workers, server.num_replicas or evaluation.num_replicas, or set learner.device=cpu",
+}
+"""The settings to lower where a resource is short."""
 
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
@@ -55,19 +66,53 @@ def end() -> None:
     psutil.wait_procs(ours, timeout=5)
 
 
+def wait_for_nodes(config: TrainConfig, announce: Callable[[str], None]) -> None:
+    """Return when the cluster can hold the run: at once, or within ``run.node_wait_seconds``.
+
+    Meanwhile Ray's autoscaler knows what is needed. Later it sees for itself which actors find no room.
+
+    Raises:
+        ConfigError: as ``check_resources`` does, when the time is over.
+    """
+    deadline = time.monotonic() + config.run.node_wait_seconds
+    is_told = False
+    try:
+        while missing := _missing(config):
+            if time.monotonic() >= deadline:
+                break
+            if not is_told:
+                request_resources(bundles=_bundles(config))
+                announce(f"Waiting for nodes, for {config.run.node_wait_seconds:g} s at most. {missing[1]}.")
+                is_told = True
+            time.sleep(NODE_SECONDS)
+    finally:
+        if is_told:
+            request_resources(bundles=[])
+    check_resources(config)
+
+
+def _missing(config: TrainConfig) -> tuple[str, str] | None:
+    """The resource of which the cluster has too little, and a sentence about it."""
+    there = ray.cluster_resources()
+    for name, needed in _needs(config).items():
+        if needed > there.get(name, 0):
+            has = f"the cluster has {there.get(name, 0):g}"
+            return name, f"The run needs {needed:g} Ray {name}s and {has}"
+    return None
+
+
 def check_resources(config: TrainConfig) -> None:
     """Check that the cluster can hold the run: else its actors would wait for ever.
 
     Raises:
         ConfigError: names what is needed, what is there, and what to lower.
     """
-    there = ray.cluster_resources()
-    for name, (needed, remedy) in _needs(config).items():
-        if needed > there.get(name, 0):
-            raise ConfigError(
-                f"The run needs {needed:g} Ray {name}s and the cluster has {there.get(name, 0):g}: "
-                f"add nodes, or lower {remedy}."
-            )
+    if missing := _missing(config):
+        resource, sentence = missing
+        raise ConfigError(
+            f"{sentence}: add nodes, or lower {REMEDIES[resource]}. Where an autoscaler adds nodes, set "
+            "run.node_wait_seconds."
+        )
 
 
 def shortage(config: TrainConfig) -> str | None:
@@ -75,7 +120,7 @@ def shortage(config: TrainConfig) -> str | None:
     free = ray.available_resources()
     short = [
         f"{needed:g} Ray {name}s, of which {free.get(name, 0):g} are free"
-        for name, (needed, _) in _needs(config).items()
+        for name, needed in _needs(config).items()
         if needed > free.get(name, 0)
     ]
     if not short:
@@ -95,27 +140,22 @@ def num_rollout_actors(config: TrainConfig) -> int:
 
 def num_gpus(config: TrainConfig) -> float:
     """The GPUs that learner, critic and engines reserve together."""
-    on_engines = num_replicas(config) * config.server.engine.num_gpus
-    if config.learner.device != "cuda":
-        return on_engines
+    return _needs(config)["GPU"]
+
+
+def _needs(config: TrainConfig) -> dict[str, float]:
+    """How much the run needs of each resource."""
+    return {name: sum(bundle.get(name, 0) for bundle in _bundles(config)) for name in REMEDIES}
+
+
+def _bundles(config: TrainConfig) -> list[dict[str, float]]:
+    """What the actors of the run need, each on one node: ranks, engines, rollout actors."""
     num_groups = 2 if algorithm_of(config).uses_critic else 1  # on CPUs policy and critic share theirs
-    return on_engines + config.learner.num_workers * num_groups
-
-
-def _needs(config: TrainConfig) -> dict[str, tuple[float, str]]:
-    """By resource: how much, and the settings to lower."""
-    cpus = (
-        config.learner.num_workers
-        + num_replicas(config) * config.server.num_cpus
-        + num_rollout_actors(config) * config.fleet.num_cpus_per_actor
-    )
-    return {
-        "CPU": (
-            cpus,
-            "learner.num_workers, server.num_replicas, evaluation.num_replicas or fleet.num_actors",
-        ),
-        "GPU": (
-            num_gpus(config),
-            "learner.num_workers, server.num_replicas or evaluation.num_replicas, or set learner.device=cpu",
-        ),
-    }
+    rank: dict[str, float] = {"CPU": 1, "GPU": num_groups if config.learner.device == "cuda" else 0}
+    replica: dict[str, float] = {"CPU": config.server.num_cpus, "GPU": config.server.engine.num_gpus}
+    pair: dict[str, float] = {"CPU": config.fleet.num_cpus_per_actor}
+    return [
+        *[rank] * config.learner.num_workers,
+        *[replica] * num_replicas(config),
+        *[pair] * num_rollout_actors(config),
+    ]

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from environments.data.trajectory_json import plain_json
 from environments.types import Trajectory, TrajectoryGroup
 from launch.reporting.conversation import conversation
 from launch.reporting.metrics import has_failed
@@ -15,9 +18,13 @@ from launch.reporting.plots import draw_curve, draw_timeline
 from launch.run_folder.jsonl_log import JsonlLog, read_records
 
 METRICS = "metrics.jsonl"
+ALARMS = "alarms.jsonl"
+SETTINGS = "settings.yaml"
 CURVE = "learning_curve.png"
 TIMELINE = "timeline.png"
 BAR_WIDTH = 10
+OVER = "\r\x1b[2K"
+"""Makes a terminal write over its last line."""
 LINE_WIDTH = 109
 
 
@@ -37,10 +44,13 @@ class Tracker:
         self._directory = directory
         self._num_steps = num_steps
         self._start = time.monotonic()
+        self._last_tenth = -1
+        self._has_passing_line = False
         self._first_step = last_step
         self._file = JsonlLog(directory / METRICS, last_step)
         self._evaluated = {record["step"] for record in self._file.kept if _is_evaluation(record)}
-        self._new_alarms = 0
+        self._alarms = JsonlLog(directory / ALARMS, last_step)
+        self._new_alarms: list[str] = []
         self._num_alarms = sum(int(record.get("learn/alarms", 0)) for record in self._file.kept)
         self._board = SummaryWriter(str(directory / "tensorboard"), purge_step=last_step + 1)
 
@@ -53,9 +63,14 @@ class Tracker:
         """Print one line about the state of the run, with the seconds since its start."""
         self._print(f"[{time.monotonic() - self._start:6.1f} s] {text}")
 
+    def settings(self, config: Any) -> None:
+        """Write all settings of the run, defaults too, to its folder."""
+        text = yaml.safe_dump(plain_json(config), sort_keys=False, allow_unicode=True)
+        (self._directory / SETTINGS).write_text(text, encoding="utf-8")
+
     def alarm(self, text: str) -> None:
-        """Announce something that a person should look into; the next recorded step counts it."""
-        self._new_alarms += 1
+        """Announce something that a person should look into; it is recorded with the next step."""
+        self._new_alarms.append(text)
         self.announce(f"ALARM: {text}")
 
     def failures(self, groups: Sequence[TrajectoryGroup]) -> None:
@@ -69,9 +84,12 @@ class Tracker:
 
     def warm_start(self, step: int, num_steps: int, metrics: dict[str, float]) -> None:
         """Progress of the supervised warm start."""
-        self._print(
-            f"{self._bar(step, num_steps)} warm start {step:4d}/{num_steps}  loss {metrics['learn/loss']:.3f}"
-        )
+        tenth = 10 * step // num_steps
+        if tenth == self._last_tenth and not sys.stdout.isatty():
+            return  # nobody watches it move
+        self._last_tenth = tenth
+        line = f"{self._bar(step, num_steps)} warm start {step:4d}/{num_steps}"
+        self._print(f"{line}  loss {metrics['learn/loss']:.3f}", passes=step < num_steps)
 
     def step(
         self,
@@ -85,9 +103,11 @@ class Tracker:
             metrics: with ``time/step`` and ``rollout/reward_mean``.
             histograms: values by name, such as the staleness of every trajectory, for TensorBoard.
         """
-        self._num_alarms += self._new_alarms
-        self._record({"step": step, **metrics, "learn/alarms": self._new_alarms})
-        self._new_alarms = 0
+        for text in self._new_alarms:
+            self._alarms.append({"step": step, "text": text})
+        self._num_alarms += len(self._new_alarms)
+        self._record({"step": step, **metrics, "learn/alarms": len(self._new_alarms)})
+        self._new_alarms.clear()
         self._draw_histograms(step, histograms or {})
         left = (self._num_steps - step) * (time.monotonic() - self._steps_since) / (step - self._first_step)
         self._print(self._step_line(step, metrics, left))
@@ -125,7 +145,10 @@ class Tracker:
 
     def close(self) -> None:
         """Draw the learning curve and the timeline, and close the files."""
+        if self._has_passing_line:
+            self._print("")
         self._file.close()
+        self._alarms.close()
         self._board.close()
         records = read_metrics(self._directory)
         if any("rollout/reward_mean" in record for record in records):
@@ -166,9 +189,11 @@ class Tracker:
         filled = BAR_WIDTH * done // max(1, total)
         return "█" * filled + "░" * (BAR_WIDTH - filled)
 
-    @staticmethod
-    def _print(line: str) -> None:
-        sys.stdout.write(line + "\n")
+    def _print(self, line: str, passes: bool = False) -> None:
+        """Print a line. On a terminal the next one stands in the place of a line that ``passes``."""
+        begin = OVER if self._has_passing_line else ""
+        self._has_passing_line = passes and sys.stdout.isatty()
+        sys.stdout.write(begin + line + ("" if self._has_passing_line else "\n"))
         sys.stdout.flush()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from environments.data.trajectory_json import Json, trajectory_from_json, trajectory_to_json
 from environments.errors import TroupeError
-from environments.types import Trajectory, TrajectoryGroup
+from environments.types import Completion, Trajectory, TrajectoryGroup
 
 FOLDER = "trajectories"
 TRAIN, EVALUATION = "step", "eval"
@@ -148,8 +148,8 @@ def shortened(trajectory: Json) -> Json:
     ids: list[int] = []
     for step in trajectory["steps"]:
         completion = step["completion"] or {"prompt_ids": [], "completion_ids": []}
-        num_messages = _num_repeated(messages, step["chat_completions"])
-        num_ids = _num_repeated(ids, completion["prompt_ids"])
+        num_messages = num_repeated(messages, step["chat_completions"])
+        num_ids = num_repeated(ids, completion["prompt_ids"])
         messages = step["chat_completions"]
         ids = completion["prompt_ids"] + completion["completion_ids"]
         short = {**step, "num_repeated": [num_messages, num_ids], "chat_completions": messages[num_messages:]}
@@ -178,9 +178,40 @@ def lengthened(trajectory: Json) -> Json:
     return {**trajectory, "steps": steps}
 
 
-def _num_repeated(before: Sequence[object], now: Sequence[object]) -> int:
+def num_repeated(before: Sequence[object], now: Sequence[object]) -> int:
     """How many items at the start of ``now`` are those of ``before``."""
     for number, (one, other) in enumerate(zip(before, now, strict=False)):
         if one != other:
             return number
     return min(len(before), len(now))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sighting:
+    """A trajectory of a task that was looked for: the row of the file of this update or evaluation."""
+
+    kind: str
+    step: int
+    row: int
+    reward: float
+    fate: str
+
+
+def find_task(directory: Path, task: object) -> list[Sighting]:
+    """All kept trajectories of ``task``, as a file has it, over the course of the training."""
+    wanted = f'"task": {json.dumps(task)}'
+    found = []
+    for kind in (TRAIN, EVALUATION):
+        for step in kept_steps(directory, kind):
+            text = (directory / FOLDER / f"{kind}_{step:06d}.jsonl").read_text(encoding="utf-8")
+            for row, line in enumerate(text.splitlines() if wanted in text else ()):
+                if wanted in line:  # only these are parsed: a run may have kept a hundred thousand
+                    read = json.loads(line)
+                    place = Sighting(kind=kind, step=step, row=row, reward=read["reward"], fate=read["fate"])
+                    found.append(place)
+    return sorted(found, key=lambda each: (each.step, each.kind, each.row))
+
+
+def first_completions(directory: Path) -> list[Completion]:
+    """Those of the first update of a run. A turn that the agent's own code decided has none."""
+    return [each for kept in read_kept(directory, TRAIN, 1) for each in kept.trajectory.completions]

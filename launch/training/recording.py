@@ -10,9 +10,16 @@ import ray
 
 from actors.rollouts.fleet import FleetStatus
 from actors.rollouts.rollout import RolloutRequest
-from environments.errors import TroupeError
+from environments.errors import ConfigError, TroupeError
 from environments.types import Trajectory, TrajectoryGroup
-from launch.run_folder.trajectory_log import BASELINE, TRAIN, KeptTrajectory, kept_steps, read_kept
+from launch.run_folder.trajectory_log import (
+    BASELINE,
+    TRAIN,
+    KeptTrajectory,
+    first_completions,
+    kept_steps,
+    read_kept,
+)
 from policies.sampler import QueueStatus, TokenRequest
 
 
@@ -77,12 +84,17 @@ class RecordedService:
 
     Args:
         folder: of the run whose rollouts are used.
+        model_path: folder of the model that learns from them.
+
+    Raises:
+        ConfigError: the run was recorded with another tokenizer.
     """
 
     fleet_name = "none"
     is_up = True
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, model_path: str) -> None:
+        check_tokenizer(folder, model_path)
         self.stream = RecordedStream(folder)
 
     def start_in_background(self, num_actors: int) -> None:
@@ -122,3 +134,23 @@ def _group(group_id: str, kept: Sequence[KeptTrajectory]) -> TrajectoryGroup:
     return TrajectoryGroup(
         group_id=group_id, task=members[0].task, trajectories=tuple(members), baseline=baseline
     )
+
+
+def check_tokenizer(folder: Path, model_path: str) -> None:
+    """Check that the model in ``model_path`` reads the tokens of the run in ``folder`` as they were meant.
+
+    Raises:
+        ConfigError: none of the first update's tokens are the text that was recorded with them.
+    """
+    from policies.chat import ChatRenderer, load_tokenizer
+
+    renderer = ChatRenderer(load_tokenizer(model_path))
+    # A server that parses tool calls takes them out of the text.
+    told = [each for each in first_completions(folder) if each.text and not each.tool_calls]
+    if told and not any(each.text in renderer.decode(each.completion_ids) for each in told):
+        first = told[0]
+        raise ConfigError(
+            f"run.replay={folder} was recorded with another tokenizer: its first answer is "
+            f"{first.text[:60]!r}, and {model_path} reads {renderer.decode(first.completion_ids)[:60]!r}. "
+            "Set model.path to the model that the run began with, or to one of the same tokenizer."
+        )

@@ -47,7 +47,6 @@ from launch.training.recovery import Recovery
 from launch.training.rollouts import Rollouts
 from launch.training.stages.base import Stage
 from launch.training.threads import with_threads
-from launch.validation.replay import check_tokenizer
 from launch.workload import Workload
 from policies.learning.kl import KLController
 
@@ -75,8 +74,6 @@ def start(
     if config.run.resume and recovery.checkpoint is None:
         tracker.announce("It holds no checkpoint to resume from: a new run begins.")
     model_path = start_model(config, workload, recovery)
-    if config.run.replay is not None:
-        check_tokenizer(Path(config.run.replay), model_path)
     config = with_threads(config, model_path)
     if notice := memory_notice(config, model_path):
         tracker.announce(notice)
@@ -144,7 +141,7 @@ def watch(run: Components, recovery: Recovery, ending: ExitStack) -> None:
 
     def pulse() -> Pulse:
         return Pulse(
-            folder=str(recovery.directory),
+            folder=str(recovery.directory.resolve()),
             pid=os.getpid(),
             host=socket.gethostname(),
             fleets=tuple(service.fleet_name for service in run.services),
@@ -199,7 +196,7 @@ def join_cluster(
     if started_here:
         ending.callback(cluster.end)
     interrupts.install()  # Ray has put a handler of its own in the place of SIGTERM's
-    cluster.check_resources(config)
+    cluster.wait_for_nodes(config, tracker.announce)
     tracker.announce("Ray: " + ("started here." if started_here else "joined a running cluster."))
     if waits := cluster.shortage(config):
         tracker.announce(waits)
@@ -236,7 +233,7 @@ def rollout_service(
 ) -> RolloutService | RecordedService:
     """A rollout service with a policy server of its own, whose engines follow ``store``; or a recording."""
     if config.run.replay is not None:
-        return RecordedService(Path(config.run.replay))
+        return RecordedService(Path(config.run.replay), model_path)
     options = config.model.chat_template_kwargs
     name = f"policy-{uuid.uuid4().hex[:8]}"
     app = PolicyApp(name, model_path, server, store, chat_template_kwargs=options)

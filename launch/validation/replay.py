@@ -7,7 +7,7 @@ from pathlib import Path
 from environments.errors import ConfigError
 from environments.types import Completion
 from launch.config import TrainConfig
-from launch.run_folder.trajectory_log import TRAIN, kept_steps, read_kept
+from launch.run_folder.trajectory_log import TRAIN, first_completions, kept_steps
 
 
 def check_replay(config: TrainConfig, num_updates: int) -> None:
@@ -64,7 +64,7 @@ def check_recording(folder: Path, num_updates: int) -> None:
             f"{setting} lacks the rollouts of update {min(missing)}: copy its trajectories whole, or make "
             f"{min(missing) - 1} updates."
         )
-    _check_tokens(setting, _completions(folder))
+    _check_tokens(setting, first_completions(folder))
 
 
 def _check_tokens(setting: str, completions: list[Completion]) -> None:
@@ -79,28 +79,3 @@ def _check_tokens(setting: str, completions: list[Completion]) -> None:
             f"{setting} has sampled tokens without log-probabilities, which every algorithm compares the "
             "learner's with: replay another run."
         )
-
-
-def check_tokenizer(folder: Path, model_path: str) -> None:
-    """Check that the model in ``model_path`` reads the tokens of the run in ``folder`` as they were meant.
-
-    Raises:
-        ConfigError: none of the first update's tokens are the text that was recorded with them.
-    """
-    from policies.chat import ChatRenderer, load_tokenizer
-
-    renderer = ChatRenderer(load_tokenizer(model_path))
-    # A server that parses tool calls takes them out of the text.
-    told = [each for each in _completions(folder) if each.text and not each.tool_calls]
-    if told and not any(each.text in renderer.decode(each.completion_ids) for each in told):
-        first = told[0]
-        raise ConfigError(
-            f"run.replay={folder} was recorded with another tokenizer: its first answer is "
-            f"{first.text[:60]!r}, and {model_path} reads {renderer.decode(first.completion_ids)[:60]!r}. "
-            "Set model.path to the model that the run began with, or to one of the same tokenizer."
-        )
-
-
-def _completions(folder: Path) -> list[Completion]:
-    """Those of the first update. A turn that the agent's own code decided has none."""
-    return [each for kept in read_kept(folder, TRAIN, 1) for each in kept.trajectory.completions]

@@ -3,6 +3,8 @@
 
 const COLOURS = ["#2a6db5", "#d98324", "#3f9d63", "#b0476e", "#7a5cc0", "#8a7a3a"];
 const FIRST = ["rollout/reward_mean", "eval/reward_mean", "learn/entropy", "learn/loss", "learn/grad_norm"];
+const PAGES = ["run", "groups", "trajectory", "actors", "talk"];
+const OF_A_STEP = ["groups", "trajectory"];
 const view = document.getElementById("view");
 const state = { page: "run", runs: [], run: 0, data: [], kind: "step", step: null, row: 0, groups: [], colour: "logprob", beside: null };
 
@@ -27,7 +29,7 @@ function drawn(name, attributes, text = "") {
 async function ask(path) {
   const response = await fetch("api/" + path);
   const answer = await response.json();
-  if (!response.ok) throw new Error(answer.detail || response.statusText);
+  if (!response.ok) throw new Error(detail(answer));
   return answer;
 }
 
@@ -47,7 +49,7 @@ function go(changes) {
 
 function readPlace() {
   const [page, run, kind, step, row] = location.hash.slice(1).split("/");
-  if (["run", "groups", "trajectory"].includes(page)) {
+  if (PAGES.includes(page)) {
     Object.assign(state, { page, run: Number(run) || 0, kind: kind === "eval" ? "eval" : "step", step: step ? Number(step) : null, row: Number(row) || 0 });
   }
 }
@@ -57,7 +59,7 @@ function readPlace() {
 async function load(number) {
   const known = state.data[number] || { records: [], steps: { step: [], eval: [] } };
   const news = await ask(`runs/${number}?after=${known.records.length}`);
-  state.data[number] = { records: known.records.concat(news.records), steps: news.steps };
+  state.data[number] = { ...known, records: known.records.concat(news.records), alarms: news.alarms, steps: news.steps };
 }
 
 function steps() {
@@ -108,10 +110,25 @@ function drawRun() {
   if (state.runs.length > 1) {
     sections.push(element("p", {}, state.runs.map((name, index) => element("span", { textContent: `● ${name}   `, style: { color: COLOURS[index % COLOURS.length] } }))));
   }
+  const alarms = state.data[state.run].alarms;
+  if (alarms.length) sections.push(element("details", { open: true, className: "alarms" }, [element("summary", { textContent: `${alarms.length} alarms` }), ...alarms.toReversed().map((each) => element("p", { className: "error", textContent: `update ${each.step}: ${each.text}` }))]));
   for (const [family, members] of families) {
     if (members.length) sections.push(element("h2", { textContent: family }), element("div", { className: "charts" }, members.map(chart)));
   }
+  sections.push(settings());
   return sections;
+}
+
+// Asked for when they are opened; they stay open while the curves move.
+function settings() {
+  const data = state.data[state.run];
+  const text = element("pre", { textContent: data.settings || "" });
+  const box = element("details", { open: Boolean(data.settings) }, [element("summary", { textContent: "Settings" }), text]);
+  box.addEventListener("toggle", async () => {
+    data.settings = box.open ? await (await fetch(`api/runs/${state.run}/settings`)).text() : "";
+    text.textContent = data.settings || "This run has kept no settings.";
+  });
+  return box;
 }
 
 // -- Groups -----------------------------------------------------------------------------------------------
@@ -192,6 +209,25 @@ function conversation(each) {
   return element("article", {}, [element("h2", { textContent: each.id }), table, ...(each.error ? [element("p", { className: "error", textContent: each.error })] : []), ...turns]);
 }
 
+// Asked for when it is opened: all files of the run are looked through.
+function sameTask(path) {
+  const box = element("details", { className: "same" }, [element("summary", { textContent: "The same task over the course of training" })]);
+  box.addEventListener("toggle", async () => {
+    const byStep = new Map();
+    for (const each of await ask(`${path}/same`)) {
+      const name = `${each.kind === "eval" ? "evaluation" : "update"} ${each.step}`;
+      byStep.set(name, [...(byStep.get(name) || []), each]);
+    }
+    const rows = [...byStep].map(([name, members]) => element("div", { className: "group" }, [element("div", { className: "task", textContent: name }), element("div", { className: "cells" }, members.map((each) => {
+      const cell = element("button", { className: "cell", textContent: shown(each.reward), title: each.fate });
+      cell.addEventListener("click", () => go({ kind: each.kind, step: each.step, row: each.row, beside: null }));
+      return cell;
+    }))]));
+    box.replaceChildren(box.firstChild, ...rows);
+  }, { once: true });
+  return box;
+}
+
 async function drawTrajectory() {
   if (!state.groups.length) return drawGroups();
   const path = (row) => `runs/${state.run}/${state.kind}/${state.step}/${row}`;
@@ -205,7 +241,138 @@ async function drawTrajectory() {
   colours.addEventListener("change", () => go({ colour: colours.value }));
   const rows = [state.row, ...(state.beside === null || state.beside === state.row ? [] : [state.beside])];
   const whole = await Promise.all(rows.map((row) => ask(path(row))));
-  return [element("div", { className: "tools" }, [element("span", { textContent: "Its group:" }), ...cells, element("label", {}, ["Tokens by ", colours])]), element("div", { className: "members" }, whole.map(conversation))];
+  return [element("div", { className: "tools" }, [element("span", { textContent: "Its group:" }), ...cells, element("label", {}, ["Tokens by ", colours])]), sameTask(path(state.row)), element("div", { className: "members" }, whole.map(conversation))];
+}
+
+// -- Actors -----------------------------------------------------------------------------------------------
+
+const actors = { run: null, source: null, look: null };
+
+function watchActors() {
+  const wanted = state.page === "actors" ? state.run : null;
+  if (wanted === actors.run) return;
+  if (actors.source) actors.source.close();
+  Object.assign(actors, { run: wanted, source: null, look: null });
+  if (wanted === null) return;
+  const source = new EventSource(`api/runs/${wanted}/actors`);
+  actors.source = source;
+  source.onmessage = (event) => {
+    actors.look = JSON.parse(event.data);
+    if (actors.look.end) source.close();
+    if (state.page === "actors") view.replaceChildren(...drawActors());
+  };
+}
+
+function table(caption, head, rows) {
+  const cells = (kind, texts) => element("tr", {}, texts.map((text) => element(kind, { textContent: text })));
+  return element("section", { className: "table" }, [element("h2", { textContent: caption }), element("table", {}, [element("thead", {}, [cells("th", head)]), element("tbody", {}, rows.map((row) => cells("td", row)))])]);
+}
+
+const since = (seconds) => `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+
+function drawActors() {
+  const look = actors.look;
+  if (!look) return [element("p", { textContent: "Asking the parts of the run …" })];
+  if (look.end) {
+    const again = element("button", { textContent: "Look again" });
+    again.addEventListener("click", () => { actors.run = null; draw(); });
+    return [element("p", { className: "verdict", textContent: look.end }), again];
+  }
+  const now = look.state;
+  const roles = new Map();
+  for (const each of now.processes) {
+    const name = `${each.host}/${each.role}`;
+    roles.set(name, [...(roles.get(name) || []), `${each.pid}${each.stopped ? " (stopped)" : ""}`]);
+  }
+  const parts = [
+    element("p", { className: "verdict", textContent: now.verdict }),
+    table("Loop", ["does", "for", "something moved", "updates", "driver"], [[now.activity, since(now.seconds), `${since(now.idle_seconds)} ago`, String(now.num_updates), `${now.pid} on ${now.host}`]]),
+  ];
+  if (now.fleet) parts.push(table("Fleet", ["environment", "actors up", "in play", "waiting requests", "lost so far"], [[now.fleet.env_class, `${now.fleet.num_ready} of ${now.fleet.num_actors}`, String(now.rollouts.length), String(now.fleet.num_waiting), String(now.fleet.num_lost)]]));
+  if (now.stream) parts.push(element("p", {}, [`Stream: ${now.stream[0]} of ${now.stream[1]} trajectories wait for the loop `, element("meter", { max: now.stream[1], value: now.stream[0] })]));
+  parts.push(table("Replicas of the policy server", ["replica", "version", "requests", "answered", "last heard"], Object.entries(now.replicas).map(([name, each]) => [name, String(each.version), String(each.num_running), String(each.num_answered), `${since(each.silent_seconds)} ago`])));
+  parts.push(table("Rollouts in play", ["rollout", "node", "waits for", "for", "age"], now.rollouts.map((each) => [each.id, each.host, each.waits_for, since(each.waiting_seconds), since(each.seconds)])));
+  parts.push(table("Processes", ["node", "role", "process ids"], [...roles].map(([name, pids]) => [...name.split("/"), pids.join(" ")])));
+  for (const each of [...now.unanswered.map((part) => `No answer: ${part}`), ...now.errors]) parts.push(element("p", { className: "error", textContent: each }));
+  if (now.last_failure) parts.push(element("details", {}, [element("summary", { textContent: "The rollout that failed last" }), element("pre", { className: "error", textContent: now.last_failure })]));
+  return parts;
+}
+
+// -- Talk -------------------------------------------------------------------------------------------------
+
+const talk = { models: [], model: "", said: [], draft: "", asking: null };
+
+async function drawTalk() {
+  if (!talk.models.length) {
+    talk.models = await ask("models");
+    talk.model = talk.models[0];
+  }
+  const models = element("select", { id: "model", "aria-label": "Who is asked" }, talk.models.map((name) => element("option", { textContent: name, selected: name === talk.model })));
+  models.addEventListener("change", () => { talk.model = models.value; });
+  const box = element("textarea", { id: "box", rows: 3, value: talk.draft, placeholder: "Say something. Enter sends, Shift+Enter makes a new line.", "aria-label": "Your message" });
+  box.addEventListener("input", () => { talk.draft = box.value; });
+  box.addEventListener("keydown", (event) => { if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); say(); } });
+  const send = element("button", { id: "send", textContent: talk.asking ? "Stop" : "Send" });
+  send.addEventListener("click", () => (talk.asking ? talk.asking.abort() : say()));
+  const fresh = element("button", { textContent: "New conversation" });
+  fresh.addEventListener("click", () => { talk.said = []; draw(); });
+  const log = element("div", { id: "said", "aria-live": "polite" }, talk.said.map(saying));
+  return [element("div", { className: "tools" }, [models, fresh]), log, box, send];
+}
+
+function saying(each) {
+  const steps = each.steps.map((step) => element("details", { open: true }, [element("summary", { textContent: `step ${step.number}` }), message({ role: "assistant", content: step.text }), message({ role: "tool", content: step.observation })]));
+  const told = each.error ? [element("p", { className: "error", textContent: each.error })] : each.content || !each.waits ? [message(each)] : [element("p", { className: "role", textContent: "…" })];
+  return element("div", {}, [...steps, ...told]);
+}
+
+async function say() {
+  if (talk.asking || !talk.draft.trim()) return;
+  talk.said.push({ role: "user", content: talk.draft, steps: [] });
+  // An agent has instructions of its own and plays an episode for one message.
+  const heard = talk.model.startsWith("agent/") ? talk.said.slice(-1) : talk.said.filter((each) => each.content);
+  const answer = { role: "assistant", content: "", steps: [], waits: true };
+  talk.said.push(answer);
+  talk.draft = "";
+  talk.asking = new AbortController();
+  showTalk(true);
+  try {
+    const body = JSON.stringify({ model: talk.model, messages: heard.map(({ role, content }) => ({ role, content })) });
+    const response = await fetch("api/talk", { method: "POST", headers: { "content-type": "application/json" }, body, signal: talk.asking.signal });
+    if (!response.ok) throw new Error(detail(await response.json()));
+    for await (const part of events(response)) {
+      if (part.error) throw new Error(part.error.message);
+      if (part.step) answer.steps.push(part.step);
+      answer.content += part.choices?.[0]?.delta?.content ?? "";
+      showTalk(false);
+    }
+  } catch (error) {
+    answer.error = error.name === "AbortError" ? "Stopped." : error.message;
+  }
+  answer.waits = false;
+  talk.asking = null;
+  showTalk(true);
+}
+
+const detail = (answer) => (typeof answer.detail === "string" ? answer.detail : JSON.stringify(answer.detail));
+
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    text += value;
+    const lines = text.split("\n");
+    text = lines.pop();
+    for (const line of lines) if (line.startsWith("data: ") && line !== "data: [DONE]") yield JSON.parse(line.slice(6));
+  }
+}
+
+// While an answer comes, only the conversation is drawn anew: somebody may be typing the next message.
+async function showTalk(whole) {
+  if (state.page !== "talk") return;
+  if (whole) { await draw(); document.getElementById("box")?.focus(); } else document.getElementById("said")?.replaceChildren(...talk.said.map(saying));
 }
 
 // -- the page ---------------------------------------------------------------------------------------------
@@ -217,18 +384,19 @@ async function draw() {
   const label = document.getElementById("state");
   try {
     chooseStep();
-    for (const page of ["run", "groups", "trajectory"]) document.getElementById(`show-${page}`).setAttribute("aria-pressed", String(state.page === page));
-    document.getElementById("step-label").hidden = state.page === "run";
+    for (const page of PAGES) document.getElementById(`show-${page}`).setAttribute("aria-pressed", String(state.page === page));
+    document.getElementById("step-label").hidden = !OF_A_STEP.includes(state.page);
     document.getElementById("run").replaceChildren(...state.runs.map((name, index) => element("option", { textContent: name, value: String(index), selected: index === state.run })));
     document.getElementById("step").replaceChildren(...steps().map(([kind, step]) => element("option", { textContent: kind === "eval" ? `evaluation ${step}` : `update ${step}`, value: `${kind}/${step}`, selected: kind === state.kind && step === state.step })));
-    state.groups = state.page === "run" || state.step === null ? [] : await ask(`runs/${state.run}/${state.kind}/${state.step}`);
-    const parts = state.page === "run" ? drawRun() : state.page === "groups" ? drawGroups() : await drawTrajectory();
+    state.groups = !OF_A_STEP.includes(state.page) || state.step === null ? [] : await ask(`runs/${state.run}/${state.kind}/${state.step}`);
+    watchActors();
+    const parts = await { run: drawRun, groups: drawGroups, trajectory: drawTrajectory, actors: drawActors, talk: drawTalk }[state.page]();
     if (mine !== drawing) return; // something else was asked for meanwhile
     view.replaceChildren(...parts);
     const records = state.data[state.run].records;
     label.textContent = records.length ? `step ${records.at(-1).step}` : "";
   } catch (error) {
-    label.textContent = error.message;
+    if (mine === drawing) view.replaceChildren(element("p", { className: "error", textContent: error.message }));
   }
 }
 
@@ -249,6 +417,8 @@ const KEYS = {
   1: () => go({ page: "run" }),
   2: () => go({ page: "groups" }),
   3: () => go({ page: "trajectory" }),
+  4: () => go({ page: "actors" }),
+  5: () => go({ page: "talk" }),
   ArrowLeft: () => move(-1),
   ArrowRight: () => move(1),
   j: () => moveRow(1),
@@ -257,11 +427,11 @@ const KEYS = {
 };
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT"].includes(event.target.tagName)) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName)) return;
   if (KEYS[event.key]) { event.preventDefault(); KEYS[event.key](); }
 });
 window.addEventListener("popstate", () => { readPlace(); draw(); });
-for (const page of ["run", "groups", "trajectory"]) document.getElementById(`show-${page}`).addEventListener("click", () => go({ page }));
+for (const page of PAGES) document.getElementById(`show-${page}`).addEventListener("click", () => go({ page }));
 document.getElementById("run").addEventListener("change", (event) => go({ run: Number(event.target.value), step: null, row: 0, beside: null }));
 document.getElementById("step").addEventListener("change", (event) => {
   const [kind, step] = event.target.value.split("/");
@@ -278,7 +448,12 @@ async function begin() {
     const changes = new EventSource(`api/runs/${index}/changes`);
     changes.onmessage = async () => {
       const before = state.data[index].records.length;
-      await load(index);
+      try {
+        await load(index);
+      } catch (error) { // the program that shows the page has ended
+        document.getElementById("state").textContent = error.message;
+        return;
+      }
       // Somebody reads a trajectory, or types: only curves move by themselves.
       if (state.page === "run" && state.data[index].records.length > before) draw();
     };

@@ -5,26 +5,33 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from environments.data.trajectory_json import plain_json
 from environments.errors import TroupeError
-from launch.reporting.tracker import METRICS, read_metrics
+from launch.reporting.tracker import ALARMS, METRICS, SETTINGS, read_metrics
+from launch.run_folder.jsonl_log import read_records
+from launch.run_folder.token_texts import token_texts
 from launch.run_folder.trajectory_log import (
     EVALUATION,
     FOLDER,
     TRAIN,
     KeptTrajectory,
+    find_task,
     kept_steps,
     read_kept,
     shortened,
 )
+from launch.viewing.live_state import states
+from launch.viewing.talk import Talk
 
 Json = dict[str, Any]
 Kind = Literal["step", "eval"]
@@ -37,6 +44,7 @@ POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src '
 """A model's text may hold anything: the browser runs and loads nothing but this page's own files."""
 LOOK_SECONDS = 1.0
 TASK_CHARACTERS = 200
+MAX_ALARMS = 50
 
 
 class Pages:
@@ -44,10 +52,11 @@ class Pages:
 
     Args:
         runs: folders of training runs.
+        address: of the cluster where they go on; ``None`` finds it as ``launch.status`` does.
     """
 
-    def __init__(self, runs: Sequence[Path]) -> None:
-        self._runs = list(runs)
+    def __init__(self, runs: Sequence[Path], address: str | None) -> None:
+        self._runs, self._address = list(runs), address
 
     def file(self, name: str = "page.html") -> FileResponse:
         """The page itself, its script or its style."""
@@ -60,10 +69,23 @@ class Pages:
         return [str(each) for each in self._runs]
 
     def overview(self, number: int, after: int = 0) -> Json:
-        """The metrics from line ``after`` on, and the steps that have trajectories."""
+        """The metrics from line ``after`` on, the newest alarms, and the steps that have trajectories."""
         run = self._run(number)
         steps = {kind: kept_steps(run, kind) for kind in (TRAIN, EVALUATION)}
-        return {"records": plain_json(read_metrics(run)[after:]), "steps": steps}
+        alarms = read_records(run / ALARMS)[-MAX_ALARMS:]
+        return {"records": plain_json(read_metrics(run)[after:]), "alarms": alarms, "steps": steps}
+
+    def settings(self, number: int) -> PlainTextResponse:
+        """The settings of a run; empty for one of an older version."""
+        path = self._run(number) / SETTINGS
+        return PlainTextResponse(path.read_text(encoding="utf-8") if path.exists() else "")
+
+    async def actors(self, number: int) -> StreamingResponse:
+        """Server-sent events: the state of a run that goes on, every two seconds."""
+        looks = states(self._run(number), self._address)
+        return StreamingResponse(
+            (f"data: {json.dumps(look)}\n\n" async for look in looks), media_type="text/event-stream"
+        )
 
     async def changes(self, number: int) -> StreamingResponse:
         """Server-sent events: one for each change of the run's folder."""
@@ -75,10 +97,18 @@ class Pages:
 
     def trajectory(self, number: int, kind: Kind, step: int, row: int) -> Json:
         """One trajectory, turn by turn."""
+        return _details(self._row(number, kind, step, row), self._run(number))
+
+    def same_task(self, number: int, kind: Kind, step: int, row: int) -> list[Json]:
+        """The trajectories of the same task in all updates and evaluations."""
+        task = plain_json(self._row(number, kind, step, row).trajectory.task)
+        return [asdict(each) for each in find_task(self._run(number), task)]
+
+    def _row(self, number: int, kind: Kind, step: int, row: int) -> KeptTrajectory:
         kept = _kept(self._run(number), kind, step)
         if not 0 <= row < len(kept):
             raise HTTPException(404, f"There are {len(kept)} trajectories.")
-        return _details(kept[row], self._run(number))
+        return kept[row]
 
     def _run(self, number: int) -> Path:
         if not 0 <= number < len(self._runs):
@@ -86,24 +116,41 @@ class Pages:
         return self._runs[number]
 
 
-def application(runs: Sequence[Path]) -> FastAPI:
-    """The web application that shows ``runs``, folders of training runs."""
-    app, pages = FastAPI(title="Troupe's runs", docs_url=None, redoc_url=None, openapi_url=None), Pages(runs)
+def application(
+    runs: Sequence[Path], address: str | None = None, server: str = "http://127.0.0.1:8000/v1"
+) -> FastAPI:
+    """The web application that shows ``runs``.
+
+    Args:
+        runs, address: see ``Pages``.
+        server: the address of the policy server to talk to.
+    """
+    app = FastAPI(title="Troupe's runs", docs_url=None, redoc_url=None, openapi_url=None)
+    pages, talk = Pages(runs, address), Talk(server)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(HOSTS))
     app.middleware("http")(_restrict)
     app.exception_handler(TroupeError)(_explain)
     app.get("/api/runs")(pages.names)
     app.get("/api/runs/{number}")(pages.overview)
     app.get("/api/runs/{number}/changes")(pages.changes)
+    app.get("/api/runs/{number}/settings")(pages.settings)
+    app.get("/api/runs/{number}/actors")(pages.actors)
     app.get("/api/runs/{number}/{kind}/{step}")(pages.groups)
     app.get("/api/runs/{number}/{kind}/{step}/{row}")(pages.trajectory)
+    app.get("/api/runs/{number}/{kind}/{step}/{row}/same")(pages.same_task)
+    app.get("/api/models")(talk.models)
+    app.post("/api/talk")(talk.talk)
     app.get("/")(pages.file)
     app.get("/{name}")(pages.file)
     return app
 
 
 async def _restrict(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-    response = await call_next(request)
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers["host"]:
+        response: Response = JSONResponse({"detail": f"{origin} may not ask here."}, status_code=403)
+    else:
+        response = await call_next(request)
     response.headers["content-security-policy"] = POLICY
     response.headers["x-content-type-options"] = "nosniff"
     response.headers["cache-control"] = "no-store"
@@ -150,7 +197,7 @@ def _groups(kept: Sequence[KeptTrajectory]) -> list[Json]:
 def _details(kept: KeptTrajectory, directory: Path) -> Json:
     """One trajectory, turn by turn: what was new in the conversation, and the tokens that were sampled."""
     short = shortened(plain_json(kept.trajectory))
-    decode = _decoder(directory)
+    decode = token_texts(directory)
     turns = []
     for index, step in enumerate(short["steps"]):
         completion = step["completion"] or {}
@@ -177,23 +224,6 @@ def _details(kept: KeptTrajectory, directory: Path) -> Json:
         "metrics": short["metrics"],
         "turns": turns,
     }
-
-
-def _decoder(directory: Path) -> Callable[[int], str]:
-    """The text of a token by its id, by the run's own tokenizer; the number where there is none."""
-    for folder in (directory / "model", directory / "checkpoints" / "latest" / "huggingface"):
-        path = folder / "tokenizer.json"
-        if path.is_file():
-            return _token_texts(path)
-    return str
-
-
-@lru_cache(maxsize=4)
-def _token_texts(path: Path) -> Callable[[int], str]:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(path))
-    return lru_cache(maxsize=None)(lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False))
 
 
 async def _changes(directory: Path) -> AsyncIterator[str]:

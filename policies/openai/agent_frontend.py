@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from pydantic import ValidationError
 
-from environments.types import TerminationReason, Trajectory
+from environments.types import PlayedStep, TerminationReason, Trajectory
 from policies.openai.protocol import ChatRequest, OpenAIError
 from policies.sampler import SamplingParams
 
 Json = dict[str, Any]
-Play = Callable[[str, SamplingParams], Awaitable[Trajectory]]
-"""Plays an episode on a client's message."""
+Play = Callable[[str, SamplingParams], AsyncGenerator[PlayedStep | Trajectory, None]]
+"""Plays an episode on a client's message: its steps as they end, and the whole at last."""
 
 PREFIX = "agent/"
 """Names of agents begin with it, so that no model has one."""
@@ -48,15 +49,23 @@ class AgentFrontend:
     async def chat(
         self, body: ChatRequest, charge: Callable[[int], None] = lambda number: None
     ) -> AsyncGenerator[Json, None]:
-        """One ``chat.completion``, or with ``stream`` its chunks, when the episode has ended.
+        """One ``chat.completion``, or with ``stream`` a chunk for each step and those of the answer.
 
-        ``charge`` hears of the number of tokens that it took, those of failed episodes too.
+        The steps before the answer are its ``reasoning_content``, as other servers call what comes first;
+        ``step`` has their parts. ``charge`` hears of the number of tokens that the episode took, also where
+        it has failed.
 
         Raises:
             OpenAIError: the request cannot be served, or the episode has failed.
             ConfigError: the sampling parameters are impossible.
         """
-        answer = _Answer(body, await self.episode(body, charge))
+        head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
+        async with aclosing(self.episode(body, charge)) as parts:
+            async for part in parts:
+                if isinstance(part, Trajectory):
+                    answer = _Answer(head, part)
+                elif body.stream and not part.done:
+                    yield _step_chunk(head, part)
         if not body.stream:
             yield answer.whole()
             return
@@ -72,15 +81,20 @@ class AgentFrontend:
             body = ChatRequest.model_validate(given)
         except ValidationError as error:
             raise OpenAIError.from_validation(error.errors()) from error
-        return await anext(self.chat(body, charge))
+        async with aclosing(self.chat(body, charge)) as parts:
+            return await anext(parts)
 
-    async def episode(self, body: ChatRequest, charge: Callable[[int], None]) -> Trajectory:
-        """The episode that a request asks for. Raises as ``chat`` does."""
+    async def episode(
+        self, body: ChatRequest, charge: Callable[[int], None]
+    ) -> AsyncGenerator[PlayedStep | Trajectory, None]:
+        """The episode that a request asks for: steps, and the whole at last. Raises as ``chat`` does."""
         play = self._agent(body.model)
-        trajectory = await play(_question(body), body.sampling_params())
-        charge(sum(each.num_prompt_tokens + each.num_completion_tokens for each in trajectory.completions))
-        _check_ended_well(trajectory)
-        return trajectory
+        async with aclosing(play(_question(body), body.sampling_params())) as parts:
+            async for part in parts:
+                if isinstance(part, Trajectory):
+                    charge(_num_tokens(part))
+                    _check_ended_well(part)
+                yield part
 
     def _agent(self, name: str) -> Play:
         if name not in self._agents:
@@ -92,6 +106,11 @@ class AgentFrontend:
                 code="model_not_found",
             )
         return self._agents[name]
+
+
+def _num_tokens(trajectory: Trajectory) -> int:
+    """Tokens that the model has read and sampled in all steps."""
+    return sum(each.num_prompt_tokens + each.num_completion_tokens for each in trajectory.completions)
 
 
 def _question(body: ChatRequest) -> str:
@@ -133,10 +152,22 @@ def _check_ended_well(trajectory: Trajectory) -> None:
         raise OpenAIError(500, f"The agent has failed ({reason}): {error}", type="server_error")
 
 
+def _step_chunk(head: Json, step: PlayedStep) -> Json:
+    """A step before the answer as a chunk."""
+    delta = {"role": "assistant", "reasoning_content": f"{step.text}\n{step.observation}\n"}
+    return {
+        **head,
+        "object": "chat.completion.chunk",
+        "choices": [{"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}],
+        "policy_version": step.policy_version,
+        "step": {"number": step.index + 1, "text": step.text, "observation": step.observation},
+    }
+
+
 class _Answer:
     """An episode in the form of the chat endpoint. ``num_steps`` and ``policy_version`` are Troupe's."""
 
-    def __init__(self, body: ChatRequest, trajectory: Trajectory) -> None:
+    def __init__(self, head: Json, trajectory: Trajectory) -> None:
         completions = [step.completion for step in trajectory.steps if step.completion is not None]
         self.text = trajectory.steps[-1].model_response
         self.finish_reason = (
@@ -150,9 +181,7 @@ class _Answer:
             "total_tokens": num_prompt_tokens + num_sampled_tokens,
         }
         self._head = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "created": int(time.time()),
-            "model": body.model,
+            **head,
             "policy_version": min((each.policy_version for each in completions), default=0),
             "num_steps": len(trajectory.steps),
         }

@@ -5,21 +5,25 @@ https://platform.openai.com/docs/api-reference/responses
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from environments.types import TerminationReason, Trajectory
+from environments.types import PlayedStep, TerminationReason, Trajectory
 from policies.openai.agent_frontend import AgentFrontend
 from policies.openai.limits import MAX_MESSAGES
 from policies.openai.protocol import MAX_SEED, ChatRequest, OpenAIError
 
 Json = dict[str, Any]
 
+ENDS = ("response.completed", "response.incomplete")
+"""The last event of a stream."""
 MAX_STORED = 1000
 """Responses that are remembered: the oldest are forgotten first."""
 
@@ -136,7 +140,7 @@ class ResponsesFrontend:
     async def respond(
         self, body: ResponsesRequest, charge: Callable[[int], None] = lambda number: None
     ) -> AsyncGenerator[Json, None]:
-        """One ``response``, or with ``stream`` its events, when the episode has ended.
+        """One ``response``, or with ``stream`` its events; steps before the answer are reasoning items.
 
         Raises:
             OpenAIError: the request cannot be served, or the episode has failed.
@@ -151,20 +155,28 @@ class ResponsesFrontend:
                 param="model",
                 code="model_not_found",
             )
-        try:
-            trajectory = await self._agents.episode(body.for_chat(), charge)
-        except OpenAIError as error:
-            if error.param == "messages":  # which the client has sent under another name
-                error.param = "input"
-            raise
-        response = _response(body, trajectory)
-        if body.store is not False:
-            await self._stores[body.model].keep(response)
+        draft = _Draft(body)
+        async with aclosing(self._events(draft, charge)) as events:
+            async for event in events:
+                if body.stream:
+                    yield event
         if not body.stream:
-            yield response
-            return
-        for number, event in enumerate(_events(response)):
-            yield {**event, "sequence_number": number, "policy_version": response["policy_version"]}
+            yield draft.response
+
+    async def _events(self, draft: _Draft, charge: Callable[[int], None]) -> AsyncGenerator[Json, None]:
+        """The events of a response while its episode is played; it is kept before the last one."""
+        numbers = itertools.count()
+        async with aclosing(self._agents.episode(draft.body.for_chat(), charge)) as parts:
+            try:
+                async for part in parts:
+                    for event in draft.add(part):
+                        if event["type"] in ENDS and draft.body.store is not False:
+                            await self._stores[draft.body.model].keep(draft.response)
+                        yield {**event, "sequence_number": next(numbers), "policy_version": draft.version}
+            except OpenAIError as error:
+                if error.param == "messages":  # which the client has sent under another name
+                    error.param = "input"
+                raise
 
     async def retrieve(self, response_id: str) -> Json:
         """The body of ``GET /v1/responses/{id}``. Raises ``OpenAIError`` if it is not kept."""
@@ -197,72 +209,101 @@ def _not_kept(response_id: str) -> OpenAIError:
     )
 
 
-def _response(body: ResponsesRequest, trajectory: Trajectory) -> Json:
-    """An episode in the form of the API. ``num_steps`` and ``policy_version`` are Troupe's."""
-    completions = [step.completion for step in trajectory.steps if step.completion is not None]
-    is_whole = trajectory.termination_reason is TerminationReason.ENV_DONE
-    status = "completed" if is_whole else "incomplete"
-    num_input = sum(each.num_prompt_tokens for each in completions)
-    num_output = sum(each.num_completion_tokens for each in completions)
-    text = {
-        "type": "output_text",
-        "text": trajectory.steps[-1].model_response,
-        "annotations": [],
-        "logprobs": [],
-    }
-    message = {
-        "id": f"msg_{uuid.uuid4().hex}",
-        "type": "message",
-        "role": "assistant",
-        "status": status,
-        "content": [text],
-    }
+class _Draft:
+    """A response that is being made. ``num_steps`` and ``policy_version`` are Troupe's."""
+
+    def __init__(self, body: ResponsesRequest) -> None:
+        self.body, self.version = body, 0
+        self._has_begun = False
+        self._output: list[Json] = []
+        self.response: Json = {
+            "id": f"resp_{uuid.uuid4().hex}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "model": body.model,
+            "output": self._output,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": None,
+            "metadata": body.metadata or {},
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "tool_choice": "auto",
+            "tools": [],
+            "usage": None,
+        }
+
+    def add(self, part: PlayedStep | Trajectory) -> Iterator[Json]:
+        """The events of the next part of the episode, in the order of the API."""
+        if not self._has_begun:
+            self._has_begun = True
+            self.version = part.policy_version if isinstance(part, PlayedStep) else _version(part)
+            begun = {**self.response, "output": []}
+            yield {"type": "response.created", "response": begun}
+            yield {"type": "response.in_progress", "response": begun}
+        if isinstance(part, Trajectory):
+            yield from self._answer(part)
+        elif not part.done:
+            yield from self._reasoning(part)
+
+    def _reasoning(self, step: PlayedStep) -> Iterator[Json]:
+        """A step before the answer."""
+        item = {"id": f"rs_{uuid.uuid4().hex}", "type": "reasoning", "summary": []}
+        index = {"output_index": len(self._output)}
+        part = {"item_id": item["id"], **index, "summary_index": 0}
+        text = f"{step.text}\n{step.observation}"
+        summary = {"type": "summary_text", "text": text}
+        whole = {**item, "summary": [summary]}
+        yield {"type": "response.output_item.added", **index, "item": item}
+        yield {"type": "response.reasoning_summary_part.added", **part, "part": {**summary, "text": ""}}
+        yield {"type": "response.reasoning_summary_text.delta", **part, "delta": text}
+        yield {"type": "response.reasoning_summary_text.done", **part, "text": text}
+        yield {"type": "response.reasoning_summary_part.done", **part, "part": summary}
+        yield {"type": "response.output_item.done", **index, "item": whole}
+        self._output.append(whole)
+
+    def _answer(self, trajectory: Trajectory) -> Iterator[Json]:
+        """The last step, which is the answer, and the end."""
+        is_whole = trajectory.termination_reason is TerminationReason.ENV_DONE
+        status = "completed" if is_whole else "incomplete"
+        said = trajectory.steps[-1].model_response
+        text: Json = {"type": "output_text", "text": said, "annotations": [], "logprobs": []}
+        message = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant"}
+        whole = {**message, "status": status, "content": [text]}
+        index = {"output_index": len(self._output)}
+        part = {"item_id": message["id"], **index, "content_index": 0}
+        begun = {**message, "status": "in_progress", "content": []}
+        yield {"type": "response.output_item.added", **index, "item": begun}
+        yield {"type": "response.content_part.added", **part, "part": {**text, "text": ""}}
+        yield {"type": "response.output_text.delta", **part, "delta": said, "logprobs": []}
+        yield {"type": "response.output_text.done", **part, "text": said, "logprobs": []}
+        yield {"type": "response.content_part.done", **part, "part": text}
+        yield {"type": "response.output_item.done", **index, "item": whole}
+        self._output.append(whole)
+        self.response |= {
+            "status": status,
+            "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
+            "usage": _usage(trajectory),
+            "policy_version": _version(trajectory),
+            "num_steps": len(trajectory.steps),
+        }
+        yield {"type": f"response.{status}", "response": self.response}
+
+
+def _version(trajectory: Trajectory) -> int:
+    return min((each.policy_version for each in trajectory.completions), default=0)
+
+
+def _usage(trajectory: Trajectory) -> Json:
+    num_input = sum(each.num_prompt_tokens for each in trajectory.completions)
+    num_output = sum(each.num_completion_tokens for each in trajectory.completions)
     return {
-        "id": f"resp_{uuid.uuid4().hex}",
-        "object": "response",
-        "created_at": int(time.time()),
-        "status": status,
-        "model": body.model,
-        "output": [message],
-        "error": None,
-        "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
-        "instructions": None,
-        "metadata": body.metadata or {},
-        "parallel_tool_calls": True,
-        "previous_response_id": None,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "tool_choice": "auto",
-        "tools": [],
-        "usage": {
-            "input_tokens": num_input,
-            "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": num_output,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": num_input + num_output,
-        },
-        "policy_version": min((each.policy_version for each in completions), default=0),
-        "num_steps": len(trajectory.steps),
+        "input_tokens": num_input,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": num_output,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": num_input + num_output,
     }
-
-
-def _events(response: Json) -> Iterator[Json]:
-    """The events of a stream, in the order of the API."""
-    (message,) = response["output"]
-    (text,) = message["content"]
-    begun = {**response, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
-    item = {"item_id": message["id"], "output_index": 0}
-    part = {**item, "content_index": 0}
-    yield {"type": "response.created", "response": begun}
-    yield {"type": "response.in_progress", "response": begun}
-    yield {
-        "type": "response.output_item.added",
-        "output_index": 0,
-        "item": {**message, "status": "in_progress", "content": []},
-    }
-    yield {"type": "response.content_part.added", **part, "part": {**text, "text": ""}}
-    yield {"type": "response.output_text.delta", **part, "delta": text["text"], "logprobs": []}
-    yield {"type": "response.output_text.done", **part, "text": text["text"], "logprobs": []}
-    yield {"type": "response.content_part.done", **part, "part": text}
-    yield {"type": "response.output_item.done", "output_index": 0, "item": message}
-    yield {"type": f"response.{response['status']}", "response": response}

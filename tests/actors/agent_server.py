@@ -7,13 +7,14 @@ import queue
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import uvicorn
-from test_policy_http import serving
+from test_policy_http import Parts, serving
 
 from actors.rollouts import agent_pool
 from actors.rollouts.rollout import RolloutRequest
@@ -58,8 +59,8 @@ class ScriptedService:
             else:
                 self.finish(request)
 
-    def withdraw(self, rollout_id: str) -> bool:
-        return self.waiting.pop(rollout_id, None) is not None
+    def cancel(self, rollout_id: str) -> None:
+        self.waiting.pop(rollout_id, None)
 
     def take(self) -> RolloutRequest:
         """The oldest message, which waits no more."""
@@ -105,7 +106,8 @@ class LocalActor:
         self._instance = instance
 
     def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(remote=getattr(self._instance, name))
+        method = getattr(self._instance, name)
+        return SimpleNamespace(remote=partial(Parts, method) if name == "play" else method)
 
 
 @dataclass
@@ -125,7 +127,9 @@ def agent_server(
     """The server, with one pool for all ``agents``."""
     service = ScriptedService()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agent_pool, "RolloutService", lambda *_: service)
+        patch.setattr(agent_pool, "RolloutService", lambda *_, **__: service)
+        context = SimpleNamespace(current_actor=None)
+        patch.setattr(agent_pool.ray, "get_runtime_context", lambda: context)
         pool_class = agent_pool.AgentPool.__ray_metadata__.modified_class
         pool = pool_class(None, lambda text: {"question": text}, None, None, FleetConfig(), "Adds numbers.")
     pools = {name: LocalActor(pool) for name in agents}

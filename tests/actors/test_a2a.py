@@ -170,10 +170,9 @@ def test_a_message_that_waits_is_cancelled_and_its_stream_ends(server: AgentServ
     cancelled, again, events = asyncio.run(talk())
     assert (state(cancelled), state(again)) == ("CANCELED", "CANCELED")
     assert state(events[-1].status_update) == "CANCELED"
-    assert not server.service.waiting
 
 
-def test_an_episode_that_is_played_cannot_be_cancelled_and_its_answer_comes(server: AgentServer) -> None:
+def test_an_episode_in_play_is_cancelled_and_its_answer_comes_too_late(server: AgentServer) -> None:
     server.service.is_busy = True
 
     async def talk() -> Task:
@@ -181,17 +180,12 @@ def test_an_episode_that_is_played_cannot_be_cancelled_and_its_answer_comes(serv
             task = await only_task(client, question(return_immediately=True))
             await until(waiting(server))
             played = server.service.take()
-            with pytest.raises(TaskNotCancelableError, match=f"{task.id}' is being played"):
-                await client.cancel_task(CancelTaskRequest(id=task.id))
+            assert state(await client.cancel_task(CancelTaskRequest(id=task.id))) == "CANCELED"
             server.service.finish(played)
+            await asyncio.sleep(0.2)
+            return await client.get_task(GetTaskRequest(id=task.id))
 
-            async def ended() -> Task | None:
-                found = await client.get_task(GetTaskRequest(id=task.id))
-                return found if state(found) != "WORKING" else None
-
-            return await until(ended)
-
-    assert state(asyncio.run(talk())) == "COMPLETED"
+    assert state(asyncio.run(talk())) == "CANCELED"
 
 
 def test_a_task_goes_on_when_its_client_has_hung_up(server: AgentServer) -> None:
@@ -251,7 +245,8 @@ def test_another_replica_knows_a_task_and_cancels_it(server: AgentServer) -> Non
             become_another_replica()
             assert state(await client.get_task(GetTaskRequest(id=task.id))) == "WORKING"
             cancelled = await client.cancel_task(CancelTaskRequest(id=task.id))
-            assert state(cancelled) == "CANCELED" and not server.service.waiting
+            assert state(cancelled) == "CANCELED"
+            await until(lambda: asyncio.sleep(0, not server.service.waiting))
         return await said_why(task.id)
 
     async def said_why(task_id: str) -> Task:
@@ -265,7 +260,7 @@ def test_another_replica_knows_a_task_and_cancels_it(server: AgentServer) -> Non
             return await until(has_message)
 
     task = asyncio.run(talk())
-    assert state(task) == "CANCELED" and "was cancelled before" in task.status.message.parts[0].text
+    assert state(task) == "CANCELED" and "was cancelled" in task.status.message.parts[0].text
 
 
 def test_a_task_of_another_replica_cannot_be_followed_here(server: AgentServer) -> None:

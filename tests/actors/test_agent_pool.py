@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,12 +23,13 @@ from ray.exceptions import RayTaskError
 from scripted_engine import ScriptedEngine  # noqa: F401  # so that a replica can import it too
 
 from actors.rollouts.agent_pool import AgentPool
+from actors.rollouts.fleet import CANCEL_SECONDS
 from actors.rollouts.rollout import RolloutLimits
 from actors.sampling.serve_sampler import ServeSampler
 from actors.serving.policy_server import PolicyApp
 from actors.settings import FleetConfig, ServerConfig
 from actors.weights.store import WeightStore
-from environments.types import TerminationReason
+from environments.types import PlayedStep, TerminationReason, Trajectory
 from launch.recipes.calculator import task_from_message, workload
 from policies.openai.protocol import OpenAIError
 from policies.sampler import SamplingParams
@@ -50,15 +54,10 @@ def app(serve_port: int, tiny_model: Path) -> Iterator[PolicyApp]:
     app.stop()
 
 
-@pytest.fixture(scope="module")
-def slow(serve_port: int, tiny_model: Path) -> Iterator[PolicyApp]:
-    """A server whose engine takes some seconds to say 46."""
-    options = {"replies": ["\\boxed{46}"], "seconds_per_token": 0.5}
-    engine = EngineConfig(name="scripted_engine:ScriptedEngine", options=options)
-    app = PolicyApp("slow-agents", str(tiny_model), ServerConfig(engine=engine), WeightStore.remote())
-    app.start()
-    yield app
-    app.stop()
+def played(
+    agents: ray.actor.ActorHandle, params: SamplingParams, key: str | None = None
+) -> list[PlayedStep | Trajectory]:
+    return [ray.get(part, timeout=60) for part in agents.play.remote("What is 12+34?", params, key)]
 
 
 def pool(app: PolicyApp, model: Path, make_task: Any = task_from_message) -> ray.actor.ActorHandle:
@@ -73,24 +72,28 @@ def test_a_message_is_answered_by_an_episode_with_tools(app: PolicyApp, tiny_mod
     params = SamplingParams(temperature=0)
     # One after the other: the engine's script has no memory of who asks.
     for _ in range(2):
-        trajectory = ray.get(agents.play.remote("What is 12+34?", params), timeout=60)
+        *steps, trajectory = played(agents, params)
+        assert isinstance(trajectory, Trajectory)
         assert trajectory.termination_reason is TerminationReason.ENV_DONE
         assert [step.model_response for step in trajectory.steps] == [CALL, "\\boxed{46}"]
         assert "46" in str(trajectory.steps[1].chat_completions)
+        assert [(step.text, step.done) for step in steps] == [(CALL, False), ("\\boxed{46}", True)]
+        assert "46" in steps[0].observation
     ray.kill(agents)
 
 
-def test_a_message_that_waits_is_withdrawn_and_one_in_play_is_not(slow: PolicyApp, tiny_model: Path) -> None:
-    agents = pool(slow, tiny_model)
-    params = SamplingParams(temperature=0)
-    played = agents.play.remote("What is 12+34?", params, "first")
-    waits = agents.play.remote("What is 12+34?", params, "second")
-    wait_until(lambda: ray.get(agents.withdraw.remote("second")))
-    with pytest.raises(RayTaskError) as raised:
-        ray.get(waits, timeout=60)
-    assert isinstance(raised.value.cause, OpenAIError) and raised.value.cause.code == "withdrawn"
+def test_a_message_is_withdrawn_while_it_waits_and_while_it_is_played(
+    app: PolicyApp, tiny_model: Path
+) -> None:
+    agents = pool(app, tiny_model)
+    for key in ("first", "second"):
+        parts = agents.play.remote("What is 12+34?", SamplingParams(), key)
+        wait_until(lambda key=key: ray.get(agents.withdraw.remote(key)))
+        with pytest.raises(RayTaskError) as raised:
+            [ray.get(part, timeout=60) for part in parts]
+        assert isinstance(raised.value.cause, OpenAIError) and raised.value.cause.code == "withdrawn"
     assert not ray.get(agents.withdraw.remote("first")) and not ray.get(agents.withdraw.remote("none"))
-    assert ray.get(played, timeout=60).termination_reason is TerminationReason.ENV_DONE
+    assert isinstance(played(agents, SamplingParams())[-1], Trajectory), "the rollout actor is free"
     ray.kill(agents)
 
 
@@ -140,5 +143,48 @@ async def tool_answer(url: str) -> str:
 def test_a_message_that_makes_no_task_is_an_error(app: PolicyApp, tiny_model: Path) -> None:
     agents = pool(app, tiny_model, no_task)
     with pytest.raises(RayTaskError, match="task_from_message failed: KeyError"):
-        ray.get(agents.play.remote("What is 12+34?", SamplingParams()), timeout=60)
+        played(agents, SamplingParams())
     ray.kill(agents)
+
+
+def test_nothing_more_is_sampled_for_a_client_that_has_gone(
+    serve_port: int, tiny_model: Path, weight_store: Any
+) -> None:
+    """Over real HTTP, with one rollout actor, whose episodes would take ten seconds each."""
+    engine = EngineConfig(
+        name="scripted_engine:ScriptedEngine", options={"replies": [CALL], "seconds_per_token": 0.05}
+    )
+    config = ServerConfig(engine=engine, http_port=serve_port)
+    agents = AgentPool.remote(
+        workload(0).pair,
+        task_from_message,
+        partial(ServeSampler, "slow", str(tiny_model)),
+        RolloutLimits(),
+        FleetConfig(num_actors=1),
+    )
+    app = PolicyApp("slow", str(tiny_model), config, weight_store, agents={"agent/calculator": agents})
+    app.start()
+    url = f"http://127.0.0.1:{serve_port}"
+    question = {"role": "user", "content": "What is 12+34?"}
+    body = {"model": "agent/calculator", "messages": [question], "stream": True}
+
+    def num_sampled() -> int:
+        return int(re.findall(r"sampled_tokens_total (\d+)", httpx.get(f"{url}/metrics").text)[0])
+
+    def first_step() -> None:
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=30) as answer:
+            assert json.loads(next(answer.iter_lines())[6:])["step"]["number"] == 1
+
+    try:
+        first_step()
+        with pytest.raises(httpx.ReadTimeout):  # hangs up before it hears anything
+            httpx.post(f"{url}/v1/chat/completions", json=body | {"stream": False}, timeout=0.5)
+        time.sleep(3 * CANCEL_SECONDS)
+        before = num_sampled()
+        time.sleep(1)
+        assert num_sampled() == before
+        start = time.monotonic()
+        first_step()
+        assert time.monotonic() - start < 5, "the rollout actor was not free"
+    finally:
+        app.stop()

@@ -37,20 +37,6 @@ def test_a_slot_leaves_what_it_has_failed_at_to_another() -> None:
     assert choose_attempt([failed, fresh], 2, {1, 2}) is failed
 
 
-def test_what_is_withdrawn_is_not_taken_and_the_rest_keeps_its_order() -> None:
-    waiting = WaitingAttempts(lambda: {1})
-
-    async def take_what_is_left() -> list[str]:
-        for position in range(3):
-            waiting.put(attempt(position))
-        assert waiting.withdraw("g/1") and not waiting.withdraw("g/1")
-        assert len(waiting) == 2
-        return [(await waiting.take(1)).request.rollout_id for _ in range(2)]
-
-    assert asyncio.run(take_what_is_left()) == ["g/0", "g/2"]
-    assert not waiting.withdraw("g/0")
-
-
 def test_the_only_slot_tries_again_itself() -> None:
     failed = attempt(0, frozenset({1}))
     assert choose_attempt([failed], 1, {1}) is failed

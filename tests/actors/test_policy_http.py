@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,13 +21,14 @@ from scripted_engine import ScriptedEngine
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
+from actors.serving import policy_server
 from actors.serving.http import BodyLimit, http, respond
 from actors.serving.keys import ApiKeys
 from actors.serving.policy_server import PolicyServer
 from actors.settings import ServerConfig
 from actors.weights.object_store import ObjectStoreTransport
 from actors.weights.transport import WeightTransport
-from environments.types import Step, TerminationReason, Trajectory
+from environments.types import PlayedStep, Step, TerminationReason, Trajectory
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.openai.frontend import OpenAIFrontend
 from policies.openai.limits import MAX_BODY_BYTES
@@ -94,6 +96,7 @@ def serving(
         await replica.__init__(str(folder), "tiny", config, *actors, template, version, keys, agents)
 
     with TestClient(http, base_url="http://localhost") as client, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy_server.ray, "cancel", lambda parts: None)
         patch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(servable_object=replica))
         assert client.portal is not None
         client.portal.call(start)
@@ -161,15 +164,21 @@ def test_the_official_client_lists_the_model(openai: OpenAI) -> None:
         openai.models.retrieve("other/model")
 
 
+def test_who_opens_the_address_is_told_what_is_served(tokenizer_folder: Path) -> None:
+    with serving(tokenizer_folder, agents={"agent/calculator": Pool()}) as client:
+        told = client.get("/").text
+    assert told.startswith("Troupe serves tiny, agent/calculator to OpenAI clients at http://localhost/v1.")
+
+
 def test_a_request_for_an_agent_goes_to_its_pool(tokenizer_folder: Path) -> None:
     step = Step(model_response="46")
     played = Trajectory(steps=[step], termination_reason=TerminationReason.ENV_DONE)
 
-    async def play(message: str, params: SamplingParams) -> Trajectory:
+    async def play(message: str, params: SamplingParams) -> AsyncGenerator[Trajectory, None]:
         assert message == MESSAGES[0]["content"]
-        return played
+        yield played
 
-    pool = SimpleNamespace(play=SimpleNamespace(remote=play))
+    pool = SimpleNamespace(play=SimpleNamespace(remote=partial(Parts, play)))
     with serving(tokenizer_folder, agents={"agent/calculator": pool}) as client:
         answer = client.post("/v1/chat/completions", json={**BODY, "model": "agent/calculator"})
         models = [model["id"] for model in client.get("/v1/models").json()["data"]]
@@ -180,18 +189,33 @@ def test_a_request_for_an_agent_goes_to_its_pool(tokenizer_folder: Path) -> None
     assert other.status_code == 404 and "'agent/calculator'" in other.json()["error"]["message"]
 
 
+class Parts:
+    """What a call of an actor's generator returns: references to the parts, and a way to cancel it."""
+
+    def __init__(self, play: Callable[..., AsyncGenerator[Any, None]], *arguments: Any) -> None:
+        self.parts = play(*arguments)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async for part in self.parts:
+            reference = asyncio.get_running_loop().create_future()
+            reference.set_result(part)
+            yield reference
+
+
 class Pool:
     """Answers 46 to everything; stands in for the actor of an agent."""
 
     def __init__(self) -> None:
-        async def play(message: str, params: SamplingParams) -> Trajectory:
+        async def play(message: str, params: SamplingParams) -> AsyncGenerator[PlayedStep | Trajectory, None]:
             steps = [Step(model_response="<tool_call>"), Step(model_response="46")]
-            return Trajectory(steps=steps, termination_reason=TerminationReason.ENV_DONE)
+            yield PlayedStep(index=0, text="<tool_call>", observation="46.0")
+            yield PlayedStep(index=1, text="46", observation="", done=True)
+            yield Trajectory(steps=steps, termination_reason=TerminationReason.ENV_DONE)
 
         store = MemoryStore()
         for name, method in {"keep": store.keep, "kept": store.kept, "forget": store.forget}.items():
             setattr(self, name, SimpleNamespace(remote=method))
-        self.play = SimpleNamespace(remote=play)
+        self.play = SimpleNamespace(remote=partial(Parts, play))
 
 
 @pytest.fixture
@@ -226,6 +250,12 @@ def test_the_official_client_streams_a_response_of_an_agent(agent: OpenAI) -> No
         "response.created",
         "response.in_progress",
         "response.output_item.added",
+        "response.reasoning_summary_part.added",
+        "response.reasoning_summary_text.delta",
+        "response.reasoning_summary_text.done",
+        "response.reasoning_summary_part.done",
+        "response.output_item.done",
+        "response.output_item.added",
         "response.content_part.added",
         "response.output_text.delta",
         "response.output_text.done",
@@ -233,7 +263,9 @@ def test_the_official_client_streams_a_response_of_an_agent(agent: OpenAI) -> No
         "response.output_item.done",
         "response.completed",
     ]
-    assert [event.sequence_number for event in events] == list(range(9))
+    assert [event.sequence_number for event in events] == list(range(15))
+    step, answer = agent.responses.retrieve(events[-1].response.id).output
+    assert (step.type, step.summary[0].text, answer.type) == ("reasoning", "<tool_call>\n46.0", "message")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
+from actors.rollouts import stream as rollout_stream
 from actors.rollouts.fleet import RolloutFleet
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.stream import TrajectoryStream
@@ -161,7 +162,10 @@ def test_a_sampler_that_is_gone_for_good_fails_its_rollouts_at_once(pipeline: Pi
     assert time.monotonic() - start < MOST_SECONDS
 
 
-def test_a_checkpoint_holds_what_has_not_been_taken_yet(pipeline: Pipeline) -> None:
+def test_a_checkpoint_holds_what_has_not_been_taken_yet(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout_stream, "DRAIN_SECONDS", 20.0)  # so that a busy machine is waited for
     names = [f"{index:02d}" for index in range(12)]  # more than queue and stream hold: the fleet has the rest
     pipeline.order(names, seconds=0.0)
     pipeline.order(["slow"], seconds=60.0)

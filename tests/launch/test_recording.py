@@ -14,8 +14,8 @@ from environments.types import Completion, Step, TerminationReason, Trajectory, 
 from launch.config import compose
 from launch.process.cluster import num_gpus, num_replicas, num_rollout_actors
 from launch.run_folder.trajectory_log import TrajectoryLog
-from launch.training.recording import RecordedStream
-from launch.validation.replay import check_recording, check_replay, check_tokenizer
+from launch.training.recording import RecordedStream, check_tokenizer
+from launch.validation.replay import check_recording, check_replay
 from launch.validation.startup import check_training
 from launch.workload import load_workload
 from policies.chat import ChatRenderer, load_tokenizer

@@ -79,37 +79,30 @@ def test_a_warm_start_without_demonstrations_is_an_error() -> None:
 
 
 @pytest.mark.engine
-def test_a_stage_from_outside_and_expert_iteration_train_before_reinforcement(
-    ray_cluster: None, tmp_path: Path
-) -> None:
-    small_run(
-        tmp_path,
-        "stages=[warm_start,own_stage:Rehearse,expert_iteration,reinforce]",
-        "stage_settings.rehearse.num_steps=2",
-        "expert_iteration.num_steps=2",
-        "run.num_steps=1",
-        *EXPERT,
-    )
-
-    updates = [each for each in read_metrics(tmp_path) if "rollout/reward_mean" in each]
-    assert [each["step"] for each in updates] == [1, 2, 3]
-    assert ["learn/num_imitated_trajectories" in each for each in updates] == [True, True, False]
-    assert all(each["learn/fresh_logprob_diff_mean"] < 1e-3 for each in updates), "engine and learner agree"
-    progress = CheckpointFolder.progress(tmp_path / "checkpoints" / "step_000003")
-    assert progress.stage_steps == {"warm_start": 30, "rehearse": 2, "expert_iteration": 2, "reinforce": 1}
-    assert progress.version == 6, "one of the warm start, two of the rehearsal, three updates"
-
-
-@pytest.mark.engine
-def test_a_run_that_stops_between_two_stages_resumes_as_if_it_had_not(
+def test_stages_train_in_turn_and_a_run_that_stops_between_two_resumes_as_if_it_had_not(
     ray_cluster: None, tmp_path: Path
 ) -> None:
     import torch
 
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    settings = ["stages=[warm_start,expert_iteration,reinforce]", "expert_iteration.num_steps=2", *EXPERT]
-    settings += ["run.num_steps=1", "run.checkpoint_every=1", "run.checkpoints_kept=9"]
+    settings = [
+        "stages=[warm_start,own_stage:Rehearse,expert_iteration,reinforce]",
+        "stage_settings.rehearse.num_steps=2",
+        "expert_iteration.num_steps=2",
+        "run.num_steps=1",
+        "run.checkpoint_every=1",
+        "run.checkpoints_kept=9",
+        *EXPERT,
+    ]
     small_run(whole, *settings)
+
+    updates = [each for each in read_metrics(whole) if "rollout/reward_mean" in each]
+    assert [each["step"] for each in updates] == [1, 2, 3]
+    assert ["learn/num_imitated_trajectories" in each for each in updates] == [True, True, False]
+    assert all(each["learn/fresh_logprob_diff_mean"] < 1e-3 for each in updates), "engine and learner agree"
+    progress = CheckpointFolder.progress(whole / "checkpoints" / "step_000003")
+    assert progress.stage_steps == {"warm_start": 30, "rehearse": 2, "expert_iteration": 2, "reinforce": 1}
+    assert progress.version == 6, "one of the warm start, two of the rehearsal, three updates"
 
     # The checkpoint of step 2 is the last of its stage.
     subprocess.run(["cp", "-r", str(whole), str(stopped)], check=True)
@@ -120,12 +113,3 @@ def test_a_run_that_stops_between_two_stages_resumes_as_if_it_had_not(
     assert comparable(read_metrics(stopped)) == comparable(read_metrics(whole))
     expected, resumed = weights(whole, 3), weights(stopped, 3)
     assert all(torch.equal(expected[name], resumed[name]) for name in expected)
-
-
-@pytest.mark.engine
-def test_a_run_of_supervised_learning_alone_is_evaluated_and_kept(ray_cluster: None, tmp_path: Path) -> None:
-    small_run(tmp_path, "stages=[warm_start]")
-
-    (evaluation,) = read_metrics(tmp_path)
-    assert evaluation["step"] == 0 and "eval/reward_mean" in evaluation
-    assert CheckpointFolder(tmp_path, 1).latest() is not None

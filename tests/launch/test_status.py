@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from browser import Browser, chromium
+from conftest import free_port
 
 from actors.rollouts import service as rollout_service
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
@@ -154,7 +156,8 @@ def test_a_cluster_without_room_is_named(ray_cluster: None) -> None:
 def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
     """A training as a program of its own, with a Ray of its own, that makes updates."""
     folder = tmp_path_factory.mktemp("stalled")
-    command = [sys.executable, "-m", "launch.train", *RUN, f"run.directory={folder / 'run'}"]
+    server = f"server.http_port={free_port()}"
+    command = [sys.executable, "-m", "launch.train", *RUN, f"run.directory={folder / 'run'}", server]
     with (
         (folder / "output").open("w+") as output,
         subprocess.Popen(
@@ -168,8 +171,63 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Po
         program.wait(60)
 
 
+def address_of(program: subprocess.Popen[str]) -> str:
+    """The address of the Ray that a training has started."""
+    (raylet,) = [each.pid for each in members(program.pid) if each.role == "raylet"]
+    words = psutil.Process(raylet).cmdline()
+    return next(word for word in words if word.startswith("--gcs-address=")).partition("=")[2]
+
+
 def said(program: Any) -> str:
     return str(program.output.read_text())
+
+
+@pytest.mark.skipif(chromium() is None, reason="this machine has no Chromium: apt-get install chromium")
+def test_a_training_is_watched_in_a_browser_and_its_policy_talked_to(
+    training: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    """The whole page, before a training that goes on: its curves move, all five views show what is there."""
+    given = dict(word.split("=") for word in training.args if "=" in word)
+    port, url = free_port(), f"http://127.0.0.1:{given['server.http_port']}/v1"
+    command = [sys.executable, "-m", "launch.view", given["run.directory"], "--port", str(port)]
+    command += ["--address", address_of(training), "--server", url]
+    with (
+        Browser.running(tmp_path) as browser,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as view,
+    ):
+        assert view.stdout is not None
+        try:
+            assert str(port) in view.stdout.readline()
+            look_around(browser, f"http://127.0.0.1:{port}/")
+        finally:
+            view.terminate()
+
+
+def look_around(browser: Browser, page: str) -> None:
+    browser.open(page)
+    browser.wait_for("document.querySelectorAll('.chart').length >= 9")
+    step = browser.value("document.getElementById('state').textContent")
+    browser.wait_for(f"document.getElementById('state').textContent !== {step!r}", seconds=60)
+    browser.press("2")
+    browser.wait_for("document.querySelectorAll('.cell').length === 8")
+    browser.value("document.querySelectorAll('.cell')[1].click()")
+    browser.wait_for("document.querySelectorAll('.tokens span').length > 5")
+    click = "dispatchEvent(new MouseEvent('click', {shiftKey: true}))"
+    browser.value(f"document.querySelectorAll('.tools .cell')[2].{click}")
+    browser.wait_for("document.querySelectorAll('article').length === 2")
+    browser.press("4")
+    browser.wait_for("document.body.innerText.includes('Replicas of the policy server')", seconds=60)
+    shown = browser.value("document.body.innerText")
+    assert "The training loop" in shown and "learner" in shown and socket.gethostname() in shown
+    browser.press("5")
+    browser.wait_for("document.getElementById('model')?.value === 'policy'")
+    browser.value("document.getElementById('box').focus()")
+    browser.type("What is 12+34?")
+    browser.press("Enter")
+    browser.wait_for("document.getElementById('send').textContent === 'Send' && talk.said.length === 2", 60)
+    assert browser.value("talk.said[1].content") and not browser.value("talk.said[1].error")
+    assert browser.errors == []
+    assert all(each.startswith((page, "data:", "about:")) for each in browser.addresses), browser.addresses
 
 
 @pytest.mark.parametrize(
@@ -178,9 +236,7 @@ def said(program: Any) -> str:
 def test_a_process_that_was_stopped_is_named_from_another_terminal_and_by_the_run_itself(
     training: subprocess.Popen[str], role: str, name: str
 ) -> None:
-    (raylet,) = [each.pid for each in members(training.pid) if each.role == "raylet"]
-    words = psutil.Process(raylet).cmdline()
-    address = next(word for word in words if word.startswith("--gcs-address=")).partition("=")[2]
+    address = address_of(training)
     victim = next(each.pid for each in members(training.pid) if each.role == role)
     before = said(training)
     os.kill(victim, signal.SIGSTOP)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import pytest
 from matplotlib.image import imread
 
 from launch.reporting.plots import draw_curve, draw_timeline
-from launch.reporting.tracker import METRICS, Tracker, read_metrics
+from launch.reporting.tracker import ALARMS, METRICS, OVER, Tracker, read_metrics
+from launch.run_folder.jsonl_log import read_records
 
 EVALUATION = {"eval/reward_mean": 0.5, "eval/num_tasks": 4, "time/evaluate": 2.0}
 
@@ -154,6 +156,24 @@ def test_a_step_line_fits_whatever_there_is_to_say(
     assert "grad" not in line, "what matters least is not"
 
 
+def test_a_warm_start_is_one_line_on_a_terminal_and_a_few_in_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = Tracker(tmp_path, num_steps=10)
+    for step in range(5, 355, 5):
+        tracker.warm_start(step, 350, {"learn/loss": 0.5})
+    assert len(capsys.readouterr().out.splitlines()) == 11
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for step in range(5, 355, 5):
+        tracker.warm_start(step, 350, {"learn/loss": 0.5})
+    tracker.announce("Policy server: up.")
+    *passing, last, announced = capsys.readouterr().out.replace(OVER, "\n").splitlines()
+    assert len(passing) == 69 and "350/350" in last and announced.endswith("Policy server: up.")
+    tracker.warm_start(5, 350, {"learn/loss": 0.5})
+    tracker.close()
+    assert capsys.readouterr().out.endswith("\n"), "the prompt of the shell has a line of its own"
+
+
 def test_alarms_are_announced_recorded_with_their_step_and_counted_after_a_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,8 +187,10 @@ def test_alarms_are_announced_recorded_with_their_step_and_counted_after_a_resum
     printed_step(tracker, capsys, 4)
     tracker.close()
     assert [each["learn/alarms"] for each in read_metrics(tmp_path)] == [0, 1, 0, 1]
+    assert [each["step"] for each in read_records(tmp_path / ALARMS)] == [2, 4]
 
     resumed = Tracker(tmp_path, num_steps=10, last_step=3)
+    assert read_records(tmp_path / ALARMS) == [{"step": 2, "text": "The engine is stale."}]
     assert "ALARMS 1 " in printed_step(resumed, capsys, 4)
     resumed.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from test_trajectory_log import conversation, group
 
 from environments.errors import ConfigError
 from launch import view
-from launch.reporting.tracker import METRICS
+from launch.reporting.tracker import ALARMS, METRICS, SETTINGS
 from launch.run_folder.trajectory_log import FOLDER, TrajectoryLog
+from launch.viewing import live_state
 from launch.viewing import pages as viewing
 from launch.viewing.pages import FILES, application
 
@@ -68,6 +70,25 @@ def test_the_page_shows_metrics_groups_and_turns(run: Path) -> None:
     assert len(shown["turns"][0]["tokens"]) == len(shown["turns"][0]["logprobs"]) == 20
 
 
+def test_a_task_is_found_in_all_updates_and_evaluations(run: Path) -> None:
+    found = client(run).get("/api/runs/0/step/2/1/same").json()
+    assert [(each["kind"], each["step"], each["row"], each["fate"]) for each in found] == [
+        ("eval", 0, 1, "evaluated"),
+        ("step", 1, 1, "trained"),
+        ("step", 2, 1, "trained"),
+    ]
+
+
+def test_the_newest_alarms_and_the_settings_are_there(run: Path) -> None:
+    browser = client(run)
+    assert browser.get("/api/runs/0").json()["alarms"] == []
+    assert browser.get("/api/runs/0/settings").text == ""
+    (run / ALARMS).write_text("".join(f'{{"step": {step}, "text": "Look."}}\n' for step in range(60)))
+    (run / SETTINGS).write_text("seed: 1\n")
+    assert [each["step"] for each in browser.get("/api/runs/0").json()["alarms"]] == list(range(10, 60))
+    assert browser.get("/api/runs/0/settings").text == "seed: 1\n"
+
+
 def test_a_number_that_json_does_not_know_reaches_the_browser(run: Path) -> None:
     text = client(run).get("/api/runs/0").text
     json.loads(text, parse_constant=lambda name: pytest.fail(f"a browser cannot read {name}"))
@@ -110,6 +131,49 @@ def test_all_that_the_page_loads_is_its_own(run: Path) -> None:
     assert "//" not in html.replace("<!doctype html>", "")
     for name in ("page.js", "page.css"):
         assert name in html and browser.get(f"/{name}").status_code == 200
+
+
+def test_a_page_of_another_server_may_not_talk_to_the_model(run: Path) -> None:
+    said = {"model": "policy", "messages": [{"role": "user", "content": "Hi"}]}
+    answer = client(run).post("/api/talk", json=said, headers={"origin": "http://evil.example"})
+    assert (answer.status_code, answer.json()["detail"]) == (403, "http://evil.example may not ask here.")
+
+
+def test_without_a_policy_server_the_talk_says_how_to_get_one(run: Path) -> None:
+    browser = TestClient(application([run], server="http://127.0.0.1:9/v1"), base_url="http://127.0.0.1")
+    said = {"model": "policy", "messages": [{"role": "user", "content": "Hi"}]}
+    for answer in (browser.get("/api/models"), browser.post("/api/talk", json=said)):
+        assert answer.status_code == 502
+        assert "No policy server answers at http://127.0.0.1:9/v1" in answer.json()["detail"]
+        assert "python -m launch.serve" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8000", "ftp://x/v1", "http:///v1"])
+def test_an_address_that_is_none_of_a_server_is_an_error(
+    address: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert view.main([str(run), "--server", address]) == 2
+    assert f"--server {address} is no address of a server" in capsys.readouterr().err
+
+
+def test_what_keeps_the_state_of_a_run_away_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "import sys; sys.exit('ConfigError: This machine has no cluster.')"
+    monkeypatch.setattr(live_state, "COMMAND", (sys.executable, "-c", script))
+    answer = client(run).get("/api/runs/0/actors").text
+    assert json.loads(answer.removeprefix("data: "))["end"] == "ConfigError: This machine has no cluster."
+
+
+def test_the_state_is_that_of_the_run_that_is_shown(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``launch.status`` is played by a program that prints two looks: the run goes on, then another one."""
+    other, shown = {"folder": "/b"}, {"folder": str(run), "num_updates": 3}
+    looks = [{"runs": [other, shown]}, {"runs": [other]}]
+    script = f"print({json.dumps(json.dumps(looks[0]))}); print({json.dumps(json.dumps(looks[1]))})"
+    monkeypatch.setattr(live_state, "COMMAND", (sys.executable, "-c", script))
+    first, second = [
+        json.loads(line[6:]) for line in client(run).get("/api/runs/0/actors").text.split("\n") if line
+    ]
+    assert first == {"state": {"folder": str(run), "num_updates": 3}}
+    assert second["end"] == f"{run} is not going on in this cluster. Others are: /b."
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")

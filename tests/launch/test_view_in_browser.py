@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
 from browser import Browser, chromium
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
 from test_trajectory_log import conversation, group
 
 from launch.reporting.tracker import METRICS
 from launch.run_folder.trajectory_log import TrajectoryLog
+from launch.viewing import pages
 from launch.viewing.pages import application
 
 pytestmark = [
@@ -26,9 +32,16 @@ NASTY = "<img src=x onerror='document.title=\"broken\"'>"
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with Browser.running(tmp_path_factory.mktemp("browser")) as browser:
         yield browser
+
+
+@pytest.fixture
+def browser(window: Browser) -> Browser:
+    window.addresses.clear()
+    window.errors.clear()
+    return window
 
 
 @pytest.fixture
@@ -59,15 +72,13 @@ def record(folder: Path, *steps: int) -> None:
             file.write(json.dumps({"step": step, **numbers}) + "\n")
 
 
-@pytest.fixture
-def address(run: Path) -> Iterator[str]:
+@contextmanager
+def listening(app: FastAPI) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server = uvicorn.Server(
-        uvicorn.Config(
-            application([run]), host="127.0.0.1", port=port, log_level="error", timeout_graceful_shutdown=1
-        )
+        uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", timeout_graceful_shutdown=1)
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -76,6 +87,37 @@ def address(run: Path) -> Iterator[str]:
     yield f"http://127.0.0.1:{port}/"
     server.should_exit = True
     thread.join(10)
+
+
+class Server:
+    """A policy server with an agent that takes two steps; it plays the part of the real one."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.app = FastAPI()
+        self.app.get("/v1/models")(lambda: {"data": [{"id": "policy"}, {"id": "agent/calculator"}]})
+        self.app.post("/v1/chat/completions")(self.answer)
+
+    def answer(self, body: dict[str, Any]) -> StreamingResponse:
+        self.asked.append(body)
+        step = {"number": 1, "text": "12+34", "observation": f"46 {NASTY}"}
+        parts = [{"step": step, "choices": [{"delta": {"reasoning_content": "12+34"}}]}]
+        parts += [{"choices": [{"delta": {"content": text}}]} for text in ("It is ", "46.")]
+        lines = [f"data: {json.dumps(part)}\n\n" for part in parts]
+        return StreamingResponse(iter([*lines, "data: [DONE]\n\n"]), media_type="text/event-stream")
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[Server, str]]:
+    server = Server()
+    with listening(server.app) as url:
+        yield server, f"{url}v1"
+
+
+@pytest.fixture
+def address(run: Path, served: tuple[Server, str]) -> Iterator[str]:
+    with listening(application([run], server=served[1])) as url:
+        yield url
 
 
 def pressed(page: str) -> str:
@@ -122,3 +164,86 @@ def test_two_members_of_a_group_stand_side_by_side(browser: Browser, address: st
     click = "dispatchEvent(new MouseEvent('click', {shiftKey: true}))"
     browser.value(f"document.querySelectorAll('.tools .cell')[2].{click}")
     browser.wait_for("document.querySelectorAll('article').length === 2")
+    browser.value("document.querySelector('.same').open = true")
+    browser.wait_for("document.querySelectorAll('.same .task').length === 4")  # three updates, one evaluation
+    browser.value("document.querySelector('.same .cell').click()")
+    browser.wait_for("document.querySelectorAll('article').length === 1")
+    assert browser.value("document.getElementById('step').value") == "eval/0"
+
+
+def test_an_agent_is_talked_to_and_its_steps_are_seen(
+    browser: Browser, address: str, served: tuple[Server, str]
+) -> None:
+    server, _ = served
+    for width in (1300, 390):
+        browser.resize(width, 900)
+        browser.open(address)
+        browser.wait_for("document.querySelectorAll('.chart').length >= 3")
+        browser.press("5")
+        browser.wait_for("document.getElementById('model')?.value === 'agent/calculator'")
+        browser.value("document.getElementById('box').focus()")
+        browser.type("What is 12+34?")
+        browser.press("Enter")
+        browser.wait_for("document.getElementById('said').innerText.includes('It is 46.')")
+        said = browser.value("document.getElementById('said').innerText")
+        assert "step 1" in said and "12+34" in said and NASTY in said
+        browser.type("And now?")
+        browser.press("Enter")
+        browser.wait_for("document.getElementById('said').innerText.split('It is 46.').length === 3")
+        assert browser.value("document.documentElement.scrollWidth") <= width
+    assert [[each["content"] for each in body["messages"]] for body in server.asked[-2:]] == [
+        ["What is 12+34?"],
+        ["And now?"],
+    ], "an agent plays an episode for one message"
+    change = "dispatchEvent(new Event('change'))"
+    browser.value(f"Object.assign(document.getElementById('model'), {{value: 'policy'}}).{change}")
+    browser.value("document.getElementById('box').focus()")
+    browser.type("Hello.")
+    browser.press("Enter")
+    browser.wait_for("document.getElementById('said').innerText.split('It is 46.').length === 4")
+    assert [each["role"] for each in server.asked[-1]["messages"]] == ["user", "assistant"] * 2 + ["user"]
+    assert browser.errors == []
+    assert all(each.startswith((address, "data:", "about:")) for each in browser.addresses), browser.addresses
+
+
+LOOK = {
+    "verdict": "The training loop waits for rollouts, for 45 s now: 2 of 4 rollout actors wait.",
+    "activity": "waits for rollouts",
+    "seconds": 45.0,
+    "idle_seconds": 40.0,
+    "num_updates": 3,
+    "pid": 7,
+    "host": "head",
+    "processes": [{"host": "head", "role": "learner", "pid": 12, "stopped": True}],
+    "fleet": {"env_class": "Coin", "num_ready": 4, "num_actors": 4, "num_waiting": 0, "num_lost": 0},
+    "rollouts": [
+        {"id": "0/1", "host": "node7", "seconds": 60, "waits_for": "a completion", "waiting_seconds": 41.0}
+    ],
+    "replicas": {"policy#a": {"version": 3, "num_running": 2, "num_answered": 99, "silent_seconds": 0.2}},
+    "stream": [3, 1024],
+    "unanswered": ["the node node8"],
+    "errors": [],
+    "last_failure": None,
+}
+
+
+def test_the_actors_of_a_run_are_seen_and_its_end_is_told(
+    browser: Browser, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def states(run: Path, address: str | None) -> AsyncIterator[dict[str, Any]]:
+        yield {"state": LOOK}
+        await asyncio.sleep(3)
+        yield {"end": "The cluster of the run has ended."}
+
+    monkeypatch.setattr(pages, "states", states)
+    browser.resize(390, 900)
+    browser.open(address)
+    browser.wait_for("document.querySelectorAll('.chart').length >= 3")
+    browser.press("4")
+    browser.wait_for("document.body.innerText.includes('2 of 4 rollout actors wait')")
+    shown = browser.value("document.body.innerText")
+    for part in ("12 (stopped)", "node7", "a completion", "41 s", "policy#a", "3 of 1024", "the node node8"):
+        assert part in shown, part
+    assert browser.value("document.documentElement.scrollWidth") <= 390
+    browser.wait_for("document.body.innerText.includes('The cluster of the run has ended.')")
+    assert browser.errors == []

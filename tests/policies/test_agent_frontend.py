@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
 
-from environments.types import Completion, Step, TerminationReason, Trajectory
+from environments.types import Completion, PlayedStep, Step, TerminationReason, Trajectory
 from policies.openai.agent_frontend import AgentFrontend
 from policies.openai.protocol import ChatRequest, OpenAIError
 from policies.sampler import SamplingParams
@@ -41,9 +42,15 @@ class Calculator:
         self.trajectory = trajectory
         self.asked: list[tuple[str, SamplingParams]] = []
 
-    async def __call__(self, message: str, params: SamplingParams) -> Trajectory:
+    async def __call__(
+        self, message: str, params: SamplingParams
+    ) -> AsyncGenerator[PlayedStep | Trajectory, None]:
         self.asked.append((message, params))
-        return self.trajectory
+        last = len(self.trajectory.steps) - 1
+        for index, step in enumerate(self.trajectory.steps):
+            text, done = step.model_response, index == last
+            yield PlayedStep(index=index, text=text, observation=f"to {text}", done=done, policy_version=7)
+        yield self.trajectory
 
 
 def ask(trajectory: Trajectory, **fields: Any) -> tuple[list[dict[str, Any]], Calculator]:
@@ -65,6 +72,33 @@ def test_the_answer_is_the_last_one_and_counts_the_tokens_of_all_turns() -> None
     assert (answer["policy_version"], answer["num_steps"]) == (7, 2)
     (message, params), *_ = calculator.asked
     assert (message, params.temperature, params.seed) == ("What is 12+34?", 0, 3)
+
+
+def test_a_stream_has_each_step_before_the_answer() -> None:
+    chunks, _ = ask(episode("<tool_call>", "46"), stream=True)
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert chunks[0]["step"] == {"number": 1, "text": "<tool_call>", "observation": "to <tool_call>"}
+    assert chunks[0]["choices"][0]["delta"]["reasoning_content"] == "<tool_call>\nto <tool_call>\n"
+    assert [chunk["choices"][0]["delta"].get("content") for chunk in chunks] == [None, "46", None]
+
+
+def test_an_episode_whose_client_goes_away_is_closed() -> None:
+    closed = []
+
+    async def endless(message: str, params: SamplingParams) -> AsyncGenerator[PlayedStep | Trajectory, None]:
+        try:
+            for index in range(9):
+                yield PlayedStep(index=index, text="<tool_call>", observation="")
+        finally:
+            closed.append(message)
+
+    async def leave() -> None:
+        body = ChatRequest(model="agent/calculator", messages=[QUESTION], stream=True)
+        async with aclosing(AgentFrontend({"agent/calculator": endless}).chat(body)) as chunks:
+            await anext(chunks)
+        assert closed == ["What is 12+34?"]
+
+    asyncio.run(leave())
 
 
 def test_a_stream_has_the_same_answer_and_its_usage_where_it_is_asked_for() -> None:

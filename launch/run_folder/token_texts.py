@@ -1,0 +1,24 @@
+"""The text of a token, for what shows a run's trajectories: the page, and the logs for other viewers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+
+def token_texts(directory: Path) -> Callable[[int], str]:
+    """The text of a token by its id, by the run's own tokenizer; the number where there is none."""
+    for folder in (directory / "model", directory / "checkpoints" / "latest" / "huggingface"):
+        path = folder / "tokenizer.json"
+        if path.is_file():
+            return _token_texts(path)
+    return str
+
+
+@lru_cache(maxsize=4)
+def _token_texts(path: Path) -> Callable[[int], str]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    return lru_cache(maxsize=None)(lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False))

@@ -1,0 +1,103 @@
+"""Carries what a person says on the page to a policy server, and the answer back.
+
+The page itself may ask no address but its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+import httpx
+from fastapi import HTTPException
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+KEY_VARIABLE = "TROUPE_API_KEY"
+"""The key of the server that is talked to, if it asks for one."""
+MAX_CHARACTERS = 200_000
+MAX_MESSAGES = 1000
+CONNECT_SECONDS = 5.0
+SILENT_SECONDS = 600.0
+"""The longest step of an agent that is waited for."""
+
+
+class Said(BaseModel):
+    """A message of the conversation."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["user", "assistant"]
+    content: Annotated[str, Field(max_length=MAX_CHARACTERS)]
+
+
+class Conversation(BaseModel):
+    """The body of ``POST /api/talk``: who is asked, and what was said so far."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    messages: Annotated[list[Said], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class Talk:
+    """A policy server as the page reaches it.
+
+    Args:
+        url: such as http://127.0.0.1:8000/v1.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        key = os.environ.get(KEY_VARIABLE)
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        timeout = httpx.Timeout(SILENT_SECONDS, connect=CONNECT_SECONDS)
+        # trust_env=False: a proxy of the shell's is not meant for a server of one's own.
+        self._client = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False)
+
+    async def models(self) -> list[str]:
+        """The names of the models and agents that answer."""
+        answer = await self._send("GET", "/models")
+        names = [each["id"] for each in (await _body(answer))["data"]]
+        return sorted(names, key=lambda name: not name.startswith("agent/"))
+
+    async def talk(self, conversation: Conversation) -> StreamingResponse:
+        """The server's answer, as server-sent events, while it comes. A page that is left ends it."""
+        body = {**conversation.model_dump(), "stream": True}
+        answer = await self._send("POST", "/chat/completions", json=body)
+        return StreamingResponse(_parts(answer), media_type="text/event-stream")
+
+    async def _send(self, method: str, path: str, **content: Any) -> httpx.Response:
+        request = self._client.build_request(method, self._url + path, **content)
+        try:
+            answer = await self._client.send(request, stream=True)
+        except httpx.HTTPError as error:
+            raise HTTPException(
+                502,
+                f"No policy server answers at {self._url} ({error or type(error).__name__}). Start one by "
+                "`python -m launch.serve model.path=RUN recipe=RECIPE`, or name another by --server.",
+            ) from error
+        if answer.is_error:
+            said = await _body(answer)
+            raise HTTPException(answer.status_code, f"{self._url}: {said['error']['message']}")
+        return answer
+
+
+async def _body(answer: httpx.Response) -> Any:
+    try:
+        await answer.aread()
+    finally:
+        await answer.aclose()
+    try:
+        return answer.json()
+    except ValueError:
+        return {"error": {"message": f"status {answer.status_code}, and no JSON: is this a policy server?"}}
+
+
+async def _parts(answer: httpx.Response) -> AsyncIterator[bytes]:
+    try:
+        async for part in answer.aiter_raw():
+            yield part
+    finally:
+        await answer.aclose()
