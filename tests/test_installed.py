@@ -36,10 +36,10 @@ from pathlib import Path
 import environments
 
 
-def noted(task, answer):
+def noted(task_info, action):
     Path(NOTES, "agent-was-in").write_text(__file__)
     Path(NOTES, "troupe-was-in").write_text(environments.__file__)
-    return math_reward_fn(task, answer)
+    return math_reward_fn(task_info, action)
 
 
 NOTES = {notes!r}
