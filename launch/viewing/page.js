@@ -413,6 +413,12 @@ function moveRow(by) {
   go({ row: rows[Math.max(0, Math.min(rows.length - 1, at + by))] ?? 0, beside: null });
 }
 
+function moveBeside() {
+  const members = (state.groups.find((each) => each.members.some((one) => one.row === state.row)) || { members: [] }).members;
+  const others = members.map((each) => each.row).filter((row) => row !== state.row);
+  if (others.length) go({ beside: others[(others.indexOf(state.beside) + 1) % others.length] });
+}
+
 const KEYS = {
   1: () => go({ page: "run" }),
   2: () => go({ page: "groups" }),
@@ -423,6 +429,7 @@ const KEYS = {
   ArrowRight: () => move(1),
   j: () => moveRow(1),
   k: () => moveRow(-1),
+  b: () => moveBeside(),
   c: () => go({ colour: { logprob: "version", version: "advantage", advantage: "none", none: "logprob" }[state.colour] }),
 };
 

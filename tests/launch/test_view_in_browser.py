@@ -164,6 +164,11 @@ def test_two_members_of_a_group_stand_side_by_side(browser: Browser, address: st
     click = "dispatchEvent(new MouseEvent('click', {shiftKey: true}))"
     browser.value(f"document.querySelectorAll('.tools .cell')[2].{click}")
     browser.wait_for("document.querySelectorAll('article').length === 2")
+    for member in (3, 1):  # by keyboard, too: the next one, and from the last to the first
+        browser.press("b")
+        browser.wait_for(
+            f"document.querySelectorAll('article h2')[1]?.textContent === '00000000/000{member}'"
+        )
     browser.value("document.querySelector('.same').open = true")
     browser.wait_for("document.querySelectorAll('.same .task').length === 4")  # three updates, one evaluation
     browser.value("document.querySelector('.same .cell').click()")
