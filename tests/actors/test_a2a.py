@@ -36,6 +36,8 @@ from test_policy_http import tokenizer_folder  # noqa: F401  # a fixture
 
 from actors.rollouts.agent_pool import KeptTasks
 
+pytestmark = pytest.mark.slow  # with the official clients, over a real port
+
 QUESTION = "What is 12+34?"
 
 

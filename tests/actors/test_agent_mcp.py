@@ -17,6 +17,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from test_policy_http import tokenizer_folder  # noqa: F401  # a fixture
 
+pytestmark = pytest.mark.slow  # with the official clients, over a real port
+
 QUESTION = {"message": "What is 12+34?"}
 
 
