@@ -8,6 +8,8 @@ export PYTHON
 # pytest keeps the tests that it has compiled: without them it takes ten seconds longer to start.
 unexport PYTHONDONTWRITEBYTECODE
 run := .venv/bin/python -m
+# A process that crashed is not replaced: pytest-xdist would wait for the tests that it has lost.
+in-two-processes := -n 2 --dist loadfile --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install train serve test test-fast check format pins clean
@@ -26,11 +28,11 @@ serve: install  ## Serve a policy to OpenAI clients
 
 # pytest ends with 5 where ARGS chooses no test of a part.
 test: install  ## Run all tests, those with Ray and engines last: make test ARGS="-k parsers" chooses some
-	@$(run) pytest -m "not engine" -n 2 --dist loadfile $(ARGS) || [ $$? -eq 5 ]
+	@$(run) pytest -m "not engine" $(in-two-processes) $(ARGS) || [ $$? -eq 5 ]
 	@$(run) pytest -m engine $(ARGS) || [ $$? -eq 5 ]
 
 test-fast: install  ## Run the tests that start no engine and are quick, at every save, in two processes
-	@$(run) pytest -m "not engine and not slow" -n 2 --dist loadfile $(ARGS)
+	@$(run) pytest -m "not engine and not slow" $(in-two-processes) $(ARGS)
 
 check: install  ## Lint, formatting, types and layers, in under a minute
 	@$(run) ruff check

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 # Before anything imports transformers: a test that needs the network is a broken test.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+# Else most calls of Ray start a cluster where there is none, and its end takes the tests' process along.
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 
 MAX_LEARNERS = 2
 """Learner groups that are kept alive for the next test."""

@@ -95,7 +95,8 @@ def serving(
         actors = QuietActor(), QuietActor()
         await replica.__init__(str(folder), "tiny", config, *actors, template, version, keys, agents)
 
-    with TestClient(http, base_url="http://localhost") as client, pytest.MonkeyPatch.context() as patch:
+    # What still goes on when the client ends is cancelled, so the patch ends last.
+    with pytest.MonkeyPatch.context() as patch, TestClient(http, base_url="http://localhost") as client:
         patch.setattr(policy_server.ray, "cancel", lambda parts: None)
         patch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(servable_object=replica))
         assert client.portal is not None

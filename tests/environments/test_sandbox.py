@@ -326,7 +326,9 @@ while True: pass
     begin = time.monotonic()
     result = run_python(source, limits=SandboxLimits(timeout_seconds=30, cpu_seconds=4))
     assert result.ending is Ending.TIMED_OUT
-    assert time.monotonic() - begin < 4  # before any one of the five has spent as much
+    # Where this test has one core, four seconds for all five of them are over after 4 s, and for any one
+    # of them after 20 s.
+    assert time.monotonic() - begin < 10
 
 
 @pytest.mark.slow
