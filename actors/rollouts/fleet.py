@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -72,6 +72,23 @@ class RolloutInPlay:
 
 
 @dataclass(frozen=True, slots=True)
+class ActorFailure:
+    """The youngest failure of the rollout actor number ``actor``, and of those before it in its place.
+
+    Args:
+        node: where the actor was (Ray's id).
+        error: its first line, then the traceback of the agent or environment, as its process has told it.
+        seconds: since then.
+    """
+
+    actor: int
+    node: str
+    rollout_id: str
+    error: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class FleetReport:
     """What a fleet knows of itself and of the actors that it works with, for ``launch.status``."""
 
@@ -82,8 +99,8 @@ class FleetReport:
     env_class: str
     needs: dict[str, float]
     """Ray's resources that an actor takes."""
-    last_failure: str | None
-    """The error of the rollout that failed last."""
+    failures: tuple[ActorFailure, ...]
+    """The youngest one of each rollout actor that has failed, the youngest of all first."""
     sampler: ray.actor.ActorHandle
     stream: ray.actor.ActorHandle
     """The actor of the stream's queue."""
@@ -132,7 +149,8 @@ class RolloutFleet:
         """When the rollout that a slot's actor is at began."""
         self._turns: dict[int, tuple[str, float]] = {}
         """The rollout that a slot's actor is at, and when its last turn ended, or its first began."""
-        self._last_failure: str | None = None
+        self._failures: dict[int, ActorFailure] = {}
+        """By slot, with the time of the failure as its ``seconds``."""
         self._start = time.monotonic()
         self._busy_seconds = 0.0
         self._num_ready = 0
@@ -227,7 +245,10 @@ class RolloutFleet:
             num_undelivered=self._finished.qsize(),
             env_class=self._pair.env_class.__name__,
             needs=needs | self._options["resources"],
-            last_failure=self._last_failure,
+            failures=tuple(
+                replace(each, seconds=now - each.seconds)
+                for each in sorted(self._failures.values(), key=lambda each: -each.seconds)
+            ),
             sampler=self._sampler,
             stream=self._queue.actor,
         )
@@ -290,7 +311,13 @@ class RolloutFleet:
             self._forget(trajectory.rollout_id)
             return
         if reason.is_failure:
-            self._last_failure = f"rollout {trajectory.rollout_id}: {trajectory.error}"
+            self._failures[index] = ActorFailure(
+                index,
+                self._nodes.get(index, ""),
+                trajectory.rollout_id,
+                trajectory.error or reason.value,
+                time.monotonic(),
+            )
         if reason not in RESUMED_AFTER or attempt.number > self._config.retries:
             self._journals.drop(trajectory.rollout_id)
         if reason.is_failure and attempt.number <= self._config.retries:

@@ -49,8 +49,8 @@ class TrajectoryStream:
         """When this wait first saw that no rollout actor was up, if none has been since."""
         self._groups: dict[str, dict[str, Trajectory | None]] = {}
         """Of each group that was requested: its rollout ids, and what has come back of them."""
-        self.last_arrival = time.monotonic()
-        """When a trajectory last came, or the stream was made."""
+        self.last_arrival: float | None = None
+        """When a trajectory last came; ``None`` before the first."""
 
     def connect(self, fleet: ray.actor.ActorHandle) -> None:
         """Take trajectories from ``fleet`` from now on."""

@@ -37,6 +37,7 @@ class Pulse:
         seconds: for how long it has been doing that.
         idle_seconds: since anything has moved.
         num_updates: policy updates so far.
+        progress: seconds since the stages of the loop last came to a result, by the result.
         told_at: seconds of the clock, to be compared with ``time.time``.
     """
 
@@ -48,6 +49,7 @@ class Pulse:
     seconds: float
     idle_seconds: float
     num_updates: int
+    progress: dict[str, float]
     told_at: float
 
 

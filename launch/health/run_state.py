@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from actors.rollouts.fleet import FleetReport, RolloutInPlay
+from actors.rollouts.fleet import ActorFailure, FleetReport, RolloutInPlay
 from launch.health.heartbeat import BEAT_SECONDS, Pulse
 from policies.sampler import QueueStatus, ReplicaStatus
 
 LATE_SECONDS = 5 * BEAT_SECONDS
 """A driver that has told nothing for so long is stopped, or cut off."""
-LONGEST_SHOWN = 5
-"""Rollouts in play that are listed."""
+MAX_SHOWN = 5
+"""Rollouts in play that are listed, and failures of actors."""
 DESCRIPTIONS = {
     "learner": "learner rank",
     "critic": "critic's rank",
@@ -179,7 +179,7 @@ def described(state: RunState) -> str:
     lines = [
         f"{pulse.folder}: driver {pulse.pid} on {pulse.host}, {pulse.num_updates} updates",
         _line("loop", f"{pulse.activity}, for {pulse.seconds:.0f} s"),
-        _line("", f"something moved {pulse.idle_seconds:.0f} s ago"),
+        _line("progress", _progress(pulse)),
     ]
     if state.fleet is not None:
         lines += _fleet_lines(state, state.fleet)
@@ -206,7 +206,7 @@ def as_data(state: RunState) -> dict[str, Any]:
         "verdict": verdict(state),
         "processes": [asdict(each) for each in state.processes],
         "fleet": None if fleet is None else asdict(fleet.status) | {"env_class": fleet.env_class},
-        "last_failure": None if fleet is None else fleet.last_failure,
+        "failures": [] if fleet is None else [_failure_data(each, state) for each in fleet.failures],
         "rollouts": [] if fleet is None else [_rollout_data(each, state) for each in fleet.in_play],
         "num_waiting_requests": sampling.num_waiting if sampling is not None else None,
         "replicas": {name: asdict(each) for name, each in replicas.items()},
@@ -228,6 +228,16 @@ def _rollout_data(rollout: RolloutInPlay, state: RunState) -> dict[str, Any]:
     }
 
 
+def _failure_data(failure: ActorFailure, state: RunState) -> dict[str, Any]:
+    return asdict(failure) | {"node": state.hosts.get(failure.node, failure.node)}
+
+
+def _progress(pulse: Pulse) -> str:
+    """The last result of each stage, the youngest first."""
+    results = sorted(pulse.progress.items(), key=lambda item: item[1])
+    return ", ".join(f"{name} {seconds:.0f} s ago" for name, seconds in results) or "none yet"
+
+
 def _line(title: str, text: str) -> str:
     return f"  {title:<10}{text}"
 
@@ -236,10 +246,12 @@ def _fleet_lines(state: RunState, fleet: FleetReport) -> list[str]:
     status = fleet.status
     actors = f"{status.num_ready} of {status.num_actors} rollout actors up, {status.num_lost} lost so far"
     rollouts = f"{len(fleet.in_play)} rollouts of {fleet.env_class} in play, {status.num_waiting} wait"
-    shown = [_played(each, state) for each in fleet.in_play[:LONGEST_SHOWN]]
-    if fleet.last_failure is not None:
-        shown.append(f"last failure: {_ends(fleet.last_failure)}")
-    return [_line("fleet", f"{actors}; {rollouts}"), *(_line("", each) for each in shown)]
+    lines = [_line("fleet", f"{actors}; {rollouts}")]
+    lines += [_line("", _played(each, state)) for each in fleet.in_play[:MAX_SHOWN]]
+    lines += [_line("failed", _failed(each, state)) for each in fleet.failures[:MAX_SHOWN]]
+    if len(fleet.failures) > MAX_SHOWN:
+        lines.append(_line("", f"and {len(fleet.failures) - MAX_SHOWN} more rollout actors, longer ago"))
+    return lines
 
 
 def _replica(name: str, replica: ReplicaStatus) -> str:
@@ -257,6 +269,13 @@ def _played(rollout: RolloutInPlay, state: RunState) -> str:
         else f"waits for a completion for {waited or 0:.0f} s"
     )
     return f"rollout {rollout.rollout_id}, {rollout.seconds:.0f} s old, {doing}"
+
+
+def _failed(failure: ActorFailure, state: RunState) -> str:
+    return (
+        f"rollout actor {failure.actor} on {state.hosts.get(failure.node, failure.node)}, "
+        f"{failure.seconds:.0f} s ago, rollout {failure.rollout_id}: {_ends(failure.error)}"
+    )
 
 
 def _ends(text: str) -> str:

@@ -16,6 +16,16 @@ PHRASES = {
     "time/checkpoint": "writes a checkpoint",
 }
 """What the loop does, by the name under which ``Clock`` measures its time."""
+RESULTS = {
+    "time/wait": "rollouts",
+    "time/score": "scores",
+    "time/credit": "advantages",
+    "time/learn": "an update",
+    "time/publish": "a published version",
+    "time/evaluate": "an evaluation",
+    "time/checkpoint": "a checkpoint",
+}
+"""What there is at the end of it."""
 STARTING = "starts"
 
 
@@ -24,6 +34,7 @@ class Activity:
 
     def __init__(self) -> None:
         self._present = (STARTING, time.monotonic())
+        self._ended: dict[str, float] = {}
 
     @property
     def name(self) -> str:
@@ -35,12 +46,18 @@ class Activity:
         """When that began, on the monotonic clock."""
         return self._present[1]
 
+    def seconds_since_results(self) -> dict[str, float]:
+        """Seconds since the loop last had each of ``RESULTS``, for those that it had."""
+        now = time.monotonic()
+        return {RESULTS[name]: now - self._ended[name] for name in RESULTS if name in self._ended}
+
     @contextmanager
     def during(self, name: str) -> Iterator[None]:
-        """The loop does ``name`` in the block; afterwards it goes on with what it did before."""
+        """The loop does what ``name`` of ``PHRASES`` says, and then goes on with what it did before."""
         before = self.name
-        self._present = (name, time.monotonic())
+        self._present = (PHRASES[name], time.monotonic())
         try:
             yield
+            self._ended[name] = time.monotonic()
         finally:
             self._present = (before, time.monotonic())

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from launch.training.activity import PHRASES, Activity
+from launch.training.activity import Activity
 
 
 class Clock:
@@ -30,6 +30,6 @@ class Clock:
     def measure(self, name: str) -> Iterator[None]:
         """Add the seconds of the block to those of ``name``."""
         start = time.monotonic()
-        with self._activity.during(PHRASES[name]):
+        with self._activity.during(name):
             yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start

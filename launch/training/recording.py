@@ -36,7 +36,7 @@ class RecordedStream:
         self._folder = folder
         self._steps = iter(kept_steps(folder, TRAIN))
         self._groups: dict[str, list[KeptTrajectory]] = {}
-        self.last_arrival = time.monotonic()
+        self.last_arrival: float | None = None
 
     def request(self, requests: Sequence[RolloutRequest]) -> None:
         """Nothing is to be done: the rollouts are there."""

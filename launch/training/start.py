@@ -135,9 +135,14 @@ def start(
 def watch(run: Components, recovery: Recovery, ending: ExitStack) -> None:
     """Tell the cluster what the run is doing, and have a watchdog notice when nothing moves."""
 
+    def progress() -> dict[str, float]:
+        times = [service.stream.last_arrival for service in run.services]
+        arrivals = [each for each in times if each is not None]
+        trajectory = {"a trajectory": time.monotonic() - max(arrivals)} if arrivals else {}
+        return trajectory | run.activity.seconds_since_results()
+
     def idle_seconds() -> float:
-        moved = max(run.activity.since, *(service.stream.last_arrival for service in run.services))
-        return time.monotonic() - moved
+        return min(time.monotonic() - run.activity.since, *progress().values())
 
     def pulse() -> Pulse:
         return Pulse(
@@ -149,6 +154,7 @@ def watch(run: Components, recovery: Recovery, ending: ExitStack) -> None:
             seconds=time.monotonic() - run.activity.since,
             idle_seconds=idle_seconds(),
             num_updates=recovery.progress.step,
+            progress=progress(),
             told_at=time.time(),
         )
 

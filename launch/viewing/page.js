@@ -288,13 +288,15 @@ function drawActors() {
     element("p", { className: "verdict", textContent: now.verdict }),
     table("Loop", ["does", "for", "something moved", "updates", "driver"], [[now.activity, since(now.seconds), `${since(now.idle_seconds)} ago`, String(now.num_updates), `${now.pid} on ${now.host}`]]),
   ];
+  parts.push(table("Last progress", ["result", "when"], Object.entries(now.progress).map(([name, seconds]) => [name, `${since(seconds)} ago`])));
   if (now.fleet) parts.push(table("Fleet", ["environment", "actors up", "in play", "waiting requests", "lost so far"], [[now.fleet.env_class, `${now.fleet.num_ready} of ${now.fleet.num_actors}`, String(now.rollouts.length), String(now.fleet.num_waiting), String(now.fleet.num_lost)]]));
   if (now.stream) parts.push(element("p", {}, [`Stream: ${now.stream[0]} of ${now.stream[1]} trajectories wait for the loop `, element("meter", { max: now.stream[1], value: now.stream[0] })]));
   parts.push(table("Replicas of the policy server", ["replica", "version", "requests", "answered", "last heard"], Object.entries(now.replicas).map(([name, each]) => [name, String(each.version), String(each.num_running), String(each.num_answered), `${since(each.silent_seconds)} ago`])));
   parts.push(table("Rollouts in play", ["rollout", "node", "waits for", "for", "age"], now.rollouts.map((each) => [each.id, each.host, each.waits_for, since(each.waiting_seconds), since(each.seconds)])));
   parts.push(table("Processes", ["node", "role", "process ids"], [...roles].map(([name, pids]) => [...name.split("/"), pids.join(" ")])));
   for (const each of [...now.unanswered.map((part) => `No answer: ${part}`), ...now.errors]) parts.push(element("p", { className: "error", textContent: each }));
-  if (now.last_failure) parts.push(element("details", {}, [element("summary", { textContent: "The rollout that failed last" }), element("pre", { className: "error", textContent: now.last_failure })]));
+  if (now.failures.length) parts.push(element("h2", { textContent: "The youngest failure of each rollout actor" }));
+  for (const each of now.failures) parts.push(element("details", {}, [element("summary", { textContent: `Actor ${each.actor} on ${each.node}, ${since(each.seconds)} ago, rollout ${each.rollout_id}: ${each.error.split("\n")[0]}` }), element("pre", { className: "error", textContent: each.error })]));
   return parts;
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.rollouts.fleet import FleetReport, FleetStatus, RolloutInPlay
+from actors.rollouts.fleet import ActorFailure, FleetReport, FleetStatus, RolloutInPlay
 from launch.health.heartbeat import Pulse
 from launch.health.run_state import Process, RunState, described, verdict
 from launch.training.activity import PHRASES, Activity
@@ -23,6 +23,7 @@ WAITS = Pulse(
     seconds=45,
     idle_seconds=40,
     num_updates=3,
+    progress={"a trajectory": 40.0, "an update": 47.0},
     told_at=0,
 )
 STATUS = FleetStatus(
@@ -40,7 +41,7 @@ PLAYED = (RolloutInPlay("00000001/0001", "n", 60.0, 42.0), RolloutInPlay("000000
 
 def fleet(status: FleetStatus = STATUS, in_play: tuple[RolloutInPlay, ...] = PLAYED) -> FleetReport:
     nothing: Any = None
-    return FleetReport(status, in_play, 0, "SleepyEnv", {"CPU": 2.0, "memory": 0}, None, nothing, nothing)
+    return FleetReport(status, in_play, 0, "SleepyEnv", {"CPU": 2.0, "memory": 0}, (), nothing, nothing)
 
 
 def replicas(**changes: Any) -> QueueStatus:
@@ -101,16 +102,22 @@ def test_the_verdict_names_what_holds_up_the_others(state: RunState, said: str) 
 
 def test_the_text_says_what_every_part_is_doing() -> None:
     processes = [Process("head", "actor", pid) for pid in (1, 2, 3)] + [Process("head", "driver", 7)]
-    failed = replace(
-        fleet(), last_failure="rollout 00000000/0001: EnvironmentFailure: step raised\n  File\nKeyError: 'x'"
+    error = "EnvironmentFailure: step raised\n  File\nKeyError: 'x'"
+    failures = tuple(
+        ActorFailure(number, "n", f"00000000/{number}", error, 5.0 + number) for number in range(7)
     )
-    text = described(replace(HEALTHY, fleet=failed, processes=processes, waiting={"00000001/0002": 2.0}))
+    state = replace(HEALTHY, fleet=replace(fleet(), failures=failures), hosts={"n": "gpu1"})
+    text = described(replace(state, processes=processes, waiting={"00000001/0002": 2.0}))
     for part in (
         "runs/a: driver 7 on head, 3 updates",
         "4 of 4 rollout actors up, 0 lost so far; 2 rollouts of SleepyEnv in play, 0 wait",
         "rollout 00000001/0001, 60 s old, in SleepyEnv or its agent for 42 s",
         "rollout 00000001/0002, 50 s old, waits for a completion for 2 s",
-        "last failure: rollout 00000000/0001: EnvironmentFailure: step raised ... KeyError: 'x'",
+        "progress  a trajectory 40 s ago, an update 47 s ago",
+        "rollout actor 0 on gpu1, 5 s ago, rollout 00000000/0: EnvironmentFailure: step raised ",
+        "... KeyError: 'x'",
+        "rollout actor 4 on gpu1, 9 s ago",
+        "and 2 more rollout actors, longer ago",
         "replica policy#a: version 3, 2 requests, 99 answered, heard 0.2 s ago",
         "0 of 1024 trajectories wait for the loop",
         "head: 3 actors, driver 7",
@@ -127,3 +134,12 @@ def test_a_clock_says_what_it_measures_and_goes_back_to_what_was_done_before() -
         assert activity.name == "waits for an evaluation"
     assert activity.name == "starts"
     assert set(clock.seconds) == {"time/evaluate", "time/checkpoint"}
+    assert list(activity.seconds_since_results()) == ["an evaluation", "a checkpoint"]
+
+
+def test_what_raises_has_no_result() -> None:
+    activity = Activity()
+    with pytest.raises(KeyError), activity.during("time/learn"):
+        raise KeyError
+    assert activity.seconds_since_results() == {}
+    assert activity.name == "starts"

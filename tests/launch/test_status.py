@@ -79,6 +79,7 @@ def told(service: RolloutService, activity: str) -> Iterator[Pulse]:
             seconds=9,
             idle_seconds=9,
             num_updates=1,
+            progress={},
             told_at=time.time(),
         )
 
@@ -100,8 +101,10 @@ def within(seconds: float, holds: Callable[[], Any]) -> Any:
     return found
 
 
-def started(seconds: float, num_requests: int, fleet: FleetConfig) -> RolloutService:
-    pair = Pair(agent_class=GameAgent, agent_args={}, env_class=Sleepy, env_args={})
+def started(
+    seconds: float, num_requests: int, fleet: FleetConfig, env_class: type[Sleepy] = Sleepy
+) -> RolloutService:
+    pair = Pair(agent_class=GameAgent, agent_args={}, env_class=env_class, env_args={})
     service = RolloutService(pair, lambda: ScriptedSampler(lambda _: "hello"), RolloutLimits(), fleet)
     service.start(2)
     requests = [
@@ -118,6 +121,31 @@ def test_an_environment_that_sleeps_is_named(ray_cluster: None) -> None:
         assert within(
             30, lambda: "2 of 2 rollout actors are in Sleepy or its agent" in verdict(inspect(pulse))
         )
+
+
+class Broken(Sleepy):
+    """Fails in its first step."""
+
+    def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+        raise KeyError(f"process {os.getpid()}")
+
+    @staticmethod
+    def from_dict(info: dict[str, Any]) -> Broken:
+        return Broken(0.0)
+
+
+def test_the_youngest_failure_of_each_rollout_actor_is_told(ray_cluster: None) -> None:
+    service = started(0.0, 12, FleetConfig(num_actors=2, retries=0), Broken)
+    with told(service, PHRASES["time/wait"]) as pulse:
+        failures = within(
+            30, lambda: (fleet := inspect(pulse).fleet) and len(fleet.failures) == 2 and fleet.failures
+        )
+        assert {each.actor for each in failures} == {0, 1}
+        # The cause is told by the process where it arose, and there it ends.
+        processes = [each.error.strip().splitlines()[-1] for each in failures]
+        assert len(set(processes)) == 2
+        assert all(text.startswith("KeyError: 'process ") for text in processes)
+        assert all("Broken" in each.error.splitlines()[0] for each in failures)
 
 
 def test_a_stream_that_nobody_empties_is_named(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -228,7 +228,16 @@ LOOK = {
     "stream": [3, 1024],
     "unanswered": ["the node node8"],
     "errors": [],
-    "last_failure": None,
+    "progress": {"a trajectory": 40.0, "an update": 47.0},
+    "failures": [
+        {
+            "actor": 3,
+            "node": "node7",
+            "rollout_id": "0/0",
+            "error": "EnvironmentFailure: Coin.step\nKeyError: 'x'",
+            "seconds": 12.0,
+        }
+    ],
 }
 
 
@@ -247,7 +256,18 @@ def test_the_actors_of_a_run_are_seen_and_its_end_is_told(
     browser.press("4")
     browser.wait_for("document.body.innerText.includes('2 of 4 rollout actors wait')")
     shown = browser.value("document.body.innerText")
-    for part in ("12 (stopped)", "node7", "a completion", "41 s", "policy#a", "3 of 1024", "the node node8"):
+    for part in (
+        "12 (stopped)",
+        "node7",
+        "a completion",
+        "41 s",
+        "policy#a",
+        "3 of 1024",
+        "the node node8",
+        "an update",
+        "47 s ago",
+        "Actor 3 on node7, 12 s ago, rollout 0/0",
+    ):
         assert part in shown, part
     assert browser.value("document.documentElement.scrollWidth") <= 390
     browser.wait_for("document.body.innerText.includes('The cluster of the run has ended.')")
