@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 
 from actors.ray_tools.connect import join
 from actors.ray_tools.get_soon import answers
-from actors.rollouts.fleet import FleetStatus
+from actors.rollouts.fleet_report import FleetStatus
 from actors.rollouts.service import FLEET, NAMESPACE
 from environments.errors import ConfigError, TroupeError
 

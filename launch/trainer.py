@@ -115,7 +115,7 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, recoveries: R
                 for notice in notices(config):
                     tracker.announce(notice)
                 run = start(config, workload, stages, lock, recovery, tracker, interrupts, ending)
-                train(stages, run, recovery)
+                train(stages, run, recovery, recoveries)
             except LearnerLostError as error:
                 if interrupts.is_pending or not recoveries.allow(time.monotonic()):
                     raise

@@ -14,6 +14,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from actors.learning.patience import Patience
 from actors.ray_tools.get_soon import ANSWER_SECONDS
+from actors.weights.store import PublishedWeights
 from environments.errors import LearnerLostError, TroupeError
 from policies.learning.algorithm import Algorithm
 from policies.learning.samples import LearnerUpdate, TrainBatch
@@ -72,6 +73,8 @@ class LearnerGroup:
             self._critic = _WorkerGroup(critic_worker, pool, learner, **arguments)
         self._critic_optimizer = learner.critic.optimizer
         self._store = store
+        self._schedule: dict[str, Any] = {}
+        """Of the learning rate, at the time of the last publish."""
 
     # -- learning ------------------------------------------------------------------------------------
 
@@ -118,8 +121,12 @@ class LearnerGroup:
 
     def publish(self, version: int) -> None:
         """Make the present weights the newest version in the store, adapters merged."""
-        location = self._policy.call("publish_weights", version)
-        ray.get(self._store.publish.remote(version, location))
+        location, self._schedule = self._policy.call("publish_weights", version)
+        try:
+            ray.get(self._store.publish.remote(version, location))
+        except RayTaskError:  # mostly: a rank has died, and the weights with it
+            self.check_ranks()
+            raise
 
     def save(self, folder: str) -> None:
         """Write weights (Hugging Face format), optimizer, schedule, generators, reference policy and critic
@@ -143,6 +150,28 @@ class LearnerGroup:
             self._critic.call("load", os.path.join(folder, CRITIC))
         return left_out
 
+    def rebuild(self, optimizer: OptimizerConfig, num_schedule_steps: int, folder: str) -> int:
+        """Replace all ranks, after ``LearnerLostError``: they go on from the weights and the schedule of the
+        last publish, and for the rest (optimizer's moments, reference policy, critic) from a checkpoint.
+
+        Args:
+            optimizer, num_schedule_steps: of the phase of training that the checkpoint is of.
+            folder: of ``save``.
+
+        Returns:
+            The version of the weights.
+
+        Raises:
+            As ``load`` does; ``WeightTransportError`` if the weights cannot be read.
+        """
+        for group in (self._policy, self._critic):
+            if group is not None:
+                group.start_anew(optimizer, num_schedule_steps)
+        self.load(folder)
+        published: PublishedWeights = ray.get(self._store.newest.remote())
+        self._policy.call("take_over", published, self._schedule)
+        return published.version
+
     def check_ranks(self) -> None:
         """Raise if a rank has died or hangs. For times without another call, which would raise too."""
         for group in (self._policy, self._critic):
@@ -162,15 +191,19 @@ class _WorkerGroup:
     def __init__(
         self, worker: type, pool: RayResourcePool, settings: LearnerConfig, **arguments: Any
     ) -> None:
+        self._worker, self._pool, self._settings, self._arguments = worker, pool, settings, arguments
+        self._start()
+
+    def _start(self) -> None:
         from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
 
+        settings = self._settings
         on_gpu = settings.device != "cpu"
         num_threads = str(settings.num_threads or 1)
-        self._pool = pool
         self._patience = Patience(settings.max_call_seconds)
         self._group = RayWorkerGroup(
-            pool,
-            RayClassWithInitArgs(ray.remote(worker), **arguments),
+            self._pool,
+            RayClassWithInitArgs(ray.remote(self._worker), **self._arguments),
             bin_pack=False,  # ranks may spread over nodes
             device_name=settings.device,
             worker_env={}
@@ -184,6 +217,13 @@ class _WorkerGroup:
         )
         meeting = self._group.execute_rank_zero_async("listen")
         self._opened = self._group.execute_all_async("open", meeting)
+
+    def start_anew(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
+        """End the ranks that are left, and start as many where those had their place."""
+        self._kill()
+        learner = replace(self._arguments["learner"], optimizer=optimizer)
+        self._arguments |= {"learner": learner, "num_schedule_steps": num_schedule_steps}
+        self._start()
 
     def begin(self, method: str, *args: Any) -> _Call:
         """Call all ranks. Raises the error of loading the model, if any."""
@@ -228,9 +268,12 @@ class _WorkerGroup:
         except RayActorError as error:
             raise LearnerLostError("A learner rank has died.") from error
 
-    def close(self) -> None:
+    def _kill(self) -> None:
         for worker in self._group.workers:
             ray.kill(worker)
+
+    def close(self) -> None:
+        self._kill()
         for placement_group in self._pool.pgs or []:
             ray.util.remove_placement_group(placement_group)
         self._pool.pgs = None

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 from torch.distributed import TCPStore
 
+from actors.weights.store import PublishedWeights
 from actors.weights.transport import WeightTransport
 from environments.errors import ConfigError
+from policies.engines.weights import WeightBucket
+from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.critic import VerlCritic
 from policies.learning.verl.learner import VerlLearner
 from policies.learning.verl.worker import on_all_ranks
@@ -75,14 +80,31 @@ class LearnerWorker(OpenedLater, VerlLearner):
         super().open(meeting)
 
     @on_all_ranks
-    def publish_weights(self, version: int) -> Any:
-        """Write the present weights, adapters merged; return their location."""
+    def publish_weights(self, version: int) -> tuple[Any, dict[str, Any]]:
+        """Write the present weights, adapters merged; return their location, and where the learning rate's
+        schedule is.
+        """
         weights = self.weights()
         try:
-            return self._transport.publish(version, weights, self.rank)
+            return self._transport.publish(version, weights, self.rank), self.schedule()
         finally:  # all ranks gather each tensor together: if one stopped early, the others would hang
             for _ in weights:
                 pass
+
+    @on_all_ranks
+    def take_over(self, published: PublishedWeights, schedule: dict[str, Any]) -> None:
+        """Go on from published weights, and with the learning rate that came after them.
+
+        Raises:
+            WeightTransportError: they cannot be read.
+        """
+        asyncio.run(self._transport.fetch(published.version, published.location, self))
+        self.set_schedule(schedule)
+
+    async def load_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
+        """Take weights over from the transport. Collective."""
+        published = {name: tensor for bucket in buckets for name, tensor in bucket.tensors()}
+        verl_weights.fill(self._tensors(), published.__getitem__)
 
 
 class CriticWorker(OpenedLater, VerlCritic):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -16,6 +16,7 @@ from ray.util.queue import Queue
 from actors.ray_tools.draining import draining_nodes
 from actors.ray_tools.placement import EVERYWHERE
 from actors.rollouts.attempts import Attempt, WaitingAttempts
+from actors.rollouts.fleet_report import ActorFailure, FleetReport, FleetStatus, RolloutInPlay
 from actors.rollouts.journal import JournalStore
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, failed
 from actors.rollouts.rollout_actor import CLOSE_SECONDS, RolloutActor
@@ -30,80 +31,14 @@ MAX_UNDELIVERED = 16
 GRACE_SECONDS = 5.0
 """How much longer than its own limits an actor may take before the fleet ends it."""
 DRAIN_POLL_SECONDS = 1.0
+"""Between two looks for nodes that are about to leave."""
 CANCEL_SECONDS = 1.0
 """Between two attempts to end what is sampled for a rollout that was cancelled."""
-"""Between two looks for nodes that are about to leave."""
 MAX_START_FAILURES = 3
 """Actors of a slot that may fail to start, one after the other, before the fleet itself has failed."""
 
 RESUMED_AFTER = {TerminationReason.CRASHED, TerminationReason.SAMPLER_ERROR}
 """Failures below the agent and the environment: an episode goes on after its last finished turn."""
-
-
-@dataclass(frozen=True, slots=True)
-class FleetStatus:
-    """What the fleet is doing: requests that wait, rollouts in play, actors lost since it started.
-
-    Of ``num_actors``, ``num_ready`` are up and can play. ``busy_seconds`` are those that all actors together
-    have played in the ``seconds`` since the fleet started, ``waited_seconds`` those that all requests
-    together have waited for an actor. ``num_replayed_tokens`` were sampled in rollouts that have failed and
-    were played again, unless their process died with them.
-    """
-
-    num_actors: int
-    num_ready: int
-    num_waiting: int
-    num_running: int
-    num_lost: int
-    busy_seconds: float
-    seconds: float
-    num_replayed_tokens: int
-    waited_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutInPlay:
-    """A rollout that an actor on ``node`` (Ray's id) plays, and the seconds since its start and last turn."""
-
-    rollout_id: str
-    node: str
-    seconds: float
-    seconds_since_turn: float
-
-
-@dataclass(frozen=True, slots=True)
-class ActorFailure:
-    """The youngest failure of the rollout actor number ``actor``, and of those before it in its place.
-
-    Args:
-        node: where the actor was (Ray's id).
-        error: its first line, then the traceback of the agent or environment, as its process has told it.
-        seconds: since then.
-    """
-
-    actor: int
-    node: str
-    rollout_id: str
-    error: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class FleetReport:
-    """What a fleet knows of itself and of the actors that it works with, for ``launch.status``."""
-
-    status: FleetStatus
-    in_play: tuple[RolloutInPlay, ...]
-    num_undelivered: int
-    """Trajectories that wait for room in the stream, at most ``MAX_UNDELIVERED``."""
-    env_class: str
-    needs: dict[str, float]
-    """Ray's resources that an actor takes."""
-    failures: tuple[ActorFailure, ...]
-    """The youngest one of each rollout actor that has failed, the youngest of all first."""
-    sampler: ray.actor.ActorHandle
-    stream: ray.actor.ActorHandle
-    """The actor of the stream's queue."""
 
 
 @ray.remote(num_cpus=0)

@@ -82,6 +82,11 @@ class TrajectoryStream:
         del self._groups[group_id]
         return _group(group_id, members)
 
+    def put_back(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """Have ``groups`` taken again."""
+        for group in groups:
+            self._groups[group.group_id] = {each.rollout_id: each for each in group.rollouts}
+
     def groups(self, requests: Sequence[RolloutRequest]) -> Iterator[TrajectoryGroup]:
         """Have ``requests`` rolled out; their groups, each as soon as it is complete."""
         self.request(requests)

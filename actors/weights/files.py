@@ -22,9 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actors.weights.transport import VersionGoneError, WeightTransport, WeightTransportError
+from actors.weights.transport import VersionGoneError, WeightTarget, WeightTransport, WeightTransportError
 from environments.errors import ConfigError
-from policies.engines.base import Engine
 from policies.engines.weights import BUCKET_BYTES, WeightBucket, pack
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ class FileTransport(WeightTransport):
         """Take the version over from another store's folder, if it lies there; then delete old versions."""
         return await asyncio.to_thread(self._keep, version, Path(location))
 
-    async def fetch(self, version: int, location: str, engine: Engine) -> None:
+    async def fetch(self, version: int, location: str, engine: WeightTarget) -> None:
         # Into memory, whole and verified, before the engine is touched: it cannot go back.
         await engine.load_weights(version, await asyncio.to_thread(_read, Path(location)))
 

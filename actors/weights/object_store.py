@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from actors.weights.transport import WeightTransport
-from policies.engines.base import Engine
+from actors.weights.transport import WeightTarget, WeightTransport
 from policies.engines.weights import pack
 
 if TYPE_CHECKING:
@@ -32,5 +31,5 @@ class ObjectStoreTransport(WeightTransport):
         # Put anew, which costs a copy: an object dies with the process that has put it, and that is a rank.
         return [ray.put(await bucket) for bucket in location]
 
-    async def fetch(self, version: int, location: Location, engine: Engine) -> None:
+    async def fetch(self, version: int, location: Location, engine: WeightTarget) -> None:
         await engine.load_weights(version, await asyncio.gather(*location))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from actors.settings import WeightsConfig
 from environments.errors import ConfigError, TroupeError
 from environments.named_class import load_class
-from policies.engines.base import Engine
+from policies.engines.weights import WeightBucket
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +28,13 @@ class WeightTransportError(TroupeError):
 
 class VersionGoneError(WeightTransportError):
     """The weights of a version are not there any more, or, on a slow disk, not there yet."""
+
+
+class WeightTarget(Protocol):
+    """Takes weights over: an engine, or a rank of a learner that is rebuilt."""
+
+    async def load_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
+        """Go on with these weights, whose version is ``version``."""
 
 
 class WeightTransport(ABC):
@@ -72,8 +79,9 @@ class WeightTransport(ABC):
         return location
 
     @abstractmethod
-    async def fetch(self, version: int, location: Any, engine: Engine) -> None:
-        """Load the weights into ``engine``. Called in every replica.
+    async def fetch(self, version: int, location: Any, engine: WeightTarget) -> None:
+        """Load the weights into ``engine``. Called in every replica, and in the ranks of a learner that is
+        rebuilt.
 
         Raises:
             VersionGoneError: they are not there. The caller tries again with the newest version.

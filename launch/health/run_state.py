@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from actors.rollouts.fleet import ActorFailure, FleetReport, RolloutInPlay
+from actors.rollouts.fleet_report import ActorFailure, FleetReport, RolloutInPlay
 from launch.health.heartbeat import BEAT_SECONDS, Pulse
 from policies.sampler import QueueStatus, ReplicaStatus
 

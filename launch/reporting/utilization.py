@@ -7,7 +7,7 @@ from typing import Protocol
 import ray
 from ray.exceptions import ActorUnavailableError
 
-from actors.rollouts.fleet import FleetStatus
+from actors.rollouts.fleet_report import FleetStatus
 from launch.reporting.metrics import idle_share
 from policies.sampler import QueueStatus
 

@@ -14,6 +14,7 @@ PHRASES = {
     "time/publish": "publishes weights",
     "time/evaluate": "waits for an evaluation",
     "time/checkpoint": "writes a checkpoint",
+    "time/rebuild": "rebuilds the learner",
 }
 """What the loop does, by the name under which ``Clock`` measures its time."""
 RESULTS = {
@@ -24,6 +25,7 @@ RESULTS = {
     "time/publish": "a published version",
     "time/evaluate": "an evaluation",
     "time/checkpoint": "a checkpoint",
+    "time/rebuild": "a rebuilt learner",
 }
 """What there is at the end of it."""
 STARTING = "starts"

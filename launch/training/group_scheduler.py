@@ -86,6 +86,13 @@ class GroupScheduler:
         self._taken.append(group)
         return group
 
+    def put_back(self) -> None:
+        """Have the groups that were taken since the last ``commit`` taken again."""
+        self._stream.put_back(self._taken)
+        self._next_taken = self._committed
+        self._num_dropped = 0
+        self._taken = []
+
     def drop(self) -> None:
         """Give back the slot of a group that was taken and will not be trained on."""
         self._num_dropped += 1

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from environments.errors import LearnerLostError
 from launch.training.clock import Clock
 from launch.training.components import Components
 from launch.training.milestones import evaluate_and_save
+from launch.training.rebuild import rebuild_or_raise
+from launch.training.recoveries import Recoveries
 from launch.training.recovery import Recovery
 from launch.training.stages.base import Stage
 from launch.training.start import begin_rollouts
 
 
-def train(stages: Sequence[Stage], run: Components, recovery: Recovery) -> None:
-    """Train the policy through ``stages``, from where ``recovery.progress`` says to their last step."""
+def train(stages: Sequence[Stage], run: Components, recovery: Recovery, recoveries: Recoveries) -> None:
+    """Train the policy through ``stages``, from where ``recovery.progress`` says to their last step.
+
+    Args:
+        recoveries: how often a lost learner may be rebuilt.
+
+    Raises:
+        LearnerLostError: it was lost, and could not be rebuilt, or too often.
+    """
     for stage in stages:
-        if stage.num_done(recovery) < stage.num_steps:
+        while stage.num_done(recovery) < stage.num_steps:
             run.interrupts.raise_if_interrupted()
-            train_stage(stage, run, recovery)
+            try:
+                train_stage(stage, run, recovery)
+            except LearnerLostError as error:
+                rebuild_or_raise(error, stage, run, recovery, recoveries)
     begin_rollouts(run)  # not begun yet where no stage rolls out: its policy is evaluated all the same
     run.interrupts.raise_if_interrupted()
     evaluate_and_save(run, recovery, Clock(run.activity))

@@ -18,7 +18,7 @@ def evaluate_and_save(run: Components, recovery: Recovery, clock: Clock) -> None
     with clock.measure("time/evaluate"):
         # A checkpoint has to know how the evaluations before it came out.
         record_evaluation(run, recovery, run.evaluator.collect(wait=evaluate or save))
-        if evaluate:
+        if evaluation_due(run, recovery):  # one of this step may have been under way
             run.evaluator.begin(step, recovery.progress.version)
             evaluation = run.evaluator.collect(wait=last)
     with clock.measure("time/checkpoint"):

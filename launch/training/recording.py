@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ray
 
-from actors.rollouts.fleet import FleetStatus
+from actors.rollouts.fleet_report import FleetStatus
 from actors.rollouts.rollout import RolloutRequest
 from environments.errors import ConfigError, TroupeError
 from environments.types import Trajectory, TrajectoryGroup
@@ -36,6 +36,7 @@ class RecordedStream:
         self._folder = folder
         self._steps = iter(kept_steps(folder, TRAIN))
         self._groups: dict[str, list[KeptTrajectory]] = {}
+        self._put_back: dict[str, TrajectoryGroup] = {}
         self.last_arrival: float | None = None
 
     def request(self, requests: Sequence[RolloutRequest]) -> None:
@@ -47,6 +48,8 @@ class RecordedStream:
         Raises:
             TroupeError: the run has not kept it.
         """
+        if group_id in self._put_back:
+            return self._put_back.pop(group_id)
         while group_id not in self._groups:
             step = next(self._steps, None)
             if step is None:
@@ -60,6 +63,10 @@ class RecordedStream:
                 self._groups.setdefault(kept.group_id, []).append(kept)
         self.last_arrival = time.monotonic()
         return _group(group_id, self._groups.pop(group_id))
+
+    def put_back(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """Have ``groups`` taken again."""
+        self._put_back |= {group.group_id: group for group in groups}
 
     def groups(self, requests: Sequence[RolloutRequest]) -> Iterator[TrajectoryGroup]:
         """Raise ``TroupeError``: these are groups of no recorded update, such as those of an evaluation."""

@@ -135,6 +135,10 @@ class Rollouts:
                 f"see {self._recovery.directory / SET_ASIDE}."
             )
 
+    def put_back(self) -> None:
+        """Have the groups taken again that were taken for an update which was not made."""
+        self._scheduler.put_back()
+
     def replace(self, num_selected: int) -> None:
         """Request another group for the one that was taken last and is dropped."""
         self._scheduler.drop()

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from learner_samples import batches
 
 from environments.errors import LearnerLostError
 from launch.chaos import members
 from policies.learning.algorithms import resolve
-from policies.learning.settings import AlgorithmConfig, LearnerConfig
+from policies.learning.settings import AlgorithmConfig, LearnerConfig, OptimizerConfig
+
+RISING = OptimizerConfig(lr=1e-3, warmup_steps=10)
 
 
 def ranks() -> set[int]:
@@ -21,13 +24,14 @@ def ranks() -> set[int]:
 
 
 @pytest.fixture
-def learner(weight_store: Any, tiny_model: Path) -> Iterator[tuple[Any, list[int]]]:
+def learner(ray_cluster: None, tiny_model: Path) -> Iterator[tuple[Any, list[int]]]:
     """A learner of one rank that has answered once, and the rank's process."""
     from actors.learning.learner_group import LearnerGroup
+    from actors.weights.store import WeightStore
 
     before = ranks()
     settings = LearnerConfig(max_call_seconds=2)
-    group = LearnerGroup(str(tiny_model), settings, resolve(AlgorithmConfig()), 100, 0, weight_store)
+    group = LearnerGroup(str(tiny_model), settings, resolve(AlgorithmConfig()), 100, 0, WeightStore.remote())
     group.check_ranks()
     yield group, sorted(ranks() - before)
     group.close()
@@ -37,10 +41,21 @@ def learner(weight_store: Any, tiny_model: Path) -> Iterator[tuple[Any, list[int
 @pytest.mark.parametrize(
     ("number", "text"), [(signal.SIGKILL, "has died"), (signal.SIGSTOP, "did not answer for 2 s")]
 )
-def test_a_killed_and_a_stopped_rank_are_noticed(
+def test_a_killed_and_a_stopped_rank_are_noticed_and_replaced_with_the_published_weights(
     learner: tuple[Any, list[int]], number: signal.Signals, text: str, tmp_path: Path
 ) -> None:
     group, (rank,) = learner
+    group.begin_phase(RISING, 100)
+    group.update(group.score(batches(1)))
+    group.save(str(tmp_path))
+    group.update(group.score(batches(1)))
+    group.publish(7)
+    published = group.logprobs(batches(1)[0])
     os.kill(rank, number)
     with pytest.raises(LearnerLostError, match=text):
-        group.save(str(tmp_path))
+        group.score(batches(1))
+
+    assert group.rebuild(RISING, 100, str(tmp_path)) == 7
+    assert group.logprobs(batches(1)[0]) == published, "not those of the checkpoint"
+    metrics = group.update(group.score(batches(1))).metrics
+    assert metrics["learn/lr"] == pytest.approx(3e-4), "the third step's"

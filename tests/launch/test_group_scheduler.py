@@ -62,6 +62,11 @@ class FakeStream:
         members = tuple(self._finished.pop(request.rollout_id) for request in requests)
         return TrajectoryGroup(group_id=group_id, task=members[0].task, trajectories=members)
 
+    def put_back(self, groups: Sequence[TrajectoryGroup]) -> None:
+        for group in groups:
+            self._requests[group.group_id] = make_requests(int(group.group_id), 0)
+            self._finished |= {each.rollout_id: each for each in group.rollouts}
+
     def drain(self) -> None:
         """Nothing lies anywhere but here."""
 
@@ -102,11 +107,14 @@ def test_no_group_is_older_than_allowed_and_none_is_left_over(
         while len(kept) < per_step:
             group = feed.take()
             worst = max(worst, version - oldest(group))
-            if rng.random() < dropped_share:
+            if random.Random(f"{dropped_share}/{group.group_id}").random() < dropped_share:
                 feed.drop()
                 feed.fill(version, (num_steps - version) * per_step - len(kept))
             else:
                 kept.append(group.group_id)
+            if rng.random() < 0.1:  # the learner was lost: the update is made again
+                feed.put_back()
+                kept.clear()
         trained += kept
         feed.commit()
         feed.fill(version + 1, (num_steps - version - 1) * per_step)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.rollouts.fleet import ActorFailure, FleetReport, FleetStatus, RolloutInPlay
+from actors.rollouts.fleet_report import ActorFailure, FleetReport, FleetStatus, RolloutInPlay
 from launch.health.heartbeat import Pulse
 from launch.health.run_state import Process, RunState, described, verdict
 from launch.training.activity import PHRASES, Activity

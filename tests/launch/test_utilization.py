@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.rollouts.fleet import FleetStatus
+from actors.rollouts.fleet_report import FleetStatus
 from launch.reporting.utilization import CountDifference
 from policies.sampler import EngineStats, QueueStatus, ReplicaStatus
 

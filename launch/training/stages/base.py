@@ -55,7 +55,8 @@ class Stage(ABC):
     @abstractmethod
     def step(self, run: Components, recovery: Recovery, clock: Clock) -> None:
         """Do the next step, or a few, and count them by ``count_steps`` in one atomic section with what they
-        change: the learner's weights, the published version, what was consumed.
+        change: the learner's weights, the published version, what was consumed. They are counted after the
+        publish: a step in which the learner is lost is done again.
         """
 
     def num_done(self, recovery: Recovery) -> int:

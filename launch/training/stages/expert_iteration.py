@@ -62,11 +62,11 @@ class ExpertIteration(Stage):
         with run.interrupts.atomic_section():  # the weights and what we say of them change together
             with clock.measure("time/learn"):
                 learned = run.learner.fit(batches) if batches else NOTHING_LEARNED
-            progress.step += 1
-            self.count_steps(recovery)
             with clock.measure("time/publish"):
                 if learned.num_optimizer_steps:  # else the weights are those that are served
                     publish(run, recovery)
+            progress.step += 1
+            self.count_steps(recovery)
             recovery.record_consumed(selection.groups, selection.dropped)
             recovery.trajectories.record_update(progress.step, selection.groups, selection.dropped, {})
             run.rollouts.commit()

@@ -54,11 +54,11 @@ class Reinforce(Stage):
             with clock.measure("time/learn"):
                 # Where every group agreed with itself there is nothing to learn.
                 learned = run.learner.update(batches) if batches else NOTHING_LEARNED
-            progress.step += 1
-            self.count_steps(recovery)
             with clock.measure("time/publish"):
                 if learned.num_optimizer_steps:  # else the weights are those that are served
                     publish(run, recovery)
+            progress.step += 1
+            self.count_steps(recovery)
             progress.kl_coef = run.kl.coef
             recovery.record_consumed(selection.groups, selection.dropped)
             recovery.trajectories.record_update(

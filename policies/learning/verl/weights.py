@@ -6,7 +6,7 @@ Everything here is collective: all ranks call it, and iterate to the end.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -44,7 +44,6 @@ def write(tensors: Iterable[tuple[str, torch.Tensor]], path: str) -> None:
     dist.barrier()
 
 
-@torch.no_grad()
 def read(path: str, tensors: Mapping[str, torch.Tensor]) -> None:
     """Fill ``tensors``, sharded or not, from the whole ones of the same names that ``write`` wrote.
 
@@ -63,11 +62,17 @@ def read(path: str, tensors: Mapping[str, torch.Tensor]) -> None:
         missing = sorted(set(tensors) - set(file.keys()))
         if missing:
             raise ConfigError(f"{path} lacks {missing[0]!r}, which the model has: it is of another model.")
-        for name, tensor in tensors.items():
-            full = file.get_tensor(name).to(tensor.device)
-            if isinstance(tensor, DTensor):
-                full = distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None)
-            local(tensor).copy_(local(full))
+        fill(tensors, file.get_tensor)
+
+
+@torch.no_grad()
+def fill(tensors: Mapping[str, torch.Tensor], whole_tensor: Callable[[str], torch.Tensor]) -> None:
+    """Fill ``tensors``, sharded or not, from the whole ones of the same names."""
+    for name, tensor in tensors.items():
+        full = whole_tensor(name).to(tensor.device)
+        if isinstance(tensor, DTensor):
+            full = distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None)
+        local(tensor).copy_(local(full))
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

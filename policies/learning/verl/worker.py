@@ -155,15 +155,27 @@ class VerlWorker(TrainingWorker):
             "schedule are as they were; the optimizer's moments and the random generators begin anew."
         )
 
+    def schedule(self) -> dict[str, Any]:
+        """The state of the learning rate's schedule, for ``set_schedule``."""
+        state: dict[str, Any] = self.engine.lr_scheduler.state_dict()
+        return state
+
     def _load_weights(self, folder: str) -> None:
+        verl_weights.read(os.path.join(folder, WEIGHTS), self._tensors())
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """All that has a place in ``weights``, as this rank has it, by checkpoint name."""
         module = self.engine.module
         tensors = convert_weight_keys(module.state_dict(), module)
-        own = {name: tensor for name, tensor in tensors.items() if not self._is_tied(name)}
-        verl_weights.read(os.path.join(folder, WEIGHTS), own)
+        return {name: tensor for name, tensor in tensors.items() if not self._is_tied(name)}
 
     def _load_schedule(self, path: str) -> None:
+        self.set_schedule(read_state(path)["lr_scheduler"])
+
+    def set_schedule(self, state: dict[str, Any]) -> None:
+        """Let the learning rate go on from a state of ``schedule``."""
         schedule = self.engine.lr_scheduler
-        schedule.load_state_dict(read_state(path)["lr_scheduler"])
+        schedule.load_state_dict(state)
         for group, lr in zip(self.engine.optimizer.param_groups, schedule.get_last_lr(), strict=True):
             group["lr"] = lr
 

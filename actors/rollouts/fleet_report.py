@@ -1,0 +1,73 @@
+"""What a fleet tells of itself: counts for the training loop, and a report for ``launch.status``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ray
+
+
+@dataclass(frozen=True, slots=True)
+class FleetStatus:
+    """What the fleet is doing: requests that wait, rollouts in play, actors lost since it started.
+
+    Of ``num_actors``, ``num_ready`` are up and can play. ``busy_seconds`` are those that all actors together
+    have played in the ``seconds`` since the fleet started, ``waited_seconds`` those that all requests
+    together have waited for an actor. ``num_replayed_tokens`` were sampled in rollouts that have failed and
+    were played again, unless their process died with them.
+    """
+
+    num_actors: int
+    num_ready: int
+    num_waiting: int
+    num_running: int
+    num_lost: int
+    busy_seconds: float
+    seconds: float
+    num_replayed_tokens: int
+    waited_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutInPlay:
+    """A rollout that an actor on ``node`` (Ray's id) plays, and the seconds since its start and last turn."""
+
+    rollout_id: str
+    node: str
+    seconds: float
+    seconds_since_turn: float
+
+
+@dataclass(frozen=True, slots=True)
+class ActorFailure:
+    """The youngest failure of the rollout actor number ``actor``, and of those before it in its place.
+
+    Args:
+        node: where the actor was (Ray's id).
+        error: its first line, then the traceback of the agent or environment, as its process has told it.
+        seconds: since then.
+    """
+
+    actor: int
+    node: str
+    rollout_id: str
+    error: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    """What a fleet knows of itself and of the actors that it works with, for ``launch.status``."""
+
+    status: FleetStatus
+    in_play: tuple[RolloutInPlay, ...]
+    num_undelivered: int
+    """Trajectories that wait for room in the stream, at most ``MAX_UNDELIVERED``."""
+    env_class: str
+    needs: dict[str, float]
+    """Ray's resources that an actor takes."""
+    failures: tuple[ActorFailure, ...]
+    """The youngest one of each rollout actor that has failed, the youngest of all first."""
+    sampler: ray.actor.ActorHandle
+    stream: ray.actor.ActorHandle
+    """The actor of the stream's queue."""

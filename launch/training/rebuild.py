@@ -1,0 +1,56 @@
+"""A lost learner is rebuilt in the middle of a run, while engines and fleet go on. The loop uses it."""
+
+from __future__ import annotations
+
+import time
+
+from environments.errors import LearnerLostError
+from launch.run_folder.checkpoint import CheckpointFolder
+from launch.training.clock import Clock
+from launch.training.components import Components
+from launch.training.recoveries import Recoveries
+from launch.training.recovery import Recovery
+from launch.training.stages.base import Stage
+
+
+def rebuild_or_raise(
+    error: LearnerLostError, stage: Stage, run: Components, recovery: Recovery, recoveries: Recoveries
+) -> None:
+    """Rebuild the learner from the published weights, so that no update is lost; the step is done again.
+
+    Raises:
+        error: the run has to go on from its checkpoint as a whole, or to end.
+    """
+    if not can_rebuild(stage, run, recovery):
+        raise error
+    if run.interrupts.is_pending or not recoveries.allow(time.monotonic()):
+        raise error
+    folder = recovery.checkpoints.latest()
+    assert folder is not None, "can_rebuild has looked"
+    run.tracker.announce(f"{error} The learner is rebuilt; engines and rollout actors go on.")
+    with run.interrupts.atomic_section(), Clock(run.activity).measure("time/rebuild"):
+        version = run.learner.rebuild(stage.optimizer, stage.num_schedule_steps, str(folder))
+        run.kl.go_back(recovery.progress.kl_coef)
+        run.rollouts.put_back()
+    behind = recovery.progress.step - recovery.saved_step
+    run.tracker.announce(
+        f"The learner has the published weights of version {version}, and its optimizer's moments from "
+        f"{folder.name}, {behind} update(s) earlier. No update is lost."
+    )
+
+
+def can_rebuild(stage: Stage, run: Components, recovery: Recovery) -> bool:
+    """Whether the published weights and the newest checkpoint make a learner.
+
+    Not where a run promises to repeat (``rollout.max_staleness=0``): moments that are older than the weights
+    change what comes after. Not with adapters: they are published merged with the weights. And not before
+    the stage has a checkpoint, which has the moments and the reference policy.
+    """
+    folder = recovery.checkpoints.latest()
+    return (
+        run.config.rollout.max_staleness > 0
+        and stage.rolls_out
+        and run.config.learner.lora.rank == 0
+        and folder is not None
+        and CheckpointFolder.progress(folder).stage_steps.get(stage.name, 0) > 0
+    )
