@@ -18,6 +18,7 @@ from actors.ray_tools.placement import EVERYWHERE
 from actors.rollouts.attempts import Attempt, WaitingAttempts
 from actors.rollouts.fleet_report import ActorFailure, FleetReport, FleetStatus, RolloutInPlay
 from actors.rollouts.journal import JournalStore
+from actors.rollouts.node_watch import SILENT_SECONDS, NodeWatch
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, failed
 from actors.rollouts.rollout_actor import CLOSE_SECONDS, RolloutActor
 from actors.settings import FleetConfig
@@ -73,7 +74,8 @@ class RolloutFleet:
         """Those of them whose trajectories nobody waits for."""
         self._finished: asyncio.Queue[Trajectory] = asyncio.Queue(MAX_UNDELIVERED)
         self._delivery: asyncio.Task[None] | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._drain_watch: asyncio.Task[None] | None = None
+        self._node_watch = NodeWatch()
         self._slots: dict[int, asyncio.Task[None]] = {}
         self._nodes: dict[int, str] = {}
         """Where the actor of a slot is, for the slots whose actors are up."""
@@ -98,7 +100,7 @@ class RolloutFleet:
         self._config.num_actors = num_actors
         if self._delivery is None:
             self._delivery = asyncio.create_task(self._deliver())
-            self._watch = asyncio.create_task(self._leave_draining_nodes())
+            self._drain_watch = asyncio.create_task(self._leave_draining_nodes())
         for index, slot in self._slots.items():
             if index >= num_actors and index not in self._playing:
                 slot.cancel()
@@ -139,9 +141,10 @@ class RolloutFleet:
             The error of a slot or of the delivery that has died: a fleet with a bug must not look idle. A
             slot whose actors do not start is only missing, as long as another one is alive.
         """
-        for task in (self._delivery, self._watch):
+        for task in (self._delivery, self._drain_watch):
             if task is not None and task.done():
                 task.result()  # raises: it has no end of its own
+        self._node_watch.check()
         alive = any(not slot.done() for slot in self._slots.values())
         for slot in self._slots.values():
             error = slot.exception() if slot.done() and not slot.cancelled() else None
@@ -191,7 +194,7 @@ class RolloutFleet:
     async def _slot(self, index: int) -> None:
         num_failures = 0
         while index < self._config.num_actors:
-            actor = RolloutActor.options(**self._options).remote(  # type: ignore[attr-defined]
+            actor = RolloutActor.options(**self._options, **self._node_watch.elsewhere()).remote(  # type: ignore[attr-defined]
                 self._pair,
                 self._sampler,
                 self._limits,
@@ -220,6 +223,10 @@ class RolloutFleet:
         """Play requests with ``actor`` until it is lost, or one too many, or its node is about to leave."""
         while index < self._config.num_actors and self._nodes[index] not in self._draining:
             attempt = await self._attempts.take(index)
+            if self._node_watch.silence(self._nodes[index]).done():
+                self._attempts.put(attempt)
+                self._num_lost += 1
+                return
             if attempt.request.rollout_id in self._cancelled:
                 self._forget(attempt.request.rollout_id)
                 continue
@@ -228,7 +235,7 @@ class RolloutFleet:
             self._waited_seconds += self._since[index] - attempt.since
             self._turns[index] = (attempt.request.rollout_id, self._since[index])
             try:
-                trajectory, usable = await self._play(attempt, actor)
+                trajectory, usable = await self._play(attempt, index, actor)
             finally:
                 del self._turns[index]
             self._busy_seconds += time.monotonic() - self._since.pop(index)
@@ -287,15 +294,24 @@ class RolloutFleet:
                     self._slots[index] = asyncio.create_task(self._slot(index))
             await asyncio.sleep(DRAIN_POLL_SECONDS)
 
-    async def _play(self, attempt: Attempt, actor: ray.actor.ActorHandle) -> tuple[Trajectory, bool]:
-        """The trajectory of an attempt, and whether the actor can be used again."""
+    async def _play(
+        self, attempt: Attempt, index: int, actor: ray.actor.ActorHandle
+    ) -> tuple[Trajectory, bool]:
+        """The trajectory of an attempt by the actor of the slot ``index``, and whether that can go on."""
         request = attempt.request
         entries = self._journals.open(request.rollout_id, attempt.number)
         seconds = self._limits.timeout_seconds + CLOSE_SECONDS + GRACE_SECONDS
+        silence = self._node_watch.silence(self._nodes[index])
+        played = asyncio.ensure_future(actor.run.remote(request, attempt.number, entries))
         try:
-            return await asyncio.wait_for(actor.run.remote(request, attempt.number, entries), seconds)
-        except TimeoutError:  # it could not even be interrupted
-            text = (
+            await asyncio.wait({played, silence}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if played.done():
+                return await played
+            if silence.done():
+                node = self._nodes[index]
+                text = f"The rollout actor's node {node} has not answered for {SILENT_SECONDS} s."
+                return failed(request, TerminationReason.CRASHED, text), False
+            text = (  # it could not even be interrupted
                 f"The rollout ran longer than its limit of {self._limits.timeout_seconds:g} s. Nothing could "
                 "interrupt it, so its process was ended, and its environment not closed."
             )
@@ -310,6 +326,8 @@ class RolloutFleet:
             return failed(
                 request, TerminationReason.CRASHED, f"The rollout's result was lost: {error}"
             ), False
+        finally:
+            played.cancel()  # what comes from it now counts no more
 
 
 def actor_options(pair: Pair, config: FleetConfig) -> dict[str, Any]:

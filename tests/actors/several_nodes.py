@@ -1,13 +1,19 @@
-"""A fleet on a head and two further nodes, of which one is lost and one comes. Run by test_several_nodes."""
+"""A fleet on a head and two further nodes: one falls silent, one is lost and one comes.
+
+Run by test_several_nodes.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import psutil
 import ray
 from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
@@ -71,6 +77,22 @@ def main() -> None:
     order("all", 2 * NUM_ACTORS)
     assert len(nodes(list(stream.trajectories(2 * NUM_ACTORS)))) == 3, "pairs are spread"
 
+    order("one is silent", 4 * NUM_ACTORS)
+    played = list(stream.trajectories(NUM_ACTORS // 2))
+    with stopped(second):
+        begin = time.monotonic()
+        played += stream.trajectories(4 * NUM_ACTORS - len(played))
+        assert time.monotonic() - begin < 20, "Ray takes more than a minute"
+        alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        assert second.node_id in alive, "Ray does not know yet"
+    while ray.get(fleet.status.remote()).num_ready < NUM_ACTORS:
+        time.sleep(0.1)
+    assert stream.queue.empty(), "what comes late from there is not counted"
+    assert sorted(each.rollout_id for each in played) == sorted(
+        f"one is silent/{index}" for index in range(4 * NUM_ACTORS)
+    ), "each once"
+    assert not any(each.failed for each in played), [each.error for each in played]
+
     order("one is lost", 4 * NUM_ACTORS)
     played = list(stream.trajectories(NUM_ACTORS // 2))
     cluster.remove_node(first, allow_graceful=False)
@@ -95,6 +117,20 @@ def main() -> None:
     assert nodes(played) <= {ray.get_runtime_context().get_node_id(), anew.node_id}
     ray.shutdown()
     cluster.shutdown()
+
+
+@contextmanager
+def stopped(node: Any) -> Iterator[None]:
+    """All processes of a node stand still, as if its network were cut."""
+    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+    processes = [raylet, *raylet.children(recursive=True)]
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.resume()
 
 
 def drain(cluster: Cluster, node_id: str) -> None:

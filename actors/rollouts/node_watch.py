@@ -1,0 +1,91 @@
+"""Notices within seconds that a node has fallen silent. The fleet uses it.
+
+Ray takes about a minute to declare a node dead whose network was cut, and says nothing until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+SILENT_SECONDS = 5
+"""A node that has not answered for so long is silent: what its actors play is played elsewhere."""
+BEAT_SECONDS = 1.0
+
+
+@ray.remote(num_cpus=0, max_restarts=-1)
+class NodePulse:
+    """Answers for its node."""
+
+    async def beat(self) -> None:
+        """Return."""
+
+
+class NodeWatch:
+    """Asks each node that it was told of, once a second, whether it answers. It lives in one asyncio loop.
+
+    The node of this process is never asked.
+    """
+
+    def __init__(self) -> None:
+        self._own = ray.get_runtime_context().get_node_id()
+        self._silences: dict[str, asyncio.Future[None]] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
+
+    def silence(self, node: str) -> asyncio.Future[None]:
+        """Done once ``node`` (Ray's id) is silent. It is watched from the first call on."""
+        if node not in self._silences:
+            self._silences[node] = asyncio.get_running_loop().create_future()
+        if node != self._own and (node not in self._watches or self._watches[node].done()):
+            self._watches[node] = asyncio.create_task(self._watch(node))
+        return self._silences[node]
+
+    def elsewhere(self) -> dict[str, Any]:
+        """Ray options that keep an actor away from silent nodes, which Ray may still take for healthy."""
+        silent = sorted(node for node, silence in self._silences.items() if silence.done())
+        return {"label_selector": {"ray.io/node-id": f"!in({','.join(silent)})"}} if silent else {}
+
+    def check(self) -> None:
+        """Raise the error of a watch that has failed: no silence would be noticed any more."""
+        for watch in self._watches.values():
+            if watch.done() and not watch.cancelled():
+                watch.result()
+
+    async def _watch(self, node: str) -> None:
+        """consumes time · waits for the node's answer · produces its silence, until Ray knows that it is dead
+
+        Seconds are counted one by one: those in which this process itself was stopped are not the node's.
+        """
+        where = NodeAffinitySchedulingStrategy(node, soft=False)
+        pulse = NodePulse.options(scheduling_strategy=where).remote()  # type: ignore[attr-defined]
+        try:
+            await pulse.beat.remote()  # its process starts: for how long says nothing
+            missed = 0
+            while True:
+                answer = asyncio.ensure_future(pulse.beat.remote())
+                while not (await asyncio.wait({answer}, timeout=BEAT_SECONDS))[0]:
+                    missed += 1
+                    self._judge(node, missed)
+                try:
+                    await answer
+                    missed = 0
+                except ActorUnavailableError:
+                    missed += 1
+                self._judge(node, missed)
+                await asyncio.sleep(BEAT_SECONDS)
+        except RayActorError:  # Ray knows; actors that were there end with an error of their own
+            pass
+        finally:
+            ray.kill(pulse)
+
+    def _judge(self, node: str, missed: int) -> None:
+        """Take note of a node that has missed so many beats, one after the other."""
+        is_silent = self._silences[node].done()
+        if missed >= SILENT_SECONDS and not is_silent:
+            self._silences[node].set_result(None)
+        elif not missed and is_silent:  # it is back
+            self._silences[node] = asyncio.get_running_loop().create_future()

@@ -1,0 +1,333 @@
+"""A cluster without processes, on which the real ``RolloutFleet`` runs: simulated nodes, actors and time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import RayActorError
+
+from actors.rollouts import attempts, fleet, node_watch
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.settings import FleetConfig
+from environments import BaseEnv
+from environments.types import TerminationReason, Trajectory
+from policies import GameAgent
+
+DECLARED_DEAD_SECONDS = 60.0
+"""Ray takes so long to notice that a node's network was cut."""
+NOTICE_SECONDS = 30.0
+"""A node that drains leaves after so long."""
+CAPACITY = 2
+"""Rollout actors that a node has room for."""
+HEAD = "f" * 56
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next timer: a minute passes as soon as nothing is left to do."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        super().__init__(_JumpingSelector(self))
+
+    def time(self) -> float:
+        return self.now
+
+
+class _JumpingSelector(selectors.SelectSelector):
+    def __init__(self, loop: SimulatedLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise AssertionError("The fleet waits for something that nobody will do.")
+        self._loop.now += max(0.0, timeout)
+        return []
+
+
+@dataclass
+class Node:
+    """A node of the cluster, as it is and as Ray knows it."""
+
+    name: str
+    draining_since: float | None = None
+    silent_since: float | None = None
+    actors: set[Actor] = field(default_factory=set)
+    pulses: set[Pulse] = field(default_factory=set)
+    late: list[Callable[[], None]] = field(default_factory=list)
+    """What it would have said while it was silent."""
+
+    def say(self, word: Callable[[], None]) -> None:
+        """Tell the cluster something, as soon as the network is there."""
+        if self.silent_since is None:
+            word()
+        else:
+            self.late.append(word)
+
+
+class Pulse:
+    """Stands in for ``NodePulse``."""
+
+    def __init__(self, cluster: Cluster, node: Node | None) -> None:
+        self._node = node
+        self._calls: list[asyncio.Future[None]] = []
+        self.beat = SimpleNamespace(remote=self._beat)
+        if node is not None:
+            node.pulses.add(self)
+
+    def _beat(self) -> asyncio.Future[None]:
+        call: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._node is None:
+            call.set_exception(RayActorError())
+        else:
+            self._calls = [each for each in self._calls if not each.done()] + [call]
+            self._node.say(partial(_settle, call, None))
+        return call
+
+    def end(self) -> None:
+        for call in self._calls:
+            _fail(call)
+        if self._node is not None:
+            self._node.pulses.discard(self)
+            self._node = None
+
+
+class Actor:
+    """Stands in for ``RolloutActor``: plays a rollout in random time, turn by turn."""
+
+    def __init__(self, cluster: Cluster, avoided: str) -> None:
+        self._cluster, self.avoided = cluster, avoided
+        self.node: Node | None = None
+        self.playing: str | None = None
+        self._calls: list[asyncio.Future[Any]] = []
+        self.ready = SimpleNamespace(remote=self._ready)
+        self.run = SimpleNamespace(remote=self._run)
+        self._is_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        cluster.waiting.append(self)
+        cluster.place_waiting()
+
+    def put_on(self, node: Node) -> None:
+        """Ray has chosen a node for it, where it starts."""
+        self.node = node
+        node.actors.add(self)
+        seconds = self._cluster.rng.uniform(0.2, 2.0)
+        word = partial(_settle, self._is_up, node.name)
+        asyncio.get_running_loop().call_later(seconds, self._say, node, word)
+
+    def _say(self, node: Node, word: Callable[[], None]) -> None:
+        if self.node is node:  # it is still there
+            node.say(word)
+
+    def _ready(self) -> asyncio.Future[str]:
+        return self._is_up
+
+    def _run(self, request: RolloutRequest, attempt: int, entries: Sequence[bytes]) -> asyncio.Future[Any]:
+        cluster, node = self._cluster, self.node
+        call: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if node is None:
+            call.set_exception(RayActorError())
+            return call
+        cluster.check_start(node, request.rollout_id)
+        self._calls = [each for each in self._calls if not each.done()] + [call]
+        self.playing = request.rollout_id
+        seconds = cluster.rng.uniform(0.1, 3.0)
+        asyncio.get_running_loop().call_later(seconds, self._end, node, call, request)
+        return call
+
+    def _end(self, node: Node, call: asyncio.Future[Any], request: RolloutRequest) -> None:
+        trajectory = Trajectory(
+            rollout_id=request.rollout_id, termination_reason=TerminationReason.ENV_DONE, steps=[]
+        )
+        if self.node is node:
+            self.playing = None
+            node.say(partial(_settle, call, (trajectory, True)))
+
+    def end(self, is_placed_again: bool = False) -> None:
+        """Its process ends, or Ray knows that its node has died."""
+        if self.node is not None:
+            self.node.actors.discard(self)
+        self.node = self.playing = None
+        for call in self._calls:
+            _fail(call)
+        if is_placed_again and not self._is_up.done():  # an actor that was never up is only put elsewhere
+            self._cluster.waiting.append(self)
+        else:
+            _fail(self._is_up)
+
+
+class Cluster:
+    """Nodes that come and go, and what is played on them."""
+
+    def __init__(self, rng: random.Random, num_nodes: int) -> None:
+        self.rng = rng
+        self.nodes = {HEAD: Node(HEAD)}
+        self.waiting: list[Actor] = []
+        self.delivered: list[Trajectory] = []
+        self._num_joined = 0
+        for _ in range(num_nodes):
+            self.join()
+
+    # -- what Ray does -------------------------------------------------------------------------------
+
+    def place_waiting(self) -> None:
+        """Put actors on the nodes with the fewest of them."""
+        for actor in list(self.waiting):
+            able = [
+                node
+                for node in self.nodes.values()
+                if len(node.actors) < CAPACITY and node.draining_since is None and node.name not in actor.avoided
+            ]
+            if able:
+                self.waiting.remove(actor)
+                actor.put_on(min(able, key=lambda node: len(node.actors)))
+
+    def kill(self, actor: Actor | Pulse) -> None:
+        """``ray.kill``."""
+        if isinstance(actor, Actor) and actor in self.waiting:
+            self.waiting.remove(actor)
+        actor.end()
+        self.place_waiting()
+
+    def draining(self) -> frozenset[str]:
+        return frozenset(name for name, node in self.nodes.items() if node.draining_since is not None)
+
+    # -- what happens to nodes -----------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def join(self) -> None:
+        """A node comes."""
+        self._num_joined += 1
+        name = f"{self._num_joined:056x}"
+        self.nodes[name] = Node(name)
+        self.place_waiting()
+
+    def die(self, node: Node) -> None:
+        """It ends, and Ray knows."""
+        if self.nodes.pop(node.name, None) is None:
+            return
+        for pulse in list(node.pulses):
+            pulse.end()
+        for actor in list(node.actors):
+            actor.end(is_placed_again=True)
+        node.late.clear()
+        self.place_waiting()
+
+    def drain(self, node: Node) -> None:
+        """It will leave."""
+        if node.draining_since is None:
+            node.draining_since = self.now
+            asyncio.get_running_loop().call_later(NOTICE_SECONDS, self.die, node)
+
+    def cut(self, node: Node, seconds: float) -> None:
+        """Its network is cut for so long, and Ray declares it dead if that is too long."""
+        if node.silent_since is not None:
+            return
+        node.silent_since = self.now
+        if seconds < DECLARED_DEAD_SECONDS:
+            asyncio.get_running_loop().call_later(seconds, self._come_back, node)
+        else:
+            asyncio.get_running_loop().call_later(DECLARED_DEAD_SECONDS, self.die, node)
+
+    def _come_back(self, node: Node) -> None:
+        if node.name in self.nodes:
+            node.silent_since = None
+            late, node.late = node.late, []
+            for word in late:
+                word()
+
+    def crash(self, node: Node) -> None:
+        """One of its actors dies."""
+        if node.actors:
+            min(node.actors, key=id).end()
+            self.place_waiting()
+
+    # -- what must hold ------------------------------------------------------------------------------
+
+    def check_start(self, node: Node, rollout_id: str) -> None:
+        """A rollout begins on ``node``."""
+        if node.draining_since is not None:
+            assert self.now - node.draining_since < 2 * fleet.DRAIN_POLL_SECONDS, "no new work where a node leaves"
+        if node.silent_since is not None:
+            limit = node_watch.SILENT_SECONDS + 3 * node_watch.BEAT_SECONDS
+            assert self.now - node.silent_since < limit, "no new work where a node is silent"
+        heard = [
+            actor
+            for each in self.nodes.values()
+            if each.silent_since is None
+            for actor in each.actors
+            if actor.playing == rollout_id
+        ]
+        assert not heard, "no rollout is played twice at the same time"
+
+
+def _settle(call: asyncio.Future[Any], value: Any) -> None:
+    if not call.done():
+        call.set_result(value)
+
+
+def _fail(call: asyncio.Future[Any]) -> None:
+    if not call.done():
+        call.set_exception(RayActorError())
+        call.exception()  # whoever waits for it is told; where nobody does any more, that is no news
+
+
+class NeverMade(BaseEnv):
+    """Its rollouts are only pretended."""
+
+    @staticmethod
+    def from_dict(info: dict[str, Any]) -> NeverMade:
+        raise AssertionError
+
+
+@contextmanager
+def simulated_fleet(cluster: Cluster, loop: SimulatedLoop, retries: int) -> Iterator[Any]:
+    """The fleet's own code on the cluster."""
+
+    class Options:
+        def __init__(self, make: Callable[..., Any]) -> None:
+            self._make = make
+
+        def options(self, **options: Any) -> Any:
+            return SimpleNamespace(remote=partial(self._make, options))
+
+    def make_actor(options: dict[str, Any], *_: Any) -> Actor:
+        avoided = options.get("label_selector", {}).get("ray.io/node-id", "")
+        return Actor(cluster, avoided.removeprefix("!in(").removesuffix(")").split(","))
+
+    def make_pulse(options: dict[str, Any]) -> Pulse:
+        return Pulse(cluster, cluster.nodes.get(options["scheduling_strategy"].node_id))
+
+    async def put(trajectory: Trajectory) -> None:
+        cluster.delivered.append(trajectory)
+
+    async def here(function: Callable[[], Any]) -> Any:
+        return function()
+
+    clock = SimpleNamespace(monotonic=loop.time)
+    context = SimpleNamespace(get_node_id=lambda: HEAD, current_actor=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleet, "RolloutActor", Options(make_actor))
+        patch.setattr(node_watch, "NodePulse", Options(make_pulse))
+        patch.setattr(fleet, "draining_nodes", cluster.draining)
+        patch.setattr(fleet.asyncio, "to_thread", here)
+        patch.setattr(fleet, "time", clock)
+        patch.setattr(attempts, "time", clock)
+        patch.setattr(ray, "kill", cluster.kill)
+        patch.setattr(ray, "get_runtime_context", lambda: context)
+        fleet_class = fleet.RolloutFleet.__ray_metadata__.modified_class
+        pair = Pair(agent_class=GameAgent, agent_args={}, env_class=NeverMade, env_args={})
+        queue = SimpleNamespace(put_async=put, actor=None)
+        yield fleet_class(pair, None, queue, RolloutLimits(), FleetConfig(retries=retries))

@@ -1,0 +1,100 @@
+"""The fleet's own code on a simulated cluster of 200 nodes that join, drain, die, fall silent and return."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated_cluster import HEAD, Cluster, SimulatedLoop, simulated_fleet
+
+from actors.rollouts.rollout import RolloutRequest
+
+NUM_NODES, NUM_ACTORS, NUM_ROLLOUTS = 200, 220, 500
+LIMIT_SECONDS = 120.0
+"""By then all is delivered: a minute after the last event Ray has declared every silent node dead."""
+
+Event = tuple[str, float, int]
+"""What happens, how long after the event before, and a number that says where or how many."""
+events = st.lists(
+    st.tuples(
+        st.sampled_from(["join", "drain", "die", "cut", "return", "crash", "resize"]),
+        st.floats(0, 2),
+        st.integers(0, 2**16),
+    ),
+    max_size=12,
+)
+
+
+async def play(script: list[Event], cluster: Cluster, fleet: Any) -> None:
+    """Play a script while rollouts are under way; check after each event and at the end."""
+    ids = [f"group/{number:04d}" for number in range(NUM_ROLLOUTS)]
+    await fleet.resize(NUM_ACTORS)
+    await fleet.submit([RolloutRequest(rollout_id=each, group_id="group", task={}) for each in ids])
+    for kind, seconds, number in script:
+        await asyncio.sleep(seconds)
+        happen(kind, number, cluster)
+        if kind == "resize":
+            await fleet.resize(1 + number % (2 * NUM_ACTORS))
+        await check(cluster, fleet)
+    cluster.join()  # where all others have left
+    deadline = cluster.now + LIMIT_SECONDS
+    while len(cluster.delivered) < NUM_ROLLOUTS and cluster.now < deadline:
+        await asyncio.sleep(1)
+        await check(cluster, fleet)
+    assert sorted(each.rollout_id for each in cluster.delivered) == ids
+    assert not any(each.failed for each in cluster.delivered), "it was never the agent's"
+
+
+def happen(kind: str, number: int, cluster: Cluster) -> None:
+    """Let an event happen to one of the nodes, but the head: with that the run ends."""
+    others = sorted(name for name in cluster.nodes if name != HEAD)
+    if kind == "join":
+        cluster.join()
+    elif others and kind != "resize":
+        node = cluster.nodes[others[number % len(others)]]
+        match kind:
+            case "drain":
+                cluster.drain(node)
+            case "die":
+                cluster.die(node)
+            case "cut":
+                cluster.cut(node, 1000)
+            case "return":
+                cluster.cut(node, 1 + number % 30)
+            case "crash":
+                cluster.crash(node)
+
+
+async def check(cluster: Cluster, fleet: Any) -> None:
+    """What holds at any time; what holds when a rollout begins, ``Cluster.check_start`` checks."""
+    ids = [each.rollout_id for each in cluster.delivered]
+    assert len(ids) == len(set(ids)), "none is delivered twice"
+    status = await fleet.status()  # raises if one of the fleet's tasks has died
+    assert 0 <= status.num_running <= status.num_ready <= status.num_actors
+
+
+@pytest.mark.slow
+@given(script=events, seed=st.integers(0, 2**16))
+@settings(max_examples=20, deadline=None)
+def test_every_rollout_is_delivered_once_whatever_happens_to_the_nodes(script: list[Event], seed: int) -> None:
+    loop = SimulatedLoop()
+    asyncio.set_event_loop(loop)
+
+    async def simulate() -> None:
+        cluster = Cluster(random.Random(seed), NUM_NODES)
+        with simulated_fleet(cluster, loop, retries=20) as fleet:
+            await play(script, cluster, fleet)
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    try:
+        loop.run_until_complete(simulate())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
