@@ -142,7 +142,7 @@ def watch(run: Components, recovery: Recovery, ending: ExitStack) -> None:
         return trajectory | run.activity.seconds_since_results()
 
     def idle_seconds() -> float:
-        return min(time.monotonic() - run.activity.since, *progress().values())
+        return min([time.monotonic() - run.activity.since, *progress().values()])
 
     def pulse() -> Pulse:
         return Pulse(

@@ -185,7 +185,9 @@ class Cluster:
             able = [
                 node
                 for node in self.nodes.values()
-                if len(node.actors) < CAPACITY and node.draining_since is None and node.name not in actor.avoided
+                if len(node.actors) < CAPACITY
+                and node.draining_since is None
+                and node.name not in actor.avoided
             ]
             if able:
                 self.waiting.remove(actor)
@@ -259,7 +261,9 @@ class Cluster:
     def check_start(self, node: Node, rollout_id: str) -> None:
         """A rollout begins on ``node``."""
         if node.draining_since is not None:
-            assert self.now - node.draining_since < 2 * fleet.DRAIN_POLL_SECONDS, "no new work where a node leaves"
+            assert self.now - node.draining_since < 2 * fleet.DRAIN_POLL_SECONDS, (
+                "no new work where a node leaves"
+            )
         if node.silent_since is not None:
             limit = node_watch.SILENT_SECONDS + 3 * node_watch.BEAT_SECONDS
             assert self.now - node.silent_since < limit, "no new work where a node is silent"

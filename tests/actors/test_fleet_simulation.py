@@ -80,7 +80,9 @@ async def check(cluster: Cluster, fleet: Any) -> None:
 @pytest.mark.slow
 @given(script=events, seed=st.integers(0, 2**16))
 @settings(max_examples=20, deadline=None)
-def test_every_rollout_is_delivered_once_whatever_happens_to_the_nodes(script: list[Event], seed: int) -> None:
+def test_every_rollout_is_delivered_once_whatever_happens_to_the_nodes(
+    script: list[Event], seed: int
+) -> None:
     loop = SimulatedLoop()
     asyncio.set_event_loop(loop)
 

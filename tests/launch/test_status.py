@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from browser import Browser, chromium
 from conftest import free_port
 
 from actors.rollouts import service as rollout_service
+from actors.rollouts.fleet_report import ActorFailure
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.service import RolloutService
 from actors.settings import FleetConfig
@@ -107,12 +109,12 @@ def started(
     pair = Pair(agent_class=GameAgent, agent_args={}, env_class=env_class, env_args={})
     service = RolloutService(pair, lambda: ScriptedSampler(lambda _: "hello"), RolloutLimits(), fleet)
     service.start(2)
-    requests = [
-        RolloutRequest(rollout_id=f"00000000/{number:04d}", group_id="00000000", task={"seconds": seconds})
-        for number in range(num_requests)
-    ]
-    service.submit(requests)
+    service.submit([request(number, seconds) for number in range(num_requests)])
     return service
+
+
+def request(number: int, seconds: float) -> RolloutRequest:
+    return RolloutRequest(rollout_id=f"00000000/{number:04d}", group_id="00000000", task={"seconds": seconds})
 
 
 def test_an_environment_that_sleeps_is_named(ray_cluster: None) -> None:
@@ -135,11 +137,17 @@ class Broken(Sleepy):
 
 
 def test_the_youngest_failure_of_each_rollout_actor_is_told(ray_cluster: None) -> None:
-    service = started(0.0, 12, FleetConfig(num_actors=2, retries=0), Broken)
+    service = started(0.0, 1, FleetConfig(num_actors=2, retries=0), Broken)
+    numbers = itertools.count(1)
+
+    def failures_of_both() -> Sequence[ActorFailure]:
+        """Both have failed once both are up."""
+        service.submit([request(next(numbers), 0.0) for _ in range(4)])
+        fleet = inspect(pulse).fleet
+        return fleet.failures if fleet is not None and len(fleet.failures) == 2 else ()
+
     with told(service, PHRASES["time/wait"]) as pulse:
-        failures = within(
-            30, lambda: (fleet := inspect(pulse).fleet) and len(fleet.failures) == 2 and fleet.failures
-        )
+        failures = within(30, failures_of_both)
         assert {each.actor for each in failures} == {0, 1}
         # The cause is told by the process where it arose, and there it ends.
         processes = [each.error.strip().splitlines()[-1] for each in failures]
