@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from torch.distributed import TCPStore
 
 from actors.weights.store import PublishedWeights
@@ -98,13 +99,22 @@ class LearnerWorker(OpenedLater, VerlLearner):
         Raises:
             WeightTransportError: they cannot be read.
         """
-        asyncio.run(self._transport.fetch(published.version, published.location, self))
+        fetched = FetchedWeights()
+        asyncio.run(self._transport.fetch(published.version, published.location, fetched))
+        verl_weights.fill(self._tensors(), fetched.tensors.__getitem__)
         self.set_schedule(schedule)
 
+
+class FetchedWeights:
+    """Takes whole tensors from a transport, by name. (A rank with a coroutine would be an actor that runs
+    several calls at a time.)
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+
     async def load_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
-        """Take weights over from the transport. Collective."""
-        published = {name: tensor for bucket in buckets for name, tensor in bucket.tensors()}
-        verl_weights.fill(self._tensors(), published.__getitem__)
+        self.tensors = {name: tensor for bucket in buckets for name, tensor in bucket.tensors()}
 
 
 class CriticWorker(OpenedLater, VerlCritic):

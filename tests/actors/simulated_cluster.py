@@ -27,6 +27,8 @@ DECLARED_DEAD_SECONDS = 60.0
 """Ray takes so long to notice that a node's network was cut."""
 NOTICE_SECONDS = 30.0
 """A node that drains leaves after so long."""
+NOTICED_SECONDS = node_watch.SILENT_SECONDS + 3 * node_watch.BEAT_SECONDS
+"""After so long the fleet knows that a node is silent."""
 CAPACITY = 2
 """Rollout actors that a node has room for."""
 HEAD = "f" * 56
@@ -120,7 +122,7 @@ class Actor:
         """Ray has chosen a node for it, where it starts."""
         self.node = node
         node.actors.add(self)
-        seconds = self._cluster.rng.uniform(0.2, 2.0)
+        seconds = self._cluster.rng.uniform(0.2, 1.0)
         word = partial(_settle, self._is_up, node.name)
         asyncio.get_running_loop().call_later(seconds, self._say, node, word)
 
@@ -140,7 +142,7 @@ class Actor:
         cluster.check_start(node, request.rollout_id)
         self._calls = [each for each in self._calls if not each.done()] + [call]
         self.playing = request.rollout_id
-        seconds = cluster.rng.uniform(0.1, 3.0)
+        seconds = cluster.rng.uniform(1.0, 15.0)
         asyncio.get_running_loop().call_later(seconds, self._end, node, call, request)
         return call
 
@@ -256,6 +258,11 @@ class Cluster:
             min(node.actors, key=id).end()
             self.place_waiting()
 
+    def silent_seconds(self, name: str) -> float:
+        """For how long a node has been silent."""
+        node = self.nodes.get(name)
+        return 0.0 if node is None or node.silent_since is None else self.now - node.silent_since
+
     # -- what must hold ------------------------------------------------------------------------------
 
     def check_start(self, node: Node, rollout_id: str) -> None:
@@ -264,9 +271,7 @@ class Cluster:
             assert self.now - node.draining_since < 2 * fleet.DRAIN_POLL_SECONDS, (
                 "no new work where a node leaves"
             )
-        if node.silent_since is not None:
-            limit = node_watch.SILENT_SECONDS + 3 * node_watch.BEAT_SECONDS
-            assert self.now - node.silent_since < limit, "no new work where a node is silent"
+        assert self.silent_seconds(node.name) < NOTICED_SECONDS, "no new work where a node is silent"
         heard = [
             actor
             for each in self.nodes.values()

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_cluster import HEAD, Cluster, SimulatedLoop, simulated_fleet
+from simulated_cluster import HEAD, NOTICED_SECONDS, Cluster, SimulatedLoop, simulated_fleet
 
 from actors.rollouts.rollout import RolloutRequest
+from environments.types import TerminationReason
 
-NUM_NODES, NUM_ACTORS, NUM_ROLLOUTS = 200, 220, 500
+NUM_NODES, NUM_ACTORS, NUM_ROLLOUTS = 200, 200, 240
+MAX_STRUCK = 40
+"""Nodes to which the same happens at the same time."""
 LIMIT_SECONDS = 120.0
 """By then all is delivered: a minute after the last event Ray has declared every silent node dead."""
 
@@ -38,7 +41,7 @@ async def play(script: list[Event], cluster: Cluster, fleet: Any) -> None:
         await asyncio.sleep(seconds)
         happen(kind, number, cluster)
         if kind == "resize":
-            await fleet.resize(1 + number % (2 * NUM_ACTORS))
+            await fleet.resize(NUM_ACTORS // 4 + number % NUM_ACTORS)
         await check(cluster, fleet)
     cluster.join()  # where all others have left
     deadline = cluster.now + LIMIT_SECONDS
@@ -46,17 +49,19 @@ async def play(script: list[Event], cluster: Cluster, fleet: Any) -> None:
         await asyncio.sleep(1)
         await check(cluster, fleet)
     assert sorted(each.rollout_id for each in cluster.delivered) == ids
-    assert not any(each.failed for each in cluster.delivered), "it was never the agent's"
+    reasons = {each.termination_reason for each in cluster.delivered}
+    assert reasons == {TerminationReason.ENV_DONE}, "nothing of it was the agent's"
 
 
 def happen(kind: str, number: int, cluster: Cluster) -> None:
-    """Let an event happen to one of the nodes, but the head: with that the run ends."""
+    """Let an event happen to some of the nodes, but not to the head: with that the run ends."""
     others = sorted(name for name in cluster.nodes if name != HEAD)
-    if kind == "join":
-        cluster.join()
-    elif others and kind != "resize":
-        node = cluster.nodes[others[number % len(others)]]
+    first, count = number % max(1, len(others)), 1 + number % MAX_STRUCK
+    for name in others[first : first + count]:
+        node = cluster.nodes[name]
         match kind:
+            case "join":
+                cluster.join()
             case "drain":
                 cluster.drain(node)
             case "die":
@@ -73,13 +78,16 @@ async def check(cluster: Cluster, fleet: Any) -> None:
     """What holds at any time; what holds when a rollout begins, ``Cluster.check_start`` checks."""
     ids = [each.rollout_id for each in cluster.delivered]
     assert len(ids) == len(set(ids)), "none is delivered twice"
-    status = await fleet.status()  # raises if one of the fleet's tasks has died
+    report = await fleet.report()  # raises if one of the fleet's tasks has died
+    status = report.status
     assert 0 <= status.num_running <= status.num_ready <= status.num_actors
+    for rollout in report.in_play:
+        assert cluster.silent_seconds(rollout.node) < NOTICED_SECONDS, "it goes on elsewhere"
 
 
 @pytest.mark.slow
 @given(script=events, seed=st.integers(0, 2**16))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_rollout_is_delivered_once_whatever_happens_to_the_nodes(
     script: list[Event], seed: int
 ) -> None:
