@@ -1,0 +1,180 @@
+"""The policy server as a Ray Serve application: its settings as Serve has them, its start and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
+
+from actors.ray_tools.get_soon import answers
+from actors.ray_tools.placement import beside_driver
+from actors.sampling.directory import SamplerDirectory
+from actors.serving.autoscaling import autoscaling
+from actors.serving.keys import access_keys
+from actors.serving.policy_server import LOGGING, REPLICA_ENVIRONMENT, PolicyServer
+from actors.settings import MODEL_NAME, ServerConfig
+from environments.errors import SamplerError
+from policies.engines.base import engine_class
+
+GRACE_SECONDS = 2.0
+"""How long a replica may take to end: all do at the end of a program, whose clients know."""
+ANSWER_SECONDS = 60.0
+"""How long a replica that Serve has taken for one too many goes on with what it is answering."""
+END_SECONDS = 20.0
+"""How long the environments of conversations may take to close."""
+
+
+def start_serve(config: ServerConfig) -> None:
+    """Start Serve, with the address that outsiders are to have, unless it runs already.
+
+    Not by two threads at once: the second one would fail.
+    """
+    if config.http_port is None:
+        serve.start(proxy_location="Disabled")
+    else:
+        http_options = {"host": config.http_host, "port": config.http_port}
+        serve.start(http_options=http_options, logging_config=LOGGING)
+
+
+def policy_application(
+    model_path: str,
+    config: ServerConfig,
+    store: ray.actor.ActorHandle | None = None,
+    directory: ray.actor.ActorHandle | None = None,
+    model_name: str = MODEL_NAME,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    version: int = 0,
+    agents: Mapping[str, ray.actor.ActorHandle] | None = None,
+) -> serve.Application:
+    """The policy server as Serve runs it: for ``PolicyApp``, and for ``serve deploy``.
+
+    Args:
+        store: the ``WeightStore`` that the replicas follow; without one they serve ``model_path`` only.
+        directory: where sampling actors add themselves. A store comes with one.
+
+    The others, and what is raised, are those of ``PolicyApp``.
+    """
+    engine = engine_class(config.engine)
+    engine.check_config(config.engine, config.adapters)
+    keys = access_keys(config)
+    largest, grace_seconds = config.most_replicas, GRACE_SECONDS
+    number: dict[str, Any] = {"num_replicas": largest}
+    if config.max_replicas is not None:
+        grace_seconds = ANSWER_SECONDS
+        number = {"autoscaling_config": autoscaling(config.num_replicas, largest, config.tokens_per_replica)}
+    return PolicyServer.options(  # type: ignore[attr-defined]
+        **number,
+        ray_actor_options={
+            "num_cpus": config.num_cpus,
+            "num_gpus": config.engine.num_gpus,
+            "resources": dict(config.nodes.resources),
+            "label_selector": dict(config.nodes.labels),
+            "runtime_env": {"env_vars": {**engine.environment(config.engine), **REPLICA_ENVIRONMENT}},
+        },
+        logging_config=LOGGING,
+        graceful_shutdown_timeout_s=grace_seconds,
+        graceful_shutdown_wait_loop_s=0.2,
+        health_check_period_s=5,
+        health_check_timeout_s=10,  # three in a row and Serve replaces it: a stopped process too
+    ).bind(
+        model_path,
+        model_name,
+        config,
+        store,
+        directory,
+        dict(chat_template_kwargs or {}),
+        version,
+        keys,
+        dict(agents or {}),
+    )
+
+
+class PolicyApp:
+    """The policy server as one Serve application of this program, which owns what the replicas follow.
+
+    Args:
+        name: of the application; unique in the cluster.
+        model_path: folder that the engines start from.
+        store: the ``WeightStore`` that the replicas follow.
+        model_name: how OpenAI clients call the model.
+        chat_template_kwargs: options of the chat template for OpenAI clients, whose requests may set others.
+        version: of the policy that ``model_path`` holds.
+        agents: an ``AgentPool`` by the name under which clients ask for it, which begins with "agent/".
+
+    Raises:
+        ConfigError: ``config.engine`` names no engine, or has settings that this engine cannot act on; or
+            the address may not be served without a key.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model_path: str,
+        config: ServerConfig,
+        store: ray.actor.ActorHandle,
+        model_name: str = MODEL_NAME,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        version: int = 0,
+        agents: Mapping[str, ray.actor.ActorHandle] | None = None,
+    ) -> None:
+        self.name, self.agents = name, dict(agents or {})
+        self._directory = SamplerDirectory.options(**beside_driver()).remote()  # type: ignore[attr-defined]
+        self._bound = policy_application(
+            model_path,
+            config,
+            store,
+            self._directory,
+            model_name,
+            chat_template_kwargs,
+            version,
+            self.agents,
+        )
+        self._config, self._store = config, store
+
+    def start(self) -> None:
+        """Deploy and wait until all replicas, and agents if there are any, are ready.
+
+        Raises:
+            TroupeError: what has kept a replica from starting.
+        """
+        config = self._config
+        start_serve(config)
+        route = None if config.http_port is None else "/"
+        try:
+            serve.run(self._bound, name=self.name, route_prefix=route)
+        except (RuntimeError, RayServeException) as error:
+            self.check_replicas()  # whose own words say more than Serve's
+            raise SamplerError(f"The policy server did not start: {error}") from error
+        try:
+            ray.get([pool.open.remote() for pool in self.agents.values()])
+        except RayTaskError as error:  # Ray's wrapper around it
+            raise error.cause from error
+
+    def wait_for_version(self, version: int) -> None:
+        """Return when every running replica serves ``version`` or a newer one."""
+        serve.get_app_handle(self.name).broadcast("serve_version", version).results()
+
+    def check_replicas(self) -> None:
+        """Raise the error that replicas have reported, if there was one: see ``WeightStore.report``."""
+        try:
+            answers([self._store.check_followers.remote()], "The weight store")
+        except RayTaskError as error:  # Ray's wrapper around it
+            raise error.cause from error
+
+    def end_conversations(self) -> None:
+        """Close the environments that wait for a client's next message. Agents answer nothing afterwards."""
+        with suppress(RayError):  # a pool has died, or never started
+            ray.get([pool.end.remote() for pool in self.agents.values()], timeout=END_SECONDS)
+
+    def stop(self) -> None:
+        """Take this application down, if it was ever up; Serve itself, and other applications, stay."""
+        self.end_conversations()
+        with suppress(RayServeException):  # no Serve
+            serve.delete(self.name)
+        for actor in (self._directory, *self.agents.values()):
+            ray.kill(actor)
