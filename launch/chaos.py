@@ -1,148 +1,157 @@
-"""``python -m launch.chaos kill learner --below PID``: end one process of a running job, to see what it does.
+"""``python -m launch.chaos``: kill and stop processes of a running job, to see what it does.
 
     python -m launch.chaos                          what runs on this node, by role
     python -m launch.chaos kill replica --below 42  SIGKILL to one of them, drawn at random
     python -m launch.chaos stop actor --below 42    SIGSTOP to one of them
     python -m launch.chaos go-on actor --below 42   SIGCONT to one of them
+    python -m launch.chaos storm --below 42 --every 5 --minutes 10
+                                                    kill, stop and slow down what chance chooses, then check
+                                                    the run's folder
 
-Only processes of this node are seen. A signal always needs ``--below``, so that it never meets the run of
-somebody else: the driver of a run that has started its own Ray, or the raylet of a cluster's node.
+What strikes needs ``--below``, so that it never meets the run of somebody else: the driver of a run that has
+started its own Ray, or the raylet of a cluster's node. Only processes of this node are seen: raise a storm on
+each node of a cluster. No network is cut off.
+
+A storm waits until the run has made an update. Then it kills what a run goes on without, a learner as often
+as learner.max_recoveries allows, and stops and slows down everything. Roles of --kill are killed too: a run
+ends without them, so let something start it again, and name that:
+sh -c 'until python -m launch.train ... run.resume=true; do :; done'.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
-import psutil
-
-from environments.errors import ConfigError, TroupeError
-
-ROLES = {
-    "driver": r"\S*python\S* (-\S+ )*(-m launch\.|\S*/troupe )train( |$)",
-    "learner": r"ray::LearnerWorker\b",
-    "critic": r"ray::CriticWorker\b",
-    "replica": r"ray::ServeReplica:.*:PolicyServer\b",
-    "queue": r"ray::_QueueActor\b",
-    "fleet": r"ray::RolloutFleet\b",
-    "actor": r"ray::RolloutActor\b",
-    "sampler": r"ray::SamplerActor\b",
-    "store": r"ray::WeightStore\b",
-    "directory": r"ray::SamplerDirectory\b",
-    "controller": r"ray::ServeController\b",
-    "proxy": r"ray::ProxyActor\b",
-    "raylet": r"\S*/raylet ",
-    "gcs": r"\S*/gcs_server ",
-}
-"""What the command line of a process of each role starts with. Ray writes its actors' there."""
+from environments.errors import TroupeError
+from launch.health.audit import SCORE, RunRecords, audit, is_complete, num_planned, read_run, score_reached
+from launch.health.members import ROLES, members, strike
+from launch.health.storm import (
+    ENDING,
+    Family,
+    Record,
+    Storm,
+    goes_on,
+    num_updates,
+    rage,
+    wait_for_end,
+    wait_for_updates,
+)
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "go-on": signal.SIGCONT}
+COUNTED = (
+    "stream/retries",
+    "stream/resumed_turns",
+    "stream/wasted_tokens_replayed",
+    "stream/wasted_tokens_unwanted",
+)
+"""Metrics whose sums say what a storm has cost."""
 
 
-@dataclass(frozen=True, order=True)
-class Member:
-    """A process of a run: its role, its id, and whether it was stopped."""
-
-    role: str
-    pid: int
-    stopped: bool = False
-
-
-def role_of(command_line: str) -> str | None:
-    """The role of a process by its command line, or None if it is none of Troupe's."""
-    return next((role for role, pattern in ROLES.items() if re.match(pattern, command_line)), None)
-
-
-def members(below: int | None = None) -> list[Member]:
-    """The living processes of this node that have a role, sorted.
-
-    Args:
-        below: only this process and those that descend from it.
-
-    Raises:
-        ConfigError: there is no process ``below``.
-    """
-    return sorted(_members(below))
-
-
-def _members(below: int | None) -> Iterator[Member]:
-    for process in _processes(below):
-        try:
-            role, status = role_of(" ".join(process.cmdline())), process.status()
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue  # it ended while we looked, or is somebody else's
-        if role is not None and status != psutil.STATUS_ZOMBIE:
-            yield Member(role, process.pid, status == psutil.STATUS_STOPPED)
+def storm(options: argparse.Namespace) -> int:
+    """Raise a storm and check the run; return 0 if it is sound, else 1."""
+    family = Family(options.below)
+    folder = options.run or family.folder()
+    settings = read_run(folder).settings
+    seed = random.randrange(2**31) if options.seed is None else options.seed
+    raging = Storm(settings, options.roles, options.kill, random.Random(seed))
+    _say(
+        f"A storm over process {options.below}, {folder}: {options.minutes:g} min, a blow every "
+        f"{options.every:g} s, --seed {seed}.\n{raging.describe()}\n"
+        "Processes of other nodes are not seen, and no network is cut off."
+    )
+    wait_for_updates(family, folder)
+    record = rage(raging, family, folder, options.every, 60 * options.minutes, _say)
+    findings = [goes_on(family, partial(num_updates, folder), num_planned(settings))]
+    if options.wait:
+        wait_for_end(family)
+    run = read_run(folder)
+    _say_what_it_cost(record, run)
+    findings += audit(run)
+    if options.score is not None:
+        findings.append(score_reached(run, options.score))
+    if not family.is_alive():
+        findings += [is_complete(run), family.left_over()]
+    for finding in findings:
+        _say(f"{'sound  ' if finding.is_sound else 'BROKEN '} {finding.text}")
+    return 0 if all(finding.is_sound for finding in findings) else 1
 
 
-def _processes(below: int | None) -> list[psutil.Process]:
-    if below is None:
-        return list(psutil.process_iter())
-    try:
-        root = psutil.Process(below)
-        return [root, *root.children(recursive=True)]
-    except (
-        psutil.NoSuchProcess,
-        ValueError,
-        OverflowError,
-    ) as error:  # the last two: no process has such an id
-        raise ConfigError(
-            f"--below {below}: there is no such process. `python -m launch.chaos` lists what runs."
-        ) from error
+def _say_what_it_cost(record: Record, run: RunRecords) -> None:
+    blows = ", ".join(f"{count} x {blow}" for blow, count in sorted(record.blows.items()))
+    _say(f"{record.blows.total()} blows: {blows or 'none'}")
+    _say(
+        f"{record.num_updates - record.num_updates_before} updates in the storm, "
+        f"{record.longest_pause:.0f} s without one at most"
+    )
+    for name in COUNTED:
+        _say(f"{name}: {sum(each.get(name, 0) for each in run.metrics):g}")
+    scores = [f"{each[SCORE]:.3f} after {each['step']}" for each in run.metrics if SCORE in each]
+    _say(f"held-out success: {', '.join(scores) or 'no evaluation yet'}")
 
 
-def choose(present: Sequence[Member], role: str, rng: random.Random) -> Member:
-    """One of the members of ``role``. Raises ``ConfigError`` if there is none."""
-    candidates = [member for member in present if member.role == role]
-    if not candidates:
-        running = ", ".join(sorted({member.role for member in present})) or "nothing of Troupe's"
-        raise ConfigError(f"There is no {role} below that process on this node; there is: {running}.")
-    return rng.choice(candidates)
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
-def strike(role: str, signal_number: signal.Signals, below: int, rng: random.Random) -> Member:
-    """Send a signal to one process of ``role``, ``below`` or one of its descendants; return which it was.
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    below = argparse.ArgumentParser(add_help=False)
+    below.add_argument(
+        "--below", type=int, required=True, metavar="PID", help="only this process and its descendants"
+    )
+    below.add_argument("--seed", type=int, help="of the choice among many")
+    whole = argparse.ArgumentParser(
+        prog="python -m launch.chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    deeds = whole.add_subparsers(dest="deed")
+    shown = deeds.add_parser("list", help="what runs on this node, by role")
+    shown.add_argument("--below", type=int, metavar="PID", help="only this process and its descendants")
+    for deed, number in SIGNALS.items():
+        struck = deeds.add_parser(deed, parents=[below], help=f"{number.name} to one process")
+        struck.add_argument("role", choices=tuple(ROLES))
+    stormy = deeds.add_parser("storm", parents=[below], help="many blows, and a look at what came of them")
+    stormy.add_argument(
+        "--run", type=Path, metavar="FOLDER", help="run.directory; default: what that run holds"
+    )
+    stormy.add_argument("--every", type=_positive, default=5.0, metavar="SECONDS", help="between two blows")
+    stormy.add_argument("--minutes", type=_positive, default=10.0)
+    stormy.add_argument("--roles", nargs="+", default=list(ROLES), choices=ROLES, help="strike these alone")
+    stormy.add_argument("--kill", nargs="+", default=[], choices=ENDING, help="roles that are killed too")
+    stormy.add_argument("--score", type=float, help="least held-out success of the newest evaluation")
+    stormy.add_argument("--wait", action="store_true", help="check when the run has ended, its processes too")
+    whole.set_defaults(deed="list", below=None)
+    return whole
 
-    Raises:
-        ConfigError: there is no such process.
-    """
-    member = choose(members(below), role, rng)
-    try:
-        psutil.Process(member.pid).send_signal(signal_number)
-    except psutil.NoSuchProcess as error:
-        raise ConfigError(f"The {role} {member.pid} has just ended by itself: try again.") from error
-    return member
+
+def _positive(text: str) -> float:
+    if not (number := float(text)) > 0:
+        raise argparse.ArgumentTypeError(f"{text} has to be above 0")
+    return number
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; return its exit status: 0 done, 2 not done, for a reason that was printed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m launch.chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("deed", nargs="?", default="list", choices=("list", *SIGNALS))
-    parser.add_argument("role", nargs="?", choices=tuple(ROLES))
-    parser.add_argument("--below", type=int, metavar="PID", help="only this process and its descendants")
-    parser.add_argument("--seed", type=int, help="of the choice among many")
-    options = parser.parse_args(arguments)
-    strikes = options.deed != "list"
-    if strikes and (options.role is None or options.below is None):
-        parser.error(f"{options.deed} needs a role and --below PID, the process whose run is meant")
-    if not strikes and options.role is not None:
-        parser.error("list takes no role: it names all")
+    """Run the command; return its exit status: 0 done, 1 a storm has broken the run, 2 not done, for a reason
+    that was printed.
+    """
+    options = parser().parse_args(arguments)
     try:
-        if strikes:
-            rng = random.Random(options.seed)
-            member = strike(options.role, SIGNALS[options.deed], options.below, rng)
-            sys.stdout.write(f"{SIGNALS[options.deed].name} to the {member.role} {member.pid}.\n")
-        else:
-            for member in members(options.below):
+        present = members(options.below)
+        if options.deed == "storm":
+            return storm(options)
+        if options.deed == "list":
+            for member in present:
                 state = "  (stopped)" if member.stopped else ""
                 sys.stdout.write(f"{member.role:<10}  {member.pid}{state}\n")
+        else:
+            signal_number = SIGNALS[options.deed]
+            member = strike(options.role, signal_number, options.below, random.Random(options.seed))
+            sys.stdout.write(f"{signal_number.name} to the {member.role} {member.pid}.\n")
     except TroupeError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 2

@@ -18,8 +18,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.rollouts.service import NAMESPACE, STREAM_CAPACITY
 from environments.errors import ConfigError
-from launch.chaos import members
 from launch.health.heartbeat import Pulse
+from launch.health.members import members
 from launch.health.run_state import Process, RunState
 
 ANSWER_SECONDS = 2.0

@@ -1,0 +1,173 @@
+"""Checks what the folder of a run tells: ``launch.chaos storm`` and tests ask whether a run is sound."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from environments.errors import TroupeError
+from launch.reporting.metrics import FRESH_MISMATCH
+from launch.reporting.tracker import SETTINGS, read_metrics
+from launch.run_folder.consumed_log import Consumed, read_consumed_log
+from launch.run_folder.trajectory_log import TRAIN, TRAINED, kept_steps, read_kept
+
+SCORE = "eval/reward_mean"
+MOST_NAMED = 5
+"""Rollouts that a finding names; of the others it says how many they are."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was checked, what was seen, and whether it is as it has to be."""
+
+    is_sound: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """What a run has written so far about what it did.
+
+    ``settings`` are the run's, ``metrics`` a record of each update and evaluation, ``versions`` those of the
+    tokens of each rollout that was trained on and is kept, turn by turn.
+    """
+
+    settings: dict[str, Any]
+    consumed: list[Consumed]
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    versions: dict[str, list[int]] = field(default_factory=dict)
+
+
+def read_run(directory: Path) -> RunRecords:
+    """The records of the run in ``directory``. Raises ``TroupeError`` if there are none yet."""
+    try:
+        settings = yaml.safe_load((directory / SETTINGS).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise TroupeError(
+            f"{directory} has no {SETTINGS}: name the folder of a run, which is its run.directory."
+        ) from error
+    versions = {
+        kept.trajectory.rollout_id: [
+            version
+            for step in kept.trajectory.steps
+            if step.completion is not None
+            for version in step.completion.token_versions
+        ]
+        for step in kept_steps(directory, TRAIN)
+        for kept in read_kept(directory, TRAIN, step)
+        if kept.fate == TRAINED
+    }
+    return RunRecords(settings, read_consumed_log(directory), read_metrics(directory), versions)
+
+
+def audit(run: RunRecords) -> list[Finding]:
+    """All checks of a run: it may still be going on."""
+    return [check(run) for check in CHECKS]
+
+
+def each_rollout_once(run: RunRecords) -> Finding:
+    """No update consumes a rollout that one has consumed already."""
+    counts = Counter(_consumed(run))
+    twice = [rollout_id for rollout_id, count in counts.items() if count > 1]
+    return _finding(
+        twice, f"{len(counts)} rollouts were used in {len(run.consumed)} updates, each once", "used twice"
+    )
+
+
+def no_rollout_lost(run: RunRecords) -> Finding:
+    """The groups are those of the tasks in their order, with all of their members."""
+    ids = set(_consumed(run))
+    num_groups = max((int(rollout_id.partition("/")[0]) + 1 for rollout_id in ids), default=0)
+    num_members = int(run.settings["rollout"]["group_size"])
+    wanted = (f"{group:08d}/{member:04d}" for group in range(num_groups) for member in range(num_members))
+    lost = [rollout_id for rollout_id in wanted if rollout_id not in ids]
+    return _finding(lost, f"no rollout of the {num_groups} groups so far is missing", "missing")
+
+
+def staleness_within_bound(run: RunRecords) -> Finding:
+    """No update has learned from a token that was older than it may be."""
+    bound, seen = int(run.settings["rollout"]["max_staleness"]), _by_step(run, "stream/staleness_max")
+    too_old = [f"update {step} ({staleness:g})" for step, staleness in seen.items() if staleness > bound]
+    most = max(seen.values(), default=0)
+    return _finding(too_old, f"staleness was {most:g} at most, of {bound} allowed", "too old")
+
+
+def versions_ascend(run: RunRecords) -> Finding:
+    """Within an episode the policy only becomes newer: nothing was sampled by an engine that fell back."""
+    backwards = [rollout_id for rollout_id, versions in run.versions.items() if versions != sorted(versions)]
+    return _finding(backwards, f"versions ascend within all {len(run.versions)} kept rollouts", "fell back")
+
+
+def tokens_are_of_their_version(run: RunRecords) -> Finding:
+    """Learner and engine agree on the log-probabilities of tokens that the present weights have sampled."""
+    alarm = float(run.settings["learner"]["mismatch_alarm"])
+    seen = _by_step(run, FRESH_MISMATCH)
+    off = [f"update {step} ({difference:.2g})" for step, difference in seen.items() if difference > alarm]
+    most = max(seen.values(), default=0.0)
+    text = (
+        f"the learner finds the log-probabilities of {len(seen)} updates again, within {most:.1g} on average"
+    )
+    return _finding(off, text, "sampled by other weights than they say")
+
+
+def updates_were_made(run: RunRecords) -> Finding:
+    """There is something to judge a run by."""
+    if run.consumed:
+        return Finding(True, f"{run.consumed[-1]['step']} updates were made")
+    return Finding(False, "no update was made: there is nothing to judge the run by")
+
+
+def is_complete(run: RunRecords) -> Finding:
+    """A run that has ended has made all of its updates. For one that was not interrupted by a person."""
+    made, planned = max((record["step"] for record in run.consumed), default=0), num_planned(run.settings)
+    text = f"the run has ended after {made} of {planned} updates"
+    return Finding(True, text) if made >= planned else Finding(False, f"{text}: its last lines say why")
+
+
+def score_reached(run: RunRecords, score: float) -> Finding:
+    """The newest evaluation has a success of at least ``score``."""
+    scores = [record[SCORE] for record in run.metrics if SCORE in record]
+    if not scores:
+        return Finding(False, f"no evaluation is recorded, and {score:g} was asked for: set evaluation.every")
+    return Finding(scores[-1] >= score, f"held-out success is {scores[-1]:.3f}, {score:g} was asked for")
+
+
+def num_planned(settings: dict[str, Any]) -> int:
+    """Updates of the stages that roll out. A stage of somebody's own is not counted."""
+    sections = {"reinforce": "run", "expert_iteration": "expert_iteration"}
+    return sum(
+        int(settings[sections[stage]]["num_steps"]) for stage in settings["stages"] if stage in sections
+    )
+
+
+CHECKS: tuple[Callable[[RunRecords], Finding], ...] = (
+    each_rollout_once,
+    no_rollout_lost,
+    staleness_within_bound,
+    versions_ascend,
+    tokens_are_of_their_version,
+    updates_were_made,
+)
+
+
+def _by_step(run: RunRecords, name: str) -> dict[int, float]:
+    return {int(record["step"]): record[name] for record in run.metrics if name in record}
+
+
+def _consumed(run: RunRecords) -> Iterator[str]:
+    for record in run.consumed:
+        yield from record["trained"]
+        for dropped in record["dropped"].values():
+            yield from dropped
+
+
+def _finding(wrong: list[str], sound: str, fault: str) -> Finding:
+    if not wrong:
+        return Finding(True, sound)
+    more = f" and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
+    return Finding(False, f"{fault}: {', '.join(wrong[:MOST_NAMED])}{more}")

@@ -1,0 +1,106 @@
+"""The processes of a run by their roles: ``launch.chaos`` strikes them, ``launch.status`` names them."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from environments.errors import ConfigError
+
+ROLES = {
+    "driver": r"\S*python\S* (-\S+ )*(-m launch\.|\S*/troupe )train( |$)",
+    "learner": r"ray::LearnerWorker\b",
+    "critic": r"ray::CriticWorker\b",
+    "replica": r"ray::ServeReplica:.*:PolicyServer\b",
+    "queue": r"ray::_QueueActor\b",
+    "fleet": r"ray::RolloutFleet\b",
+    "actor": r"ray::RolloutActor\b",
+    "sampler": r"ray::SamplerActor\b",
+    "store": r"ray::WeightStore\b",
+    "directory": r"ray::SamplerDirectory\b",
+    "controller": r"ray::ServeController\b",
+    "proxy": r"ray::ProxyActor\b",
+    "raylet": r"\S*/raylet ",
+    "gcs": r"\S*/gcs_server ",
+}
+"""What the command line of a process of each role starts with. Ray writes its actors' there."""
+
+
+@dataclass(frozen=True, order=True)
+class Member:
+    """A process of a run: its role, its id, and whether it was stopped."""
+
+    role: str
+    pid: int
+    stopped: bool = False
+
+
+def role_of(command_line: str) -> str | None:
+    """The role of a process by its command line, or None if it is none of Troupe's."""
+    return next((role for role, pattern in ROLES.items() if re.match(pattern, command_line)), None)
+
+
+def members(below: int | None = None) -> list[Member]:
+    """The living processes of this node that have a role, sorted.
+
+    Args:
+        below: only this process and those that descend from it.
+
+    Raises:
+        ConfigError: there is no process ``below``.
+    """
+    return sorted(_members(below))
+
+
+def _members(below: int | None) -> Iterator[Member]:
+    for process in _processes(below):
+        try:
+            role, status = role_of(" ".join(process.cmdline())), process.status()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue  # it ended while we looked, or is somebody else's
+        if role is not None and status != psutil.STATUS_ZOMBIE:
+            yield Member(role, process.pid, status == psutil.STATUS_STOPPED)
+
+
+def _processes(below: int | None) -> list[psutil.Process]:
+    if below is None:
+        return list(psutil.process_iter())
+    try:
+        root = psutil.Process(below)
+        return [root, *root.children(recursive=True)]
+    except (
+        psutil.NoSuchProcess,
+        ValueError,
+        OverflowError,
+    ) as error:  # the last two: no process has such an id
+        raise ConfigError(
+            f"--below {below}: there is no such process. `python -m launch.chaos` lists what runs."
+        ) from error
+
+
+def choose(present: Sequence[Member], role: str, rng: random.Random) -> Member:
+    """One of the members of ``role``. Raises ``ConfigError`` if there is none."""
+    candidates = [member for member in present if member.role == role]
+    if not candidates:
+        running = ", ".join(sorted({member.role for member in present})) or "nothing of Troupe's"
+        raise ConfigError(f"There is no {role} below that process on this node; there is: {running}.")
+    return rng.choice(candidates)
+
+
+def strike(role: str, signal_number: signal.Signals, below: int, rng: random.Random) -> Member:
+    """Send a signal to one process of ``role``, ``below`` or one of its descendants; return which it was.
+
+    Raises:
+        ConfigError: there is no such process.
+    """
+    member = choose(members(below), role, rng)
+    try:
+        psutil.Process(member.pid).send_signal(signal_number)
+    except psutil.NoSuchProcess as error:
+        raise ConfigError(f"The {role} {member.pid} has just ended by itself: try again.") from error
+    return member

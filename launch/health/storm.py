@@ -1,0 +1,287 @@
+"""A storm over a running job: its processes are killed, stopped and slowed down, chosen at random.
+
+``launch.chaos storm`` raises one, to see whether a run keeps its promises; ``audit`` says so afterwards.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from environments.errors import ConfigError
+from launch.health.audit import Finding
+from launch.health.members import ROLES, Member, members
+from launch.health.recoveries import Recoveries
+from launch.run_folder.checkpoint import CheckpointFolder
+from launch.run_folder.consumed_log import read_consumed_log
+from launch.run_folder.lock import LOCK
+
+KILL, STOP, SLOW = "kill", "stop", "slow"
+DEEDS = (KILL, STOP, SLOW)
+STOP_SECONDS = 3.0
+"""How long a process is stopped."""
+SLOW_SECONDS, PULSE_SECONDS = 4.0, 0.2
+"""How long a process is slowed down: it is stopped and let go on in turns, each for so long."""
+ENDING = ("driver", "fleet", "queue", "store", "directory", "raylet", "gcs")
+"""Roles without which a run ends, by a sentence that names them: they are killed only on demand."""
+LEARNING = ("learner", "critic")
+"""Roles that a run goes on without as often as its settings of recovery say."""
+END_SECONDS = 30.0
+"""What the processes of a run get to be gone once its driver is."""
+CALM_SECONDS = 120.0
+"""What a run gets for its next update when the storm is over."""
+LOOK_SECONDS = 1.0
+"""Between two looks at a run that is waited for."""
+
+
+@dataclass(frozen=True)
+class Blow:
+    """Something that is done to one process."""
+
+    deed: str
+    member: Member
+
+    def __str__(self) -> str:
+        how = {
+            KILL: "killed (SIGKILL)",
+            STOP: f"stopped for {STOP_SECONDS:g} s",
+            SLOW: f"slowed down for {SLOW_SECONDS:g} s",
+        }
+        return f"{self.member.role} {self.member.pid} {how[self.deed]}"
+
+    def fall(self) -> None:
+        """Do it; return when it is over. A process that ends meanwhile is left alone."""
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.member.pid)
+            if self.deed == KILL:
+                process.kill()
+            elif self.deed == STOP:
+                _pause(process, STOP_SECONDS)
+            else:
+                end = time.monotonic() + SLOW_SECONDS
+                while time.monotonic() < end:
+                    _pause(process, PULSE_SECONDS)
+                    time.sleep(PULSE_SECONDS)
+
+
+def _pause(process: psutil.Process, seconds: float) -> None:
+    process.suspend()
+    try:
+        time.sleep(seconds)
+    finally:
+        process.resume()
+
+
+class Storm:
+    """Chooses blows: first a deed, then a role that can bear it, then one of its processes.
+
+    Args:
+        settings: the run's, of which those of its recovery say how often its learner may be killed.
+        roles: those that are struck.
+        killed: roles of ``ENDING`` that are killed too, because whoever watches the run starts it again.
+        rng: draws.
+    """
+
+    def __init__(
+        self, settings: dict[str, Any], roles: Collection[str], killed: Collection[str], rng: random.Random
+    ) -> None:
+        self._most, self._minutes = (
+            settings["learner"][name] for name in ("max_recoveries", "recovery_minutes")
+        )
+        self._recoveries = Recoveries(self._most, self._minutes)
+        self._roles, self._killed, self._rng = set(roles), set(killed), rng
+
+    def describe(self) -> str:
+        """What it does to which roles, and which it leaves alone, as lines."""
+        roles = [role for role in ROLES if role in self._roles]
+        spared = [role for role in roles if role in ENDING and role not in self._killed]
+        lines = {
+            "Killed, stopped and slowed down": [role for role in roles if role not in spared],
+            "Stopped and slowed down only, for a run ends without them (--kill kills them too)": spared,
+            "Left alone, for --roles does not name them": [role for role in ROLES if role not in roles],
+        }
+        told = [f"{how}: {', '.join(those)}." for how, those in lines.items() if those]
+        if self._roles & set(LEARNING):
+            told.append(
+                f"A learner is killed {self._most} times in {self._minutes:g} min at most "
+                "(learner.max_recoveries, learner.recovery_minutes): once more, and the run would end. "
+                "Before the first checkpoint it is not: the run would begin anew (run.checkpoint_every)."
+            )
+        return "\n".join(told)
+
+    def next_blow(self, present: Sequence[Member], now: float, has_checkpoint: bool) -> Blow | None:
+        """A blow to one of ``present`` at the time ``now`` in seconds; ``None`` if nothing can bear one.
+
+        Args:
+            has_checkpoint: whether the run can go on without its learner, rather than begin anew.
+        """
+        deeds = list(DEEDS)
+        self._rng.shuffle(deeds)
+        for deed in deeds:
+            roles = sorted({member.role for member in present if self._bears(member, deed)})
+            self._rng.shuffle(roles)
+            for role in roles:
+                if deed == KILL and role in LEARNING and not (has_checkpoint and self._recoveries.allow(now)):
+                    continue
+                candidates = [member for member in present if member.role == role and not member.stopped]
+                return Blow(deed, self._rng.choice(candidates))
+        return None
+
+    def _bears(self, member: Member, deed: str) -> bool:
+        if member.stopped or member.role not in self._roles:
+            return False
+        return deed != KILL or member.role not in ENDING or member.role in self._killed
+
+
+def _lives(process: psutil.Process) -> bool:
+    """Whether it still runs: one that has ended stays as a zombie until its parent asks for its status."""
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+class Family:
+    """The process below which a run lives, and all that have descended from it: none is forgotten.
+
+    Raises:
+        ConfigError: there is no such process.
+    """
+
+    def __init__(self, below: int) -> None:
+        members(below)  # it names the remedy
+        self.below = below
+        self._root = psutil.Process(below)
+        self._seen = {self._root}
+
+    def is_alive(self) -> bool:
+        """Whether the first of them lives. Its descendants are noted."""
+        with suppress(psutil.NoSuchProcess):
+            self._seen.update(self._root.children(recursive=True))
+        return _lives(self._root)
+
+    def present(self) -> list[Member]:
+        """Those with a role that live; none if the first of them has just ended."""
+        with suppress(ConfigError):
+            return members(self.below)
+        return []
+
+    def folder(self) -> Path:
+        """The run's folder: the one whose lock one of these processes holds.
+
+        Raises:
+            ConfigError: none of them holds one.
+        """
+        for process in [self._root, *self._root.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                for file in process.open_files():
+                    if Path(file.path).name == LOCK:
+                        return Path(file.path).parent
+        raise ConfigError(
+            f"No process below {self.below} holds the folder of a run: name that folder with --run, or wait "
+            "until the run has said where it is."
+        )
+
+    def left_over(self, seconds: float = END_SECONDS) -> Finding:
+        """Whether all of them have ended, for which they get so many ``seconds``."""
+        left = [each for each in psutil.wait_procs(self._seen, timeout=seconds)[1] if _lives(each)]
+        if not left:
+            return Finding(True, f"of {len(self._seen)} processes none is left")
+        return Finding(False, "left: " + ", ".join(f"{each.pid} ({each.name()})" for each in left))
+
+
+@dataclass
+class Record:
+    """What happened in a storm: blows by deed and role, and the updates that the run has made in it."""
+
+    num_updates_before: int
+    num_updates: int
+    blows: Counter[str] = field(default_factory=Counter)
+    longest_pause: float = 0.0
+    """Most seconds between two blows at which the number of updates differed."""
+
+
+def num_updates(folder: Path) -> int:
+    """How many updates the run in ``folder`` has made."""
+    return max((record["step"] for record in read_consumed_log(folder)), default=0)
+
+
+def wait_for_updates(family: Family, folder: Path) -> None:
+    """Return when the run has made an update: before it there is no rollout to lose.
+
+    Raises:
+        ConfigError: the run has ended before.
+    """
+    while num_updates(folder) == 0:
+        if not family.is_alive():
+            raise ConfigError(
+                f"Process {family.below} has ended before its first update: its output says why."
+            )
+        time.sleep(LOOK_SECONDS)
+
+
+def rage(
+    storm: Storm,
+    family: Family,
+    folder: Path,
+    every: float,
+    seconds: float,
+    say: Callable[[str], None],
+) -> Record:
+    """Strike every so many seconds, for ``seconds`` or until the run in ``folder`` has ended."""
+    start = moved = time.monotonic()
+    record, checkpoints = Record(num_updates(folder), num_updates(folder)), CheckpointFolder(folder, kept=1)
+    with suppress(KeyboardInterrupt):  # the storm is over, and the run is looked at
+        for number in range(int(seconds / every)):
+            time.sleep(max(0.0, start + number * every - time.monotonic()))
+            present = family.present()
+            if not family.is_alive():
+                say(f"Process {family.below} has ended.")
+                break
+            now = time.monotonic()
+            if (made := num_updates(folder)) != record.num_updates:
+                record.num_updates, moved = made, now
+            record.longest_pause = max(record.longest_pause, now - moved)
+            blow = storm.next_blow(present, now, checkpoints.latest() is not None)
+            if blow is not None:
+                say(f"[{now - start:6.1f} s] {blow}")
+                record.blows[f"{blow.deed} {blow.member.role}"] += 1
+                blow.fall()
+    record.num_updates = num_updates(folder)
+    return record
+
+
+def goes_on(
+    family: Family, made: Callable[[], int], num_planned: int, seconds: float = CALM_SECONDS
+) -> Finding:
+    """Whether a run makes another update after the storm, unless it has ended or made all ``num_planned``.
+
+    Args:
+        made: asks how many updates it has made.
+    """
+    start, fewest = time.monotonic(), made()
+    while family.is_alive() and fewest < num_planned:
+        waited, now = time.monotonic() - start, made()
+        if now > fewest:
+            return Finding(True, f"the run goes on: the next update came {waited:.0f} s after the storm")
+        if waited >= seconds:
+            return Finding(
+                False, f"no update within {seconds:g} s after the storm: ask `python -m launch.status` why"
+            )
+        fewest = now  # a run that went on from its checkpoint has fewer again
+        time.sleep(LOOK_SECONDS)
+    return Finding(True, "the run did not wait for anything after the storm: it has ended or is at its end")
+
+
+def wait_for_end(family: Family) -> None:
+    """Return when the run has ended, or with Ctrl-C."""
+    with suppress(KeyboardInterrupt):
+        while family.is_alive():
+            time.sleep(LOOK_SECONDS)

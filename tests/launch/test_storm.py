@@ -1,0 +1,325 @@
+"""``launch.chaos storm`` strikes what a run can bear, and finds what a run has done wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from launch import chaos
+from launch.health.audit import RunRecords, audit, read_run, score_reached
+from launch.health.members import ROLES, Member
+from launch.health.storm import DEEDS, ENDING, KILL, Family, Storm, goes_on, wait_for_end
+
+SETTINGS: dict[str, Any] = {
+    "rollout": {"group_size": 2, "max_staleness": 1},
+    "learner": {"max_recoveries": 2, "recovery_minutes": 10.0, "mismatch_alarm": 1e-3},
+}
+SOUND = RunRecords(
+    settings=SETTINGS,
+    consumed=[
+        {"step": 1, "trained": ["00000000/0000", "00000000/0001"], "dropped": {}},
+        {"step": 2, "trained": [], "dropped": {"zero_signal": ["00000001/0001", "00000001/0000"]}},
+    ],
+    metrics=[
+        {"step": 1, "stream/staleness_max": 1.0, "learn/fresh_logprob_diff_mean": 1e-6},
+        {"step": 1, "eval/reward_mean": 0.5},
+        {"step": 2, "stream/staleness_max": 0.0},
+    ],
+    versions={"00000000/0000": [3, 3, 4]},
+)
+EVERYBODY = [Member(role, pid) for pid, role in enumerate(ROLES)]
+
+
+def blows(storm: Storm, count: int, present: list[Member], seconds: float = 1.0) -> Counter[tuple[str, str]]:
+    struck = [storm.next_blow(present, seconds * number, has_checkpoint=True) for number in range(count)]
+    return Counter((each.deed, each.member.role) for each in struck if each is not None)
+
+
+def test_a_storm_does_everything_to_all_roles_and_kills_none_without_which_a_run_ends() -> None:
+    struck = blows(Storm(SETTINGS, ROLES, [], random.Random(0)), 3000, EVERYBODY)
+    forbidden = {(KILL, role) for role in ENDING}
+    assert set(struck) == {(deed, role) for deed in DEEDS for role in ROLES} - forbidden
+
+
+def test_a_role_that_was_named_is_killed_too() -> None:
+    struck = blows(Storm(SETTINGS, ROLES, ["queue"], random.Random(0)), 3000, EVERYBODY)
+    assert {role for deed, role in struck if deed == KILL} & set(ENDING) == {"queue"}
+
+
+def test_a_learner_is_killed_as_often_as_the_run_recovers() -> None:
+    learner = [Member("learner", 7)]
+    struck = blows(Storm(SETTINGS, ROLES, [], random.Random(0)), 100, learner)
+    assert struck[KILL, "learner"] == 2
+    assert struck.total() == 100, "else it is stopped or slowed down"
+    assert (
+        blows(Storm(SETTINGS, ROLES, [], random.Random(0)), 100, learner, seconds=700)[KILL, "learner"] > 10
+    )
+
+
+def test_what_is_stopped_is_left_alone() -> None:
+    storm = Storm(SETTINGS, ROLES, [], random.Random(0))
+    assert storm.next_blow([Member("actor", 7, stopped=True)], 0.0, has_checkpoint=True) is None
+
+
+def test_no_learner_is_killed_before_the_run_has_a_checkpoint_to_go_on_from() -> None:
+    storm = Storm(SETTINGS, ROLES, [], random.Random(0))
+    struck = [storm.next_blow([Member("learner", 7)], 0.0, has_checkpoint=False) for _ in range(50)]
+    assert {each.deed for each in struck if each is not None} == {"stop", "slow"}
+
+
+def test_a_seed_repeats_a_storm() -> None:
+    first, second, other = (
+        [Storm(SETTINGS, ROLES, [], random.Random(seed)).next_blow(EVERYBODY, 0.0, True) for _ in range(1)]
+        for seed in (1, 1, 2)
+    )
+    assert first == second != other
+
+
+def test_a_sound_run_is_found_sound_in_every_respect() -> None:
+    findings = audit(SOUND)
+    assert all(finding.is_sound for finding in findings), findings
+    assert "4 rollouts were used in 2 updates" in findings[0].text
+
+
+TWICE = [*SOUND.consumed, {"step": 3, "trained": ["00000000/0001"], "dropped": {}}]
+GAP = [SOUND.consumed[0], {"step": 2, "trained": ["00000002/0000", "00000002/0001"], "dropped": {}}]
+HALF = [{"step": 1, "trained": ["00000000/0001"], "dropped": {}}]
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ({"consumed": []}, "no update was made"),
+        ({"consumed": TWICE}, "used twice: 00000000/0001"),
+        ({"consumed": GAP}, "missing: 00000001/0000, 00000001/0001"),
+        ({"consumed": HALF}, "missing: 00000000/0000"),
+        ({"metrics": [{"step": 5, "stream/staleness_max": 2.0}]}, r"too old: update 5 \(2\)"),
+        ({"versions": {"00000000/0000": [4, 3]}}, "fell back: 00000000/0000"),
+        ({"metrics": [{"step": 5, "learn/fresh_logprob_diff_mean": 0.1}]}, "by other weights .* update 5"),
+    ],
+)
+def test_a_run_that_broke_its_word_is_found_out(damage: dict[str, Any], told: str) -> None:
+    (broken,) = [finding for finding in audit(replace(SOUND, **damage)) if not finding.is_sound]
+    assert re.search(told, broken.text)
+
+
+def test_many_faults_are_counted_and_a_few_named() -> None:
+    late = [{"step": 1, "trained": ["00000009/0000", "00000009/0001"], "dropped": {}}]
+    texts = [finding.text for finding in audit(replace(SOUND, consumed=late))]
+    assert any("00000000/0000" in text and "and 13 more" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--run", "."], "has no settings.yaml: name the folder of a run"),
+        (["--run", ".", "--below", str(2**22 + 1)], "there is no such process"),
+    ],
+)
+def test_a_storm_over_nothing_is_an_error(
+    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert chaos.main(["storm", "--below", str(os.getpid()), *arguments]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "nan", "soon"])
+def test_a_storm_needs_times_above_zero(number: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        chaos.main(["storm", "--below", "1", "--run", ".", "--every", number])
+    assert "--every" in capsys.readouterr().err
+
+
+def test_only_the_roles_that_were_named_are_struck() -> None:
+    storm = Storm(SETTINGS, ["actor", "queue"], [], random.Random(0))
+    assert set(blows(storm, 300, EVERYBODY)) == {
+        (deed, role) for deed in DEEDS for role in ("actor", "queue") if (deed, role) != (KILL, "queue")
+    }
+
+
+def test_a_storm_says_what_it_strikes_and_what_it_leaves_alone_and_why() -> None:
+    told = Storm(SETTINGS, ["actor", "learner", "queue", "gcs"], ["gcs"], random.Random(0)).describe()
+    assert "Killed, stopped and slowed down: learner, actor, gcs." in told
+    assert re.search(r"only, for a run ends without them \(.*\): queue\.", told)
+    assert re.search("Left alone.*: driver, .*proxy, raylet", told)
+    assert "A learner is killed 2 times in 10 min at most" in told
+
+
+# -- what a storm finds out about a run: here a process with children that writes a journal ----------------
+
+SCRIPT = """
+import fcntl, json, subprocess, sys, time
+from pathlib import Path
+folder, num_updates, end = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+lock = open(folder / ".lock", "w")
+children = [subprocess.Popen(["ray::RolloutActor", "60"], executable="sleep") for _ in range(3)]
+time.sleep(0.5)
+for step in range(1, num_updates + 1):
+    time.sleep(0.25)
+    with open(folder / "consumed.jsonl", "a") as journal:
+        ids = [f"{step - 1:08d}/{member:04d}" for member in range(2)]
+        journal.write(json.dumps({"step": step, "trained": ids, "dropped": {}}) + "\\n")
+if end == "hangs":
+    time.sleep(60)
+for child in children[1 if end == "leaves one" else 0 :]:
+    child.kill()
+    child.wait()
+"""
+NUM_PLANNED = 8
+StartRun = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start_run(tmp_path: Path) -> Iterator[StartRun]:
+    """``start_run(num_updates, end)``: a process that makes so many updates and then "ends", "hangs" or
+    "leaves one" of its children behind.
+    """
+    settings = {**SETTINGS, "stages": ["warm_start", "reinforce"], "run": {"num_steps": NUM_PLANNED}}
+    (tmp_path / "settings.yaml").write_text(json.dumps(settings), encoding="utf-8")
+    started: list[psutil.Process] = []
+
+    def start(num_updates: int, end: str = "ends") -> subprocess.Popen[bytes]:
+        run = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path), str(num_updates), end])
+        while len(family := [psutil.Process(run.pid), *psutil.Process(run.pid).children()]) < 4:
+            time.sleep(0.01)
+        started.extend(family)
+        return run
+
+    yield start
+    for process in started:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def storm_over(run: subprocess.Popen[bytes], *options: str) -> int:
+    return chaos.main(["storm", "--below", str(run.pid), "--every", "0.2", "--seed", "1", *options])
+
+
+SHORT = ("--minutes", "0.02", "--roles", "actor")
+"""As many blows as a run of two seconds has time for."""
+
+
+def test_a_run_that_ends_well_is_found_by_its_process_and_is_sound(start_run: StartRun, capsys: Any) -> None:
+    assert storm_over(start_run(NUM_PLANNED), *SHORT, "--wait") == 0
+    told = capsys.readouterr().out
+    assert "--seed 1" in told, "so that it can be repeated"
+    assert re.search(r"actor \d+ (killed|stopped|slowed)", told)
+    assert f"the run has ended after {NUM_PLANNED} of {NUM_PLANNED} updates" in told
+    assert "of 4 processes none is left" in told
+
+
+def test_a_run_that_ends_before_its_last_update_is_broken(start_run: StartRun, capsys: Any) -> None:
+    assert storm_over(start_run(NUM_PLANNED - 2), *SHORT, "--wait") == 1
+    assert "BROKEN  the run has ended after 6 of 8 updates" in capsys.readouterr().out
+
+
+def test_a_run_that_ends_before_its_first_update_is_told(start_run: StartRun, capsys: Any) -> None:
+    assert storm_over(start_run(0), *SHORT) == 2
+    assert "has ended before its first update" in capsys.readouterr().err
+
+
+def test_a_process_that_a_run_leaves_is_found(start_run: StartRun) -> None:
+    run = start_run(1, "leaves one")
+    family = Family(run.pid)
+    wait_for_end(family)
+    left = family.left_over(seconds=0.3)
+    assert not left.is_sound and "(sleep)" in left.text
+
+
+def test_a_run_that_makes_no_more_updates_is_found_to_hang(start_run: StartRun) -> None:
+    run = start_run(1, "hangs")
+    updates = iter([5, 5, 5, 5, 5, 5])
+    found = goes_on(Family(run.pid), lambda: next(updates), NUM_PLANNED, seconds=0.5)
+    assert not found.is_sound and "no update within 0.5 s" in found.text
+
+
+def test_an_update_after_a_recovery_counts_though_there_were_more_before(start_run: StartRun) -> None:
+    run = start_run(1, "hangs")
+    updates = iter([5, 5, 3, 4])  # the journal is cut back to the checkpoint, and goes on
+    assert goes_on(Family(run.pid), lambda: next(updates), NUM_PLANNED, seconds=5).is_sound
+
+
+def test_a_run_at_its_end_needs_no_further_update(start_run: StartRun) -> None:
+    assert goes_on(Family(start_run(1, "hangs").pid), lambda: NUM_PLANNED, NUM_PLANNED, seconds=0).is_sound
+
+
+def test_a_process_whose_end_nobody_has_asked_for_has_ended(start_run: StartRun) -> None:
+    run = start_run(1, "hangs")
+    family = Family(run.pid)
+    assert family.is_alive()
+    run.kill()
+    time.sleep(0.1)
+    assert psutil.pid_exists(run.pid), "as a zombie"
+    assert not family.is_alive()
+
+
+def test_a_process_without_a_run_is_told_to_be_named_with_its_folder(capsys: Any) -> None:
+    assert chaos.main(["storm", "--below", str(os.getpid())]) == 2
+    assert "name that folder with --run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("metrics", "score", "is_sound"),
+    [
+        ([{"step": 0, "eval/reward_mean": 0.2}, {"step": 9, "eval/reward_mean": 0.8}], 0.8, True),
+        ([{"step": 0, "eval/reward_mean": 0.9}, {"step": 9, "eval/reward_mean": 0.7}], 0.8, False),
+        ([{"step": 9}], 0.8, False),
+    ],
+)
+def test_a_score_is_that_of_the_newest_evaluation(
+    metrics: list[dict[str, float]], score: float, is_sound: bool
+) -> None:
+    assert score_reached(replace(SOUND, metrics=metrics), score).is_sound == is_sound
+
+
+@pytest.mark.engine
+def test_a_run_goes_on_through_a_storm_and_is_sound(tmp_path: Path, tiny_model: Path) -> None:
+    settings = [
+        "recipe=calculator",
+        f"run.directory={tmp_path}",
+        "run.num_steps=14",
+        "run.checkpoint_every=2",
+        f"model.path={tiny_model}",
+        "warm_start.num_steps=0",
+        "evaluation.num_tasks=1",
+        "rollout.groups_per_step=2",
+        "rollout.group_size=2",
+        "rollout.max_staleness=2",
+        "fleet.num_actors=4",
+        "algorithm.entropy_coef=0.01",  # so that there is a gradient in every group
+        "learner.max_recoveries=100",
+    ]
+    program = [sys.executable, "-m", "launch.train", *settings]
+    # A cluster of its own, not this session's: what is struck there is not replaced.
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    with subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, text=True) as run:
+        while not (tmp_path / "settings.yaml").exists():
+            assert run.poll() is None
+            time.sleep(0.1)
+        command = ["storm", "--below", str(run.pid), "--every", "2", "--minutes", "0.5", "--wait"]
+        storm = subprocess.run(
+            [sys.executable, "-m", "launch.chaos", *command], stdout=subprocess.PIPE, text=True
+        )
+        said, _ = run.communicate(timeout=120)
+    assert storm.returncode == 0, storm.stdout
+    assert "processes none is left" in storm.stdout
+    assert "the run has ended after 14 of 14 updates" in storm.stdout
+    assert {"killed", "stopped", "slowed"} <= set(re.findall("killed|stopped|slowed", storm.stdout))
+    assert run.returncode == 0, said
+    assert "step   14/14" in said
+    assert all(finding.is_sound for finding in audit(read_run(tmp_path)))
