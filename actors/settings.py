@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from environments.bounds import setting
-from policies.settings import EngineConfig
+from policies.settings import EngineConfig, NodesConfig
 
 RAYLET_ENVIRONMENT = {
     "RAY_process_group_cleanup_enabled": "1",  # child processes of an actor that has died end with it
@@ -50,6 +50,8 @@ class FleetConfig:
     """In training, the most rollout actors. Null means fleet.num_actors."""
     num_cpus_per_actor: float = setting(0.01, at_least=0)
     """CPUs that Ray reserves for a rollout actor; raise it for environments that compute."""
+    nodes: NodesConfig = field(default_factory=NodesConfig)
+    """Where the rollout actors live."""
     retries: int = setting(2, at_least=0)
     """How often a rollout is started again after an error of the agent, the environment or the server, or
     after the death of its actor. A rollout that reaches its time limit is not started again."""
@@ -86,9 +88,9 @@ class AccessConfig:
     """File with one API key a line: its name and its SHA-256 in hexadecimal. Keys may also stand in the
     variable TROUPE_API_KEYS=name:key,name:key. An address other than loopback needs at least one."""
     requests_per_minute: int | None = setting(None, at_least=1)
-    """Of each key; null means no limit. The replicas share it evenly."""
+    """Of each key; null means no limit. As many replicas as there may be share it evenly."""
     tokens_per_minute: int | None = setting(None, at_least=1)
-    """Of each key, prompts and answers together; null means no limit. The replicas share it evenly."""
+    """Of each key, prompts and answers together; null means no limit. It is shared as requests are."""
     max_open_requests: int = setting(256, at_least=1)
     """Requests over HTTP that a replica answers at the same time; one more gets status 503."""
     max_sampled_answers: int = setting(64, at_least=1)
@@ -99,13 +101,35 @@ class AccessConfig:
 
 
 @dataclass
+class AgentsConfig:
+    """Conversations with served agents. A rollout actor keeps agent and environment of its last answer."""
+
+    keep_seconds: float = setting(600.0, at_least=0)
+    """How long an environment waits for the next message; then it is closed. It is closed earlier where all
+    of fleet.num_actors are taken and another message comes. A later message rebuilds an environment that has
+    resumes_by, and is an error for any other."""
+    second_message: str = setting("reject", one_of=("reject", "wait"))
+    """What becomes of a message while another one of its conversation is under way: reject is status 409,
+    which OpenAI's clients try again by themselves, and which shows a double click; wait answers them in their
+    order."""
+
+
+@dataclass
 class ServerConfig:
     """The policy server."""
 
     num_replicas: int = setting(1, at_least=1)
     """Replicas of the engine that serve the policy."""
+    max_replicas: int | None = setting(None, at_least=1)
+    """As many replicas as Serve may start while more than server.tokens_per_replica tokens are in flight for
+    each. Null means server.num_replicas, always."""
+    tokens_per_replica: int = setting(16384, at_least=1)
+    """With server.max_replicas, the tokens in flight that one replica is to have: of prompts, and of the
+    answers that they may get."""
     num_cpus: float = setting(0.5, at_least=0)
     """CPUs that Ray reserves for a replica."""
+    nodes: NodesConfig = field(default_factory=NodesConfig)
+    """Where the replicas live."""
     http_port: int | None = setting(None, at_least=1, at_most=65535)
     """Port of the OpenAI-compatible endpoint. With null, launch.serve takes 8000, and the others serve
     their own rollouts only."""
@@ -113,6 +137,7 @@ class ServerConfig:
     """Address that the endpoint listens on; 0.0.0.0 for every interface. All but loopback need a key: see
     server.access."""
     access: AccessConfig = field(default_factory=AccessConfig)
+    agents: AgentsConfig = field(default_factory=AgentsConfig)
     adapters: dict[str, str] = field(default_factory=dict)
     """LoRA adapters that ``launch.serve`` serves beside the model, {name: folder}: a run's, a checkpoint's or
     one in peft's format. Clients ask for them by ``model``, rollouts by ``SamplingParams.adapter``."""
@@ -121,3 +146,8 @@ class ServerConfig:
     shows."""
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+
+    @property
+    def most_replicas(self) -> int:
+        """As many replicas as there may be at the same time."""
+        return self.max_replicas or self.num_replicas

@@ -98,6 +98,20 @@ class BaseEnv(ABC):
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
         """Take the agent's action; return (observation, reward, done, info)."""
 
+    def follow_up(self, message: str) -> tuple[Any, dict[str, Any]]:
+        """Take a client's next message after an episode, and go on with the same world instead of a reset.
+
+        Return the observation that tells the agent of it, and an info dict. ``step``, and at the end
+        ``compute_final_reward`` and ``compute_metrics``, follow as after a reset. Served agents whose
+        environment does not override this answer one message each; training never calls it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes no second message: write follow_up(message).")
+
+    @classmethod
+    def takes_follow_ups(cls) -> bool:
+        """Whether the class says by ``follow_up`` how a conversation goes on."""
+        return cls.follow_up is not BaseEnv.follow_up
+
     def compute_final_reward(self) -> float | None:
         """Judge the whole episode after its last step; ``None`` leaves that step's reward as it is."""
         return None

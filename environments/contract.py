@@ -15,13 +15,13 @@ from numbers import Integral, Real
 from typing import Any
 
 
-def reset_faults(result: Any) -> list[str]:
-    """The faults of the return value of ``reset``, which has to be (observation, info)."""
+def reset_faults(result: Any, method: str = "reset()") -> list[str]:
+    """The faults of the return value of ``reset`` or ``follow_up``, which has to be (observation, info)."""
     if inspect.iscoroutine(result):
-        return async_faults("reset()", result)
+        return async_faults(method, result)
     if not isinstance(result, tuple) or len(result) != 2:
-        return [f"reset() returned {kind_of(result)}: write return observation, info (info may be {{}})."]
-    return _info_faults("reset()", result[1])
+        return [f"{method} returned {kind_of(result)}: write return observation, info (info may be {{}})."]
+    return _info_faults(method, result[1])
 
 
 def step_faults(result: Any) -> list[str]:

@@ -50,14 +50,19 @@ class ToolEnvironment(BaseEnv):
                 )
         self.reward_fn = required_reward_fn(reward_fn, self)
         self.max_steps = max_steps
-        self.step_count = 0
-        self._called = False
-        self._succeeded = False
+        self._count_from_zero()
 
     def reset(self) -> tuple[Task, dict[str, Any]]:
-        self.step_count = 0
-        self._called = self._succeeded = False
+        self._count_from_zero()
         return self.task, {}
+
+    def follow_up(self, message: str) -> tuple[str, dict[str, Any]]:
+        """Go on with the same tools, and as many steps as after a reset.
+
+        The first task's reward function judges all answers.
+        """
+        self._count_from_zero()
+        return message, {}
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
         """Judge an answer, or run the calls one after another and return their outputs by call id.
@@ -92,6 +97,10 @@ class ToolEnvironment(BaseEnv):
         """Read the arguments of ``__init__``; see ``split_info`` for the task."""
         arguments, task = split_info(info, {"tools", "tool_map", "reward_fn", "max_steps"})
         return cls(task=task, **arguments)
+
+    def _count_from_zero(self) -> None:
+        self.step_count = 0
+        self._called = self._succeeded = False
 
     def _run(self, call: Read) -> ToolOutput:
         if isinstance(call, ToolOutput):

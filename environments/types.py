@@ -178,6 +178,13 @@ class Trajectory:
         return self.reward > 0 and not self.failed
 
     @property
+    def has_answer(self) -> bool:
+        """Whether it has ended in an answer, good or bad, to which a client may reply."""
+        reason = self.termination_reason
+        has_ended_well = reason is not None and not reason.is_failure
+        return bool(self.steps) and has_ended_well and reason is not TerminationReason.TIMEOUT
+
+    @property
     def completions(self) -> list[Completion]:
         """The completions, turn by turn; a turn that the agent's own code decided has none."""
         return [step.completion for step in self.steps if step.completion is not None]

@@ -40,17 +40,25 @@ class Command:
             sys.stdout.write(help_text(self.name, self.summary or "", self.acts_on))
             return 0
         try:
-            named = named_settings(arguments)
-            config = compose(arguments)  # before the next check: what does not exist has no command
-            for setting in named:
-                self._check_acts_on(setting)
-            self.work(config)
+            self.work(self.configuration(arguments))
         except TroupeError as error:
             sys.stderr.write(f"\n{type(error).__name__}: {error}\n")
             return 2
         except KeyboardInterrupt:
             return 130
         return 0
+
+    def configuration(self, arguments: list[str]) -> TrainConfig:
+        """What ``arguments`` set.
+
+        Raises:
+            ConfigError: a setting is invalid, or has no effect on this command.
+        """
+        named = named_settings(arguments)
+        config = compose(arguments)  # before the next check: what does not exist has no command
+        for setting in named:
+            self._check_acts_on(setting)
+        return config
 
     def acts_on(self, setting: str) -> bool:
         """Whether ``setting`` has an effect on this command."""

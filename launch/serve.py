@@ -21,7 +21,7 @@ from environments.errors import ConfigError, SamplerError
 from launch.command import Command
 from launch.config import ServerConfig, TrainConfig
 from launch.run_folder.model_paths import RUNS, adapter_folder, model_folder, newest_checkpoint
-from launch.validation.serving import DEFAULT_PORT
+from launch.validation.serving import DEFAULT_PORT, check_address
 from launch.validation.startup import check_served_agent, check_serving
 from launch.workload import load_workload
 from policies.model_files import check_loadable
@@ -36,14 +36,13 @@ def serve(config: TrainConfig) -> None:
         TroupeError: something is wrong that its message explains.
     """
     port = DEFAULT_PORT if config.server.http_port is None else config.server.http_port
-    server = replace(config.server, http_port=port)
-    check_serving(replace(config, server=server))
+    config = replace(config, server=replace(config.server, http_port=port))
+    check_serving(config)
+    check_address(config.server.http_host, port)
     workload = None if config.workload is None else load_workload(config.workload, config.seed)
     if workload is not None:
         check_served_agent(workload)
-    model_path = chosen_model(config.model.path)
-    check_loadable(model_path, config.model.chat_template_kwargs)
-    server = replace(server, adapters=served_adapters(server.adapters, model_path))
+    server, model_path = with_model(config)
     from launch.served_model import policy_app
 
     sys.stdout.write(f"Loading {model_path} ({server.num_replicas} replica(s)).\n")
@@ -59,6 +58,18 @@ def serve(config: TrainConfig) -> None:
         with suppress(KeyboardInterrupt):  # the way in which serving is meant to end
             threading.Event().wait()
         sys.stdout.write("\nStopping.\n")
+
+
+def with_model(config: TrainConfig) -> tuple[ServerConfig, str]:
+    """``config.server`` with the folders of its adapters, and the folder of the model; both can be loaded.
+
+    Raises:
+        ConfigError: one of them is missing, or cannot be served.
+    """
+    model_path = chosen_model(config.model.path)
+    check_loadable(model_path, config.model.chat_template_kwargs)
+    adapters = served_adapters(config.server.adapters, model_path)
+    return replace(config.server, adapters=adapters), model_path
 
 
 def chosen_model(path: str | None) -> str:
@@ -131,7 +142,7 @@ Serving {", ".join(models)} at {url}. Try it:
   curl {url}/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'
 
 {agent_addresses(url, models)}In the browser: python -m launch.view RUN --server {url}
-More requests per second: raise server.num_replicas={server.num_replicas}.
+More requests per second: raise server.num_replicas={server.num_replicas}, or let Serve: server.max_replicas.
 Longer conversations: raise server.engine.max_model_tokens={server.engine.max_model_tokens}; it costs memory.
 Another port: server.http_port={DEFAULT_PORT + 1}. From other machines, with a key:
 {KEYS_VARIABLE}=name:key, server.http_host=0.0.0.0 and server.access.hosts=[{socket.gethostname()}].

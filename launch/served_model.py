@@ -12,7 +12,7 @@ import ray
 from actors.ray_tools.placement import beside_driver
 from actors.rollouts.agent_pool import AgentPool
 from actors.sampling.serve_sampler import ServeSampler
-from actors.serving.policy_server import PolicyApp
+from actors.serving.policy_app import PolicyApp
 from actors.weights.store import WeightStore
 from launch.config import TrainConfig, without_training
 from launch.process import cluster
@@ -61,6 +61,8 @@ def policy_app(
             )
             yield app, interrupts
     finally:
+        if app is not None:
+            app.end_conversations()
         if started_ray:
             cluster.end()
         elif app is not None:
@@ -79,5 +81,6 @@ def agents(
         config.rollout.limits(),
         config.fleet,
         workload.description,
+        config.server.agents,
     )
     return {PREFIX + config.workload.rpartition(".")[2]: pool}

@@ -11,9 +11,9 @@ from environments.base import BaseEnv
 from environments.data.datasets import Dataset
 from environments.errors import LearnerLostError, TroupeError
 from launch.config import TrainConfig, as_train_config, register
+from launch.health.recoveries import Recoveries, lost_updates
 from launch.run_folder.disk import full_disk_told
 from launch.run_folder.lock import RunLock, run_directory
-from launch.training.recoveries import Recoveries, lost_updates
 from launch.validation.startup import check_training
 from launch.workload import Workload
 from policies.agents.base import BaseAgent

@@ -20,9 +20,9 @@ class Workload:
     """An agent class, an environment class, their arguments, and the tasks.
 
     ``demonstrations`` are whole conversations for the warm start, and the texts that the tiny model's
-    tokenizer is made from. ``task_from_message`` makes the task that a client's message is, for
-    ``launch.serve``; without it the agent is not served, only its policy. ``description`` tells those
-    clients what the agent does.
+    tokenizer is made from. ``task_from_message`` makes the task that a client's first message is, for
+    ``launch.serve``; without it the agent is not served, only its policy. ``BaseEnv.follow_up`` takes the
+    next ones. ``description`` tells those clients what the agent does.
     """
 
     agent_class: type[BaseAgent]
@@ -33,7 +33,7 @@ class Workload:
     env_args: dict[str, Any] = field(default_factory=dict)
     demonstrations: Sequence[list[Message]] = ()
     task_from_message: Callable[[str], dict[str, Any]] | None = None
-    description: str = "Answers one message with a whole episode; it remembers no earlier one."
+    description: str = "Answers a message with a whole episode."
 
     @property
     def pair(self) -> Pair:

@@ -17,6 +17,22 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 @dataclass
+class NodesConfig:
+    """The nodes of a Ray cluster that processes of one kind live on."""
+
+    labels: dict[str, str] = field(default_factory=dict)
+    """Labels that a node has to have, as ``ray start --labels`` sets them: {market: spot}. Ray's forms
+    "!spot", "in(spot,reserved)" and "!in(spot,reserved)" are known too."""
+    resources: dict[str, float] = field(default_factory=dict)
+    """How much each process reserves of what ``ray start --resources`` gives a node: {big_disk: 1}."""
+
+    def __post_init__(self) -> None:
+        for name, amount in self.resources.items():
+            if not amount > 0:
+                raise ConfigError(f"nodes.resources={{{name}: {amount}}} reserves nothing: use more than 0.")
+
+
+@dataclass
 class EngineConfig:
     """The engine of a replica. What an engine cannot act on is an error (``Engine.check_config``)."""
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from actors.learning.learner_group import LearnerGroup
-    from actors.serving.policy_server import PolicyApp
+    from actors.serving.policy_app import PolicyApp
     from actors.settings import ServerConfig
     from environments.types import Message
     from policies.learning.settings import AlgorithmConfig, LearnerConfig
@@ -148,7 +148,7 @@ def publish(store: Any, weights: dict[str, torch.Tensor]) -> int:
 @contextmanager
 def serve_policy(name: str, model_path: Path, store: Any, config: ServerConfig) -> Iterator[ServedPolicy]:
     """Serve ``model_path`` in the block. Needs ``serve_port``, also where ``config.http_port`` is not set."""
-    from actors.serving.policy_server import PolicyApp
+    from actors.serving.policy_app import PolicyApp
 
     app = PolicyApp(name, str(model_path), config, store)
     app.start()
@@ -160,7 +160,7 @@ def serve_policy(name: str, model_path: Path, store: Any, config: ServerConfig) 
 @pytest.fixture(scope="session")
 def serve_port(ray_cluster: None) -> int:
     """Where Serve's proxy listens. It starts with Serve or never: so before any application."""
-    from actors.serving.policy_server import start_serve
+    from actors.serving.policy_app import start_serve
     from actors.settings import ServerConfig
 
     port = free_port()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -10,14 +11,19 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import urllib.error
+import urllib.request
 import venv
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import wait_until
+from openai import AuthenticationError, OpenAI, PermissionDeniedError
+from openai.types.chat import ChatCompletion
 from test_readme import SHOP
 
 from launch.console import COMMANDS, main
@@ -180,16 +186,130 @@ def test_an_installed_troupe_trains_somebodys_own_module(installed: Path, foreig
 
 
 @pytest.mark.engine
-def test_a_submitted_job_trains_what_is_in_its_working_directory(installed: Path, foreign: Path) -> None:
+def test_a_submitted_job_trains_what_is_in_its_working_directory(
+    installed: Path, foreign: Path, dashboard: str
+) -> None:
     directory = foreign.parent / "run"
-    with head_node(installed) as dashboard:
-        submit = [installed / "python", *RAY, "job", "submit", "--address", dashboard]
-        job = [installed / "troupe", "train", *SMALL, f"run.directory={directory}"]
-        done = run(*submit, "--working-dir", ".", "--", *job, cwd=foreign, RAY_AUTH_MODE="disabled")
+    done = run_job(installed, foreign, dashboard, "train", *SMALL, f"run.directory={directory}")
     assert done.returncode == 0, done.stdout + done.stderr
     steps = [each["step"] for each in read_metrics(directory) if "learn/loss" in each]
     assert steps == [1, 2]
     assert_played(notes=foreign.parent, installed=installed)
+
+
+@pytest.mark.engine
+def test_a_submitted_job_evaluates_what_is_in_its_working_directory(
+    installed: Path, foreign: Path, dashboard: str, tiny_model: Path
+) -> None:
+    of_rollouts = [each for each in SMALL if each.startswith(("workload", "rollout.max", "server", "fleet"))]
+    chosen = [f"model.path={tiny_model}", f"run.directory={foreign.parent}", "evaluation.num_tasks=2"]
+    done = run_job(installed, foreign, dashboard, "evaluate", *of_rollouts, *chosen)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "problems 2, samples 2" in done.stdout and "pass@1 " in done.stdout
+    assert_played(notes=foreign.parent, installed=installed)
+
+
+@pytest.mark.engine
+def test_a_submitted_job_serves_a_model_and_its_agent_until_it_is_stopped(
+    installed: Path, foreign: Path, dashboard: str, tiny_model: Path
+) -> None:
+    port = free_port()
+    chosen = [f"model.path={tiny_model}", f"server.http_port={port}", "fleet.num_actors=1"]
+    short = ["rollout.max_turn_tokens=16", "rollout.max_steps=1"]
+    options = ["--no-wait", "--submission-id=serving"]
+    command = [installed / "troupe", "serve", "recipe=calculator", *chosen, *short]
+    end_serve(installed, dashboard, foreign)
+    done = ray_cli(installed, "job", "submit", "--address", dashboard, *options, "--", *command, cwd=foreign)
+    assert done.returncode == 0, done.stdout + done.stderr
+    try:
+        wait_until(
+            lambda: "Ctrl-C ends it." in answer_of(dashboard, "jobs/serving/logs")["logs"], seconds=120
+        )
+        for model in ("policy", "agent/calculator"):
+            assert reply(port, model).usage.completion_tokens > 0
+    finally:
+        ray_cli(installed, "job", "stop", "--address", dashboard, "serving", cwd=foreign)
+        print(log_of_job(dashboard, "serving"))
+    wait_until(lambda: health(port) != 200)
+
+
+@pytest.mark.engine
+def test_serve_deploy_serves_the_policy_of_the_shipped_file(
+    installed: Path, foreign: Path, dashboard: str, tiny_model: Path
+) -> None:
+    (shipped,) = installed.parent.glob("lib/python*/site-packages/launch/cluster/serve.yaml")
+    port, file = free_port(), foreign / "serve.yaml"
+    text = shipped.read_text(encoding="utf-8")
+    for there, here in (("model.path=/shared/runs/a", f"model.path={tiny_model}"), ("8000", str(port))):
+        assert text.count(there) == 1
+        text = text.replace(there, here)
+    file.write_text(text, encoding="utf-8")
+    end_serve(installed, dashboard, foreign)
+    done = serve_cli(installed, "deploy", "--address", dashboard, file, cwd=foreign)
+    assert done.returncode == 0, done.stdout + done.stderr
+    try:
+        wait_until(lambda: health(port) == 200, seconds=120)
+        assert reply(port, "policy", Host="troupe-serve-svc").usage.completion_tokens > 0
+        with pytest.raises(PermissionDeniedError, match=r"server\.access\.hosts"):
+            reply(port, "policy", Host="elsewhere")
+        with pytest.raises(AuthenticationError):
+            reply(port, "policy", Authorization="Bearer wrong")
+    finally:
+        status = serve_cli(installed, "status", "--address", dashboard, cwd=foreign)
+        end_serve(installed, dashboard, foreign)
+    assert "RUNNING" in status.stdout, status.stdout + status.stderr
+    wait_until(lambda: health(port) is None)
+
+
+def run_job(installed: Path, folder: Path, dashboard: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """``troupe ...`` as a job with ``folder`` as its working directory, from outside of the cluster."""
+    job = ["--address", dashboard, "--working-dir", ".", "--", installed / "troupe", *command]
+    return ray_cli(installed, "job", "submit", *job, cwd=folder)
+
+
+def ray_cli(installed: Path, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return run(installed / "python", *RAY, *arguments, cwd=cwd, RAY_AUTH_MODE="disabled")
+
+
+def serve_cli(installed: Path, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return run(installed / "python", *SERVE, *arguments, cwd=cwd, RAY_AUTH_MODE="disabled")
+
+
+def end_serve(installed: Path, dashboard: str, folder: Path) -> None:
+    """A cluster's Serve stays, with the address of the command that has started it, or with none."""
+    done = serve_cli(installed, "shutdown", "-y", "--address", dashboard, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    wait_until(lambda: not answer_of(dashboard, "serve/applications/")["controller_info"].get("node_id"))
+
+
+def log_of_job(dashboard: str, name: str) -> str:
+    return str(answer_of(dashboard, f"jobs/{name}/logs")["logs"])
+
+
+def answer_of(dashboard: str, question: str) -> dict[str, Any]:
+    """What the dashboard knows of its cluster."""
+    with urllib.request.urlopen(f"{dashboard}/api/{question}", timeout=10) as response:
+        answer: dict[str, Any] = json.load(response)
+    return answer
+
+
+def health(port: int) -> int | None:
+    """The HTTP status of the policy server; ``None`` where nobody listens."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None
+
+
+def reply(port: int, model: str, **headers: str) -> ChatCompletion:
+    """A short answer of the policy server."""
+    client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0, timeout=60)
+    question = {"role": "user", "content": "What is 12+34?"}
+    limit = {} if model.startswith("agent/") else {"max_tokens": 4}
+    return client.chat.completions.create(model=model, messages=[question], extra_headers=headers, **limit)
 
 
 def assert_played(notes: Path, installed: Path) -> None:
@@ -198,9 +318,9 @@ def assert_played(notes: Path, installed: Path) -> None:
     assert Path((notes / "troupe-was-in").read_text()).is_relative_to(installed.parent)
 
 
-@contextmanager
-def head_node(installed: Path) -> Iterator[str]:
-    """A cluster of its own, as ``ray start --head`` makes it; yields where jobs are submitted to."""
+@pytest.fixture(scope="module")
+def dashboard(installed: Path) -> Iterator[str]:
+    """Where jobs are submitted to: of a cluster of its own, as ``ray start --head`` makes it."""
     ports = {name: str(free_port()) for name in PORTS}
     options = [f"--{name}={port}" for name, port in ports.items()]
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # tmp_path is too long for its sockets
@@ -217,7 +337,7 @@ def head_node(installed: Path) -> Iterator[str]:
         with log.open("w") as output:
             head = subprocess.Popen(
                 [*map(str, start), *options, f"--temp-dir={folder}/ray"],
-                env=foreign_environment() | {"RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": folder},
+                env=foreign_environment() | AS_ON_NODES | {"RAY_TMPDIR": folder},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -231,8 +351,11 @@ def head_node(installed: Path) -> Iterator[str]:
             head.wait(timeout=60)
 
 
-RAY = ("-m", "ray.scripts.scripts")
-"""The command ``ray``, whose own program is in the environment that the packages are borrowed from."""
+RAY, SERVE = ("-m", "ray.scripts.scripts"), ("-m", "ray.serve.scripts")
+"""The commands ``ray`` and ``serve``: their own programs are in the environment of the borrowed packages."""
+KEY = "a-key-of-the-tests-0123"
+AS_ON_NODES = {"RAY_AUTH_MODE": "disabled", "TROUPE_API_KEYS": f"tester:{KEY}"}
+"""Variables of the environment in which Ray starts."""
 PORTS = (
     "port",
     "dashboard-port",

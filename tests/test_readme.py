@@ -36,7 +36,7 @@ def programs(page: str) -> list[str]:
 
 
 OWN, CHECK = programs("README.md")
-(COLLECT,) = programs("actors/README.md")
+COLLECT, CONVERSATION = programs("actors/README.md")
 SHOP, TRAIN = programs("launch/README.md")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.placement_group import placement_group
 
 from actors.learning.patience import Patience
 from actors.ray_tools.get_soon import ANSWER_SECONDS
@@ -274,8 +275,8 @@ class _WorkerGroup:
 
     def close(self) -> None:
         self._kill()
-        for placement_group in self._pool.pgs or []:
-            ray.util.remove_placement_group(placement_group)
+        for places in self._pool.pgs or []:
+            ray.util.remove_placement_group(places)
         self._pool.pgs = None
 
 
@@ -322,6 +323,17 @@ def _worker_classes(device: str) -> tuple[type, type]:
 
 
 def _resource_pool(settings: LearnerConfig) -> RayResourcePool:
+    """Places for the ranks, on nodes that ``learner.nodes`` allows. verl's own pool has no such choice."""
     from verl.single_controller.ray import RayResourcePool
 
-    return RayResourcePool([settings.num_workers], use_gpu=settings.device != "cpu", max_colocate_count=1)
+    on_gpu = settings.device != "cpu"
+    pool = RayResourcePool([settings.num_workers], use_gpu=on_gpu, max_colocate_count=1)
+    place = {"CPU": 1.0, **({"GPU": 1.0} if on_gpu else {}), **settings.nodes.resources}
+    places = placement_group(
+        [place] * settings.num_workers,
+        strategy="PACK",  # ranks may spread over nodes
+        bundle_label_selector=[dict(settings.nodes.labels)] * settings.num_workers,
+    )
+    ray.get(places.ready())
+    pool.pgs = [places]
+    return pool

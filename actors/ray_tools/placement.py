@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -19,3 +20,19 @@ def beside_driver() -> dict[str, Any]:
     """
     node = ray.get_runtime_context().get_node_id()
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+
+
+def has_labels(node: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
+    """Whether a node, one of ``ray.nodes()``, has labels as ``NodesConfig.labels`` asks for them."""
+    return all(_is_wanted(node["Labels"].get(name), value) for name, value in wanted.items())
+
+
+def _is_wanted(value: str | None, wanted: str) -> bool:
+    positive = wanted.removeprefix("!")
+    listed = positive[3:-1].split(",") if positive.startswith("in(") else [positive]
+    return (value in [each.strip() for each in listed]) == (positive == wanted)
+
+
+def with_labels(labels: Mapping[str, str]) -> str:
+    """How an error names the nodes that have ``labels``, after the word "node" and the like."""
+    return f" with the labels {dict(labels)}" if labels else ""

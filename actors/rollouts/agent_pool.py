@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import ray
 
 from actors.ray_tools.background import in_background
-from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.conversations import Conversation, Conversations, lost
+from actors.rollouts.recordings import Recordings, repeated
+from actors.rollouts.rollout import FollowUp, Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.service import RolloutService
-from actors.settings import FleetConfig
+from actors.settings import AgentsConfig, FleetConfig
 from environments.errors import EnvironmentFailure, SamplerError
 from environments.types import PlayedStep, Trajectory
+from policies.openai.envelope import Envelope, Repeated
 from policies.openai.protocol import OpenAIError
 from policies.openai.responses import MAX_STORED, MemoryStore
 from policies.sampler import Sampler, SamplingParams
@@ -56,13 +61,17 @@ class KeptTasks:
 class AgentPool:
     """Plays an episode of a trained agent for each message. The policy server's replicas ask it.
 
+    A message that goes on with a conversation is played by the agent and the environment of the message
+    before, where ``pair.env_class`` takes follow-ups.
+
     Args:
         pair: the agent and its environment.
-        task_from_message: the task that a message is (``Workload.task_from_message``).
+        task_from_message: the task that a first message is (``Workload.task_from_message``).
         make_sampler: makes the sampler, in the sampling actor's process.
         limits: of one episode.
         fleet: settings of the rollout actors.
         description: what the agent does, for clients.
+        agents: settings of conversations.
     """
 
     def __init__(
@@ -73,8 +82,11 @@ class AgentPool:
         limits: RolloutLimits,
         fleet: FleetConfig,
         description: str = "",
+        agents: AgentsConfig = AgentsConfig(),  # noqa: B008  # nobody changes it
     ) -> None:
-        self._description = description
+        self._description, self._pair, self._keep_seconds = description, pair, agents.keep_seconds
+        self._conversations = Conversations(waits=agents.second_message == "wait")
+        self._recordings = Recordings()
         self._task_from_message, self._num_actors = task_from_message, fleet.num_actors
         own_handle = ray.get_runtime_context().current_actor
         self._service = RolloutService(pair, make_sampler, limits, fleet, listener=own_handle)
@@ -83,8 +95,9 @@ class AgentPool:
         self._tasks = KeptTasks()
         self._episodes: dict[str, asyncio.Queue[Part | Exception]] = {}
         """What is heard of the episodes that clients wait for."""
-        self._rollouts: dict[str, str] = {}
-        """The rollout of each message that has a key and is in play or waits."""
+        self._rollouts: dict[tuple[str, str], str] = {}
+        """The rollout of each message that is in play or waits, by its owner and its key to withdraw it."""
+        self._collecting: Future[None] | None = None  # until it is open
 
     async def open(self) -> None:
         """Start the rollout actors, and connect to the policy server. Raises ``SamplerError`` without one."""
@@ -96,37 +109,96 @@ class AgentPool:
         """What the agent does."""
         return self._description
 
+    async def takes_follow_ups(self) -> bool:
+        """Whether a message can go on with a conversation."""
+        return self._pair.env_class.takes_follow_ups()
+
     async def play(
-        self, message: str, params: SamplingParams, key: str | None = None
-    ) -> AsyncGenerator[Part, None]:
+        self,
+        message: str,
+        params: SamplingParams,
+        envelope: Envelope = Envelope(),  # noqa: B008  # it is frozen
+    ) -> AsyncGenerator[Part | Repeated, None]:
         """The episode that a client's message asks for: its steps as they end, and the whole at last.
 
-        A fault in it is in the trajectory. An episode that nobody waits for any more is cancelled.
-
-        By ``key`` the message can be withdrawn.
+        A fault in it is in the trajectory. An episode that nobody waits for any more is cancelled, unless it
+        has an idempotency key: then it is there for who asks again.
 
         Raises:
-            OpenAIError: as many messages wait as may, or the message was withdrawn.
+            OpenAIError: as many messages wait as may, the message was withdrawn, its conversation cannot go
+                on, or its idempotency key came with another body.
             EnvironmentFailure: the workload makes no task of the message.
             SamplerError: the rollout service has failed.
         """
+        if envelope.idempotency_key is None:
+            parts = self._play(message, params, envelope)
+        elif (recording := self._recordings.find(envelope)) is not None:
+            yield repeated(recording)
+            parts = recording.play()
+        else:
+            parts = self._recordings.start(envelope, self._play(message, params, envelope)).play()
+        async with aclosing(parts):
+            async for part in parts:
+                yield part
+
+    async def _play(
+        self, message: str, params: SamplingParams, envelope: Envelope
+    ) -> AsyncGenerator[Part, None]:
+        self._check_follow_ups(envelope)
+        place = self._conversations.find(envelope)
+        with self._listening(envelope) as (rollout_id, heard):
+            async with place.conversation.turn():
+                conversation, after = place.conversation, place.rollout_id or place.conversation.newest
+                if after is None and envelope.has_earlier_turns:
+                    raise lost("the server has no message of this session.")
+                if after != conversation.newest:  # it has gone on since: another one goes on from there
+                    conversation = Conversation(waits=True)
+                request = self._request(rollout_id, message, params, envelope, after)
+                async with aclosing(self._episode(request, heard)) as parts:
+                    async for part in parts:
+                        if isinstance(part, Trajectory) and part.has_answer:
+                            self._conversations.advance(conversation, rollout_id, envelope)
+                        yield part
+
+    @contextmanager
+    def _listening(self, envelope: Envelope) -> Iterator[tuple[str, asyncio.Queue[Part | Exception]]]:
+        """A new rollout's id, and what is heard of it while the block lasts."""
         most = MAX_WAITING_PER_ACTOR * self._num_actors
         if len(self._episodes) >= most:
             raise OpenAIError(
                 429, f"{most} messages are in play or wait already: try again later.", type="rate_limit_error"
             )
         self._check_alive()
-        number = f"{next(self._numbers):08d}"
-        request = RolloutRequest(
-            rollout_id=f"{number}/0000",
-            group_id=number,
-            task=self._task(message),
+        rollout_id = f"{next(self._numbers):08d}/0000"
+        heard = self._episodes[rollout_id] = asyncio.Queue()
+        if envelope.withdraw_key is not None:
+            self._rollouts[envelope.owner, envelope.withdraw_key] = rollout_id
+        try:
+            yield rollout_id, heard
+        finally:
+            del self._episodes[rollout_id]
+            if envelope.withdraw_key is not None:
+                del self._rollouts[envelope.owner, envelope.withdraw_key]
+
+    def _request(
+        self, rollout_id: str, message: str, params: SamplingParams, envelope: Envelope, after: str | None
+    ) -> RolloutRequest:
+        is_kept = self._pair.env_class.takes_follow_ups() and (
+            envelope.can_be_followed or envelope.session is not None
+        )
+        return RolloutRequest(
+            rollout_id=rollout_id,
+            group_id=rollout_id.partition("/")[0],
+            task=self._task(message) if after is None else {"message": message},
             params=params,
             seed=params.seed,
+            follow_up=None if after is None else FollowUp(after=after, message=message),
+            keep_seconds=self._keep_seconds if is_kept else None,
         )
-        heard = self._episodes[request.rollout_id] = asyncio.Queue()
-        if key is not None:
-            self._rollouts[key] = request.rollout_id
+
+    async def _episode(
+        self, request: RolloutRequest, heard: asyncio.Queue[Part | Exception]
+    ) -> AsyncGenerator[Part, None]:
         num_steps, part = 0, None
         try:
             await asyncio.to_thread(self._service.submit, [request])
@@ -139,33 +211,46 @@ class AgentPool:
                 num_steps += 1
                 yield part
         finally:
-            del self._episodes[request.rollout_id]
-            if key is not None:
-                del self._rollouts[key]
             if not isinstance(part, Trajectory):
                 self._service.cancel(request.rollout_id)
 
-    async def withdraw(self, key: str) -> bool:
+    async def withdraw(self, owner: str, key: str) -> bool:
         """End the episode of a message, or take it back if it waits; return whether it had not ended."""
-        if key not in self._rollouts:
+        if (owner, key) not in self._rollouts:
             return False
         error = OpenAIError(409, "The message was withdrawn.", code="withdrawn")
-        self._tell(self._rollouts[key], error)
+        self._tell(self._rollouts[owner, key], error)
         return True
 
     async def hear(self, rollout_id: str, step: PlayedStep) -> None:
         """Take a step that a rollout actor tells of."""
         self._tell(rollout_id, step)
 
-    async def keep(self, response: dict[str, Any]) -> None:
+    async def lose(self, rollout_id: str, why: str) -> None:
+        """The fleet cannot play a message: what it goes on with is gone."""
+        self._tell(rollout_id, lost(why))
+
+    async def end_session(self, owner: str, session: str) -> None:
+        """Close the environment of a session, whose name is free then. Raises ``OpenAIError`` without one."""
+        if (rollout_id := self._conversations.end_session(owner, session)) is not None:
+            self._service.forget(rollout_id)
+
+    async def end(self) -> None:
+        """Close the environments that wait for a message. Nothing can be played afterwards."""
+        await asyncio.to_thread(self._service.end_idle)
+
+    async def keep(self, owner: str, response: dict[str, Any]) -> None:
         """Keep a response for clients that ask for it again: see ``ResponseStore``, as for the next two."""
-        await self._responses.keep(response)
+        self._responses.keep(owner, response)
 
-    async def kept(self, response_id: str) -> dict[str, Any] | None:
-        return await self._responses.kept(response_id)
+    async def kept(self, owner: str, response_id: str) -> dict[str, Any] | None:
+        return self._responses.kept(owner, response_id)
 
-    async def forget(self, response_id: str) -> bool:
-        return await self._responses.forget(response_id)
+    async def forget(self, owner: str, response_id: str) -> bool:
+        """Also closes the environment that waits for a message after this response."""
+        if (rollout_id := self._conversations.end_response(owner, response_id)) is not None:
+            self._service.forget(rollout_id)
+        return self._responses.forget(owner, response_id)
 
     async def keep_task(self, owner: str, task_id: str, task: bytes) -> None:
         """Keep a task of A2A: see ``KeptTasks``, as for the next three."""
@@ -180,6 +265,20 @@ class AgentPool:
     async def forget_task(self, owner: str, task_id: str) -> None:
         self._tasks.forget(owner, task_id)
 
+    def _check_follow_ups(self, envelope: Envelope) -> None:
+        """Raise ``OpenAIError`` for a conversation where the environment takes one message only."""
+        if self._pair.env_class.takes_follow_ups() or (envelope.after is None and envelope.session is None):
+            return
+        name = self._pair.env_class.__name__
+        given = "a session" if envelope.after is None else f"previous_response_id={envelope.after!r}"
+        raise OpenAIError(
+            400,
+            f"This agent answers single messages, and the request has {given}: leave it out, or write "
+            f"{name}.follow_up(message), which says how its environment goes on.",
+            param=None if envelope.after is None else "previous_response_id",
+            code="follow_up_not_supported",
+        )
+
     def _task(self, message: str) -> dict[str, Any]:
         try:
             return self._task_from_message(message)
@@ -189,6 +288,8 @@ class AgentPool:
             ) from error
 
     def _check_alive(self) -> None:
+        if self._collecting is None:
+            raise SamplerError("The agents are still starting: ask again in some seconds.")
         if self._collecting.done():
             raise SamplerError(f"The agents have failed: {self._collecting.exception()!r}")
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
+from actors.rollouts.kept_pairs import KeptPairs
 from actors.rollouts.rollout import RolloutRequest
 
 FIRST_PAUSE_SECONDS = 0.2
@@ -32,21 +33,37 @@ class Attempt:
     since: float = field(default_factory=time.monotonic, compare=False)
     """When it began to wait for an actor."""
 
+    def may_be_tried_by(self, slot: int, others: Collection[int]) -> bool:
+        """Whether the actor of ``slot`` has not failed at it, or those of all ``others`` have too."""
+        return slot not in self.tried_by or self.tried_by.issuperset(others)
+
     def again(self, slot: int) -> Attempt:
         """The next attempt, after the actor of ``slot`` has failed."""
         tried_by = self.tried_by | {slot}
         return replace(self, number=self.number + 1, tried_by=tried_by)
 
 
-def choose_attempt(waiting: Collection[Attempt], slot: int, others: Collection[int]) -> Attempt | None:
+def choose_attempt(
+    waiting: Collection[Attempt],
+    slot: int,
+    others: Collection[int],
+    kept: KeptPairs | None = None,
+    idle: Collection[int] = (),
+) -> Attempt | None:
     """The attempt that ``slot`` plays next: the first one that it has not failed at, or that all have.
 
     Args:
         waiting: in their order.
         others: slots that can play too.
+        kept: the pairs that wait for a follow-up; a slot with one leaves other attempts to the ``idle`` ones.
     """
     for attempt in waiting:
-        if slot not in attempt.tried_by or attempt.tried_by.issuperset(others):
+        if not attempt.may_be_tried_by(slot, others):
+            continue
+        if not kept:
+            return attempt
+        rivals = [each for each in idle if each != slot and attempt.may_be_tried_by(each, others)]
+        if kept.may_play(slot, attempt.request, rivals):
             return attempt
     return None
 
@@ -56,11 +73,14 @@ class WaitingAttempts:
 
     Args:
         slots: tells which slots can play at the moment.
+        kept: the pairs that wait for a follow-up.
     """
 
-    def __init__(self, slots: Callable[[], Collection[int]]) -> None:
-        self._slots = slots
+    def __init__(self, slots: Callable[[], Collection[int]], kept: KeptPairs | None = None) -> None:
+        self._slots, self._kept = slots, kept
         self._waiting: list[Attempt] = []
+        self._idle: set[int] = set()
+        """The slots that are in ``take``."""
 
         self._num_pausing = 0
         self._takers: list[asyncio.Future[None]] = []
@@ -85,14 +105,25 @@ class WaitingAttempts:
                 taker.set_result(None)
         self._takers.clear()
 
-    async def take(self, slot: int) -> Attempt:
-        """The next attempt for ``slot``, once there is one."""
-        while (attempt := choose_attempt(self._waiting, slot, self._slots())) is None:
-            taker = asyncio.get_running_loop().create_future()
-            self._takers.append(taker)
-            await taker
+    async def take(self, slot: int) -> Attempt | None:
+        """The next attempt for ``slot``, once there is one. ``None``: the pair that it keeps has to go."""
+        self._idle.add(slot)
+        try:
+            while (attempt := self._choose(slot)) is None:
+                if self._kept is not None and self._kept.is_over(slot):
+                    return None
+                taker = asyncio.get_running_loop().create_future()
+                self._takers.append(taker)
+                await taker
+        finally:
+            self._idle.discard(slot)
         self._waiting.remove(attempt)
+        if self._kept and self._waiting:
+            self.look_again()  # what was left to this slot is for another now
         return attempt
+
+    def _choose(self, slot: int) -> Attempt | None:
+        return choose_attempt(self._waiting, slot, self._slots(), self._kept, self._idle)
 
     def _end_pause(self, attempt: Attempt) -> None:
         self._num_pausing -= 1

@@ -10,36 +10,33 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError
 from ray.util.queue import Queue
 
 from actors.ray_tools.draining import draining_nodes
-from actors.ray_tools.placement import EVERYWHERE
+from actors.ray_tools.placement import EVERYWHERE, has_labels, with_labels
 from actors.rollouts.attempts import Attempt, WaitingAttempts
 from actors.rollouts.fleet_report import ActorFailure, FleetReport, FleetStatus, RolloutInPlay
 from actors.rollouts.journal import JournalStore
-from actors.rollouts.node_watch import SILENT_SECONDS, NodeWatch
-from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, failed
-from actors.rollouts.rollout_actor import CLOSE_SECONDS, RolloutActor
+from actors.rollouts.kept_pairs import RESUMED_AFTER, KeptPairs
+from actors.rollouts.node_watch import NodeWatch
+from actors.rollouts.outcome import is_there, outcome
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.rollout_actor import Played, RolloutActor
 from actors.settings import FleetConfig
 from environments.errors import ConfigError
-from environments.types import TerminationReason, Trajectory
+from environments.types import Trajectory
 
 logger = logging.getLogger(__name__)
 
 MAX_UNDELIVERED = 16
 """Finished trajectories that wait for the stream before the actors that have played them do."""
-GRACE_SECONDS = 5.0
-"""How much longer than its own limits an actor may take before the fleet ends it."""
 DRAIN_POLL_SECONDS = 1.0
 """Between two looks for nodes that are about to leave."""
 CANCEL_SECONDS = 1.0
 """Between two attempts to end what is sampled for a rollout that was cancelled."""
 MAX_START_FAILURES = 3
 """Actors of a slot that may fail to start, one after the other, before the fleet itself has failed."""
-
-RESUMED_AFTER = {TerminationReason.CRASHED, TerminationReason.SAMPLER_ERROR}
-"""Failures below the agent and the environment: an episode goes on after its last finished turn."""
 
 
 @ray.remote(num_cpus=0)
@@ -50,6 +47,9 @@ class RolloutFleet:
     takes a request only when its actor is up, so no request waits for an actor that the cluster has no room
     for. The fleet, not the rollout actor, writes to the stream: only it knows whether an actor that died had
     already delivered.
+
+    A conversation's pair stays in its actor: its next message waits for that one. Where the pair is gone, any
+    actor rebuilds it from the journals of its messages.
 
     consumes requests · waits for room in the stream · produces one trajectory per request
     """
@@ -79,7 +79,8 @@ class RolloutFleet:
         self._slots: dict[int, asyncio.Task[None]] = {}
         self._nodes: dict[int, str] = {}
         """Where the actor of a slot is, for the slots whose actors are up."""
-        self._attempts = WaitingAttempts(lambda: self._nodes)
+        self._kept = KeptPairs(pair.env_class, lambda: self._attempts.look_again())
+        self._attempts = WaitingAttempts(lambda: self._nodes, self._kept)
         self._draining: frozenset[str] = frozenset()
         self._playing: set[int] = set()
         self._since: dict[int, float] = {}
@@ -92,7 +93,7 @@ class RolloutFleet:
         self._busy_seconds = 0.0
         self._num_ready = 0
         self._num_lost = 0
-        self._num_replayed_tokens = 0
+        self._num_replayed_tokens = self._num_retries = self._num_resumed_turns = 0
         self._waited_seconds = 0.0
 
     async def resize(self, num_actors: int) -> None:
@@ -126,6 +127,16 @@ class RolloutFleet:
         while rollout_id in self._cancelled:  # it may be in its environment, and sample later
             await self._sampler.cancel.remote(rollout_id)
             await asyncio.sleep(CANCEL_SECONDS)
+
+    async def forget(self, rollout_id: str) -> None:
+        """No message comes after this rollout: close its environment, if it is kept."""
+        self._kept.forget(rollout_id)
+
+    async def end(self) -> None:
+        """End the idle actors, and close the environments that they keep."""
+        await self.resize(0)
+        idle = [slot for index, slot in self._slots.items() if index not in self._turns]
+        await asyncio.gather(*idle, return_exceptions=True)
 
     async def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
         """Keep what a rollout actor says of a turn that it has finished; see ``Journal``."""
@@ -161,6 +172,8 @@ class RolloutFleet:
             seconds=now - self._start,
             num_replayed_tokens=self._num_replayed_tokens,
             waited_seconds=self._waited_seconds,
+            num_retries=self._num_retries,
+            num_resumed_turns=self._num_resumed_turns,
         )
 
     async def report(self) -> FleetReport:
@@ -194,7 +207,8 @@ class RolloutFleet:
     async def _slot(self, index: int) -> None:
         num_failures = 0
         while index < self._config.num_actors:
-            actor = RolloutActor.options(**self._options, **self._node_watch.elsewhere()).remote(  # type: ignore[attr-defined]
+            labels = self._options["label_selector"] | self._node_watch.elsewhere()
+            actor = RolloutActor.options(**self._options | {"label_selector": labels}).remote(  # type: ignore[attr-defined]
                 self._pair,
                 self._sampler,
                 self._limits,
@@ -203,6 +217,7 @@ class RolloutFleet:
             )
             try:
                 self._nodes[index] = await actor.ready.remote()
+                self._node_watch.watch(self._nodes[index])
                 num_failures = 0
                 self._num_ready += 1
                 try:
@@ -211,6 +226,8 @@ class RolloutFleet:
                     self._num_ready -= 1
                     self._nodes.pop(index, None)
                     self._attempts.look_again()  # what this slot was waited for another may play
+                    if index in self._kept:
+                        await self._kept.close(index, actor)
             except RayActorError as error:
                 num_failures += 1
                 logger.warning("A rollout actor did not start: %s", error)
@@ -223,32 +240,48 @@ class RolloutFleet:
         """Play requests with ``actor`` until it is lost, or one too many, or its node is about to leave."""
         while index < self._config.num_actors and self._nodes[index] not in self._draining:
             attempt = await self._attempts.take(index)
-            if self._node_watch.silence(self._nodes[index]).done():
-                self._attempts.put(attempt)
-                self._num_lost += 1
-                return
+            if attempt is None:  # nobody asks for the pair that it keeps
+                self._playing.add(index)
+                is_usable = await self._kept.close(index, actor)
+                self._playing.discard(index)
+                if not is_usable:
+                    self._num_lost += 1
+                    return
+                continue
             if attempt.request.rollout_id in self._cancelled:
                 self._forget(attempt.request.rollout_id)
                 continue
             self._playing.add(index)
+            if not await is_there(actor, self._nodes[index], self._node_watch):
+                self._playing.discard(index)
+                self._attempts.put(attempt)
+                self._num_lost += 1
+                return
             self._since[index] = time.monotonic()
             self._waited_seconds += self._since[index] - attempt.since
             self._turns[index] = (attempt.request.rollout_id, self._since[index])
             try:
-                trajectory, usable = await self._play(attempt, index, actor)
+                played = await self._play(attempt, index, actor)
             finally:
                 del self._turns[index]
             self._busy_seconds += time.monotonic() - self._since.pop(index)
-            await self._settle(attempt, index, trajectory)
+            if played.kept:
+                self._kept.keep(index, attempt.request, played.turns)
+                if attempt.request.rollout_id in self._cancelled:
+                    self._kept.end(attempt.request.rollout_id)
+            await self._settle(attempt, index, played)
             self._playing.discard(index)  # not before: a slot that shrinking finds idle is cancelled
-            if not usable:
+            if not played.usable:
                 self._num_lost += 1
                 return
 
-    async def _settle(self, attempt: Attempt, index: int, trajectory: Trajectory) -> None:
+    async def _settle(self, attempt: Attempt, index: int, played: Played) -> None:
         """Hand over what the actor of the slot ``index`` has played, or let another one try again."""
-        reason = trajectory.termination_reason
+        trajectory, reason = played.trajectory, played.trajectory.termination_reason
         assert reason is not None
+        if played.lost and self._listener is not None:
+            self._listener.lose.options(num_returns=0).remote(trajectory.rollout_id, trajectory.error)
+            self._cancelled.add(trajectory.rollout_id)  # that is its answer
         if trajectory.rollout_id in self._cancelled:
             self._forget(trajectory.rollout_id)
             return
@@ -262,9 +295,11 @@ class RolloutFleet:
             )
         if reason not in RESUMED_AFTER or attempt.number > self._config.retries:
             self._journals.drop(trajectory.rollout_id)
-        if reason.is_failure and attempt.number <= self._config.retries:
+        is_last = attempt.number > self._config.retries or not self._kept.may_retry(attempt.request, reason)
+        if reason.is_failure and not is_last:
             logger.warning("Rollout %s failed: %s", trajectory.rollout_id, trajectory.error)
             self._num_replayed_tokens += trajectory.num_sampled_tokens
+            self._num_retries += 1
             self._attempts.put_later(attempt.again(index))
             return
         if reason.is_failure and attempt.number > 1:
@@ -294,49 +329,26 @@ class RolloutFleet:
                     self._slots[index] = asyncio.create_task(self._slot(index))
             await asyncio.sleep(DRAIN_POLL_SECONDS)
 
-    async def _play(
-        self, attempt: Attempt, index: int, actor: ray.actor.ActorHandle
-    ) -> tuple[Trajectory, bool]:
-        """The trajectory of an attempt by the actor of the slot ``index``, and whether that can go on."""
+    async def _play(self, attempt: Attempt, index: int, actor: ray.actor.ActorHandle) -> Played:
+        """What the actor of the slot ``index`` makes of an attempt."""
         request = attempt.request
+        history = await self._kept.history(index, actor, request)
+        if isinstance(history, Played):
+            return history
         entries = self._journals.open(request.rollout_id, attempt.number)
-        seconds = self._limits.timeout_seconds + CLOSE_SECONDS + GRACE_SECONDS
-        silence = self._node_watch.silence(self._nodes[index])
-        played = asyncio.ensure_future(actor.run.remote(request, attempt.number, entries))
-        try:
-            await asyncio.wait({played, silence}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if played.done():
-                return await played
-            if silence.done():
-                node = self._nodes[index]
-                text = f"The rollout actor's node {node} has not answered for {SILENT_SECONDS} s."
-                return failed(request, TerminationReason.CRASHED, text), False
-            text = (  # it could not even be interrupted
-                f"The rollout ran longer than its limit of {self._limits.timeout_seconds:g} s. Nothing could "
-                "interrupt it, so its process was ended, and its environment not closed."
-            )
-            return failed(request, TerminationReason.TIMEOUT, text), False
-        except RayActorError as error:
-            return failed(request, TerminationReason.CRASHED, f"The rollout actor died: {error}"), False
-        except RayTaskError as error:  # mostly: what it returned cannot be sent
-            return failed(
-                request, TerminationReason.ENV_ERROR, f"The rollout could not be returned: {error}"
-            ), False
-        except RayError as error:  # lost with its node, or it cannot be read in this process
-            return failed(
-                request, TerminationReason.CRASHED, f"The rollout's result was lost: {error}"
-            ), False
-        finally:
-            played.cancel()  # what comes from it now counts no more
+        self._num_resumed_turns += len(entries)
+        running = actor.run.remote(request, attempt.number, entries, history)
+        return await outcome(running, request, self._limits, self._nodes[index], self._node_watch)
 
 
 def actor_options(pair: Pair, config: FleetConfig) -> dict[str, Any]:
-    """The Ray options of an actor: what its environment class needs, else what the fleet's settings say."""
+    """The Ray options of an actor: what its environment class needs, and what the fleet's settings say."""
     needs = pair.env_class.actor_needs
     return {
         "num_cpus": config.num_cpus_per_actor if needs.num_cpus is None else needs.num_cpus,
         "memory": needs.memory_bytes,
-        "resources": dict(needs.resources),
+        "resources": config.nodes.resources | dict(needs.resources),
+        "label_selector": dict(config.nodes.labels),
         "runtime_env": dict(needs.runtime_env),
         **EVERYWHERE,
     }
@@ -349,11 +361,13 @@ def check_room(options: dict[str, Any]) -> None:
         ConfigError: names what is needed and the most that a node has.
     """
     needed = {"CPU": options["num_cpus"], "memory": options["memory"] or 0, **options["resources"]}
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    labels = options["label_selector"]
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and has_labels(node, labels)]
     if any(all(node.get(name, 0) >= amount for name, amount in needed.items()) for node in nodes):
         return
     most = {name: max((node.get(name, 0) for node in nodes), default=0) for name in needed}
     raise ConfigError(
-        f"One rollout actor needs {needed} and no node of the cluster has that (the most of each: {most}): "
-        "lower the environment class's actor_needs or fleet.num_cpus_per_actor, or add a node."
+        f"One rollout actor needs {needed} and no node of the cluster{with_labels(labels)} has that (the "
+        f"most of each: {most}): lower the environment class's actor_needs or fleet.num_cpus_per_actor, or "
+        "add a node."
     )

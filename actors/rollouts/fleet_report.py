@@ -14,7 +14,8 @@ class FleetStatus:
     Of ``num_actors``, ``num_ready`` are up and can play. ``busy_seconds`` are those that all actors together
     have played in the ``seconds`` since the fleet started, ``waited_seconds`` those that all requests
     together have waited for an actor. ``num_replayed_tokens`` were sampled in rollouts that have failed and
-    were played again, unless their process died with them.
+    were played again, unless their process died with them. There were ``num_retries`` attempts after a
+    failure, which began after ``num_resumed_turns`` turns of the attempts before.
     """
 
     num_actors: int
@@ -26,6 +27,8 @@ class FleetStatus:
     seconds: float
     num_replayed_tokens: int
     waited_seconds: float = 0.0
+    num_retries: int = 0
+    num_resumed_turns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

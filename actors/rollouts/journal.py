@@ -60,15 +60,18 @@ class Journal:
         self._finished: list[FinishedTurn] = [pickle.loads(entry) for entry in entries]
         self._opening: Opening = (None, {})
 
-    def open(self, env: BaseEnv, reset: Callable[[BaseEnv], Opening]) -> Opening:
-        """The first observation and info; ``env`` begins, or stands after the last finished turn."""
+    def open(self, env: BaseEnv, begin: Callable[[BaseEnv], Opening], name: str = "reset()") -> Opening:
+        """The first observation and info; ``env`` begins, or stands after the last finished turn.
+
+        ``name`` is the method of ``env`` that ``begin`` calls.
+        """
         if self._finished and self._resumes_by == "snapshot":
             env.restore(self._finished[-1].snapshot)
             self._opening = self._finished[0].opening
         else:
-            self._opening = reset(env)
+            self._opening = begin(env)
             if self._finished:
-                _check_same(env, "reset()", self._finished[0].opening[0], self._opening[0])
+                _check_same(env, name, self._finished[0].opening[0], self._opening[0])
         return self._opening
 
     def completion(self, turn: int) -> Completion | None:

@@ -6,7 +6,6 @@ Ray takes about a minute to declare a node dead whose network was cut, and says 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
@@ -36,18 +35,25 @@ class NodeWatch:
         self._silences: dict[str, asyncio.Future[None]] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
 
-    def silence(self, node: str) -> asyncio.Future[None]:
-        """Done once ``node`` (Ray's id) is silent. It is watched from the first call on."""
+    def watch(self, node: str) -> None:
+        """Ask ``node`` (Ray's id) from now on, if that is not done already.
+
+        A node that falls silent before its ``NodePulse`` is up, which takes seconds, is noticed by Ray only.
+        """
         if node not in self._silences:
             self._silences[node] = asyncio.get_running_loop().create_future()
         if node != self._own and (node not in self._watches or self._watches[node].done()):
             self._watches[node] = asyncio.create_task(self._watch(node))
+
+    def silence(self, node: str) -> asyncio.Future[None]:
+        """Done once ``node``, which is watched, is silent."""
+        self.watch(node)  # its watch has ended where Ray took it for dead, and it came back
         return self._silences[node]
 
-    def elsewhere(self) -> dict[str, Any]:
-        """Ray options that keep an actor away from silent nodes, which Ray may still take for healthy."""
+    def elsewhere(self) -> dict[str, str]:
+        """Labels that keep an actor away from silent nodes, which Ray may still take for healthy."""
         silent = sorted(node for node, silence in self._silences.items() if silence.done())
-        return {"label_selector": {"ray.io/node-id": f"!in({','.join(silent)})"}} if silent else {}
+        return {"ray.io/node-id": f"!in({','.join(silent)})"} if silent else {}
 
     def check(self) -> None:
         """Raise the error of a watch that has failed: no silence would be noticed any more."""

@@ -86,6 +86,14 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FollowUp:
+    """A client's next message: the rollout ``after`` goes on with it, on the same agent and environment."""
+
+    after: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutRequest:
     """One rollout to be played: the same request always has the same task, seed and ids."""
 
@@ -103,6 +111,10 @@ class RolloutRequest:
     """Position of the task among those of its batch, for ``BaseEnv.idx``."""
     urgent: bool = False
     """Whether it goes before the requests that are not: an evaluation does not wait for training."""
+    follow_up: FollowUp | None = None
+    """The message that it is instead of a new task."""
+    keep_seconds: float | None = None
+    """How long its pair waits for a follow-up after it has ended. ``None`` closes its environment at once."""
 
 
 def run_rollout(
@@ -116,6 +128,8 @@ def run_rollout(
 ) -> Trajectory:
     """Play ``request.task`` to its end and return the agent's trajectory, rewards and completions filled in.
 
+    A follow-up goes on where ``agent`` and ``env`` stand; its trajectory has its own steps only.
+
     Turns that ``journal`` has are not sampled again. The next ones have the seeds that they would have had.
 
     Raises:
@@ -123,11 +137,8 @@ def run_rollout(
         SamplerError: the policy could not be sampled.
     """
     in_agent, in_env = owned_by(AgentError, "agent", agent), owned_by(EnvironmentFailure, "environment", env)
-    with in_env("reset"):
-        observation, info = journal.open(env, reset)
-    with in_agent("reset"):
-        agent.reset()
-    budget = TokenBudget(limits)
+    observation, info, earlier = _begin(agent, env, request, journal)
+    budget = TokenBudget(limits, earlier[-1].completion if earlier else None)
     with in_agent("update_from_env"):
         agent.update_from_env(observation, 0.0, False, budget.report(info))
     reason = TerminationReason.MAX_STEPS
@@ -146,7 +157,7 @@ def run_rollout(
             break
         previous = Turn(messages=sample_request.messages, completion=completion, tools=sample_request.tools)
         budget.count(completion)
-        step, action = take_step(agent, completion, turn)
+        step, action = take_step(agent, completion, len(earlier) + turn)
         with in_env("step"):
             outcome = journal.step(turn, env, action, take_action)
         with in_env("snapshot"):
@@ -162,7 +173,8 @@ def run_rollout(
             reason = TerminationReason.ENV_DONE
             break
     with in_agent("trajectory"):
-        trajectory = finish(agent.trajectory, request, reason)
+        played = Trajectory(steps=agent.trajectory.steps[len(earlier) :]) if earlier else agent.trajectory
+        trajectory = finish(played, request, reason)
     trajectory.masked = limits.overlong_filter and reason.is_overlong
     if not trajectory.steps:  # else it is the usual end of a long conversation
         trajectory.error = too_long
@@ -172,6 +184,24 @@ def run_rollout(
     with in_env("compute_metrics"):
         trajectory.metrics = episode_metrics(env)
     return trajectory
+
+
+def _begin(
+    agent: BaseAgent, env: BaseEnv, request: RolloutRequest, journal: Journal
+) -> tuple[Any, dict[str, Any], list[Step]]:
+    """The first observation and info, and the agent's steps of earlier messages."""
+    in_agent, in_env = owned_by(AgentError, "agent", agent), owned_by(EnvironmentFailure, "environment", env)
+    if request.follow_up is not None:
+        follow = partial(follow_up, message=request.follow_up.message)
+        with in_env("follow_up"):
+            observation, info = journal.open(env, follow, "follow_up()")
+        with in_agent("trajectory"):
+            return observation, info, list(agent.trajectory.steps)
+    with in_env("reset"):
+        observation, info = journal.open(env, reset)
+    with in_agent("reset"):
+        agent.reset()
+    return observation, info, []
 
 
 def _played(turn: int, step: Step, observation: Any, completion: Completion) -> PlayedStep:
@@ -217,6 +247,14 @@ def reset(env: BaseEnv) -> tuple[Any, dict[str, Any]]:
     return observation, info
 
 
+def follow_up(env: BaseEnv, message: str) -> tuple[Any, dict[str, Any]]:
+    """Observation and info of a client's next message. Raises ``ContractError`` for anything else."""
+    result = env.follow_up(message)
+    _check_values(env, reset_faults(result, "follow_up()"))
+    observation, info = result
+    return observation, info
+
+
 def take_action(env: BaseEnv, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
     """Observation, reward, done and info. Raises ``ContractError`` for anything else than these four."""
     result = env.step(action)
@@ -251,10 +289,14 @@ class TokenBudget:
 
     What was sampled counts, and whatever a prompt has more than the turn before: that is what the
     environment said. Nothing is given back where an agent or a template drops a part of the history.
+
+    Args:
+        last: completion of a conversation's message before, if any. Each message has the whole budget.
     """
 
-    def __init__(self, limits: RolloutLimits) -> None:
+    def __init__(self, limits: RolloutLimits, last: Completion | None = None) -> None:
         self._limits = limits
+        self._history_tokens = last.num_prompt_tokens + last.num_completion_tokens if last else 0
         self._used = 0
         self._last_turn = 0
         """Prompt and completion of the last turn; 0 before the first."""
@@ -270,7 +312,9 @@ class TokenBudget:
     @property
     def max_prompt_tokens(self) -> int | None:
         """Limit of the next prompt as such: of the first one, and of each where turns have own budgets."""
-        return None if self._grows else self._limits.max_prompt_tokens
+        if self._grows or self._limits.max_prompt_tokens is None:
+            return None
+        return self._limits.max_prompt_tokens + self._history_tokens
 
     @property
     def max_total_tokens(self) -> int | None:

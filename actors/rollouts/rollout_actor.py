@@ -5,24 +5,42 @@ This module is imported in every rollout worker. It must stay light: no torch, n
 
 from __future__ import annotations
 
+import logging
 import resource
 import time
 import traceback
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
 from actors.rollouts.journal import Journal
-from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, Tell, failed, owned_by, run_rollout
+from actors.rollouts.rollout import (
+    Pair,
+    RolloutLimits,
+    RolloutRequest,
+    Tell,
+    failed,
+    owned_by,
+    run_rollout,
+)
 from actors.rollouts.time_limit import TimeLimitReached, Watchdog
 from environments.base import DEFAULT_MEMORY_BYTES, BaseEnv
-from environments.errors import AgentError, EnvironmentFailure, SamplerError, TroupeError
+from environments.errors import (
+    AgentError,
+    ContractError,
+    EnvironmentFailure,
+    PromptTooLongError,
+    SamplerError,
+    TroupeError,
+)
 from environments.types import Completion, Step, TerminationReason, Trajectory
 from policies.agents.base import BaseAgent
 from policies.sampler import SampleRequest
+
+logger = logging.getLogger(__name__)
 
 UNUSABLE_AFTER = {TerminationReason.TIMEOUT, TerminationReason.OUT_OF_MEMORY, TerminationReason.CRASHED}
 """Endings that leave the process in an unknown state."""
@@ -31,11 +49,50 @@ RESTART_SECONDS = 60.0
 RETRY_SECONDS = 0.5
 CLOSE_SECONDS = 10.0
 """What an environment gets for its ``close``, beyond the rollout's own limit."""
+GRACE_SECONDS = 5.0
+"""How much longer than its own limits an actor may take before the fleet ends it."""
+
+
+class PastMessage(NamedTuple):
+    """An earlier message of a conversation, and the journal of all turns that it took."""
+
+    request: RolloutRequest
+    turns: tuple[bytes, ...]
+
+
+class Played(NamedTuple):
+    """What an actor returns of a rollout."""
+
+    trajectory: Trajectory
+    usable: bool
+    """Whether the process can be used again: what was interrupted at a time limit, or has used up its memory,
+    leaves it in an unknown state."""
+    kept: bool = False
+    """Whether agent and environment wait for a follow-up."""
+    turns: tuple[bytes, ...] = ()
+    """The journal of its turns, if it is kept and the environment can be rebuilt from it."""
+    lost: bool = False
+    """Whether it failed because the pair that it goes on with could not be rebuilt."""
+
+
+class _LostError(EnvironmentFailure):
+    """The pair that a message goes on with could not be rebuilt."""
+
+
+class KeptPair(NamedTuple):
+    """Agent and environment after a rollout, for a client's next message."""
+
+    rollout_id: str
+    agent: BaseAgent
+    env: BaseEnv
 
 
 @ray.remote(num_cpus=0)
 class RolloutActor:
-    """One agent and one environment at a time, in a process of their own that is used for many rollouts."""
+    """One agent and one environment at a time, in a process of their own that is used for many rollouts.
+
+    After a client's message both may stay for the next one. Then the fleet sends that, or ``close_kept``.
+    """
 
     def __init__(
         self,
@@ -51,51 +108,104 @@ class RolloutActor:
         self._sampler = sampler
         self._deadline = 0.0
         self._watchdog = Watchdog()
+        self._kept: KeptPair | None = None
         limit_memory(pair.env_class.actor_needs.memory_bytes or DEFAULT_MEMORY_BYTES)
 
     def ready(self) -> str:
         """The id of the node, once the process is up."""
         return str(ray.get_runtime_context().get_node_id())
 
-    def run(self, request: RolloutRequest, attempt: int, entries: Sequence[bytes]) -> tuple[Trajectory, bool]:
+    def run(
+        self,
+        request: RolloutRequest,
+        attempt: int,
+        entries: Sequence[bytes],
+        history: Sequence[PastMessage] = (),
+    ) -> Played:
         """Play ``request``, after the turns that its journal's ``entries`` hold.
 
-        Whatever agent, environment or sampler raise is in the trajectory.
+        A follow-up goes on with the pair that is kept, else with one that is rebuilt from ``history``.
 
-        Also returns whether the process can be used again: what was interrupted at a time limit, or has
-        used up its memory, leaves it in an unknown state.
+        Whatever agent, environment or sampler raise is in the trajectory.
         """
         start = time.monotonic()
         self._deadline = start + self._limits.timeout_seconds
+        turns = list(entries)
+        num_earlier, lost = 0, False
         agent: BaseAgent | None = None
         env: BaseEnv | None = None
+        if self._kept is not None:
+            (_, agent, env), self._kept = self._kept, None
         try:
             with self._watchdog.limit(self._limits.timeout_seconds):
-                agent, env = self._pair.make_agent(), self._pair.make_env(request)
-                journal = self._journal(request, attempt, entries)
+                if agent is None or env is None:
+                    first = history[0].request if history else request
+                    agent, env = self._pair.make_agent(), self._pair.make_env(first)
+                    self._repeat(history, agent, env)
+                num_earlier = len(_played_steps(agent)) if request.follow_up is not None else 0
+                journal = self._journal(request, attempt, turns)
                 trajectory = run_rollout(
                     agent, env, self._sample, request, self._limits, journal, self._teller(request)
                 )
         except TroupeError as error:
-            trajectory = failed(request, _reason(error), _report(error), _played_steps(agent))
+            lost = isinstance(error, _LostError)
+            trajectory = failed(request, _reason(error), _report(error), _played_steps(agent)[num_earlier:])
         except Exception as error:  # noqa: BLE001  # a gap in the boundaries: the environment is closed all the same
             text = "".join(traceback.format_exception(error))
-            trajectory = failed(request, TerminationReason.ENV_ERROR, text, _played_steps(agent))
+            steps = _played_steps(agent)[num_earlier:]
+            trajectory = failed(request, TerminationReason.ENV_ERROR, text, steps)
         except KeyboardInterrupt as error:  # also Ray's own, which it raises instead when it was waiting
             text = f"The rollout ran longer than its limit of {self._limits.timeout_seconds:g} s.\n"
             text += _innermost(error)
-            trajectory = failed(request, TerminationReason.TIMEOUT, text, _played_steps(agent))
+            steps = _played_steps(agent)[num_earlier:]
+            trajectory = failed(request, TerminationReason.TIMEOUT, text, steps)
             trajectory.masked = self._limits.overlong_filter
         usable = trajectory.termination_reason not in UNUSABLE_AFTER
-        if env is not None:
+        is_kept = request.keep_seconds is not None and trajectory.has_answer
+        if is_kept and agent is not None and env is not None:
+            self._kept = KeptPair(request.rollout_id, agent, env)
+        elif env is not None:
             usable = self._close(env, trajectory) and usable
         trajectory.seconds = time.monotonic() - start
-        return trajectory, usable
+        if self._kept is None:
+            return Played(trajectory, usable, lost=lost)
+        is_whole = len(turns) == len(trajectory.steps)
+        return Played(trajectory, usable, kept=True, turns=tuple(turns) if is_whole else ())
 
-    def _journal(self, request: RolloutRequest, attempt: int, entries: Sequence[bytes]) -> Journal:
-        """A journal that the fleet keeps. No answer is waited for."""
-        record = partial(self._record_turn, request.rollout_id, attempt)
-        return Journal(self._pair.env_class.resumes_by, record, entries)
+    def close_kept(self) -> bool:
+        """Close the environment that waits for a follow-up, and return whether it was in time."""
+        if self._kept is None:
+            return True
+        (rollout_id, _, env), self._kept = self._kept, None
+        closing = Trajectory(rollout_id=rollout_id)
+        in_time = self._close(env, closing)
+        if closing.error is not None:
+            logger.warning("The conversation of %s ended with an error: %s", rollout_id, closing.error)
+        return in_time
+
+    def _repeat(self, history: Sequence[PastMessage], agent: BaseAgent, env: BaseEnv) -> None:
+        """Bring a new pair to where the one stood that has played ``history``: nothing is sampled.
+
+        Raises:
+            _LostError: the agent or the environment does not repeat it.
+        """
+        for request, turns in history:
+            journal = Journal(self._pair.env_class.resumes_by, entries=turns)
+            try:
+                run_rollout(agent, env, _sample_nothing, request, self._limits, journal)
+            except ContractError as error:
+                raise _LostError(str(error)) from error
+
+    def _journal(self, request: RolloutRequest, attempt: int, turns: list[bytes]) -> Journal:
+        """A journal that the fleet keeps. No answer is waited for. New turns of a conversation are added to
+        ``turns``."""
+
+        def record(index: int, entry: bytes) -> None:
+            if request.keep_seconds is not None:
+                turns.append(entry)
+            self._record_turn(request.rollout_id, attempt, index, entry)
+
+        return Journal(self._pair.env_class.resumes_by, record, tuple(turns))
 
     def _teller(self, request: RolloutRequest) -> Tell | None:
         """Tells the listener, if there is one."""
@@ -153,6 +263,11 @@ class RolloutActor:
             if isinstance(error.cause, TroupeError):
                 raise error.cause from None
             raise SamplerError(f"The sampler failed: {error}") from error
+
+
+def _sample_nothing(request: SampleRequest) -> Completion:
+    """An episode that is repeated has no more turns: it had ended here for the same reason."""
+    raise PromptTooLongError("This turn was not played: the prompt left no room for it.")
 
 
 def limit_memory(num_bytes: int) -> None:

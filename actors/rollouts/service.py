@@ -31,7 +31,7 @@ from environments.errors import SamplerError
 from policies.sampler import QueueStatus, Sampler, TokenRequest
 
 if TYPE_CHECKING:  # Ray Serve is not needed where an outside server is sampled
-    from actors.serving.policy_server import PolicyApp
+    from actors.serving.policy_app import PolicyApp
 
 NAMESPACE, FLEET = "troupe", "fleet-"
 """Ray's namespace of the fleets, and the beginning of their names: ``launch.scale`` finds them by these."""
@@ -171,6 +171,14 @@ class RolloutService:
     def cancel(self, rollout_id: str) -> None:
         """Have nothing more sampled for a rollout; its trajectory does not come. This does not wait."""
         self._playing.cancel.options(num_returns=0).remote(rollout_id)
+
+    def forget(self, rollout_id: str) -> None:
+        """No follow-up comes after a rollout: its environment is closed. This does not wait."""
+        self._playing.forget.options(num_returns=0).remote(rollout_id)
+
+    def end_idle(self) -> None:
+        """End the rollout actors that play nothing, and close the environments that they keep."""
+        answers([self._playing.end.remote()], "The fleet")
 
     def sample(self, request: TokenRequest) -> ray.ObjectRef:
         """Ask for one completion outside any rollout; the reference is to a ``TokenOutput``."""

@@ -92,7 +92,8 @@ class QueueWorker:
     async def _answer(self, ticket: str, request: TokenRequest) -> None:
         answer: TokenOutput | Exception
         try:
-            answer = await self._engine.generate(request.prompt_ids, request.params)
+            with self._engine.in_flight(request.prompt_ids, request.params):
+                answer = await self._engine.generate(request.prompt_ids, request.params)
         except Exception as error:  # noqa: BLE001  # an engine may raise anything, and the request has to hear of it
             if not self._engine_is_alive():  # run() raises the engine's failure
                 self._news.set()

@@ -6,7 +6,6 @@ https://a2a-protocol.org. Imported only where clients ask for it: the package is
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from functools import partial
 
 from a2a.auth.user import User
 from a2a.helpers.proto_helpers import new_task_from_user_message, new_text_message
@@ -55,6 +54,7 @@ from starlette.responses import Response
 from actors.serving.pool_client import PoolClient
 from environments.errors import TroupeError
 from policies.openai.agent_frontend import AgentFrontend
+from policies.openai.envelope import Envelope
 from policies.openai.protocol import OpenAIError, openai_error
 
 TEXT = "text/plain"
@@ -194,7 +194,7 @@ class _Handler(DefaultRequestHandlerV2):
         if task.status.state in ENDED:
             state = TaskState.Name(task.status.state)
             raise TaskNotCancelableError(f"The task {params.id!r} has ended: its state is {state}.")
-        if not await self._episodes.withdraw(params.id):
+        if not await self._episodes.withdraw(context.user.user_name, params.id):
             raise TaskNotCancelableError(f"The task {params.id!r} is ending just now: ask for its answer.")
         task.status.state = TaskState.TASK_STATE_CANCELED
         task.status.timestamp.GetCurrentTime()
@@ -211,8 +211,8 @@ def _check_message(params: SendMessageRequest) -> None:
         raise InvalidParamsError(f"message.role is {Role.Name(message.role)}: send ROLE_USER.")
     if message.task_id:
         raise UnsupportedOperationError(
-            f"message.taskId is {message.task_id!r}: an agent answers one message with one episode, so no "
-            "task takes a second message. Leave taskId out."
+            f"message.taskId is {message.task_id!r}: each message is a task of its own, which takes no "
+            "second one. Leave taskId out; contextId goes on with the conversation."
         )
     for number, part in enumerate(message.parts):
         if (kind := part.WhichOneof("content")) != "text":
@@ -234,7 +234,7 @@ def _check_message(params: SendMessageRequest) -> None:
 
 
 class _Episodes(AgentExecutor):
-    """Plays an episode for each task of an agent.
+    """Plays an episode for each task of an agent. Tasks of one context are one conversation.
 
     Args:
         name: of the agent.
@@ -261,16 +261,18 @@ class _Episodes(AgentExecutor):
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         raise UnsupportedOperationError("Tasks are cancelled by ``_Handler.on_cancel_task``.")
 
-    async def withdraw(self, task_id: str) -> bool:
+    async def withdraw(self, owner: str, task_id: str) -> bool:
         """End the episode of a task, and return whether it had not ended."""
-        return await self._pool.withdraw(task_id)
+        return await self._pool.withdraw(owner, task_id)
 
     async def _play(self, context: RequestContext, updater: TaskUpdater) -> None:
-        # The key of an episode is its task: a frontend of its own tells the pool.
-        agent = AgentFrontend({self._name: partial(self._pool.play, key=updater.task_id)})
+        agent = AgentFrontend({self._name: self._pool.play})
         charge = context.call_context.state["charge"]
+        owner = context.call_context.user.user_name
         try:
-            answer = await agent.answer(self._name, context.get_user_input(), charge)
+            session = context.context_id if await self._pool.takes_follow_ups() else None
+            envelope = Envelope(owner=owner, session=session, withdraw_key=updater.task_id)
+            answer = await agent.answer(self._name, context.get_user_input(), charge, envelope)
         except TroupeError as error:
             await _end_by_error(updater, openai_error(error))
             return

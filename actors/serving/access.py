@@ -73,7 +73,7 @@ class Access:
         self._hosts = {host.lower() for host in (config.http_host, *access.hosts)} - set(WILDCARDS)
         self._keys = keys
         limits = (access.requests_per_minute, access.tokens_per_minute)
-        shares = [limit and limit / config.num_replicas for limit in limits]
+        shares = [limit and limit / config.most_replicas for limit in limits]
         self._callers = {name: Caller(name, *map(Allowance, shares)) for name in keys.digests}
         self._anybody = Caller(None, Allowance(None), Allowance(None))
 

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.serving.access import AccessControl, reject
 from environments.errors import TroupeError
+from policies.openai.envelope import Envelope
 from policies.openai.limits import MAX_BODY_BYTES, MAX_BODY_SECONDS
 from policies.openai.protocol import OpenAIError, openai_error
 from policies.sampler import EngineStats
@@ -91,6 +92,16 @@ async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
     """Clients expect the form of an error here too; Starlette writes the traceback to the log."""
     return await _error(request, error)
+
+
+def envelope(request: Request) -> Envelope:
+    """What the headers say of a message: whose it is, its session and its idempotency key."""
+    headers = request.headers
+    return Envelope(
+        owner=request.state.caller.name or "",
+        session=headers.get("x-session-id"),
+        idempotency_key=headers.get("idempotency-key"),
+    )
 
 
 async def respond(parts: AsyncGenerator[dict[str, Any], None], stream: bool | None) -> Response:

@@ -1,4 +1,4 @@
-"""The current policy as a Ray Serve application: it samples for rollouts, and is an OpenAI server."""
+"""A replica of the policy server: it samples the current policy for rollouts, and is an OpenAI server."""
 
 from __future__ import annotations
 
@@ -8,27 +8,24 @@ import os
 import socket
 import sys
 from collections.abc import Awaitable, Mapping
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import ray
 from fastapi import Request
 from fastapi.responses import PlainTextResponse, Response
 from ray import serve
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
-from ray.serve.exceptions import RayServeException
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
-from actors.ray_tools.get_soon import answers
-from actors.ray_tools.placement import beside_driver
-from actors.sampling.directory import SamplerDirectory
 from actors.sampling.queue_worker import QueueWorker
 from actors.serving.access import Access
 from actors.serving.agent_routes import AgentProtocols
-from actors.serving.http import http, prometheus_text, respond, welcome_text
-from actors.serving.keys import ApiKeys, access_keys
+from actors.serving.autoscaling import TOKENS_IN_FLIGHT
+from actors.serving.http import envelope, http, prometheus_text, respond, welcome_text
+from actors.serving.keys import ApiKeys
 from actors.serving.pool_client import PoolClient
-from actors.settings import MODEL_NAME, ServerConfig
+from actors.settings import ServerConfig
 from actors.weights.follower import WeightFollower, open_transport
+from actors.weights.transport import WeightTransport
 from environments.errors import SamplerError, TroupeError
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.base import Engine, engine_class
@@ -76,7 +73,8 @@ class PolicyServer:
     """One replica: an engine that follows a ``WeightStore``, and samples for all actors in a
     ``SamplerDirectory``.
 
-    A replica that starts late loads the newest version before it takes a request.
+    A replica that starts late loads the newest version before it takes a request. Without a store it serves
+    the model that it was started with, to clients over HTTP only.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -84,8 +82,8 @@ class PolicyServer:
         model_path: str,
         model_name: str,
         config: ServerConfig,
-        store: ray.actor.ActorHandle,
-        directory: ray.actor.ActorHandle,
+        store: ray.actor.ActorHandle | None,
+        directory: ray.actor.ActorHandle | None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         version: int = 0,
         keys: ApiKeys = ApiKeys(),  # noqa: B008  # it is frozen
@@ -95,8 +93,9 @@ class PolicyServer:
         # it again: at Python's 5 ms the replica answered an eighth fewer requests.
         sys.setswitchinterval(SWITCH_SECONDS)
         self.access = Access(keys, config)
-        self._store, self._directory = store, directory
-        transport = await _unless_gone(open_transport(store))
+        self._store: Any = store  # None, as the directory then is, where no program lives on
+        self._directory: Any = directory
+        transport = None if store is None else await _unless_gone(open_transport(store))
         self._engine = await self._started_engine(model_path, config)
         self._engine.version = version
         renderer = ChatRenderer(load_tokenizer(model_path), chat_template_kwargs)
@@ -113,12 +112,9 @@ class PolicyServer:
         self._responses = ResponsesFrontend(self._agents, pools)
         self.agent_protocols = AgentProtocols(pools, self._agents, bool(keys), lambda: self._engine.version)
         self._queue_workers: dict[ray.actor.ActorHandle, QueueWorker] = {}
-        self._weights = WeightFollower(store, transport, self._engine, self._wake_queue_workers)
-        await _unless_gone(self._weights.catch_up())
-        self._followers = [
-            asyncio.create_task(_unless_gone(self._weights.run())),
-            asyncio.create_task(_unless_gone(self._follow_samplers())),
-        ]
+        self._followers: list[asyncio.Task[None]] = []
+        if transport is not None:
+            await self._follow_program(transport)
 
     async def _started_engine(self, model_path: str, config: ServerConfig) -> Engine:
         """The engine. The program hears what keeps it from starting: Serve would only count attempts."""
@@ -130,8 +126,18 @@ class PolicyServer:
             told = (
                 error if isinstance(error, TroupeError) else SamplerError(f"{type(error).__name__}: {error}")
             )
-            await self._store.report.remote(told)
+            if self._store is not None:
+                await self._store.report.remote(told)
             raise
+
+    async def _follow_program(self, transport: WeightTransport) -> None:
+        """Load the newest weights, and from now on those that come, and learn of sampling actors."""
+        self._weights = WeightFollower(self._store, transport, self._engine, self._wake_queue_workers)
+        await _unless_gone(self._weights.catch_up())
+        self._followers = [
+            asyncio.create_task(_unless_gone(self._weights.run())),
+            asyncio.create_task(_unless_gone(self._follow_samplers())),
+        ]
 
     # -- versions ------------------------------------------------------------------------------------
 
@@ -153,6 +159,10 @@ class PolicyServer:
                 raise SamplerError(
                     f"The replica no longer follows weights or sampling actors: {follower.exception()!r}"
                 )
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve asks for where it chooses the number of replicas."""
+        return {TOKENS_IN_FLIGHT: self._engine.tokens_in_flight}
 
     # -- rollouts ------------------------------------------------------------------------------------
 
@@ -228,135 +238,32 @@ class PolicyServer:
     @http.post("/v1/chat/completions")
     async def chat_completions(self, body: ChatRequest, request: Request) -> Response:
         charge = request.state.caller.charge_tokens
-        frontend = self._agents if body.model.startswith(PREFIX) else self._openai
-        return await respond(frontend.chat(body, charge), body.stream)
+        if body.model.startswith(PREFIX):
+            return await respond(self._agents.chat(body, charge, envelope(request)), body.stream)
+        return await respond(self._openai.chat(body, charge), body.stream)
 
     @http.post("/v1/responses")
     async def responses(self, body: ResponsesRequest, request: Request) -> Response:
         charge = request.state.caller.charge_tokens
-        return await respond(self._responses.respond(body, charge), body.stream)
+        return await respond(self._responses.respond(body, charge, envelope(request)), body.stream)
 
     @http.get("/v1/responses/{response_id}")
-    async def response(self, response_id: str) -> dict[str, Any]:
-        return await self._responses.retrieve(response_id)
+    async def response(self, response_id: str, request: Request) -> dict[str, Any]:
+        return await self._responses.retrieve(response_id, envelope(request).owner)
 
     @http.delete("/v1/responses/{response_id}")
-    async def delete_response(self, response_id: str) -> dict[str, Any]:
-        return await self._responses.delete(response_id)
+    async def delete_response(self, response_id: str, request: Request) -> dict[str, Any]:
+        return await self._responses.delete(response_id, envelope(request).owner)
 
     @http.post("/v1/responses/{response_id}/cancel")
-    async def cancel_response(self, response_id: str) -> dict[str, Any]:
-        return await self._responses.cancel(response_id)
+    async def cancel_response(self, response_id: str, request: Request) -> dict[str, Any]:
+        return await self._responses.cancel(response_id, envelope(request).owner)
+
+    @http.delete("/v1/sessions/{session:path}")
+    async def delete_session(self, session: str, request: Request) -> dict[str, Any]:
+        return await self._responses.end_session(session, envelope(request).owner)
 
     @http.post("/v1/completions")
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         charge = request.state.caller.charge_tokens
         return await respond(self._openai.complete(body, charge), body.stream)
-
-
-def start_serve(config: ServerConfig) -> None:
-    """Start Serve, with the address that outsiders are to have, unless it runs already.
-
-    Not by two threads at once: the second one would fail.
-    """
-    if config.http_port is None:
-        serve.start(proxy_location="Disabled")
-    else:
-        http_options = {"host": config.http_host, "port": config.http_port}
-        serve.start(http_options=http_options, logging_config=LOGGING)
-
-
-class PolicyApp:
-    """The policy server as one Serve application.
-
-    Args:
-        name: of the application; unique in the cluster.
-        model_path: folder that the engines start from.
-        store: the ``WeightStore`` that the replicas follow.
-        model_name: how OpenAI clients call the model.
-        chat_template_kwargs: options of the chat template for OpenAI clients, whose requests may set others.
-        version: of the policy that ``model_path`` holds.
-        agents: an ``AgentPool`` by the name under which clients ask for it, which begins with "agent/".
-
-    Raises:
-        ConfigError: ``config.engine`` names no engine, or has settings that this engine cannot act on; or
-            the address may not be served without a key.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        model_path: str,
-        config: ServerConfig,
-        store: ray.actor.ActorHandle,
-        model_name: str = MODEL_NAME,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        version: int = 0,
-        agents: Mapping[str, ray.actor.ActorHandle] | None = None,
-    ) -> None:
-        self.name, self.agents = name, dict(agents or {})
-        engine = engine_class(config.engine)
-        engine.check_config(config.engine, config.adapters)
-        keys = access_keys(config)
-        self._directory = SamplerDirectory.options(**beside_driver()).remote()  # type: ignore[attr-defined]
-        self._bound = PolicyServer.options(  # type: ignore[attr-defined]
-            num_replicas=config.num_replicas,
-            ray_actor_options={
-                "num_cpus": config.num_cpus,
-                "num_gpus": config.engine.num_gpus,
-                "runtime_env": {"env_vars": {**engine.environment(config.engine), **REPLICA_ENVIRONMENT}},
-            },
-            logging_config=LOGGING,
-            graceful_shutdown_timeout_s=2,
-            graceful_shutdown_wait_loop_s=0.2,
-            health_check_period_s=5,
-            health_check_timeout_s=10,  # three in a row and Serve replaces it: a stopped process too
-        ).bind(
-            model_path,
-            model_name,
-            config,
-            store,
-            self._directory,
-            dict(chat_template_kwargs or {}),
-            version,
-            keys,
-            self.agents,
-        )
-        self._config, self._store = config, store
-
-    def start(self) -> None:
-        """Deploy and wait until all replicas, and agents if there are any, are ready.
-
-        Raises:
-            TroupeError: what has kept a replica from starting.
-        """
-        config = self._config
-        start_serve(config)
-        route = None if config.http_port is None else "/"
-        try:
-            serve.run(self._bound, name=self.name, route_prefix=route)
-        except (RuntimeError, RayServeException) as error:
-            self.check_replicas()  # whose own words say more than Serve's
-            raise SamplerError(f"The policy server did not start: {error}") from error
-        try:
-            ray.get([pool.open.remote() for pool in self.agents.values()])
-        except RayTaskError as error:  # Ray's wrapper around it
-            raise error.cause from error
-
-    def wait_for_version(self, version: int) -> None:
-        """Return when every running replica serves ``version`` or a newer one."""
-        serve.get_app_handle(self.name).broadcast("serve_version", version).results()
-
-    def check_replicas(self) -> None:
-        """Raise the error that replicas have reported, if there was one: see ``WeightStore.report``."""
-        try:
-            answers([self._store.check_followers.remote()], "The weight store")
-        except RayTaskError as error:  # Ray's wrapper around it
-            raise error.cause from error
-
-    def stop(self) -> None:
-        """Take this application down, if it was ever up; Serve itself, and other applications, stay."""
-        with suppress(RayServeException):  # no Serve
-            serve.delete(self.name)
-        for actor in (self._directory, *self.agents.values()):
-            ray.kill(actor)

@@ -10,6 +10,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from environments.errors import SamplerError
 from environments.types import PlayedStep, Trajectory
+from policies.openai.envelope import Envelope, Repeated
 from policies.sampler import SamplingParams
 
 T = TypeVar("T")
@@ -22,35 +23,41 @@ class PoolClient:
         self._pool = pool
 
     async def play(
-        self, message: str, params: SamplingParams, key: str | None = None
-    ) -> AsyncGenerator[PlayedStep | Trajectory, None]:
+        self, message: str, params: SamplingParams, envelope: Envelope
+    ) -> AsyncGenerator[PlayedStep | Trajectory | Repeated, None]:
         """``AgentPool.play``. Raises as it does."""
-        arguments = (message, params) if key is None else (message, params, key)
-        parts = self._pool.play.remote(*arguments)
+        parts = self._pool.play.remote(message, params, envelope)
         try:
             async for part in parts:
                 yield await _answer(part)
         finally:
             ray.cancel(parts)  # it has ended, or the client has gone
 
-    async def withdraw(self, key: str) -> bool:
+    async def withdraw(self, owner: str, key: str) -> bool:
         """``AgentPool.withdraw``."""
-        return await _answer(self._pool.withdraw.remote(key))
+        return await _answer(self._pool.withdraw.remote(owner, key))
 
     async def description(self) -> str:
         """What the agent does."""
         return await _answer(self._pool.description.remote())
 
+    async def takes_follow_ups(self) -> bool:
+        """Whether a conversation can go on."""
+        return await _answer(self._pool.takes_follow_ups.remote())
+
     # -- responses, as in ``ResponseStore`` ----------------------------------------------------------
 
-    async def keep(self, response: dict[str, Any]) -> None:
-        await _answer(self._pool.keep.remote(response))
+    async def keep(self, owner: str, response: dict[str, Any]) -> None:
+        await _answer(self._pool.keep.remote(owner, response))
 
-    async def kept(self, response_id: str) -> dict[str, Any] | None:
-        return await _answer(self._pool.kept.remote(response_id))
+    async def kept(self, owner: str, response_id: str) -> dict[str, Any] | None:
+        return await _answer(self._pool.kept.remote(owner, response_id))
 
-    async def forget(self, response_id: str) -> bool:
-        return await _answer(self._pool.forget.remote(response_id))
+    async def forget(self, owner: str, response_id: str) -> bool:
+        return await _answer(self._pool.forget.remote(owner, response_id))
+
+    async def end_session(self, owner: str, session: str) -> None:
+        await _answer(self._pool.end_session.remote(owner, session))
 
     # -- tasks of A2A, as in ``KeptTasks`` -----------------------------------------------------------
 

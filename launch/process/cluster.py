@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -14,6 +15,7 @@ from ray.autoscaler.sdk import request_resources
 
 from actors.ray_tools.background import end_background_work
 from actors.ray_tools.connect import connect as join_or_start
+from actors.ray_tools.placement import has_labels, with_labels
 from environments.errors import ConfigError
 from launch.config import TrainConfig, algorithm_of
 
@@ -26,7 +28,8 @@ REMEDIES = {
     "CPU": "learner.num_workers, server.num_replicas, evaluation.num_replicas or fleet.num_actors",
     "GPU": "learner.num_workers, server.num_replicas or evaluation.num_replicas, or set learner.device=cpu",
 }
-"""The settings to lower where a resource is short."""
+"""The settings to lower where a resource is short. Others come from these:"""
+NODES = "fleet.nodes, server.nodes or learner.nodes"
 
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
@@ -81,7 +84,11 @@ def wait_for_nodes(config: TrainConfig, announce: Callable[[str], None]) -> None
             if time.monotonic() >= deadline:
                 break
             if not is_told:
-                request_resources(bundles=_bundles(config))
+                bundles = _bundles(config)
+                request_resources(
+                    bundles=[resources for resources, _ in bundles],
+                    bundle_label_selectors=[labels for _, labels in bundles],
+                )
                 announce(f"Waiting for nodes, for {config.run.node_wait_seconds:g} s at most. {missing[1]}.")
                 is_told = True
             time.sleep(NODE_SECONDS)
@@ -92,12 +99,16 @@ def wait_for_nodes(config: TrainConfig, announce: Callable[[str], None]) -> None
 
 
 def _missing(config: TrainConfig) -> tuple[str, str] | None:
-    """The resource of which the cluster has too little, and a sentence about it."""
+    """What to do about something that the cluster has too little of, and a sentence about it."""
+    for _, labels in _bundles(config):
+        if labels and not any(has_labels(node, labels) for node in ray.nodes() if node["Alive"]):
+            return f"change {NODES}", f"The run needs a node{with_labels(labels)} and the cluster has none"
     there = ray.cluster_resources()
     for name, needed in _needs(config).items():
         if needed > there.get(name, 0):
             has = f"the cluster has {there.get(name, 0):g}"
-            return name, f"The run needs {needed:g} Ray {name}s and {has}"
+            remedy = f"lower {REMEDIES.get(name, NODES)}"
+            return remedy, f"The run needs {needed:g} Ray {name}s and {has}"
     return None
 
 
@@ -108,10 +119,9 @@ def check_resources(config: TrainConfig) -> None:
         ConfigError: names what is needed, what is there, and what to lower.
     """
     if missing := _missing(config):
-        resource, sentence = missing
+        remedy, sentence = missing
         raise ConfigError(
-            f"{sentence}: add nodes, or lower {REMEDIES[resource]}. Where an autoscaler adds nodes, set "
-            "run.node_wait_seconds."
+            f"{sentence}: add nodes, or {remedy}. Where an autoscaler adds nodes, set run.node_wait_seconds."
         )
 
 
@@ -133,6 +143,11 @@ def num_replicas(config: TrainConfig) -> int:
     return 0 if config.run.replay else config.server.num_replicas + config.evaluation.num_replicas
 
 
+def most_replicas(config: TrainConfig) -> int:
+    """Engines that there may be at the same time."""
+    return 0 if config.run.replay else config.server.most_replicas + config.evaluation.num_replicas
+
+
 def num_rollout_actors(config: TrainConfig) -> int:
     """Rollout actors that a command starts; evaluations with engines of their own have as many again."""
     return 0 if config.run.replay else config.fleet.num_actors * (2 if config.evaluation.num_replicas else 1)
@@ -145,17 +160,23 @@ def num_gpus(config: TrainConfig) -> float:
 
 def _needs(config: TrainConfig) -> dict[str, float]:
     """How much the run needs of each resource."""
-    return {name: sum(bundle.get(name, 0) for bundle in _bundles(config)) for name in REMEDIES}
+    needs: Counter[str] = Counter(dict.fromkeys(REMEDIES, 0))
+    for resources, _ in _bundles(config):
+        needs.update(resources)
+    return dict(needs)
 
 
-def _bundles(config: TrainConfig) -> list[dict[str, float]]:
-    """What the actors of the run need, each on one node: ranks, engines, rollout actors."""
+def _bundles(config: TrainConfig) -> list[tuple[dict[str, float], dict[str, str]]]:
+    """What the actors of the run need, each on one node, and that node's labels: ranks, engines, rollout
+    actors.
+    """
+    learner, server, fleet = config.learner, config.server, config.fleet
     num_groups = 2 if algorithm_of(config).uses_critic else 1  # on CPUs policy and critic share theirs
-    rank: dict[str, float] = {"CPU": 1, "GPU": num_groups if config.learner.device == "cuda" else 0}
-    replica: dict[str, float] = {"CPU": config.server.num_cpus, "GPU": config.server.engine.num_gpus}
-    pair: dict[str, float] = {"CPU": config.fleet.num_cpus_per_actor}
+    rank = {"CPU": 1.0, "GPU": num_groups if learner.device == "cuda" else 0.0}
+    replica = {"CPU": server.num_cpus, "GPU": server.engine.num_gpus}
+    pair = {"CPU": fleet.num_cpus_per_actor}
     return [
-        *[rank] * config.learner.num_workers,
-        *[replica] * num_replicas(config),
-        *[pair] * num_rollout_actors(config),
+        *[(rank | learner.nodes.resources, learner.nodes.labels)] * learner.num_workers,
+        *[(replica | server.nodes.resources, server.nodes.labels)] * num_replicas(config),
+        *[(pair | fleet.nodes.resources, fleet.nodes.labels)] * num_rollout_actors(config),
     ]

@@ -30,19 +30,25 @@ AGENT_ARGS: dict[str, Any] = {
 ENV_ARGS: dict[str, Any] = {"tools": ["calculator"], "reward_fn": math_reward_fn}
 
 
+class CalculatorEnvironment(ToolEnvironment):
+    """An episode or a conversation whose process has died goes on: the calculator always answers the same."""
+
+    resumes_by = "replay"
+
+
 def workload(seed: int) -> Workload:
     """All problems with two-digit operands; the held-out ones are the same for every seed."""
     held_out, rest = split_problems()
     return Workload(
         agent_class=ToolAgent,
-        env_class=ToolEnvironment,
+        env_class=CalculatorEnvironment,
         train_dataset=Dataset(rest, name="calculator", split="train").shuffle(seed),
         val_dataset=Dataset(held_out, name="calculator", split="test"),
         agent_args=AGENT_ARGS,
         env_args=ENV_ARGS,
         demonstrations=[each.messages for each in demonstrations(seed)],
         task_from_message=task_from_message,
-        description="Works out sums and products with a calculator. Answers one message, in \\boxed{}.",
+        description="Works out sums and products with a calculator. Answers in \\boxed{}.",
     )
 
 

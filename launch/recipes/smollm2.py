@@ -66,5 +66,5 @@ def workload(seed: int) -> Workload:
         agent_args=agent_args(EXAMPLES),
         env_args=ENV_ARGS,
         task_from_message=task_from_message,
-        description="Works out sums and products with a calculator. Answers one message, in \\boxed{}.",
+        description="Works out sums and products with a calculator. Answers in \\boxed{}.",
     )

@@ -70,7 +70,7 @@ def workload(seed: int) -> Workload:
         agent_args=agent_args(EXAMPLES),
         env_args=ENV_ARGS,
         task_from_message=task_from_message,
-        description="Solves a short word problem with a calculator. Answers one message, in \\boxed{}.",
+        description="Solves a short word problem with a calculator. Answers in \\boxed{}.",
     )
 
 

@@ -91,6 +91,8 @@ class CountDifference:
             "time/actors_ready": fleet.num_ready,
             "time/requests_waiting": (fleet.waited_seconds - fleet_before.waited_seconds)
             / max(1e-9, fleet.seconds - fleet_before.seconds),
+            "stream/retries": fleet.num_retries - fleet_before.num_retries,
+            "stream/resumed_turns": fleet.num_resumed_turns - fleet_before.num_resumed_turns,
             "stream/wasted_tokens_replayed": fleet.num_replayed_tokens - fleet_before.num_replayed_tokens,
             # A sampling actor that was started anew counts from 0.
             "stream/wasted_tokens_unwanted": max(0, queue.num_late_tokens - queue_before.num_late_tokens)

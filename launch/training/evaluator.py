@@ -98,4 +98,5 @@ class Evaluator:
 
 def evaluation_server(config: TrainConfig) -> ServerConfig:
     """The policy server of evaluations: engines of its own, and no address for outsiders."""
-    return replace(config.server, num_replicas=config.evaluation.num_replicas, http_port=None)
+    num_replicas = config.evaluation.num_replicas
+    return replace(config.server, num_replicas=num_replicas, max_replicas=None, http_port=None)

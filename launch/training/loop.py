@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from environments.errors import LearnerLostError
+from launch.health.recoveries import Recoveries
 from launch.training.clock import Clock
 from launch.training.components import Components
 from launch.training.milestones import evaluate_and_save
 from launch.training.rebuild import rebuild_or_raise
-from launch.training.recoveries import Recoveries
 from launch.training.recovery import Recovery
 from launch.training.stages.base import Stage
 from launch.training.start import begin_rollouts

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from launch.config import TrainConfig, algorithm_of
-from launch.process.cluster import num_replicas, num_rollout_actors
+from launch.process.cluster import most_replicas, num_rollout_actors
 
 GB = 1e9
 FLOAT = 4
@@ -41,12 +41,15 @@ def memory_notice(config: TrainConfig, model_path: str) -> str | None:
     free = psutil.virtual_memory().available
     if parts is None or sum(parts.values()) <= free:
         return None
+    server = config.server
+    setting = "num_replicas" if server.max_replicas is None else "max_replicas"
+    replicas = f"server.{setting}={server.most_replicas}"
     listed = ", ".join(f"{size / GB:.1f} {name}" for name, size in parts.items())
     return (
         f"This run will need about {sum(parts.values()) / GB:.1f} GB of memory at its peak and this machine "
         f"has {free / GB:.1f} GB free, so Ray may end a process of it: {listed}. Lower "
         f"learner.micro_batch_tokens={config.learner.micro_batch_tokens}, "
-        f"fleet.num_actors={config.fleet.num_actors} or server.num_replicas={config.server.num_replicas}."
+        f"fleet.num_actors={config.fleet.num_actors} or {replicas}."
     )
 
 
@@ -71,7 +74,7 @@ def needed_bytes(config: TrainConfig, model_path: str) -> dict[str, float] | Non
     replica = ENGINE_PROCESS + ENGINE_CACHE + 2 * weights + 6 * FLOAT * vocabulary * num_sequences
     return {
         "for the learner": rank * learner.num_workers,
-        "for the policy server": replica * num_replicas(config),
+        "for the policy server": replica * most_replicas(config),
         "for weights on their way": 2 * weights,
         "for rollout actors": PAIR * num_rollout_actors(config),
         "for Ray and the rest": REST,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from environments.errors import LearnerLostError
+from launch.health.recoveries import Recoveries
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.training.clock import Clock
 from launch.training.components import Components
-from launch.training.recoveries import Recoveries
 from launch.training.recovery import Recovery
 from launch.training.stages.base import Stage
 

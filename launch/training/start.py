@@ -20,7 +20,7 @@ from actors.ray_tools.placement import beside_driver
 from actors.rollouts.scaling import ScalingPolicy
 from actors.rollouts.service import RolloutService
 from actors.sampling.serve_sampler import ServeSampler
-from actors.serving.policy_server import PolicyApp, start_serve
+from actors.serving.policy_app import PolicyApp, start_serve
 from actors.settings import ServerConfig
 from actors.weights.store import WeightStore
 from actors.weights.transport import make_transport

@@ -28,7 +28,7 @@ def with_threads(config: TrainConfig, model_path: str) -> TrainConfig:
     if learner.num_threads is None:
         learner = replace(learner, num_threads=max(1, num_cores // max(1, learner.num_workers)))
     if engine.num_threads is None and "num_threads" in engine_class(engine).settings:
-        engine = replace(engine, num_threads=max(1, num_cores // config.server.num_replicas))
+        engine = replace(engine, num_threads=max(1, num_cores // config.server.most_replicas))
     return replace(config, learner=learner, server=replace(config.server, engine=engine))
 
 

@@ -26,9 +26,14 @@ def check_address(host: str, port: int) -> None:
 
 
 def check_engine(config: TrainConfig) -> None:
-    """The engine exists and can act on all of its settings. Raises ``ConfigError``."""
+    """The engine exists and can act on all of its settings, as Serve on theirs. Raises ``ConfigError``."""
     server = config.server
     engine_class(server.engine).check_config(server.engine, server.adapters)
+    if server.most_replicas < server.num_replicas:
+        raise ConfigError(
+            f"server.max_replicas={server.max_replicas} is below server.num_replicas={server.num_replicas}, "
+            "the fewest that there are: raise it, or leave it out."
+        )
 
 
 def check_base_model(config: TrainConfig) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import fields
 from typing import ClassVar
 
@@ -48,6 +48,8 @@ class Engine(ABC):
     """Of the weights that sample now. A replica that starts from a checkpoint sets the checkpoint's."""
     max_model_tokens: int
     """Longest prompt plus completion."""
+    tokens_in_flight: int = 0
+    """Of the requests that the replica has taken on: their prompts, and as many more as they may get."""
 
     @abstractmethod
     def __init__(self, model_path: str, config: EngineConfig, adapters: Mapping[str, str]) -> None: ...
@@ -110,6 +112,17 @@ class Engine(ABC):
         async with aclosing(self.sample(prompt_ids, params, in_pieces=True)) as outputs:
             async for output in outputs:
                 yield self._checked(output)
+
+    @contextmanager
+    def in_flight(self, prompt_ids: Sequence[int], params: SamplingParams) -> Iterator[None]:
+        """Count a request's tokens as in flight: while it is sampled, or waits in the replica until it is."""
+        most = self.max_model_tokens
+        num_tokens = min(most, len(prompt_ids) + (params.max_tokens or most))
+        self.tokens_in_flight += num_tokens
+        try:
+            yield
+        finally:
+            self.tokens_in_flight -= num_tokens
 
     def _check_structure(self, params: SamplingParams) -> None:
         if params.structure is not None and not self.keeps_structure:

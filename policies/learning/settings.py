@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from environments.bounds import setting
+from policies.settings import NodesConfig
 
 AGGREGATIONS = (
     "token-mean",
@@ -142,6 +143,8 @@ class LearnerConfig:
     """Ranks of the FSDP2 group."""
     device: str = setting("cpu", one_of=("cpu", "cuda"))
     """cpu uses gloo; cuda uses NCCL and one GPU per rank."""
+    nodes: NodesConfig = field(default_factory=NodesConfig)
+    """Where the ranks live."""
     num_threads: int | None = setting(None, at_least=1)
     """CPU threads of a rank. Null is one for models of up to ten million parameters. Larger ones take the
     cores of the machine that the command runs on, divided by the ranks, and half of them where rollouts go

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from environments.types import PlayedStep, TerminationReason, Trajectory
+from policies.openai.envelope import Envelope, Repeated
 from policies.openai.protocol import ChatRequest, OpenAIError
 from policies.sampler import SamplingParams
 
 Json = dict[str, Any]
-Play = Callable[[str, SamplingParams], AsyncGenerator[PlayedStep | Trajectory, None]]
+Part = PlayedStep | Trajectory | Repeated
+Play = Callable[[str, SamplingParams, Envelope], AsyncGenerator[Part, None]]
 """Plays an episode on a client's message: its steps as they end, and the whole at last."""
+ALONE = Envelope()
+"""Of a message that belongs to no conversation."""
 
 PREFIX = "agent/"
 """Names of agents begin with it, so that no model has one."""
@@ -47,22 +53,28 @@ class AgentFrontend:
         return {"id": name, "object": "model", "created": 0, "owned_by": "troupe"}
 
     async def chat(
-        self, body: ChatRequest, charge: Callable[[int], None] = lambda number: None
+        self,
+        body: ChatRequest,
+        charge: Callable[[int], None] = lambda number: None,
+        envelope: Envelope = ALONE,
     ) -> AsyncGenerator[Json, None]:
         """One ``chat.completion``, or with ``stream`` a chunk for each step and those of the answer.
 
         The steps before the answer are its ``reasoning_content``, as other servers call what comes first;
         ``step`` has their parts. ``charge`` hears of the number of tokens that the episode took, also where
-        it has failed.
+        it has failed. With a session in ``envelope`` only the last message is new to the agent.
 
         Raises:
             OpenAIError: the request cannot be served, or the episode has failed.
             ConfigError: the sampling parameters are impossible.
         """
-        head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
-        async with aclosing(self.episode(body, charge)) as parts:
+        head: Json = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
+        placed = replace(envelope, answer_id=head["id"], created=head["created"], body=digest(body))
+        async with aclosing(self.episode(body, charge, placed)) as parts:
             async for part in parts:
-                if isinstance(part, Trajectory):
+                if isinstance(part, Repeated):
+                    head |= {"id": part.answer_id, "created": part.created}
+                elif isinstance(part, Trajectory):
                     answer = _Answer(head, part)
                 elif body.stream and not part.done:
                     yield _step_chunk(head, part)
@@ -74,25 +86,32 @@ class AgentFrontend:
         if body.includes_usage:
             yield answer.usage_chunk()
 
-    async def answer(self, name: str, message: str, charge: Callable[[int], None]) -> Json:
+    async def answer(
+        self, name: str, message: str, charge: Callable[[int], None], envelope: Envelope = ALONE
+    ) -> Json:
         """The ``chat.completion`` that answers one message, for other protocols. Raises as ``chat`` does."""
         given = {"model": name, "messages": [{"role": "user", "content": message}]}
         try:
             body = ChatRequest.model_validate(given)
         except ValidationError as error:
             raise OpenAIError.from_validation(error.errors()) from error
-        async with aclosing(self.chat(body, charge)) as parts:
+        async with aclosing(self.chat(body, charge, envelope)) as parts:
             return await anext(parts)
 
     async def episode(
-        self, body: ChatRequest, charge: Callable[[int], None]
-    ) -> AsyncGenerator[PlayedStep | Trajectory, None]:
+        self, body: ChatRequest, charge: Callable[[int], None], envelope: Envelope
+    ) -> AsyncGenerator[Part, None]:
         """The episode that a request asks for: steps, and the whole at last. Raises as ``chat`` does."""
         play = self._agent(body.model)
-        async with aclosing(play(_question(body), body.sampling_params())) as parts:
+        message = _question(body, has_session=envelope.session is not None)
+        has_earlier_turns = any(each.role == "assistant" for each in body.messages)
+        envelope = replace(envelope, has_earlier_turns=has_earlier_turns)
+        is_repeated = False
+        async with aclosing(play(message, body.sampling_params(), envelope)) as parts:
             async for part in parts:
+                is_repeated = is_repeated or isinstance(part, Repeated)
                 if isinstance(part, Trajectory):
-                    charge(_num_tokens(part))
+                    charge(0 if is_repeated else _num_tokens(part))
                     _check_ended_well(part)
                 yield part
 
@@ -113,8 +132,13 @@ def _num_tokens(trajectory: Trajectory) -> int:
     return sum(each.num_prompt_tokens + each.num_completion_tokens for each in trajectory.completions)
 
 
-def _question(body: ChatRequest) -> str:
-    """The one message of a request. Raises ``OpenAIError`` for what an agent decides for itself."""
+def digest(body: BaseModel) -> str:
+    """By which two bodies can be told to be the same."""
+    return hashlib.sha256(f"{type(body).__name__} {body.model_dump_json()}".encode()).hexdigest()
+
+
+def _question(body: ChatRequest, has_session: bool) -> str:
+    """The one new message of a request. Raises ``OpenAIError`` for what an agent decides for itself."""
     given = {name for name in body.model_fields_set if vars(body)[name] is not None} - TAKEN
     if body.n == 1:
         given -= {"n"}
@@ -124,14 +148,22 @@ def _question(body: ChatRequest) -> str:
             f"{body.model} plays with settings, tools and limits of its own: leave {name} out.",
             param=name,
         )
-    if [message.role for message in body.messages] != ["user"]:
+    roles = [message.role for message in body.messages]
+    if has_session and roles[-1] != "user":
         raise OpenAIError(
             400,
-            f"{body.model} answers one message and has instructions of its own: send one user message, "
-            "without earlier turns.",
+            f"The last message of a session is its new one, and is of {roles[-1]!r}: send a user message.",
             param="messages",
         )
-    return str(body.messages[0].for_template()["content"])
+    if not has_session and roles != ["user"]:
+        raise OpenAIError(
+            400,
+            f"{body.model} has instructions of its own, and remembers earlier turns itself: send one user "
+            "message. The header X-Session-Id, or previous_response_id at /v1/responses, goes on with a "
+            "conversation.",
+            param="messages",
+        )
+    return str(body.messages[-1].for_template()["content"])
 
 
 def _check_ended_well(trajectory: Trajectory) -> None:

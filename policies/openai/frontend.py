@@ -219,14 +219,16 @@ class OpenAIFrontend:
         return self._sample_in_pieces(requests) if in_pieces else self._sample_whole(requests)
 
     async def _generate(self, request: TokenRequest) -> TokenOutput:
-        async with self._places:
-            return await self._engine.generate(request.prompt_ids, request.params)
+        with self._engine.in_flight(request.prompt_ids, request.params):
+            async with self._places:
+                return await self._engine.generate(request.prompt_ids, request.params)
 
     async def _stream(self, request: TokenRequest) -> AsyncGenerator[TokenOutput, None]:
         outputs = self._engine.stream(request.prompt_ids, request.params)
-        async with self._places, aclosing(outputs):
-            async for output in outputs:
-                yield output
+        with self._engine.in_flight(request.prompt_ids, request.params):
+            async with self._places, aclosing(outputs):
+                async for output in outputs:
+                    yield output
 
     async def _sample_whole(self, requests: list[TokenRequest]) -> AsyncGenerator[Piece, None]:
         tasks = [asyncio.create_task(self._generate(request)) for request in requests]

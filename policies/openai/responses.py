@@ -11,12 +11,14 @@ import uuid
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from environments.types import PlayedStep, TerminationReason, Trajectory
-from policies.openai.agent_frontend import AgentFrontend
+from policies.openai.agent_frontend import ALONE, AgentFrontend, digest
+from policies.openai.envelope import Envelope, Repeated
 from policies.openai.limits import MAX_MESSAGES
 from policies.openai.protocol import MAX_SEED, ChatRequest, OpenAIError
 
@@ -57,6 +59,8 @@ class ResponsesRequest(_Item):
     """The body of ``POST /v1/responses``. ``null`` always means the default."""
 
     model: str
+    previous_response_id: str | None = None
+    """The conversation goes on from the answer of this id: the agent and its environment remember it."""
     input: str | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     stream: bool | None = None
     store: bool | None = None
@@ -94,36 +98,47 @@ class ResponsesRequest(_Item):
 class ResponseStore(Protocol):
     """Where responses are kept for those who ask for them again; all replicas share it."""
 
-    async def keep(self, response: Json) -> None:
-        """Keep ``response`` by its id."""
+    async def keep(self, owner: str, response: Json) -> None:
+        """Keep ``response`` by its id, for the key ``owner``."""
         ...
 
-    async def kept(self, response_id: str) -> Json | None:
-        """The response of this id, if it is kept."""
+    async def kept(self, owner: str, response_id: str) -> Json | None:
+        """The response of this id, if it is kept and belongs to ``owner``."""
         ...
 
-    async def forget(self, response_id: str) -> bool:
-        """Forget the response of this id; return whether it was kept."""
+    async def forget(self, owner: str, response_id: str) -> bool:
+        """Forget the response, and what waits for a message after it; return whether it was kept."""
+        ...
+
+    async def withdraw(self, owner: str, key: str) -> bool:
+        """End the episode of a message by its ``Envelope.withdraw_key``; return whether it had not ended."""
+        ...
+
+    async def end_session(self, owner: str, session: str) -> None:
+        """End a conversation. Raises ``OpenAIError`` (404) if there is none of this name."""
         ...
 
 
 class MemoryStore:
-    """Keeps the newest responses in this process."""
+    """Keeps the newest responses in this process, each for the key that it belongs to."""
 
     def __init__(self, most: int = MAX_STORED) -> None:
         self._most = most
-        self._responses: OrderedDict[str, Json] = OrderedDict()
+        self._responses: OrderedDict[tuple[str, str], Json] = OrderedDict()
 
-    async def keep(self, response: Json) -> None:
-        self._responses[response["id"]] = response
+    def keep(self, owner: str, response: Json) -> None:
+        """Keep ``response`` by its id."""
+        self._responses[owner, response["id"]] = response
         while len(self._responses) > self._most:
             self._responses.popitem(last=False)
 
-    async def kept(self, response_id: str) -> Json | None:
-        return self._responses.get(response_id)
+    def kept(self, owner: str, response_id: str) -> Json | None:
+        """The response of this id, if it is kept and belongs to ``owner``."""
+        return self._responses.get((owner, response_id))
 
-    async def forget(self, response_id: str) -> bool:
-        return self._responses.pop(response_id, None) is not None
+    def forget(self, owner: str, response_id: str) -> bool:
+        """Forget the response of this id; return whether it was kept."""
+        return self._responses.pop((owner, response_id), None) is not None
 
 
 class ResponsesFrontend:
@@ -138,7 +153,10 @@ class ResponsesFrontend:
         self._agents, self._stores = agents, stores
 
     async def respond(
-        self, body: ResponsesRequest, charge: Callable[[int], None] = lambda number: None
+        self,
+        body: ResponsesRequest,
+        charge: Callable[[int], None] = lambda number: None,
+        envelope: Envelope = ALONE,
     ) -> AsyncGenerator[Json, None]:
         """One ``response``, or with ``stream`` its events; steps before the answer are reasoning items.
 
@@ -156,48 +174,87 @@ class ResponsesFrontend:
                 code="model_not_found",
             )
         draft = _Draft(body)
-        async with aclosing(self._events(draft, charge)) as events:
+        placed = replace(
+            envelope,
+            after=body.previous_response_id,
+            answer_id=draft.response["id"],
+            created=draft.response["created_at"],
+            can_be_followed=body.store is not False,
+            withdraw_key=draft.response["id"],
+            body=digest(body),
+        )
+        async with aclosing(self._events(draft, charge, placed)) as events:
             async for event in events:
                 if body.stream:
                     yield event
         if not body.stream:
             yield draft.response
 
-    async def _events(self, draft: _Draft, charge: Callable[[int], None]) -> AsyncGenerator[Json, None]:
+    async def _events(
+        self, draft: _Draft, charge: Callable[[int], None], envelope: Envelope
+    ) -> AsyncGenerator[Json, None]:
         """The events of a response while its episode is played; it is kept before the last one."""
         numbers = itertools.count()
-        async with aclosing(self._agents.episode(draft.body.for_chat(), charge)) as parts:
+        async with aclosing(self._agents.episode(draft.body.for_chat(), charge, envelope)) as parts:
+            is_kept = envelope.can_be_followed
             try:
                 async for part in parts:
+                    if isinstance(part, Repeated):  # it was kept, and may have been deleted
+                        draft.repeat(part)
+                        is_kept = False
+                        continue
                     for event in draft.add(part):
-                        if event["type"] in ENDS and draft.body.store is not False:
-                            await self._stores[draft.body.model].keep(draft.response)
+                        if event["type"] in ENDS and is_kept:
+                            await self._stores[draft.body.model].keep(envelope.owner, draft.response)
                         yield {**event, "sequence_number": next(numbers), "policy_version": draft.version}
             except OpenAIError as error:
                 if error.param == "messages":  # which the client has sent under another name
                     error.param = "input"
                 raise
 
-    async def retrieve(self, response_id: str) -> Json:
-        """The body of ``GET /v1/responses/{id}``. Raises ``OpenAIError`` if it is not kept."""
+    async def retrieve(self, response_id: str, owner: str = "") -> Json:
+        """The body of ``GET /v1/responses/{id}``. Raises ``OpenAIError`` if ``owner`` has none of this id."""
         for store in self._stores.values():
-            if (response := await store.kept(response_id)) is not None:
+            if (response := await store.kept(owner, response_id)) is not None:
                 return response
         raise _not_kept(response_id)
 
-    async def delete(self, response_id: str) -> Json:
-        """The body of ``DELETE /v1/responses/{id}``. Raises ``OpenAIError`` if it is not kept."""
+    async def delete(self, response_id: str, owner: str = "") -> Json:
+        """The body of ``DELETE /v1/responses/{id}``. Raises as ``retrieve`` does."""
         for store in self._stores.values():
-            if await store.forget(response_id):
+            if await store.forget(owner, response_id):
                 return {"id": response_id, "object": "response.deleted", "deleted": True}
         raise _not_kept(response_id)
 
-    async def cancel(self, response_id: str) -> Json:
-        """Raises ``OpenAIError``: a response is kept when it has ended, and then nothing can be cancelled."""
-        await self.retrieve(response_id)
-        raise OpenAIError(
-            400, f"The response {response_id} has ended: only one in the background can be cancelled."
-        )
+    async def end_session(self, session: str, owner: str = "") -> Json:
+        """The body of ``DELETE /v1/sessions/{session}``.
+
+        Raises:
+            OpenAIError: no agent has a session of this name, or a message of it is under way.
+        """
+        error = OpenAIError(404, "No agent is served here, so there are no sessions.")
+        for store in self._stores.values():
+            try:
+                await store.end_session(owner, session)
+            except OpenAIError as missing:
+                if missing.status != 404:
+                    raise
+                error = missing
+            else:
+                return {"id": session, "object": "session.deleted", "deleted": True}
+        raise error
+
+    async def cancel(self, response_id: str, owner: str = "") -> Json:
+        """The body of ``POST /v1/responses/{id}/cancel``: the request that waits for it gets an error (409).
+
+        Raises:
+            OpenAIError: it has ended (400), or ``owner`` has none of this id (404).
+        """
+        for store in self._stores.values():
+            if await store.withdraw(owner, response_id):
+                return {"id": response_id, "object": "response", "status": "cancelled", "output": []}
+        await self.retrieve(response_id, owner)
+        raise OpenAIError(400, f"The response {response_id} has ended: only one under way can be cancelled.")
 
 
 def _not_kept(response_id: str) -> OpenAIError:
@@ -228,13 +285,21 @@ class _Draft:
             "instructions": None,
             "metadata": body.metadata or {},
             "parallel_tool_calls": True,
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id,
             "temperature": body.temperature,
             "top_p": body.top_p,
             "tool_choice": "auto",
             "tools": [],
             "usage": None,
         }
+
+    def repeat(self, earlier: Repeated) -> None:
+        """Become the response that an earlier request has got, or gets."""
+        self.response |= {"id": earlier.answer_id, "created_at": earlier.created}
+
+    def _item_id(self, kind: str) -> str:
+        """The id of the next item: the same where the response is the same."""
+        return f"{kind}_{self.response['id'].removeprefix('resp_')}{len(self._output):03d}"
 
     def add(self, part: PlayedStep | Trajectory) -> Iterator[Json]:
         """The events of the next part of the episode, in the order of the API."""
@@ -251,7 +316,7 @@ class _Draft:
 
     def _reasoning(self, step: PlayedStep) -> Iterator[Json]:
         """A step before the answer."""
-        item = {"id": f"rs_{uuid.uuid4().hex}", "type": "reasoning", "summary": []}
+        item = {"id": self._item_id("rs"), "type": "reasoning", "summary": []}
         index = {"output_index": len(self._output)}
         part = {"item_id": item["id"], **index, "summary_index": 0}
         text = f"{step.text}\n{step.observation}"
@@ -271,7 +336,7 @@ class _Draft:
         status = "completed" if is_whole else "incomplete"
         said = trajectory.steps[-1].model_response
         text: Json = {"type": "output_text", "text": said, "annotations": [], "logprobs": []}
-        message = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant"}
+        message = {"id": self._item_id("msg"), "type": "message", "role": "assistant"}
         whole = {**message, "status": status, "content": [text]}
         index = {"output_index": len(self._output)}
         part = {"item_id": message["id"], **index, "content_index": 0}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,11 +17,13 @@ import uvicorn
 from test_policy_http import Parts, serving
 
 from actors.rollouts import agent_pool
-from actors.rollouts.rollout import RolloutRequest
+from actors.rollouts.rollout import Pair, RolloutRequest
 from actors.serving.http import http
 from actors.serving.keys import ApiKeys
-from actors.settings import FleetConfig
-from environments.types import Completion, Step, TerminationReason, Trajectory
+from actors.settings import AgentsConfig, FleetConfig
+from environments import BaseEnv, ToolEnvironment
+from environments.types import Completion, PlayedStep, Step, TerminationReason, Trajectory
+from policies import ToolAgent
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 KEYS = ApiKeys(
@@ -39,6 +41,10 @@ class ScriptedService:
 
     def __init__(self, *_: Any) -> None:
         self.waiting: dict[str, RolloutRequest] = {}
+        self.asked: list[RolloutRequest] = []
+        """All messages, in their order."""
+        self.forgotten: list[str] = []
+        """The rollouts after which no message comes."""
         self.is_busy = False
         """Whether messages wait, instead of being answered at once."""
         self._finished: queue.Queue[Trajectory | None] = queue.Queue()
@@ -47,12 +53,14 @@ class ScriptedService:
     def reset(self) -> None:
         """Answer at once from now on; forget what waits."""
         self.is_busy = False
-        self.waiting.clear()
+        for each in (self.waiting, self.asked, self.forgotten):
+            each.clear()
 
     def start(self, num_actors: int) -> None:
         pass
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
+        self.asked += requests
         for request in requests:
             if self.is_busy:
                 self.waiting[request.rollout_id] = request
@@ -61,6 +69,9 @@ class ScriptedService:
 
     def cancel(self, rollout_id: str) -> None:
         self.waiting.pop(rollout_id, None)
+
+    def forget(self, rollout_id: str) -> None:
+        self.forgotten.append(rollout_id)
 
     def take(self) -> RolloutRequest:
         """The oldest message, which waits no more."""
@@ -116,6 +127,8 @@ class AgentServer:
 
     url: str
     service: ScriptedService
+    hear: Callable[[str, PlayedStep], None]
+    """Tells the agents' pool of a step of the rollout of this id."""
 
 
 @contextmanager
@@ -123,6 +136,8 @@ def agent_server(
     folder: Path,
     keys: ApiKeys = ApiKeys(),  # noqa: B008  # it is frozen
     agents: Sequence[str] = (AGENT,),
+    env_class: type[BaseEnv] = ToolEnvironment,
+    settings: AgentsConfig = AgentsConfig(),  # noqa: B008  # nobody changes it
 ) -> Iterator[AgentServer]:
     """The server, with one pool for all ``agents``."""
     service = ScriptedService()
@@ -131,7 +146,10 @@ def agent_server(
         context = SimpleNamespace(current_actor=None)
         patch.setattr(agent_pool.ray, "get_runtime_context", lambda: context)
         pool_class = agent_pool.AgentPool.__ray_metadata__.modified_class
-        pool = pool_class(None, lambda text: {"question": text}, None, None, FleetConfig(), "Adds numbers.")
+        pair = Pair(agent_class=ToolAgent, env_class=env_class)
+        pool = pool_class(
+            pair, lambda text: {"question": text}, None, None, FleetConfig(), "Adds numbers.", settings
+        )
     pools = {name: LocalActor(pool) for name in agents}
     with serving(folder, agents=pools, keys=keys) as client:
         assert client.portal is not None
@@ -142,7 +160,8 @@ def agent_server(
             assert not served.done(), served.exception()
         port = server.servers[0].sockets[0].getsockname()[1]
         try:
-            yield AgentServer(f"http://127.0.0.1:{port}", service)
+            hear = partial(client.portal.call, pool.hear)
+            yield AgentServer(f"http://127.0.0.1:{port}", service, hear)
         finally:
             server.should_exit = True
             served.result(10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import selectors
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +18,7 @@ from ray.exceptions import RayActorError
 
 from actors.rollouts import attempts, fleet, node_watch
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.rollout_actor import Played
 from actors.settings import FleetConfig
 from environments import BaseEnv
 from environments.types import TerminationReason, Trajectory
@@ -27,7 +28,7 @@ DECLARED_DEAD_SECONDS = 60.0
 """Ray takes so long to notice that a node's network was cut."""
 NOTICE_SECONDS = 30.0
 """A node that drains leaves after so long."""
-NOTICED_SECONDS = node_watch.SILENT_SECONDS + 3 * node_watch.BEAT_SECONDS
+NOTICED_SECONDS = node_watch.SILENT_SECONDS + 3.01 * node_watch.BEAT_SECONDS
 """After so long the fleet knows that a node is silent."""
 CAPACITY = 2
 """Rollout actors that a node has room for."""
@@ -131,9 +132,17 @@ class Actor:
             node.say(word)
 
     def _ready(self) -> asyncio.Future[str]:
-        return self._is_up
+        if not self._is_up.done():
+            return self._is_up
+        call: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        if self.node is None:
+            call.set_exception(RayActorError())
+        else:
+            self._calls = [each for each in self._calls if not each.done()] + [call]
+            self.node.say(partial(_settle, call, self.node.name))
+        return call
 
-    def _run(self, request: RolloutRequest, attempt: int, entries: Sequence[bytes]) -> asyncio.Future[Any]:
+    def _run(self, request: RolloutRequest, *_: Any) -> asyncio.Future[Any]:
         cluster, node = self._cluster, self.node
         call: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if node is None:
@@ -142,7 +151,7 @@ class Actor:
         cluster.check_start(node, request.rollout_id)
         self._calls = [each for each in self._calls if not each.done()] + [call]
         self.playing = request.rollout_id
-        seconds = cluster.rng.uniform(1.0, 15.0)
+        seconds = cluster.rng.uniform(0.5, 4.0)
         asyncio.get_running_loop().call_later(seconds, self._end, node, call, request)
         return call
 
@@ -152,7 +161,7 @@ class Actor:
         )
         if self.node is node:
             self.playing = None
-            node.say(partial(_settle, call, (trajectory, True)))
+            node.say(partial(_settle, call, Played(trajectory, usable=True)))
 
     def end(self, is_placed_again: bool = False) -> None:
         """Its process ends, or Ray knows that its node has died."""
@@ -271,7 +280,7 @@ class Cluster:
             assert self.now - node.draining_since < 2 * fleet.DRAIN_POLL_SECONDS, (
                 "no new work where a node leaves"
             )
-        assert self.silent_seconds(node.name) < NOTICED_SECONDS, "no new work where a node is silent"
+        assert self.silent_seconds(node.name) <= NOTICED_SECONDS, "no new work where a node is silent"
         heard = [
             actor
             for each in self.nodes.values()

@@ -119,6 +119,32 @@ def test_a_message_is_answered_by_a_task_that_can_be_asked_for_again(server: Age
     assert again.metadata["policy_version"] == 7 and again.metadata["finish_reason"] == "stop"
 
 
+def test_the_next_task_of_a_context_goes_on_with_the_conversation(server: AgentServer) -> None:
+    async def talk() -> list[str]:
+        async with connected(server.url, streaming=False) as (client, _):
+            first = await only_task(client, question("First"))
+            again = question("Second")
+            again.message.context_id = first.context_id
+            second = await only_task(client, again)
+            await only_task(client, question("Another conversation"))
+            return [state(first), state(second)]
+
+    assert asyncio.run(talk()) == ["COMPLETED", "COMPLETED"]
+    first, second, other = server.service.asked
+    assert second.follow_up is not None and second.follow_up.after == first.rollout_id
+    assert second.follow_up.message == "Second" and other.follow_up is None
+
+
+def test_a_context_is_closed_as_a_session(server: AgentServer) -> None:
+    async def ask() -> str:
+        async with connected(server.url, streaming=False) as (client, _):
+            return str((await only_task(client, question())).context_id)
+
+    closed = httpx.delete(f"{server.url}/v1/sessions/{asyncio.run(ask())}")
+    assert closed.status_code == 200
+    assert server.service.forgotten == [server.service.asked[0].rollout_id]
+
+
 def test_a_stream_tells_the_states_of_a_task_while_they_change(server: AgentServer) -> None:
     server.service.is_busy = True
 

@@ -26,11 +26,12 @@ from actors.rollouts.agent_pool import AgentPool
 from actors.rollouts.fleet import CANCEL_SECONDS
 from actors.rollouts.rollout import RolloutLimits
 from actors.sampling.serve_sampler import ServeSampler
-from actors.serving.policy_server import PolicyApp
+from actors.serving.policy_app import PolicyApp
 from actors.settings import FleetConfig, ServerConfig
 from actors.weights.store import WeightStore
 from environments.types import PlayedStep, TerminationReason, Trajectory
 from launch.recipes.calculator import task_from_message, workload
+from policies.openai.envelope import Envelope
 from policies.openai.protocol import OpenAIError
 from policies.sampler import SamplingParams
 from policies.settings import EngineConfig
@@ -57,12 +58,17 @@ def app(serve_port: int, tiny_model: Path) -> Iterator[PolicyApp]:
 def played(
     agents: ray.actor.ActorHandle, params: SamplingParams, key: str | None = None
 ) -> list[PlayedStep | Trajectory]:
-    return [ray.get(part, timeout=60) for part in agents.play.remote("What is 12+34?", params, key)]
+    envelope = Envelope(withdraw_key=key)
+    return [ray.get(part, timeout=60) for part in agents.play.remote("What is 12+34?", params, envelope)]
+
+
+def closed_pool(app: PolicyApp, model: Path, make_task: Any = task_from_message) -> ray.actor.ActorHandle:
+    sampler = partial(ServeSampler, app.name, str(model))
+    return AgentPool.remote(workload(0).pair, make_task, sampler, RolloutLimits(), FleetConfig(num_actors=1))
 
 
 def pool(app: PolicyApp, model: Path, make_task: Any = task_from_message) -> ray.actor.ActorHandle:
-    sampler = partial(ServeSampler, app.name, str(model))
-    actor = AgentPool.remote(workload(0).pair, make_task, sampler, RolloutLimits(), FleetConfig(num_actors=1))
+    actor = closed_pool(app, model, make_task)
     ray.get(actor.open.remote())
     return actor
 
@@ -87,12 +93,12 @@ def test_a_message_is_withdrawn_while_it_waits_and_while_it_is_played(
 ) -> None:
     agents = pool(app, tiny_model)
     for key in ("first", "second"):
-        parts = agents.play.remote("What is 12+34?", SamplingParams(), key)
-        wait_until(lambda key=key: ray.get(agents.withdraw.remote(key)))
+        parts = agents.play.remote("What is 12+34?", SamplingParams(), Envelope(withdraw_key=key))
+        wait_until(lambda key=key: ray.get(agents.withdraw.remote("", key)))
         with pytest.raises(RayTaskError) as raised:
             [ray.get(part, timeout=60) for part in parts]
         assert isinstance(raised.value.cause, OpenAIError) and raised.value.cause.code == "withdrawn"
-    assert not ray.get(agents.withdraw.remote("first")) and not ray.get(agents.withdraw.remote("none"))
+    assert not any(ray.get(agents.withdraw.remote("", key)) for key in ("first", "none"))
     assert isinstance(played(agents, SamplingParams())[-1], Trajectory), "the rollout actor is free"
     ray.kill(agents)
 
@@ -138,6 +144,15 @@ async def tool_answer(url: str) -> str:
     async with Client(f"{url}/mcp") as client:
         result = await client.call_tool("ask_calculator", {"message": "What is 12+34?"})
     return str(result.content[0].text)
+
+
+def test_a_message_that_comes_before_the_agents_are_open_is_told_to_come_again(
+    app: PolicyApp, tiny_model: Path
+) -> None:
+    agents = closed_pool(app, tiny_model)
+    with pytest.raises(RayTaskError, match="still starting: ask again"):
+        played(agents, SamplingParams())
+    ray.kill(agents)
 
 
 def test_a_message_that_makes_no_task_is_an_error(app: PolicyApp, tiny_model: Path) -> None:

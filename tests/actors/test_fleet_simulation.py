@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from simulated_cluster import HEAD, NOTICED_SECONDS, Cluster, SimulatedLoop, sim
 from actors.rollouts.rollout import RolloutRequest
 from environments.types import TerminationReason
 
-NUM_NODES, NUM_ACTORS, NUM_ROLLOUTS = 200, 200, 240
-MAX_STRUCK = 40
+NUM_NODES, NUM_ACTORS, NUM_ROLLOUTS = 200, 80, 100
+MAX_STRUCK = 80
 """Nodes to which the same happens at the same time."""
 LIMIT_SECONDS = 120.0
 """By then all is delivered: a minute after the last event Ray has declared every silent node dead."""
@@ -25,7 +26,7 @@ Event = tuple[str, float, int]
 events = st.lists(
     st.tuples(
         st.sampled_from(["join", "drain", "die", "cut", "return", "crash", "resize"]),
-        st.floats(0, 2),
+        st.floats(0, 1),
         st.integers(0, 2**16),
     ),
     max_size=12,
@@ -82,29 +83,50 @@ async def check(cluster: Cluster, fleet: Any) -> None:
     status = report.status
     assert 0 <= status.num_running <= status.num_ready <= status.num_actors
     for rollout in report.in_play:
-        assert cluster.silent_seconds(rollout.node) < NOTICED_SECONDS, "it goes on elsewhere"
+        assert cluster.silent_seconds(rollout.node) <= NOTICED_SECONDS, "it goes on elsewhere"
 
 
-@pytest.mark.slow
-@given(script=events, seed=st.integers(0, 2**16))
-@settings(max_examples=100, deadline=None)
-def test_every_rollout_is_delivered_once_whatever_happens_to_the_nodes(
-    script: list[Event], seed: int
-) -> None:
+def simulate(work: Callable[[Cluster, Any], Awaitable[None]], seed: int, retries: int) -> None:
+    """Let ``work`` play with a fleet on a fresh cluster; end what it leaves."""
     loop = SimulatedLoop()
     asyncio.set_event_loop(loop)
 
-    async def simulate() -> None:
+    async def run() -> None:
         cluster = Cluster(random.Random(seed), NUM_NODES)
-        with simulated_fleet(cluster, loop, retries=20) as fleet:
-            await play(script, cluster, fleet)
+        with simulated_fleet(cluster, loop, retries) as fleet:
+            await work(cluster, fleet)
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     try:
-        loop.run_until_complete(simulate())
+        loop.run_until_complete(run())
     finally:
         asyncio.set_event_loop(None)
         loop.close()
+
+
+def test_actors_that_died_while_they_were_idle_cost_a_rollout_no_attempt() -> None:
+    async def work(cluster: Cluster, fleet: Any) -> None:
+        await fleet.resize(NUM_ACTORS)
+        await asyncio.sleep(5)
+        for name in sorted(cluster.nodes)[: NUM_NODES - 10]:
+            cluster.crash(cluster.nodes[name])
+        await play([], cluster, fleet)
+        assert (await fleet.status()).num_retries == 0
+
+    simulate(work, seed=0, retries=0)
+
+
+@pytest.mark.slow
+@pytest.mark.slow
+@given(script=events, seed=st.integers(0, 2**16))
+@settings(max_examples=1000, deadline=None, derandomize=True)  # a failure is of the change under test
+def test_every_rollout_is_delivered_once_whatever_happens_to_the_nodes(
+    script: list[Event], seed: int
+) -> None:
+    async def work(cluster: Cluster, fleet: Any) -> None:
+        await play(script, cluster, fleet)
+
+    simulate(work, seed, retries=20)

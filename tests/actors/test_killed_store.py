@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError
 
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.service import RolloutService
-from actors.serving.policy_server import PolicyApp
+from actors.serving.policy_app import PolicyApp
 from actors.settings import FleetConfig, ServerConfig
 from actors.weights.store import WeightStore
 from environments.base import BaseEnv

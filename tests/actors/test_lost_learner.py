@@ -12,7 +12,7 @@ import pytest
 from learner_samples import batches
 
 from environments.errors import LearnerLostError
-from launch.chaos import members
+from launch.health.members import members
 from policies.learning.algorithms import resolve
 from policies.learning.settings import AlgorithmConfig, LearnerConfig, OptimizerConfig
 

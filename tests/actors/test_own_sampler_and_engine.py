@@ -105,7 +105,7 @@ def test_an_engine_of_ones_own_samples_behind_the_policy_server(scripted_policy:
 def test_what_keeps_an_engine_from_starting_is_told_in_its_own_words(
     serve_port: int, tiny_model: Path
 ) -> None:
-    from actors.serving.policy_server import PolicyApp
+    from actors.serving.policy_app import PolicyApp
     from actors.settings import ServerConfig
     from actors.weights.store import WeightStore
     from policies.settings import EngineConfig

@@ -30,6 +30,7 @@ from actors.weights.object_store import ObjectStoreTransport
 from actors.weights.transport import WeightTransport
 from environments.types import PlayedStep, Step, TerminationReason, Trajectory
 from policies.chat import ChatRenderer, load_tokenizer
+from policies.openai.envelope import Envelope
 from policies.openai.frontend import OpenAIFrontend
 from policies.openai.limits import MAX_BODY_BYTES
 from policies.openai.protocol import ChatRequest
@@ -175,7 +176,9 @@ def test_a_request_for_an_agent_goes_to_its_pool(tokenizer_folder: Path) -> None
     step = Step(model_response="46")
     played = Trajectory(steps=[step], termination_reason=TerminationReason.ENV_DONE)
 
-    async def play(message: str, params: SamplingParams) -> AsyncGenerator[Trajectory, None]:
+    async def play(
+        message: str, params: SamplingParams, envelope: Envelope
+    ) -> AsyncGenerator[Trajectory, None]:
         assert message == MESSAGES[0]["content"]
         yield played
 
@@ -203,11 +206,20 @@ class Parts:
             yield reference
 
 
+def asynchronous(method: Callable[..., Any]) -> Callable[..., Any]:
+    async def call(*arguments: Any) -> Any:
+        return method(*arguments)
+
+    return call
+
+
 class Pool:
     """Answers 46 to everything; stands in for the actor of an agent."""
 
     def __init__(self) -> None:
-        async def play(message: str, params: SamplingParams) -> AsyncGenerator[PlayedStep | Trajectory, None]:
+        async def play(
+            message: str, params: SamplingParams, envelope: Envelope
+        ) -> AsyncGenerator[PlayedStep | Trajectory, None]:
             steps = [Step(model_response="<tool_call>"), Step(model_response="46")]
             yield PlayedStep(index=0, text="<tool_call>", observation="46.0")
             yield PlayedStep(index=1, text="46", observation="", done=True)
@@ -215,7 +227,8 @@ class Pool:
 
         store = MemoryStore()
         for name, method in {"keep": store.keep, "kept": store.kept, "forget": store.forget}.items():
-            setattr(self, name, SimpleNamespace(remote=method))
+            setattr(self, name, SimpleNamespace(remote=asynchronous(method)))
+        self.withdraw = SimpleNamespace(remote=asynchronous(lambda owner, key: False))
         self.play = SimpleNamespace(remote=partial(Parts, play))
 
 
@@ -274,13 +287,12 @@ def test_the_official_client_streams_a_response_of_an_agent(agent: OpenAI) -> No
     [
         ({"model": "tiny"}, "'tiny' does not answer at /v1/responses. Agents that do: 'agent/calculator'"),
         ({"instructions": "Be brief."}, "instructions"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"background": True}, "background"),
         ({"temperature": 3}, "temperature"),
         (
             {"input": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]},
-            "answers one message",
+            "send one user message",
         ),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
         ({"input": []}, "input"),

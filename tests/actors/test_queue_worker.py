@@ -26,6 +26,7 @@ class EchoEngine(Engine):
     """
 
     logprob = -0.5
+    max_model_tokens = 100
 
     def __init__(self) -> None:
         self.version = 0

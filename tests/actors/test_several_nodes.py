@@ -16,12 +16,20 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_pairs_are_spread_and_a_lost_node_costs_neither_rollouts_nor_the_run() -> None:
+    run("several_nodes.py")
+
+
+def test_what_has_settings_for_its_nodes_lives_on_such_nodes() -> None:
+    run("placed_nodes.py")
+
+
+def run(name: str) -> None:
     # A program of its own: this one has a cluster of one node already.
-    program = [sys.executable, str(Path(__file__).with_name("several_nodes.py"))]
+    program = [sys.executable, str(Path(__file__).with_name(name))]
     # Others would join its cluster, were it noted where they look. Not tmp_path: too long for sockets.
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
+            "PYTHONPATH": os.pathsep.join(map(str, [ROOT, ROOT / "tests", Path(__file__).parent])),
             "RAY_TMPDIR": folder,
         }
         ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=180)

@@ -12,7 +12,7 @@ from scripted_engine import ScriptedEngine
 
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.openai.frontend import OpenAIFrontend
-from policies.openai.protocol import ChatRequest
+from policies.openai.protocol import ChatRequest, CompletionRequest
 from policies.sampler import SamplingParams
 from policies.settings import EngineConfig
 from policies.tiny import build_tokenizer
@@ -71,3 +71,31 @@ def test_the_places_of_clients_that_have_gone_are_free_again(engine: ScriptedEng
         return await asyncio.wait_for(last(served.chat(one)), 5)
 
     assert asyncio.run(leave())["choices"][0]["message"]["content"] == "1111"
+
+
+def test_tokens_in_flight_are_those_of_prompts_and_of_what_they_may_get(engine: ScriptedEngine) -> None:
+    with engine.in_flight([1, 2, 3], SamplingParams(max_tokens=2)):
+        assert engine.tokens_in_flight == 3 + 2
+        with engine.in_flight([1, 2, 3], SamplingParams()):
+            assert engine.tokens_in_flight == 5 + 100, "an answer without a limit may fill the context"
+    assert engine.tokens_in_flight == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_that_wait_for_the_engine_are_in_flight_too(
+    engine: ScriptedEngine, tmp_path: Path, stream: bool
+) -> None:
+    served = frontend(engine, tmp_path)
+    body = CompletionRequest(model="tiny", prompt=[1, 2, 3], max_tokens=2, n=5, stream=stream)
+    counts = []
+
+    async def ask() -> None:
+        answer = asyncio.create_task(last(served.complete(body)))
+        while not answer.done():
+            await asyncio.sleep(0)
+            counts.append(engine.tokens_in_flight)
+        answer.result()
+
+    asyncio.run(ask())
+    assert max(counts) == 5 * (3 + 2), "of which the engine has two"
+    assert engine.tokens_in_flight == 0

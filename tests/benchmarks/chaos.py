@@ -30,7 +30,7 @@ from programs import Program, run, warm_started_model
 from report import Report
 
 from environments.errors import ConfigError
-from launch.chaos import strike
+from launch.health.members import strike
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.consumed_log import read_consumed_log
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import repository
 
-from launch.chaos import role_of
+from launch.health.members import role_of
 
 HERE = Path(__file__).resolve().parent
 END_SECONDS = 30.0

@@ -18,7 +18,7 @@ import repository  # noqa: F401
 from report import Report
 
 from actors.learning.learner_group import LearnerGroup
-from actors.serving.policy_server import PolicyApp
+from actors.serving.policy_app import PolicyApp
 from actors.settings import ServerConfig, WeightsConfig
 from actors.weights.store import WeightStore
 from actors.weights.transport import WeightTransport, make_transport

@@ -31,7 +31,7 @@ from report import Report
 
 from actors.sampling.request_queue import Assignment, ReplicaReport
 from actors.sampling.serve_sampler import ServeSampler
-from actors.serving.policy_server import PolicyApp
+from actors.serving.policy_app import PolicyApp
 from actors.settings import RAYLET_ENVIRONMENT, ServerConfig
 from actors.weights.store import WeightStore
 from policies.engines.vllm import VLLMEngine

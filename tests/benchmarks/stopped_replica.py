@@ -23,7 +23,7 @@ import repository  # noqa: F401
 from programs import Program, warm_started_model
 from report import Report
 
-from launch.chaos import members
+from launch.health.members import members
 from launch.reporting.tracker import read_metrics
 
 NUM_STEPS = 60

@@ -29,7 +29,7 @@ from sampling import BareArm, Prompts
 from worlds import TalkEnvironment
 
 from actors.engine import AgentExecutionEngine
-from actors.serving.policy_server import PolicyApp
+from actors.serving.policy_app import PolicyApp
 from actors.settings import RAYLET_ENVIRONMENT, ServerConfig
 from actors.weights.store import WeightStore
 from environments.types import Completion, Trajectory

@@ -17,8 +17,9 @@ from signal import SIGKILL
 import pytest
 
 from environments.errors import ConfigError, TroupeError
-from launch.chaos import Member, choose, main, members, role_of, strike
+from launch.chaos import main
 from launch.config import compose
+from launch.health.members import Member, choose, members, role_of, strike
 from launch.run_folder.consumed_log import read_consumed_log
 from launch.trainer import run_training
 from launch.workload import load_workload

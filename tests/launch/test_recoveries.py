@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.learning.patience import LEAST_SECONDS, TIMES_LONGEST, Patience
-from launch.training.recoveries import Recoveries, lost_updates
+from launch.health.recoveries import Recoveries, lost_updates
 
 
 def test_one_recovery_more_than_the_window_allows_ends_the_run() -> None:

@@ -17,6 +17,9 @@ from launch.validation.settings import check_settings
 LEAVES = list(leaves(TrainConfig()))
 
 WITHOUT_BOUND = {
+    "fleet.nodes.resources": "NodesConfig checks every amount",
+    "server.nodes.resources": "NodesConfig checks every amount",
+    "learner.nodes.resources": "NodesConfig checks every amount",
     "expert_iteration.min_reward": "an environment's rewards may be any numbers",
     "selection.min_reward": "an environment's rewards may be any numbers",
     "selection.max_reward": "an environment's rewards may be any numbers",

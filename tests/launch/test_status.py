@@ -26,9 +26,9 @@ from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.service import RolloutService
 from actors.settings import FleetConfig
 from environments import BaseEnv
-from launch.chaos import members
 from launch.health.heartbeat import Heartbeat, Pulse, pulses
 from launch.health.inspection import inspect
+from launch.health.members import members
 from launch.health.run_state import verdict
 from launch.training.activity import PHRASES
 from policies import GameAgent

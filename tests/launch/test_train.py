@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from environments.errors import ConfigError
-from launch.chaos import members
 from launch.config import TrainConfig, compose
+from launch.health.members import members
 from launch.reporting.metrics import FRESH_MISMATCH
 from launch.reporting.tracker import read_metrics
 from launch.run_folder.checkpoint import CheckpointFolder

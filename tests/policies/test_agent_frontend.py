@@ -11,6 +11,7 @@ import pytest
 
 from environments.types import Completion, PlayedStep, Step, TerminationReason, Trajectory
 from policies.openai.agent_frontend import AgentFrontend
+from policies.openai.envelope import Envelope
 from policies.openai.protocol import ChatRequest, OpenAIError
 from policies.sampler import SamplingParams
 
@@ -43,7 +44,7 @@ class Calculator:
         self.asked: list[tuple[str, SamplingParams]] = []
 
     async def __call__(
-        self, message: str, params: SamplingParams
+        self, message: str, params: SamplingParams, envelope: Envelope
     ) -> AsyncGenerator[PlayedStep | Trajectory, None]:
         self.asked.append((message, params))
         last = len(self.trajectory.steps) - 1
@@ -85,7 +86,9 @@ def test_a_stream_has_each_step_before_the_answer() -> None:
 def test_an_episode_whose_client_goes_away_is_closed() -> None:
     closed = []
 
-    async def endless(message: str, params: SamplingParams) -> AsyncGenerator[PlayedStep | Trajectory, None]:
+    async def endless(
+        message: str, params: SamplingParams, envelope: Envelope
+    ) -> AsyncGenerator[PlayedStep | Trajectory, None]:
         try:
             for index in range(9):
                 yield PlayedStep(index=index, text="<tool_call>", observation="")

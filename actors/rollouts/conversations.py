@@ -1,0 +1,155 @@
+"""How an agent's pool finds the conversation that a message goes on with. The pairs are the fleet's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from policies.openai.envelope import Envelope
+from policies.openai.protocol import OpenAIError
+from policies.openai.responses import MAX_STORED
+
+MAX_NAME = 256
+"""Characters of a session's name or of an idempotency key."""
+
+
+class Conversation:
+    """Messages of which each goes on where the one before has ended; one at a time.
+
+    Args:
+        waits: whether a second message waits its turn while one is under way, instead of being an error.
+    """
+
+    def __init__(self, waits: bool) -> None:
+        self.newest: str | None = None
+        """The rollout of its last answer."""
+        self._waits = waits
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """The time of one message. Raises ``OpenAIError`` (409) where another one is under way."""
+        if not self._waits:
+            self.check_idle()
+        async with self._turn:
+            yield
+
+    def check_idle(self) -> None:
+        """Raise ``OpenAIError`` (409) if a message is under way."""
+        if self._turn.locked():
+            raise OpenAIError(
+                409,
+                "A message of this conversation is under way: wait for its answer. With "
+                "server.agents.second_message=wait the server lets a second one wait.",
+                code="conversation_busy",
+                retry_after=1,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a conversation: after a rollout, or with ``None`` after the newest one."""
+
+    conversation: Conversation
+    rollout_id: str | None = None
+
+
+class Conversations:
+    """Conversations by their names: sessions and ids of responses, each of the key that it came with.
+
+    Args:
+        waits: as for ``Conversation``.
+        most: names that are kept; those that were not used for the longest time go first.
+    """
+
+    def __init__(self, waits: bool, most: int = MAX_STORED) -> None:
+        self._waits, self._most = waits, most
+        self._places: OrderedDict[tuple[str, str, str], Place] = OrderedDict()
+
+    def find(self, envelope: Envelope) -> Place:
+        """Where a message goes on; a conversation of its own if it names none.
+
+        Raises:
+            OpenAIError: it names a response that is not kept, or two conversations.
+        """
+        if envelope.after is not None:
+            if envelope.session is not None:
+                raise OpenAIError(
+                    400,
+                    "previous_response_id and a session both say which conversation goes on: send one.",
+                    param="previous_response_id",
+                )
+            name = (envelope.owner, "response", envelope.after)
+            if name not in self._places:
+                raise OpenAIError(
+                    400,
+                    f"There is no response {envelope.after!r} to go on from: it was never made, made with "
+                    f"store=false, deleted, or forgotten after {self._most} newer ones.",
+                    param="previous_response_id",
+                    code="previous_response_not_found",
+                )
+            self._places.move_to_end(name)
+            return self._places[name]
+        if envelope.session is None:
+            return Place(Conversation(self._waits))
+        check_name("The session", envelope.session)
+        name = (envelope.owner, "session", envelope.session)
+        if name not in self._places:
+            self._add(name, Place(Conversation(self._waits)))
+        self._places.move_to_end(name)
+        return self._places[name]
+
+    def advance(self, conversation: Conversation, rollout_id: str, envelope: Envelope) -> None:
+        """An answer has come: the next message goes on from it."""
+        conversation.newest = rollout_id
+        if envelope.can_be_followed:
+            name = (envelope.owner, "response", envelope.answer_id)
+            self._add(name, Place(conversation, rollout_id))
+
+    def end_response(self, owner: str, response_id: str) -> str | None:
+        """Let no message come after a response; return its rollout if it is its conversation's newest."""
+        place = self._places.pop((owner, "response", response_id), None)
+        if place is None or place.rollout_id != place.conversation.newest:
+            return None
+        return place.rollout_id
+
+    def end_session(self, owner: str, session: str) -> str | None:
+        """Forget a session; return the rollout of its last answer.
+
+        Raises:
+            OpenAIError: there is none (404), or a message of it is under way (409).
+        """
+        name = (owner, "session", session)
+        if name not in self._places:
+            raise OpenAIError(
+                404,
+                f"There is no session {session!r}: no message has named it, it was closed, or {self._most} "
+                "newer conversations have come since.",
+                code="session_not_found",
+            )
+        self._places[name].conversation.check_idle()
+        return self._places.pop(name).conversation.newest
+
+    def _add(self, name: tuple[str, str, str], place: Place) -> None:
+        self._places[name] = place
+        while len(self._places) > self._most:
+            self._places.popitem(last=False)
+
+
+def check_name(kind: str, name: str) -> None:
+    """Raise ``OpenAIError`` for a name that a header cannot mean."""
+    if not 0 < len(name) <= MAX_NAME:
+        raise OpenAIError(400, f"{kind} has a name of {len(name)} characters: send 1 to {MAX_NAME}.")
+
+
+def lost(why: str) -> OpenAIError:
+    """The error for a message whose conversation cannot go on."""
+    return OpenAIError(
+        409,
+        f"The world of this conversation is gone: {why} Start a new conversation, without "
+        "previous_response_id or with another session.",
+        code="conversation_lost",
+    )

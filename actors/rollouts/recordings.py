@@ -1,0 +1,110 @@
+"""Answers that requests with the same idempotency key share: the episode is played once."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from actors.rollouts.conversations import check_name
+from environments.types import PlayedStep, Trajectory
+from policies.openai.envelope import Envelope, Repeated
+from policies.openai.protocol import OpenAIError
+
+Part = PlayedStep | Trajectory
+MAX_RECORDINGS = 256
+"""Answers that can be repeated: the oldest are forgotten first."""
+
+
+class Recording:
+    """An episode that goes on whoever still listens. ``play`` gives all of it, from the beginning."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        self.envelope = envelope
+        self._parts: list[Part] = []
+        self._error: Exception | None = None
+        self._has_ended = False
+        self._news = asyncio.Condition()
+
+    async def record(self, parts: AsyncGenerator[Part, None]) -> bool:
+        """Take in ``parts`` to their end; return whether they have an answer."""
+        try:
+            async with aclosing(parts):
+                async for part in parts:
+                    self._parts.append(part)
+                    await self._tell()
+        except Exception as error:  # noqa: BLE001  # those who listen raise it
+            self._error = error
+        self._has_ended = True
+        await self._tell()
+        last = self._parts[-1] if self._parts else None
+        return self._error is None and isinstance(last, Trajectory) and last.has_answer
+
+    async def play(self) -> AsyncGenerator[Part, None]:
+        """Yield the parts that are there and those that come. Raises what has ended the episode."""
+        for number in itertools.count():
+            async with self._news:
+                while number == len(self._parts) and not self._has_ended:
+                    await self._news.wait()
+            if number == len(self._parts):
+                break
+            yield self._parts[number]
+        if self._error is not None:
+            raise self._error
+
+    async def _tell(self) -> None:
+        async with self._news:
+            self._news.notify_all()
+
+
+class Recordings:
+    """The newest answers by idempotency key, each of the API key that it came with.
+
+    What has failed is not kept: the same request may be tried again.
+    """
+
+    def __init__(self, most: int = MAX_RECORDINGS) -> None:
+        self._most = most
+        self._recordings: OrderedDict[tuple[str, str], Recording] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def find(self, envelope: Envelope) -> Recording | None:
+        """The answer that a request has got, or gets. Raises ``OpenAIError`` (422) if it had another body."""
+        assert envelope.idempotency_key is not None
+        check_name("The idempotency key", envelope.idempotency_key)
+        recording = self._recordings.get((envelope.owner, envelope.idempotency_key))
+        if recording is not None and recording.envelope.body != envelope.body:
+            raise OpenAIError(
+                422,
+                f"The Idempotency-Key {envelope.idempotency_key!r} came with another body before: send a new "
+                "key, or the same body.",
+                code="idempotency_key_reused",
+            )
+        return recording
+
+    def start(self, envelope: Envelope, parts: AsyncGenerator[Part, None]) -> Recording:
+        """Play ``parts`` for this request and all that repeat it."""
+        assert envelope.idempotency_key is not None
+        recording = Recording(envelope)
+        self._recordings[envelope.owner, envelope.idempotency_key] = recording
+        while len(self._recordings) > self._most:
+            self._recordings.popitem(last=False)
+        task = asyncio.create_task(self._record(recording, parts))
+        self._tasks.add(task)  # asyncio itself keeps no reference to a running task
+        task.add_done_callback(self._tasks.discard)
+        return recording
+
+    async def _record(self, recording: Recording, parts: AsyncGenerator[Part, None]) -> None:
+        if await recording.record(parts):
+            return
+        envelope = recording.envelope
+        name = (envelope.owner, envelope.idempotency_key or "")
+        if self._recordings.get(name) is recording:
+            del self._recordings[name]
+
+
+def repeated(recording: Recording) -> Repeated:
+    """What those who ask again hear first."""
+    return Repeated(recording.envelope.answer_id, recording.envelope.created)

@@ -1,0 +1,39 @@
+"""What comes with a client's message beside its text: whose it is, what it follows, how it is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Envelope:
+    """A message's place among others. Routes and frontends fill it in; the agent's pool reads it."""
+
+    owner: str = ""
+    """The name of the key that it came with: conversations, responses and idempotency keys belong to it."""
+    session: str | None = None
+    """The conversation that it goes on with, or begins."""
+    after: str | None = None
+    """The id of the response that it goes on from."""
+    has_earlier_turns: bool = False
+    """Whether the client has sent earlier answers too, so that its session cannot be a new one."""
+    answer_id: str = ""
+    """The id that its answer gets."""
+    created: int = 0
+    """When it was asked, in seconds of Unix time."""
+    can_be_followed: bool = False
+    """Whether another message may come ``after`` its answer."""
+    idempotency_key: str | None = None
+    """A message with the key and ``body`` of an earlier one gets that one's answer."""
+    body: str = ""
+    """Digest of the request's body."""
+    withdraw_key: str | None = None
+    """By which its owner can withdraw the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Comes before an answer that an earlier request with the same idempotency key has got, or gets."""
+
+    answer_id: str
+    created: int

@@ -1,0 +1,88 @@
+"""Rollout actors, a replica and the place of a learner's rank, for which one of two nodes has what they need.
+
+Run by test_several_nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from tempfile import TemporaryDirectory
+
+import pytest
+import ray
+from ray import serve
+from ray._private import state
+from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group_table
+from several_nodes import WhereEnvironment, nodes
+
+from actors.learning.learner_group import _resource_pool
+from actors.ray_tools.placement import beside_driver
+from actors.rollouts.fleet import RolloutFleet, actor_options, check_room
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.stream import TrajectoryStream
+from actors.sampling.sampler_actor import SamplerActor
+from actors.serving.policy_app import PolicyApp
+from actors.settings import RAYLET_ENVIRONMENT, FleetConfig, ServerConfig
+from actors.weights.store import WeightStore
+from environments.errors import ConfigError
+from launch.config import compose
+from launch.process.cluster import check_resources
+from policies import GameAgent
+from policies.learning.settings import LearnerConfig
+from policies.sampler import ScriptedSampler
+from policies.settings import EngineConfig, NodesConfig
+from policies.tiny import build_tokenizer
+
+
+def main() -> None:
+    os.environ.update(RAYLET_ENVIRONMENT)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    node = cluster.add_node(num_cpus=2, labels={"market": "spot"}, resources={"big": 2}).node_id
+    spot, big = NodesConfig(labels={"market": "in(spot,none)"}), NodesConfig(resources={"big": 1})
+    stream = TrajectoryStream(capacity=64)
+    sampler = SamplerActor.options(**beside_driver()).remote(partial(ScriptedSampler, ["Here."]))
+    config = FleetConfig(num_actors=2, nodes=spot)
+    pair = Pair(agent_class=GameAgent, env_class=WhereEnvironment)
+    check_room(actor_options(pair, config))
+    fleet = RolloutFleet.remote(pair, sampler, stream.queue, RolloutLimits(), config)
+    stream.connect(fleet)
+    ray.get(fleet.resize.remote(2))
+    orders = [RolloutRequest(rollout_id=f"spot/{index}", group_id="spot", task={}) for index in range(4)]
+    ray.get(fleet.submit.remote(orders))
+    assert nodes(list(stream.trajectories(4))) == {node}
+    ray.kill(fleet)
+
+    pool = _resource_pool(LearnerConfig(nodes=big))
+    assert set(placement_group_table(pool.pgs[0])["bundles_to_node_id"].values()) == {node}
+    ray.util.remove_placement_group(pool.pgs[0])
+
+    with TemporaryDirectory() as folder:
+        build_tokenizer([[{"role": "user", "content": "Hello."}]]).save_pretrained(folder)
+        engine = EngineConfig(name="scripted_engine:ScriptedEngine", options={"replies": ["Here."]})
+        app = PolicyApp("placed", folder, ServerConfig(engine=engine, nodes=spot), WeightStore.remote())
+        app.start()
+        (replica,) = [
+            actor for actor in state.actors().values() if actor["Name"].startswith("SERVE_REPLICA::placed")
+        ]
+        assert replica["Address"]["NodeID"] == node
+        app.stop()
+        serve.shutdown()
+
+    with pytest.raises(ConfigError, match=r"node with the labels \{'market': '!in\(spot\)'.*fleet\.nodes"):
+        check_resources(
+            compose(["recipe=calculator", "fleet.nodes.labels={market: '!in(spot)', big: small}"])
+        )
+    with pytest.raises(ConfigError, match=r"needs 3 Ray bigs and the cluster has 2.*learner\.nodes"):
+        check_resources(compose(["recipe=calculator", "learner.nodes.resources={big: 3}"]))
+    with pytest.raises(ConfigError, match=r"with the labels \{'market': 'none'\}"):
+        check_room(actor_options(pair, FleetConfig(nodes=NodesConfig(labels={"market": "none"}))))
+    ray.shutdown()
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

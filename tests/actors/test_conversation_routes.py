@@ -1,0 +1,322 @@
+"""Conversations over HTTP with the official client: who goes on with what, and what is asked of the agent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from agent_server import AGENT, ALICE, BOB, KEYS, AgentServer, agent_server
+from conftest import wait_until
+from openai import APIError, APIStatusError, OpenAI
+from test_policy_http import tokenizer_folder  # noqa: F401  # a fixture
+from test_readme import CONVERSATION
+
+from actors.settings import AgentsConfig
+from environments import SingleTurnEnvironment
+from environments.types import PlayedStep
+
+
+@pytest.fixture(scope="module")
+def shared(tokenizer_folder: Path) -> Iterator[AgentServer]:  # noqa: F811
+    with agent_server(tokenizer_folder) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared: AgentServer) -> AgentServer:
+    shared.service.reset()
+    return shared
+
+
+def client(server: AgentServer, key: str = "none") -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=20)
+
+
+def ask(server: AgentServer, key: str = "none", headers: dict[str, str] | None = None, **fields: Any) -> Any:
+    body = {"model": AGENT, "input": "Say hi", **fields}
+    return client(server, key).responses.create(extra_headers=headers, **body)
+
+
+def chat(server: AgentServer, session: str, key: str = "none", messages: Any = None) -> Any:
+    messages = messages or [{"role": "user", "content": "Say hi"}]
+    headers = {"X-Session-Id": session}
+    return client(server, key).chat.completions.create(model=AGENT, messages=messages, extra_headers=headers)
+
+
+def error_of(call: Callable[[], Any]) -> APIStatusError:
+    with pytest.raises(APIStatusError) as raised:
+        call()
+    return raised.value
+
+
+def followed(server: AgentServer) -> list[int | None]:
+    """Of each message the number of the one that it goes on from."""
+    numbers = {request.rollout_id: number for number, request in enumerate(server.service.asked)}
+    follow_ups = [request.follow_up for request in server.service.asked]
+    return [None if each is None else numbers[each.after] for each in follow_ups]
+
+
+def test_a_message_goes_on_from_the_response_that_it_names(server: AgentServer) -> None:
+    first = ask(server)
+    second = ask(server, input="And now?", previous_response_id=first.id)
+    ask(server, input=[{"role": "user", "content": "Again?"}], previous_response_id=second.id)
+    assert second.previous_response_id == first.id and second.output_text == "46"
+    assert followed(server) == [None, 0, 1]
+    asked = server.service.asked[1]
+    assert asked.follow_up is not None and asked.follow_up.message == "And now?"
+    assert asked.keep_seconds == AgentsConfig().keep_seconds
+
+
+def test_the_program_of_the_readme_talks_on(server: AgentServer) -> None:
+    exec(CONVERSATION.replace("http://127.0.0.1:8000", server.url))
+    assert followed(server) == [None, 0]
+
+
+@pytest.mark.parametrize("why", ["unknown", "deleted", "store=false"])
+def test_a_response_that_is_not_there_cannot_be_followed(server: AgentServer, why: str) -> None:
+    response_id = "resp_unknown" if why == "unknown" else ask(server, store=why != "store=false").id
+    if why == "deleted":
+        client(server).responses.delete(response_id)
+    error = error_of(lambda: ask(server, previous_response_id=response_id))
+    assert (error.status_code, error.code) == (400, "previous_response_not_found")
+    assert error.param == "previous_response_id" and response_id in error.message
+
+
+def test_a_message_that_nobody_can_follow_keeps_nothing(server: AgentServer) -> None:
+    ask(server, store=False)
+    client(server).chat.completions.create(model=AGENT, messages=[{"role": "user", "content": "?"}])
+    assert [request.keep_seconds for request in server.service.asked] == [None, None]
+
+
+def test_deleting_the_newest_response_closes_its_environment(server: AgentServer) -> None:
+    first = ask(server)
+    second = ask(server, previous_response_id=first.id)
+    client(server).responses.delete(first.id)
+    assert server.service.forgotten == []
+    client(server).responses.delete(second.id)
+    assert server.service.forgotten == [server.service.asked[1].rollout_id]
+
+
+def test_two_ways_to_go_on_from_a_response_are_closed_on_their_own(server: AgentServer) -> None:
+    first = ask(server)
+    ways = [ask(server, previous_response_id=first.id) for _ in range(2)]
+    assert followed(server) == [None, 0, 0]
+    for way in ways:
+        client(server).responses.delete(way.id)
+    assert server.service.forgotten == [request.rollout_id for request in server.service.asked[1:]]
+
+
+def test_a_session_goes_on_with_its_last_message_alone(server: AgentServer) -> None:
+    chat(server, "a")
+    chat(server, "b")
+    turns = [
+        {"role": "user", "content": "Say hi"},
+        {"role": "assistant", "content": "46"},
+        {"role": "user", "content": "And now?"},
+    ]
+    chat(server, "a", messages=turns)
+    ask(server, headers={"X-Session-Id": "a"}, input="At another endpoint")
+    assert followed(server) == [None, None, 0, 2]
+    messages = [request.follow_up.message for request in server.service.asked if request.follow_up]
+    assert messages == ["And now?", "At another endpoint"]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda server: chat(server, "x", messages=[{"role": "assistant", "content": "46"}]), "user message"),
+        (lambda server: chat(server, "x" * 300), "300 characters"),
+        (
+            lambda server: ask(server, headers={"X-Session-Id": "x"}, previous_response_id="resp_1"),
+            "send one",
+        ),
+    ],
+)
+def test_what_is_no_next_message_is_an_error(server: AgentServer, call: Any, said: str) -> None:
+    error = error_of(lambda: call(server))
+    assert error.status_code == 400 and said in error.message
+
+
+def test_a_session_that_the_server_does_not_know_is_no_new_one_if_it_has_earlier_turns(
+    server: AgentServer,
+) -> None:
+    turns = [{"role": role, "content": "?"} for role in ("user", "assistant", "user")]
+    error = error_of(lambda: chat(server, "forgotten", messages=turns))
+    assert (error.status_code, error.code) == (409, "conversation_lost")
+    assert "no message of this session" in error.message and server.service.asked == []
+    chat(server, "forgotten")
+    chat(server, "forgotten", messages=turns)
+    assert followed(server) == [None, 0]
+
+
+def test_a_closed_session_begins_anew(server: AgentServer) -> None:
+    chat(server, "closed")
+    url = f"{server.url}/v1/sessions/closed"
+    assert httpx.delete(url).json() == {"id": "closed", "object": "session.deleted", "deleted": True}
+    assert server.service.forgotten == [server.service.asked[0].rollout_id]
+    again = httpx.delete(url)
+    assert again.status_code == 404 and again.json()["error"]["code"] == "session_not_found"
+    chat(server, "closed")
+    assert followed(server) == [None, None]
+
+
+def test_a_conversation_belongs_to_its_key(tokenizer_folder: Path) -> None:  # noqa: F811
+    with agent_server(tokenizer_folder, KEYS) as server:
+        response = ask(server, ALICE)
+        for call in (
+            lambda: ask(server, BOB, previous_response_id=response.id),
+            lambda: client(server, BOB).responses.retrieve(response.id),
+            lambda: client(server, BOB).responses.delete(response.id),
+        ):
+            assert error_of(call).status_code in (400, 404)
+        chat(server, "shared", ALICE)
+        chat(server, "shared", BOB)
+        closed = httpx.delete(f"{server.url}/v1/sessions/shared", headers={"authorization": f"Bearer {BOB}"})
+        chat(server, "shared", ALICE)
+        assert closed.status_code == 200 and client(server, ALICE).responses.retrieve(response.id)
+        assert followed(server) == [None, None, None, 1]
+        repeated = [ask(server, key, {"Idempotency-Key": "1"}).id for key in (ALICE, BOB)]
+        assert len(set(repeated)) == 2
+
+
+def test_an_environment_without_follow_up_says_what_to_write(tokenizer_folder: Path) -> None:  # noqa: F811
+    with agent_server(tokenizer_folder, env_class=SingleTurnEnvironment) as server:
+        response = ask(server)
+        for call in (lambda: ask(server, previous_response_id=response.id), lambda: chat(server, "a")):
+            error = error_of(call)
+            assert (error.status_code, error.code) == (400, "follow_up_not_supported")
+            assert "SingleTurnEnvironment.follow_up(message)" in error.message
+        assert [request.keep_seconds for request in server.service.asked] == [None]
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+def test_a_second_message_at_once_is_rejected(server: AgentServer, threads: ThreadPoolExecutor) -> None:
+    server.service.is_busy = True
+    first = threads.submit(chat, server, "busy")
+    wait_until(lambda: server.service.waiting)
+    error = error_of(lambda: chat(server, "busy"))
+    assert (error.status_code, error.code) == (409, "conversation_busy")
+    assert "server.agents.second_message=wait" in error.message
+    assert error.response.headers["retry-after"] == "1"
+    assert httpx.delete(f"{server.url}/v1/sessions/busy").status_code == 409
+    server.service.finish(server.service.take())
+    assert first.result().choices[0].message.content == "46"
+
+
+def test_a_second_message_at_once_waits_where_that_is_set(
+    tokenizer_folder: Path,  # noqa: F811
+    threads: ThreadPoolExecutor,
+) -> None:
+    with agent_server(tokenizer_folder, settings=AgentsConfig(second_message="wait")) as server:
+        server.service.is_busy = True
+        first = threads.submit(chat, server, "a")
+        wait_until(lambda: server.service.waiting)
+        second = threads.submit(chat, server, "a")
+        server.service.finish(server.service.take())
+        first.result()
+        wait_until(lambda: server.service.waiting)
+        assert followed(server) == [None, 0]
+        server.service.finish(server.service.take())
+        second.result()
+
+
+def test_a_response_under_way_is_cancelled_by_the_key_that_asked_for_it(
+    tokenizer_folder: Path,  # noqa: F811
+    threads: ThreadPoolExecutor,
+) -> None:
+    with agent_server(tokenizer_folder, KEYS) as server:
+        server.service.is_busy = True
+        asked = threads.submit(ask, server, ALICE, {"X-Session-Id": "a"}, stream=True)
+        wait_until(lambda: server.service.waiting)
+        server.hear(server.service.asked[0].rollout_id, PlayedStep(index=0, text="12+34", observation="46"))
+        events = iter(asked.result())
+        response_id = next(events).response.id
+        cancel = client(server, ALICE).responses.cancel
+        assert error_of(lambda: client(server, BOB).responses.cancel(response_id)).status_code == 404
+        assert cancel(response_id).status == "cancelled"
+        with pytest.raises(APIError) as raised:
+            list(events)
+        assert raised.value.code == "withdrawn"
+        wait_until(lambda: not server.service.waiting)
+        assert error_of(lambda: cancel(response_id)).status_code == 404
+        server.service.is_busy = False
+        chat(server, "a", ALICE)
+        assert followed(server) == [None, None]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("responses", {"input": "Say hi"}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "Say hi"}]}),
+    ],
+)
+def test_a_request_with_the_same_idempotency_key_is_played_once(
+    server: AgentServer, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    body = {"model": AGENT, "stream": stream, **body}
+    url, headers = f"{server.url}/v1/{path}", {"Idempotency-Key": f"once-{path}-{stream}"}
+    first, again = (httpx.post(url, json=body, headers=headers).text for _ in range(2))
+    assert again == first and len(server.service.asked) == 1
+    other = httpx.post(url, json=body | {"temperature": 0.5}, headers=headers)
+    assert other.status_code == 422 and other.json()["error"]["code"] == "idempotency_key_reused"
+
+
+def test_a_repeated_request_does_not_bring_back_a_deleted_response(server: AgentServer) -> None:
+    headers = {"Idempotency-Key": "deleted"}
+    response = ask(server, headers=headers)
+    client(server).responses.delete(response.id)
+    assert ask(server, headers=headers).id == response.id and len(server.service.asked) == 1
+    assert error_of(lambda: client(server).responses.retrieve(response.id)).status_code == 404
+
+
+def test_an_episode_under_way_is_shared_and_outlives_its_first_client(
+    server: AgentServer, threads: ThreadPoolExecutor
+) -> None:
+    server.service.is_busy = True
+    headers, body = {"Idempotency-Key": "shared"}, {"model": AGENT, "input": "Say hi"}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/responses", json=body, headers=headers, timeout=0.5)
+    others = [threads.submit(ask, server, headers=headers) for _ in range(2)]
+    threading.Event().wait(0.3)
+    assert len(server.service.waiting) == len(server.service.asked) == 1
+    server.service.finish(server.service.take())
+    assert len({other.result().id for other in others}) == 1
+
+
+def test_what_has_failed_can_be_tried_again_with_its_idempotency_key(
+    server: AgentServer, threads: ThreadPoolExecutor
+) -> None:
+    server.service.is_busy = True
+    headers = {"Idempotency-Key": "failed"}
+    first = threads.submit(ask, server, headers=headers)
+    wait_until(lambda: server.service.waiting)
+    server.service.fail(server.service.take(), "it broke")
+    assert error_of(first.result).status_code == 500
+    server.service.is_busy = False
+    assert ask(server, headers=headers).output_text == "46"
+
+
+def test_a_repeated_answer_costs_no_tokens(
+    tokenizer_folder: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    charged: list[int] = []
+    monkeypatch.setattr(
+        "actors.serving.access.Caller.charge_tokens", lambda self, number: charged.append(number)
+    )
+    with agent_server(tokenizer_folder, KEYS) as server:
+        for _ in range(2):
+            ask(server, ALICE, {"Idempotency-Key": "1"})
+    assert charged == [11, 0]

@@ -1,0 +1,303 @@
+"""A conversation with a served agent goes on in the same environment, in real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from conftest import wait_until
+from openai import OpenAI
+from ray.exceptions import RayTaskError
+from test_a2a import connected, only_task, question, state
+
+from actors.rollouts.agent_pool import AgentPool
+from actors.rollouts.rollout import Pair, RolloutLimits
+from actors.sampling.serve_sampler import ServeSampler
+from actors.serving.policy_app import PolicyApp
+from actors.settings import AgentsConfig, FleetConfig, ServerConfig
+from actors.weights.store import WeightStore
+from environments.base import BaseEnv
+from environments.types import Trajectory
+from policies import GameAgent
+from policies.openai.envelope import Envelope
+from policies.openai.protocol import OpenAIError
+from policies.sampler import SamplingParams, ScriptedSampler
+from policies.settings import EngineConfig
+
+pytestmark = pytest.mark.engine
+
+SLOW = "Take your time."
+
+
+class NotebookEnv(BaseEnv):
+    """Writes down what the agent says; ``folder`` has a file for each notebook that was closed."""
+
+    resumes_by = "replay"
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.pages = Path(folder), list[str]()
+        self.number = f"{os.getpid()}-{time.monotonic_ns()}"
+
+    def reset(self) -> tuple[dict[str, str], dict[str, Any]]:
+        return {"question": "Begin."}, {}
+
+    def follow_up(self, message: str) -> tuple[str, dict[str, Any]]:
+        if message == SLOW:
+            time.sleep(3)
+        return message, {}
+
+    def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+        self.pages.append(str(action))
+        facts = {"pages": list(self.pages), "process": os.getpid(), "number": self.number}
+        return "", 1.0, True, facts
+
+    def close(self) -> None:
+        with (self.folder / self.number).open("a") as file:
+            file.write("closed\n")
+
+    @classmethod
+    def from_dict(cls, info: dict[str, Any]) -> NotebookEnv:  # type: ignore[override]
+        return cls(info["folder"])
+
+
+class LostNotebookEnv(NotebookEnv):
+    """Cannot be rebuilt."""
+
+    resumes_by = None
+
+
+class LoggedNotebookEnv(NotebookEnv):
+    """Says in a file how many pages which notebook has after each answer."""
+
+    def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+        outcome = super().step(action)
+        with (self.folder / "log").open("a") as file:
+            file.write(f"{self.number} {len(self.pages)}\n")
+        return outcome
+
+
+class MoodyNotebookEnv(NotebookEnv):
+    """Says that it can be rebuilt, but answers each time something else."""
+
+    def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+        _, *rest = super().step(action)
+        return self.number, *rest  # type: ignore[return-value]
+
+
+def echo(messages: list[dict[str, Any]]) -> str:
+    return f"page {sum(message['role'] == 'user' for message in messages)}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("notebooks")
+
+
+@pytest.fixture(scope="module")
+def start(ray_cluster: None, folder: Path) -> Iterator[Callable[..., Any]]:
+    """``start(...)``: a pool, the same one for the same arguments. Starting one takes ten seconds."""
+    pools = {}
+
+    @functools.cache
+    def start_pool(
+        env_class: type[BaseEnv] = NotebookEnv, num_actors: int = 1, **settings: Any
+    ) -> ray.actor.ActorHandle:
+        pool = AgentPool.remote(
+            Pair(agent_class=GameAgent, env_class=env_class, env_args={"folder": str(folder)}),
+            lambda message: {"question": message},
+            partial(ScriptedSampler, echo),
+            RolloutLimits(),
+            FleetConfig(num_actors=num_actors),
+            "Takes notes.",
+            AgentsConfig(**settings),
+        )
+        ray.get(pool.open.remote(), timeout=180)
+        pools[pool] = True
+        return pool
+
+    yield start_pool
+    for pool in pools:
+        ray.kill(pool)
+
+
+def say(pool: Any, message: str = "Go on.", **place: Any) -> dict[str, Any]:
+    """What the notebook says of itself after an answer."""
+    return told(pool.play.remote(message, SamplingParams(), Envelope(**place)))
+
+
+def told(parts: Any) -> dict[str, Any]:
+    *_, trajectory = [ray.get(part, timeout=60) for part in parts]
+    assert isinstance(trajectory, Trajectory) and len(trajectory.steps) == 1, trajectory
+    return trajectory.steps[0].info
+
+
+def closed(folder: Path) -> dict[str, int]:
+    """How often each notebook was closed."""
+    return {path.name: len(path.read_text().splitlines()) for path in folder.iterdir()}
+
+
+def error_of(call: Callable[[], Any]) -> OpenAIError:
+    with pytest.raises(RayTaskError) as raised:
+        call()
+    assert isinstance(raised.value.cause, OpenAIError), raised.value
+    return raised.value.cause
+
+
+def test_an_environment_keeps_its_state_over_three_messages(start: Any, folder: Path) -> None:
+    pool = start()
+    first = say(pool, answer_id="1", can_be_followed=True)
+    second = say(pool, after="1", answer_id="2", can_be_followed=True)
+    third = say(pool, after="2", answer_id="3", can_be_followed=True)
+    assert third["pages"] == ["page 1", "page 2", "page 3"]
+    assert first["number"] == second["number"] == third["number"]
+    assert first["number"] not in closed(folder)
+    assert ray.get(pool.forget.remote("", "3")) is False  # the pool of a frontend keeps the response itself
+    wait_until(lambda: closed(folder).get(first["number"]) == 1)
+
+
+def test_a_killed_environment_is_rebuilt_with_the_same_state(start: Any, folder: Path) -> None:
+    pool = start()
+    say(pool, session="a")
+    before = say(pool, session="a")
+    os.kill(before["process"], signal.SIGKILL)
+    after = say(pool, session="a")
+    assert after["pages"] == ["page 1", "page 2", "page 3"]
+    assert after["process"] != before["process"]
+
+
+def test_an_environment_that_is_killed_during_a_message_is_rebuilt_and_answers_it(start: Any) -> None:
+    pool = start()
+    before = say(pool, session="slow")
+    slow = pool.play.remote(SLOW, SamplingParams(), Envelope(session="slow"))
+    time.sleep(1)
+    os.kill(before["process"], signal.SIGKILL)
+    after = told(slow)
+    assert after["pages"] == ["page 1", "page 2"] and after["process"] != before["process"]
+
+
+@pytest.mark.parametrize(
+    ("env_class", "why"),
+    [(LostNotebookEnv, "its resumes_by is None"), (MoodyNotebookEnv, "cannot be resumed")],
+)
+def test_a_killed_environment_that_cannot_be_rebuilt_is_an_error_and_no_fresh_world(
+    start: Any, env_class: type[BaseEnv], why: str
+) -> None:
+    pool = start(env_class)
+    os.kill(say(pool, session="a")["process"], signal.SIGKILL)
+    for _ in range(2):
+        error = error_of(lambda: say(pool, session="a"))
+        assert (error.status, error.code) == (409, "conversation_lost")
+        assert why in error.message and "Start a new conversation" in error.message
+    ray.get(pool.end_session.remote("", "a"))
+    assert say(pool, session="a")["pages"] == ["page 1"]
+
+
+def test_an_environment_without_messages_is_closed_once_and_rebuilt_for_the_next(
+    start: Any, folder: Path
+) -> None:
+    pool = start(keep_seconds=0.5)
+    before = say(pool, session="a")
+    wait_until(lambda: closed(folder).get(before["number"]) == 1)
+    after = say(pool, session="a")
+    assert after["pages"] == ["page 1", "page 2"] and after["number"] != before["number"]
+
+
+def test_the_environment_that_has_waited_longest_makes_room(start: Any, folder: Path) -> None:
+    pool = start(num_actors=2, second_message="reject")
+    said: list[dict[str, Any]] = []
+
+    def are_apart() -> bool:
+        said[:] = [say(pool, session="old"), say(pool, session="newer")]
+        return said[0]["process"] != said[1]["process"]
+
+    wait_until(are_apart)  # both actors are up
+    oldest, newer = said
+    closed_before = closed(folder)
+    assert say(pool, session="newest")["process"] == oldest["process"]
+    assert closed(folder) == closed_before | {oldest["number"]: 1}
+    assert say(pool, session="newer")["number"] == newer["number"]
+
+
+def test_a_message_alone_keeps_nothing(start: Any, folder: Path) -> None:
+    number = say(start())["number"]
+    assert closed(folder)[number] == 1
+
+
+def test_an_earlier_answer_can_be_followed_another_way(start: Any) -> None:
+    pool = start()
+    say(pool, answer_id="first", can_be_followed=True)
+    say(pool, after="first", answer_id="second", can_be_followed=True)
+    assert say(pool, after="first", answer_id="other", can_be_followed=True)["pages"] == ["page 1", "page 2"]
+    assert say(pool, after="second", answer_id="third")["pages"] == ["page 1", "page 2", "page 3"]
+
+
+@pytest.mark.parametrize("second_message", ["reject", "wait"])
+def test_a_second_message_is_rejected_or_waits_its_turn(start: Any, second_message: str) -> None:
+    pool = start(num_actors=2, second_message=second_message)
+    say(pool, session="busy")
+    slow = pool.play.remote(SLOW, SamplingParams(), Envelope(session="busy"))
+    time.sleep(1)
+    if second_message == "reject":
+        assert error_of(lambda: say(pool, session="busy")).code == "conversation_busy"
+        assert told(slow)["pages"] == ["page 1", "page 2"]
+    else:
+        assert say(pool, session="busy")["pages"] == ["page 1", "page 2", "page 3"]
+
+
+def test_the_end_of_a_pool_closes_what_it_keeps(start: Any, folder: Path) -> None:
+    pool = start(num_actors=2, second_message="reject")
+    kept = [say(pool, session=name)["number"] for name in ("one", "two")]
+    ray.get(pool.end.remote(), timeout=30)
+    assert [closed(folder).get(number) for number in kept] == [1, 1]
+
+
+def test_openai_and_a2a_clients_talk_on_in_the_same_environment(
+    serve_port: int, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Over HTTP, through Serve, sampled from an engine."""
+    pair = Pair(agent_class=GameAgent, env_class=LoggedNotebookEnv, env_args={"folder": str(tmp_path)})
+    pool = AgentPool.remote(
+        pair,
+        lambda message: {"question": message},
+        partial(ServeSampler, "talk", str(tiny_model)),
+        RolloutLimits(),
+        FleetConfig(num_actors=1),
+    )
+    engine = EngineConfig(name="scripted_engine:ScriptedEngine", options={"replies": ["Hello."]})
+    config = ServerConfig(engine=engine, http_port=serve_port)
+    agents = {"agent/notebook": pool}
+    app = PolicyApp("talk", str(tiny_model), config, WeightStore.remote(), agents=agents)
+    app.start()
+    url = f"http://127.0.0.1:{serve_port}"
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    model, hi = "agent/notebook", {"role": "user", "content": "Say hi"}
+
+    async def talk_over_a2a() -> str:
+        async with connected(url, streaming=False) as (agent, _):
+            context = (await only_task(agent, question("Say hi"))).context_id
+            again = question("Say hi")
+            again.message.context_id = context
+            return state(await only_task(agent, again))
+
+    try:
+        first = client.responses.create(model=model, input="Say hi")
+        client.responses.create(model=model, input=[hi], previous_response_id=first.id)
+        for _ in range(2):
+            client.chat.completions.create(model=model, messages=[hi], extra_headers={"X-Session-Id": "a"})
+        assert asyncio.run(talk_over_a2a()) == "COMPLETED"
+    finally:
+        app.stop()
+    said = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    assert [pages for _, pages in said] == ["1", "2"] * 3
+    notebooks = [number for number, _ in said]
+    assert notebooks[::2] == notebooks[1::2] and len(set(notebooks)) == 3
+    assert {number: closed(tmp_path)[number] for number in notebooks} == dict.fromkeys(notebooks, 1)
