@@ -37,9 +37,10 @@ def evaluation_due(run: Components, recovery: Recovery) -> bool:
 
 def checkpoint_due(run: Components, recovery: Recovery) -> bool:
     """Whether a checkpoint is to be written after this many updates, and was not yet."""
-    step = recovery.progress.step
-    due = step == run.num_updates or (step > 0 and step % run.config.run.checkpoint_every == 0)
-    return due and step != recovery.saved_step
+    progress = recovery.progress
+    # Before the first update too, where a stage without rollouts has learned something.
+    every = bool(progress.stage_steps) and progress.step % run.config.run.checkpoint_every == 0
+    return (every or progress.step == run.num_updates) and progress != recovery.saved
 
 
 def save_checkpoint(run: Components, recovery: Recovery) -> None:

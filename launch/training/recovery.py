@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,17 @@ class Recovery:
                 "with it, or name another directory."
             )
         self.progress = CheckpointFolder.progress(self.checkpoint) if self.checkpoint else Progress()
-        self.saved_step = self.progress.step if self.checkpoint else -1
-        """Policy updates that the newest checkpoint knows of; -1 without a checkpoint."""
+        self.saved = deepcopy(self.progress) if self.checkpoint else None
+        """What the newest checkpoint knows; ``None`` without a checkpoint."""
         self._consumed = ConsumedLog(directory, self.progress.step)
         self._set_aside = JsonlLog(directory / SET_ASIDE, self.progress.step)
         self.trajectories = TrajectoryLog(directory, config.run.trajectories_kept)
         """What was said in this run's updates and evaluations."""
+
+    @property
+    def saved_step(self) -> int:
+        """Policy updates that the newest checkpoint knows of; -1 without a checkpoint."""
+        return self.saved.step if self.saved else -1
 
     def saved_stream(self) -> StreamState:
         """Finished and requested rollouts at the time of the checkpoint that this process goes on from."""
@@ -69,7 +75,7 @@ class Recovery:
     def save(self, stream: StreamState, save_learner: Callable[[str], None]) -> Path:
         """Write a checkpoint; ``save_learner`` writes the learner's part into the folder that it is given."""
         path = self.checkpoints.save(self.progress, stream, save_learner)
-        self.saved_step = self.progress.step
+        self.saved = deepcopy(self.progress)
         return path
 
     def close(self) -> None:
