@@ -1,11 +1,14 @@
-"""``python -m launch.scale --actors 64``: change the number of rollout actors while a run goes on.
+"""``python -m launch.scale --actors 64 --replicas 4``: change the size of a run while it goes on.
 
-    python -m launch.scale                  the fleets of this cluster, and what they are doing
+    python -m launch.scale                  the fleets and policy servers of this cluster
     python -m launch.scale --actors 64      have 64 rollout actors in the only fleet
+    python -m launch.scale --replicas 4     have 4 replicas of the policy in the only server
     python -m launch.scale --actors 64 --fleet fleet-1a2b3c4d --address 10.0.0.1:6379
 
-No rollout is lost: an actor too many ends with the rollout that it is playing. A run whose fleet.min_actors
-and fleet.max_actors differ goes on to choose by itself, from the new number.
+No rollout is lost: an actor too many ends with the rollout that it is playing, and another replica does what
+one too many was doing. An outside client whose answer takes longer than two seconds more gets an error. A run
+whose fleet.min_actors and fleet.max_actors differ goes on to choose by itself, from the new number. The
+replicas of a server with server.max_replicas are chosen by Serve alone.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from actors.ray_tools.connect import join
 from actors.ray_tools.get_soon import answers
 from actors.rollouts.fleet_report import FleetStatus
 from actors.rollouts.service import FLEET, NAMESPACE
+from actors.serving.replicas import policy_servers, resize
 from environments.errors import ConfigError, TroupeError
 
 
@@ -31,14 +35,14 @@ def fleets() -> dict[str, ray.actor.ActorHandle]:
     return {name: ray.get_actor(name, NAMESPACE) for name in sorted(names) if name.startswith(FLEET)}
 
 
-def chosen(present: Sequence[str], name: str | None) -> str:
-    """The fleet that is meant. Raises ``ConfigError`` if that is not clear."""
+def chosen(option: str, present: Sequence[str], name: str | None) -> str:
+    """The fleet or server that ``option`` means. Raises ``ConfigError`` if that is not clear."""
     if name is None and len(present) == 1:
         return present[0]
     if name is not None and name in present:
         return name
     there = ", ".join(present) or "none: no run is going on in this cluster"
-    raise ConfigError(f"--fleet {name or ''}: choose one of the fleets that are there ({there}).")
+    raise ConfigError(f"{option} {name or ''}: choose one of those that are there ({there}).")
 
 
 def described(status: FleetStatus) -> str:
@@ -56,22 +60,32 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--actors", type=int, metavar="N", help="rollout actors from now on")
     parser.add_argument("--fleet", help="its name, where there are several")
+    parser.add_argument("--replicas", type=int, metavar="N", help="replicas of the policy from now on")
+    parser.add_argument("--server", help="name of their policy server, where there are several")
     parser.add_argument("--address", help="HOST:PORT of the cluster, if this machine has none or several")
     options = parser.parse_args(arguments)
-    if options.actors is not None and options.actors < 1:
-        parser.error(f"--actors {options.actors}: a fleet needs at least one")
-    if options.fleet is not None and options.actors is None:
-        parser.error("--fleet needs --actors, the number that it is to have")
+    for number, whole, name in (("actors", "fleet", options.fleet), ("replicas", "server", options.server)):
+        wanted = vars(options)[number]
+        if wanted is not None and wanted < 1:
+            parser.error(f"--{number} {wanted}: a {whole} needs at least one")
+        if name is not None and wanted is None:
+            parser.error(f"--{whole} needs --{number}, the number that it is to have")
     try:
         join(options.address)
         present = fleets()
         if options.actors is not None:
-            fleet = present[chosen(list(present), options.fleet)]
+            fleet = present[chosen("--fleet", list(present), options.fleet)]
             answers([fleet.resize.remote(options.actors)], "The fleet")
+        if options.replicas is not None:
+            resize(chosen("--server", list(policy_servers()), options.server), options.replicas)
         for name, fleet in present.items():
             (status,) = answers([fleet.status.remote()], "The fleet")
             sys.stdout.write(f"{name}: {described(status)}\n")
-        if not present:
+        servers = policy_servers()
+        for name, states in servers.items():
+            replicas = ", ".join(f"{number} {state.lower()}" for state, number in states.items())
+            sys.stdout.write(f"{name}: replicas {replicas}\n")
+        if not present and not servers:
             sys.stdout.write("No run is going on in this cluster.\n")
     except (TroupeError, RayError) as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")

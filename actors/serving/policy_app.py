@@ -146,7 +146,9 @@ class PolicyApp:
         start_serve(config)
         route = None if config.http_port is None else "/"
         try:
-            serve.run(self._bound, name=self.name, route_prefix=route)
+            # Serve lets launch.scale set the number of replicas where it does not choose it itself.
+            by_hand = config.max_replicas is None
+            serve.run(self._bound, name=self.name, route_prefix=route, external_scaler_enabled=by_hand)
         except (RuntimeError, RayServeException) as error:
             self.check_replicas()  # whose own words say more than Serve's
             raise SamplerError(f"The policy server did not start: {error}") from error
