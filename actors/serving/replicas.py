@@ -6,8 +6,8 @@ import ray
 from ray import serve
 from ray.exceptions import RayTaskError
 from ray.serve._private.common import DeploymentID
+from ray.serve._private.exceptions import ExternalScalerDisabledError
 from ray.serve.context import _get_global_client
-from ray.serve.exceptions import ExternalScalerDisabledError
 
 from environments.errors import ConfigError
 
