@@ -13,8 +13,8 @@ started its own Ray, or the raylet of a cluster's node. Only processes of this n
 each node of a cluster. No network is cut off.
 
 A storm waits until the run has made an update. Then it kills what a run goes on without, a learner as often
-as learner.max_recoveries allows, and stops and slows down everything. Roles of --kill are killed too: a run
-ends without them, so let something start it again, and name that:
+as run.max_recoveries allows, and stops and slows down everything. Roles of --kill are killed too. Without
+its driver or Ray's own processes a run ends, so let something start it again, and name that:
 sh -c 'until python -m launch.train ... run.resume=true; do :; done'.
 """
 

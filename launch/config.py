@@ -56,6 +56,12 @@ class RunConfig:
     node_wait_seconds: float = setting(0.0, at_least=0)
     """Seconds for which a run waits, at its start, for nodes that it needs and that are not there. Ray's
     autoscaler is told what is needed, and adds nodes where it may."""
+    max_recoveries: int = setting(3, at_least=0)
+    """How often within run.recovery_minutes a run goes on when a rank of its learner has died or hangs, or
+    another actor that it has once, such as its fleet or its weight store: from the published weights where it
+    can, else from its newest checkpoint. Once more, and the run ends with the cause."""
+    recovery_minutes: float = setting(10.0, above=0)
+    """See run.max_recoveries."""
     replay: str | None = None
     """Folder of another run whose recorded rollouts are learned from, without an engine or an environment:
     to debug a learner, or to compare algorithms on the same rollouts. Nothing is evaluated."""

@@ -80,18 +80,23 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
 
 
 def _train_with_recoveries(config: TrainConfig, workload: Workload, lock: RunLock) -> None:
-    """Train, and go on from the newest checkpoint when the learner is lost.
+    """Train, and go on from the newest checkpoint when the learner or another part is lost.
 
     Raises:
-        LearnerLostError: it was lost more often than ``learner.max_recoveries`` allows.
+        LearnerLostError, RayActorError: that was more often than ``run.max_recoveries`` allows, or Ray's own
+            processes here have died.
     """
-    recoveries = Recoveries(config.learner.max_recoveries, config.learner.recovery_minutes)
+    recoveries = Recoveries(config.run.max_recoveries, config.run.recovery_minutes)
     while not _train(config, workload, lock, recoveries):
         config = replace(config, run=replace(config.run, resume=True))
 
 
 def _train(config: TrainConfig, workload: Workload, lock: RunLock, recoveries: Recoveries) -> bool:
-    """Train, and return whether that came to its end: else the learner was lost and may be started anew."""
+    """Train, and return whether that came to its end: else a part was lost, and all may be started anew."""
+    from ray.exceptions import RayActorError
+
+    from launch.health.inspection import ray_lives
+    from launch.process.death import told
     from launch.process.interrupt import Interrupts
     from launch.reporting.tracker import Tracker
     from launch.training.loop import train
@@ -116,10 +121,11 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, recoveries: R
                     tracker.announce(notice)
                 run = start(config, workload, stages, lock, recovery, tracker, interrupts, ending)
                 train(stages, run, recovery, recoveries)
-            except LearnerLostError as error:
-                if interrupts.is_pending or not recoveries.allow(time.monotonic()):
+            except (LearnerLostError, RayActorError) as error:
+                if interrupts.is_pending or not ray_lives() or not recoveries.allow(time.monotonic()):
                     raise
-                tracker.announce(f"{error} {lost_updates(recovery.progress.step, recovery.saved_step)}")
+                lost = str(error) if isinstance(error, LearnerLostError) else told(error)
+                tracker.announce(f"{lost} {lost_updates(recovery.progress.step, recovery.saved_step)}")
                 return False
             except KeyboardInterrupt:
                 if interrupts.error is not None:

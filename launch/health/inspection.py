@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.rollouts.service import NAMESPACE, STREAM_CAPACITY
 from environments.errors import ConfigError
 from launch.health.heartbeat import Pulse
-from launch.health.members import members
+from launch.health.members import is_alive, members
 from launch.health.run_state import Process, RunState
 
 ANSWER_SECONDS = 2.0
@@ -107,6 +107,11 @@ def raylets_here() -> list[psutil.Process]:
             if process.name() == "raylet" and any(address in word for word in process.cmdline()):
                 found.append(process)
     return found
+
+
+def ray_lives() -> bool:
+    """Whether this machine has a raylet of this cluster that runs: without one, Ray ends this process."""
+    return any(is_alive(raylet) for raylet in raylets_here())
 
 
 @ray.remote(num_cpus=0, max_retries=0)

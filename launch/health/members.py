@@ -104,3 +104,11 @@ def strike(role: str, signal_number: signal.Signals, below: int, rng: random.Ran
     except psutil.NoSuchProcess as error:
         raise ConfigError(f"The {role} {member.pid} has just ended by itself: try again.") from error
     return member
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether ``process`` runs: one that has ended stays there until its parent has taken note."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

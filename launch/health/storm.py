@@ -18,7 +18,7 @@ import psutil
 
 from environments.errors import ConfigError
 from launch.health.audit import Finding
-from launch.health.members import ROLES, Member, members
+from launch.health.members import ROLES, Member, is_alive, members
 from launch.health.recoveries import Recoveries
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.consumed_log import read_consumed_log
@@ -31,7 +31,7 @@ STOP_SECONDS = 3.0
 SLOW_SECONDS, PULSE_SECONDS = 4.0, 0.2
 """How long a process is slowed down: it is stopped and let go on in turns, each for so long."""
 ENDING = ("driver", "fleet", "queue", "store", "directory", "raylet", "gcs")
-"""Roles without which a run ends, by a sentence that names them: they are killed only on demand."""
+"""Roles without which a run starts all of its processes anew, or ends: they are killed only on demand."""
 LEARNING = ("learner", "critic")
 """Roles that a run goes on without as often as its settings of recovery say."""
 END_SECONDS = 30.0
@@ -86,16 +86,14 @@ class Storm:
     Args:
         settings: the run's, of which those of its recovery say how often its learner may be killed.
         roles: those that are struck.
-        killed: roles of ``ENDING`` that are killed too, because whoever watches the run starts it again.
+        killed: roles of ``ENDING`` that are killed too, for what starts again without them.
         rng: draws.
     """
 
     def __init__(
         self, settings: dict[str, Any], roles: Collection[str], killed: Collection[str], rng: random.Random
     ) -> None:
-        self._most, self._minutes = (
-            settings["learner"][name] for name in ("max_recoveries", "recovery_minutes")
-        )
+        self._most, self._minutes = (settings["run"][name] for name in ("max_recoveries", "recovery_minutes"))
         self._recoveries = Recoveries(self._most, self._minutes)
         self._roles, self._killed, self._rng = set(roles), set(killed), rng
 
@@ -105,14 +103,14 @@ class Storm:
         spared = [role for role in roles if role in ENDING and role not in self._killed]
         lines = {
             "Killed, stopped and slowed down": [role for role in roles if role not in spared],
-            "Stopped and slowed down only, for a run ends without them (--kill kills them too)": spared,
+            "Stopped and slowed down only, for a run starts anew or ends without them (--kill)": spared,
             "Left alone, for --roles does not name them": [role for role in ROLES if role not in roles],
         }
         told = [f"{how}: {', '.join(those)}." for how, those in lines.items() if those]
         if self._roles & set(LEARNING):
             told.append(
                 f"A learner is killed {self._most} times in {self._minutes:g} min at most "
-                "(learner.max_recoveries, learner.recovery_minutes): once more, and the run would end. "
+                "(run.max_recoveries, run.recovery_minutes): once more, and the run would end. "
                 "Before the first checkpoint it is not: the run would begin anew (run.checkpoint_every)."
             )
         return "\n".join(told)
@@ -141,13 +139,6 @@ class Storm:
         return deed != KILL or member.role not in ENDING or member.role in self._killed
 
 
-def _lives(process: psutil.Process) -> bool:
-    """Whether it still runs: one that has ended stays as a zombie until its parent asks for its status."""
-    with suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
 class Family:
     """The process below which a run lives, and all that have descended from it: none is forgotten.
 
@@ -165,7 +156,7 @@ class Family:
         """Whether the first of them lives. Its descendants are noted."""
         with suppress(psutil.NoSuchProcess):
             self._seen.update(self._root.children(recursive=True))
-        return _lives(self._root)
+        return is_alive(self._root)
 
     def present(self) -> list[Member]:
         """Those with a role that live; none if the first of them has just ended."""
@@ -191,7 +182,7 @@ class Family:
 
     def left_over(self, seconds: float = END_SECONDS) -> Finding:
         """Whether all of them have ended, for which they get so many ``seconds``."""
-        left = [each for each in psutil.wait_procs(self._seen, timeout=seconds)[1] if _lives(each)]
+        left = [each for each in psutil.wait_procs(self._seen, timeout=seconds)[1] if is_alive(each)]
         if not left:
             return Finding(True, f"of {len(self._seen)} processes none is left")
         return Finding(False, "left: " + ", ".join(f"{each.pid} ({each.name()})" for each in left))

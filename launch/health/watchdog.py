@@ -14,6 +14,7 @@ import psutil
 from actors.ray_tools.background import in_background
 from environments.errors import TroupeError
 from launch.health.heartbeat import BEAT_SECONDS, Heartbeat
+from launch.health.members import is_alive
 
 HEAD_SECONDS = 20.0
 """Ray's head process (GCS) may be silent for so long. After 60 s Ray ends this process without a word."""
@@ -110,11 +111,3 @@ class Watchdog:
     def stop(self) -> None:
         """End the thread."""
         self._stopped.set()
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """Whether ``process`` runs: one that has ended stays there until its parent has taken note."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -155,11 +155,6 @@ class LearnerConfig:
     """Trajectories per optimizer step."""
     micro_batch_tokens: int = setting(16384, at_least=1)
     """Most tokens in one forward pass of a rank, with those that rows are padded by: it bounds the memory."""
-    max_recoveries: int = setting(3, at_least=0)
-    """How often within learner.recovery_minutes a run goes on from its newest checkpoint when a rank has died
-    or hangs. Once more, and the run ends with the cause."""
-    recovery_minutes: float = setting(10.0, above=0)
-    """See learner.max_recoveries."""
     max_call_seconds: float = setting(1800.0, above=0)
     """Most seconds that the ranks may take for a piece of work, such as an update: then they count as hung.
     Later pieces of the same kind get ten times the longest so far, at least two minutes, and never more than

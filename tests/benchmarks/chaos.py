@@ -58,7 +58,7 @@ RUN = [
     "rollout.group_size=4",
     "fleet.num_actors=4",
     "learner.mini_batch_size=6",
-    "learner.max_recoveries=0",  # what is looked at is the end of a run, and its resume
+    "run.max_recoveries=0",  # what is looked at is the end of a run, and its resume
     "algorithm.zero_signal_groups=keep",  # where there is staleness, which groups have none is chance
     "algorithm.entropy_coef=0.01",  # so that there is a gradient in every group
 ]

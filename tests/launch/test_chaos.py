@@ -147,7 +147,7 @@ def train(directory: Path, model: Path, max_recoveries: int) -> None:
             "rollout.max_staleness=2",
             "fleet.num_actors=4",
             "algorithm.entropy_coef=0.01",
-            f"learner.max_recoveries={max_recoveries}",
+            f"run.max_recoveries={max_recoveries}",
         ]
     )
     run_training(config, load_workload(config.workload, config.seed))

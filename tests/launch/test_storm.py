@@ -26,7 +26,8 @@ from launch.health.storm import DEEDS, ENDING, KILL, Family, Storm, goes_on, wai
 
 SETTINGS: dict[str, Any] = {
     "rollout": {"group_size": 2, "max_staleness": 1},
-    "learner": {"max_recoveries": 2, "recovery_minutes": 10.0, "mismatch_alarm": 1e-3},
+    "run": {"max_recoveries": 2, "recovery_minutes": 10.0},
+    "learner": {"mismatch_alarm": 1e-3},
 }
 SOUND = RunRecords(
     settings=SETTINGS,
@@ -155,7 +156,7 @@ def test_only_the_roles_that_were_named_are_struck() -> None:
 def test_a_storm_says_what_it_strikes_and_what_it_leaves_alone_and_why() -> None:
     told = Storm(SETTINGS, ["actor", "learner", "queue", "gcs"], ["gcs"], random.Random(0)).describe()
     assert "Killed, stopped and slowed down: learner, actor, gcs." in told
-    assert re.search(r"only, for a run ends without them \(.*\): queue\.", told)
+    assert re.search(r"only, for a run starts anew or ends without them \(.*\): queue\.", told)
     assert re.search("Left alone.*: driver, .*proxy, raylet", told)
     assert "A learner is killed 2 times in 10 min at most" in told
 
@@ -189,7 +190,11 @@ def start_run(tmp_path: Path) -> Iterator[StartRun]:
     """``start_run(num_updates, end)``: a process that makes so many updates and then "ends", "hangs" or
     "leaves one" of its children behind.
     """
-    settings = {**SETTINGS, "stages": ["warm_start", "reinforce"], "run": {"num_steps": NUM_PLANNED}}
+    settings = {
+        **SETTINGS,
+        "stages": ["warm_start", "reinforce"],
+        "run": {**SETTINGS["run"], "num_steps": NUM_PLANNED},
+    }
     (tmp_path / "settings.yaml").write_text(json.dumps(settings), encoding="utf-8")
     started: list[psutil.Process] = []
 
@@ -302,7 +307,7 @@ def test_a_run_goes_on_through_a_storm_and_is_sound(tmp_path: Path, tiny_model: 
         "rollout.max_staleness=2",
         "fleet.num_actors=4",
         "algorithm.entropy_coef=0.01",  # so that there is a gradient in every group
-        "learner.max_recoveries=100",
+        "run.max_recoveries=100",
     ]
     program = [sys.executable, "-m", "launch.train", *settings]
     # A cluster of its own, not this session's: what is struck there is not replaced.

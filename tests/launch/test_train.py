@@ -96,13 +96,15 @@ def test_a_resumed_run_equals_one_that_never_stopped(undisturbed: Path, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.engine
-def test_a_run_whose_learner_is_killed_ends_with_the_weights_of_one_that_was_not(
+def test_a_run_whose_learner_and_fleet_are_killed_ends_with_the_weights_of_one_that_was_not(
     undisturbed: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The same weights, though they also travel as files instead of by the object store."""
     import torch
 
-    killer = threading.Thread(target=kill_new_learner, args=(3, tmp_path, learners()), daemon=True)
+    deeds = [("learner", 1), ("fleet", 3)]
+    spared = {role: pids(role) for role, _ in deeds}
+    killer = threading.Thread(target=kill_new_ones, args=(deeds, tmp_path, spared), daemon=True)
     killer.start()
     small_run(
         tmp_path,
@@ -113,8 +115,12 @@ def test_a_run_whose_learner_is_killed_ends_with_the_weights_of_one_that_was_not
     )
 
     killer.join(1)
-    assert not killer.is_alive(), "no learner was killed"
-    assert "1 update(s) since the checkpoint of step 2 are lost" in capfd.readouterr().out
+    assert not killer.is_alive(), "not both were killed"
+    told = capfd.readouterr().out
+    assert "1 update(s) since the checkpoint of step 0 are lost" in told, "after the warm start"
+    assert re.search(
+        r"RolloutFleet .* has died.* 1 update\(s\) since the checkpoint of step 2 are lost", told
+    )
     expected, found = weights(undisturbed, 4), weights(tmp_path, 4)
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert comparable(read_metrics(tmp_path)) == comparable(read_metrics(undisturbed))
@@ -122,16 +128,17 @@ def test_a_run_whose_learner_is_killed_ends_with_the_weights_of_one_that_was_not
     assert len(trained) == len(set(trained)) == 4 * 3 * 4
 
 
-def kill_new_learner(step: int, directory: Path, spared: set[int]) -> None:
-    """Wait for the update ``step``, then kill the learner's process that is not ``spared``."""
-    while len(read_consumed_log(directory)) < step:
-        time.sleep(0.05)
-    (learner,) = learners() - spared
-    os.kill(learner, signal.SIGKILL)
+def kill_new_ones(deeds: list[tuple[str, int]], directory: Path, spared: dict[str, set[int]]) -> None:
+    """For each role: wait for its update, then kill its process, the one that is not ``spared``."""
+    for role, step in deeds:
+        while len(read_consumed_log(directory)) != step:
+            time.sleep(0.05)
+        (process,) = pids(role) - spared[role]
+        os.kill(process, signal.SIGKILL)
 
 
-def learners() -> set[int]:
-    return {member.pid for member in members(below=os.getpid()) if member.role == "learner"}
+def pids(role: str) -> set[int]:
+    return {member.pid for member in members(below=os.getpid()) if member.role == role}
 
 
 def said(kept: list[KeptTrajectory]) -> list[Any]:
