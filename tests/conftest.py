@@ -11,12 +11,13 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 if TYPE_CHECKING:
@@ -39,9 +40,35 @@ MAX_LEARNERS = 2
 """Learner groups that are kept alive for the next test."""
 
 
+_exit_status = pytest.StashKey[int]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Leave out what Ray has to say to itself."""
     config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning:ray.*")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Keep how the tests came out, for the end."""
+    session.config.stash[_exit_status] = int(exitstatus)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Kill the processes of ``ray_cluster``, servers and learners too, and then end at once.
+
+    An end in good order has tests of its own. Ray's would come before the summary, and where a thread asks
+    Ray for something meanwhile, Ray ends this process without a word.
+    """
+    if "ray" not in sys.modules or not sys.modules["ray"].is_initialized():
+        return
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(config.stash.get(_exit_status, 1))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -80,8 +107,8 @@ def untied_model(tmp_path_factory: pytest.TempPathFactory, demonstrations: list[
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
-    """A Ray of the tests' own, whatever else runs on this machine."""
+def ray_cluster() -> None:
+    """A Ray of the tests' own, whatever else runs on this machine. It lives until ``pytest_unconfigure``."""
     import ray
 
     from actors.settings import RAYLET_ENVIRONMENT
@@ -98,8 +125,6 @@ def ray_cluster() -> Iterator[None]:
         logging_level="ERROR",
         runtime_env={"env_vars": variables},
     )
-    yield
-    ray.shutdown()
 
 
 # -- the policy server ---------------------------------------------------------------------------------
@@ -145,16 +170,22 @@ def publish(store: Any, weights: dict[str, torch.Tensor]) -> int:
     return version
 
 
-@contextmanager
-def serve_policy(name: str, model_path: Path, store: Any, config: ServerConfig) -> Iterator[ServedPolicy]:
-    """Serve ``model_path`` in the block. Needs ``serve_port``, also where ``config.http_port`` is not set."""
+def start_policy(name: str, model_path: Path, store: Any, config: ServerConfig) -> ServedPolicy:
+    """Serve ``model_path``. Needs ``serve_port``, also where ``config.http_port`` is not set."""
     from actors.serving.policy_app import PolicyApp
 
     app = PolicyApp(name, str(model_path), config, store)
     app.start()
     base_url = None if config.http_port is None else f"http://127.0.0.1:{config.http_port}/v1"
-    yield ServedPolicy(name, app, store, model_path, base_url)
-    app.stop()
+    return ServedPolicy(name, app, store, model_path, base_url)
+
+
+@contextmanager
+def serve_policy(name: str, model_path: Path, store: Any, config: ServerConfig) -> Iterator[ServedPolicy]:
+    """``start_policy``, and its end after the block."""
+    policy = start_policy(name, model_path, store, config)
+    yield policy
+    policy.app.stop()
 
 
 @pytest.fixture(scope="session")
@@ -177,19 +208,18 @@ def weight_store(ray_cluster: None) -> Any:
 
 
 @pytest.fixture(scope="session")
-def policy_app(serve_port: int, weight_store: Any, tiny_model: Path) -> Iterator[ServedPolicy]:
+def policy_app(serve_port: int, weight_store: Any, tiny_model: Path) -> ServedPolicy:
     """``tiny_model``, served by vLLM, by handle and over HTTP.
 
     A test that publishes puts the old weights back.
     """
     from actors.settings import ServerConfig
 
-    with serve_policy("policy", tiny_model, weight_store, ServerConfig(http_port=serve_port)) as policy:
-        yield policy
+    return start_policy("policy", tiny_model, weight_store, ServerConfig(http_port=serve_port))
 
 
 @pytest.fixture(scope="session")
-def scripted_policy(serve_port: int, tiny_model: Path) -> Iterator[ServedPolicy]:
+def scripted_policy(serve_port: int, tiny_model: Path) -> ServedPolicy:
     """Two replicas that need no model: their engine is ``scripted_engine.ScriptedEngine``.
 
     It says ``1`` a thousand times. ``test_unresponsive_replicas`` stops and kills the replicas, so it comes
@@ -202,8 +232,7 @@ def scripted_policy(serve_port: int, tiny_model: Path) -> Iterator[ServedPolicy]
     options = {"replies": ["1" * 1000], "seconds_per_token": 0.005}
     engine = EngineConfig(name="scripted_engine:ScriptedEngine", options=options)
     config = ServerConfig(num_replicas=2, engine=engine)
-    with serve_policy("scripted", tiny_model, WeightStore.remote(), config) as policy:
-        yield policy
+    return start_policy("scripted", tiny_model, WeightStore.remote(), config)
 
 
 @pytest.fixture(scope="session")
@@ -213,7 +242,7 @@ def sampler(policy_app: ServedPolicy) -> Any:
 
 
 @pytest.fixture(scope="session")
-def late_policy(serve_port: int, untied_model: Path) -> Iterator[ServedPolicy]:
+def late_policy(serve_port: int, untied_model: Path) -> ServedPolicy:
     """``untied_model`` on two replicas that keep their cache, started when version 2 is there (seed 99).
 
     The weights stay changed.
@@ -228,8 +257,7 @@ def late_policy(serve_port: int, untied_model: Path) -> Iterator[ServedPolicy]:
     for seed in (98, 99):
         publish(store, perturbed(weights, seed))
     config = ServerConfig(num_replicas=2, engine=EngineConfig(cache_after_publish="keep"))
-    with serve_policy("late", untied_model, store, config) as policy:
-        yield policy
+    return start_policy("late", untied_model, store, config)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
@@ -259,7 +287,7 @@ RESPONSE_TOKENS = 160
 @pytest.fixture(scope="session")
 def make_learner(
     weight_store: Any, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[MakeLearner]:
+) -> MakeLearner:
     """``make_learner(learner, algorithm)``: a ``LearnerGroup`` on the weights of ``tiny_model``.
 
     Groups take long to start, so one with the same settings is used again: its weights are put back and
@@ -288,9 +316,7 @@ def make_learner(
         alive[key] = (group, beginning)  # last in line to be closed
         return group
 
-    yield make
-    for group, _ in alive.values():
-        group.close()
+    return make
 
 
 @pytest.fixture(scope="session")

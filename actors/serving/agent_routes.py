@@ -20,6 +20,26 @@ if TYPE_CHECKING:
     from actors.serving.mcp_tools import AgentTools
 
 CARD_PATH = "/.well-known/agent-card.json"
+JSON_RPC = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "jsonrpc": {"const": "2.0"},
+                        "id": {"type": ["string", "integer", "null"]},
+                        "method": {"type": "string"},
+                        "params": {"type": "object"},
+                    },
+                    "required": ["jsonrpc", "method"],
+                }
+            }
+        },
+    }
+}
+"""How the description of the endpoint tells a body of JSON-RPC 2.0, which A2A and MCP speak."""
 
 
 class AgentProtocols:
@@ -107,14 +127,14 @@ async def card(name: str, request: Request) -> Response:
     return await protocols.a2a.card(agent, url, request)
 
 
-@http.post(agent_path("{name}"))
+@http.post(agent_path("{name}"), openapi_extra=JSON_RPC)
 async def a2a(name: str, request: Request) -> Response:
     """A2A over JSON-RPC."""
     protocols = _protocols()
     return await protocols.a2a.answer(protocols.agent(name), request)
 
 
-@http.post("/mcp")
+@http.post("/mcp", openapi_extra=JSON_RPC)
 async def mcp() -> Response:
     """MCP over streamable HTTP: a tool for each agent."""
     return _protocols().tools.answer()

@@ -245,7 +245,7 @@ class ChatToolCall(_Body):
 
 
 class ChatMessage(_Body):
-    """One message. The last four fields are only ever null: clients that send an answer back have them."""
+    """One message. The last fields change nothing: clients that send an answer back have them."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """``developer`` is OpenAI's newer name of ``system``."""
@@ -259,6 +259,8 @@ class ChatMessage(_Body):
     annotations: None = None
     audio: None = None
     function_call: None = None
+    provider_specific_fields: dict[str, Any] | None = None
+    """Of ``litellm``, which puts there what it could not place in an answer."""
 
     @model_validator(mode="after")
     def _check_content(self) -> ChatMessage:

@@ -138,8 +138,9 @@ def agent_server(
     agents: Sequence[str] = (AGENT,),
     env_class: type[BaseEnv] = ToolEnvironment,
     settings: AgentsConfig = AgentsConfig(),  # noqa: B008  # nobody changes it
+    **served: Any,
 ) -> Iterator[AgentServer]:
-    """The server, with one pool for all ``agents``."""
+    """The server, with one pool for all ``agents``; ``served`` goes to ``serving``."""
     service = ScriptedService()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(agent_pool, "RolloutService", lambda *_, **__: service)
@@ -151,7 +152,7 @@ def agent_server(
             pair, lambda text: {"question": text}, None, None, FleetConfig(), "Adds numbers.", settings
         )
     pools = {name: LocalActor(pool) for name in agents}
-    with serving(folder, agents=pools, keys=keys) as client:
+    with serving(folder, agents=pools, keys=keys, **served) as client:
         assert client.portal is not None
         client.portal.call(pool.open)
         server = uvicorn.Server(uvicorn.Config(http, port=0, lifespan="off", log_level="warning"))

@@ -1,0 +1,178 @@
+"""What clients say to the endpoint: a program that runs in an environment of its own, without Troupe.
+
+    python outside_clients.py CLIENT URL
+
+Asks the policy ``tiny``, which calls a tool and then says 46, in turns, and ``agent/calculator``, which
+says 46. It ends with status 0 if all answers are as a user of the client expects them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+POLICY, AGENT = "tiny", "agent/calculator"
+QUESTION = "What is 12+34?"
+ANSWER = "46"
+SCHEMA = {
+    "type": "object",
+    "properties": {"expression": {"type": "string"}},
+    "required": ["expression"],
+}
+TOOL = {
+    "type": "function",
+    "function": {"name": "calculator", "description": "Calculates.", "parameters": SCHEMA},
+}
+CALL = ("calculator", {"expression": "12+34"})
+
+
+def with_openai(url: str) -> None:
+    """The package ``openai``: chat, its stream, its tools, and the Responses API."""
+    from openai import OpenAI
+
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    assert {POLICY, AGENT} <= {model.id for model in client.models.list()}
+    create = client.chat.completions.create
+    tool_loop(create)
+    for chunks in (create(model=POLICY, messages=[user()], tools=[TOOL], stream=True),):
+        called = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+        assert called[0].function.name == CALL[0]
+        assert json.loads("".join(call.function.arguments or "" for call in called)) == CALL[1]
+    streamed = create(model=POLICY, messages=[user()], stream=True, stream_options={"include_usage": True})
+    *chunks, last = streamed
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
+    assert last.usage.completion_tokens > 0
+    assert create(model=AGENT, messages=[user()]).choices[0].message.content == ANSWER
+    first = client.responses.create(model=AGENT, input=QUESTION)
+    assert first.output_text == ANSWER
+    assert client.responses.retrieve(first.id).output_text == ANSWER
+    second = client.responses.create(model=AGENT, input="And now?", previous_response_id=first.id)
+    assert second.output_text == ANSWER and second.previous_response_id == first.id
+    with client.responses.stream(model=AGENT, input=QUESTION) as events:
+        kinds = [event.type for event in events]
+        assert events.get_final_response().output_text == ANSWER
+    assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
+
+
+def with_litellm(url: str) -> None:
+    """The package ``litellm``, for which this is a server like OpenAI's."""
+    import litellm
+
+    def create(model: str, **options: Any) -> Any:
+        base = {"api_base": f"{url}/v1", "api_key": "none", "num_retries": 0}
+        return litellm.completion(model=f"openai/{model}", **base, **options)
+
+    tool_loop(create)
+    call = create(model=POLICY, messages=[user()], tools=[TOOL], stream=True)
+    assert any(chunk.choices[0].delta.tool_calls for chunk in call)
+    streamed = create(model=POLICY, messages=[user()], stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == ANSWER
+    assert create(model=AGENT, messages=[user()]).choices[0].message.content == ANSWER
+    response = litellm.responses(
+        model=f"openai/{AGENT}", input=QUESTION, api_base=f"{url}/v1", api_key="none"
+    )
+    assert response.output[-1].content[0].text == ANSWER
+
+
+def with_agents(url: str) -> None:
+    """OpenAI's Agents SDK: its default API, Responses, for the agent; chat for the policy and its tool."""
+    from agents import (
+        Agent,
+        OpenAIChatCompletionsModel,
+        OpenAIResponsesModel,
+        Runner,
+        function_tool,
+        set_tracing_disabled,
+    )
+    from openai import AsyncOpenAI
+
+    set_tracing_disabled(True)
+    client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    asked = []
+
+    @function_tool
+    def calculator(expression: str) -> str:
+        """Calculates."""
+        asked.append(expression)
+        return ANSWER
+
+    async def talk() -> None:
+        served = Agent(name="Served", model=OpenAIResponsesModel(AGENT, client))
+        assert (await Runner.run(served, QUESTION)).final_output == ANSWER
+        streamed = Runner.run_streamed(served, QUESTION)
+        kinds = [event.type async for event in streamed.stream_events()]
+        assert "raw_response_event" in kinds and streamed.final_output == ANSWER
+        own = Agent(name="Own", model=OpenAIChatCompletionsModel(POLICY, client), tools=[calculator])
+        assert (await Runner.run(own, QUESTION)).final_output == ANSWER
+        assert asked == [CALL[1]["expression"]]
+
+    asyncio.run(talk())
+
+
+def with_a2a(url: str) -> None:
+    """The official A2A client, whole and streamed."""
+    import httpx
+    from a2a.client import ClientConfig, ClientFactory
+    from a2a.helpers.proto_helpers import new_text_message
+    from a2a.types.a2a_pb2 import Role, SendMessageRequest, TaskState
+
+    async def talk(streaming: bool) -> None:
+        said, states = [], []
+        async with httpx.AsyncClient(timeout=30) as http:
+            config = ClientConfig(httpx_client=http, streaming=streaming)
+            client = await ClientFactory(config).create_from_url(url)
+            message = new_text_message(QUESTION, role=Role.ROLE_USER)
+            async for event in client.send_message(SendMessageRequest(message=message)):
+                if event.HasField("artifact_update"):
+                    said += [part.text for part in event.artifact_update.artifact.parts]
+                elif event.HasField("task"):
+                    states.append(event.task.status.state)
+                    said += [part.text for each in event.task.artifacts for part in each.parts]
+                else:
+                    states.append(event.status_update.status.state)
+        assert "".join(said) == ANSWER and states[-1] == TaskState.TASK_STATE_COMPLETED
+
+    for streaming in (False, True):
+        asyncio.run(talk(streaming))
+
+
+def with_mcp(url: str) -> None:
+    """The official MCP client: the agent is a tool."""
+    from mcp import Client
+
+    async def talk() -> None:
+        async with Client(f"{url}/mcp") as client:
+            (tool,) = (await client.list_tools()).tools
+            result = await client.call_tool(tool.name, {"message": QUESTION})
+            assert result.content[0].text == ANSWER
+
+    asyncio.run(talk())
+
+
+def tool_loop(create: Any) -> None:
+    """The policy calls a tool, gets its answer, and says the answer."""
+    messages: list[Any] = [user()]
+    said = create(model=POLICY, messages=messages, tools=[TOOL]).choices[0].message
+    (call,) = said.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == CALL
+    messages += [said, {"role": "tool", "tool_call_id": call.id, "content": ANSWER}]
+    assert create(model=POLICY, messages=messages, tools=[TOOL]).choices[0].message.content == ANSWER
+
+
+def user() -> dict[str, str]:
+    return {"role": "user", "content": QUESTION}
+
+
+CLIENTS = {
+    "openai": with_openai,
+    "litellm": with_litellm,
+    "agents": with_agents,
+    "a2a": with_a2a,
+    "mcp": with_mcp,
+}
+
+if __name__ == "__main__":
+    _, client_name, server_url = sys.argv
+    CLIENTS[client_name](server_url)
