@@ -297,7 +297,7 @@ def test_a_run_goes_on_through_a_storm_and_is_sound(tmp_path: Path, tiny_model: 
     settings = [
         "recipe=calculator",
         f"run.directory={tmp_path}",
-        "run.num_steps=14",
+        "run.num_steps=10",
         "run.checkpoint_every=2",
         f"model.path={tiny_model}",
         "warm_start.num_steps=0",
@@ -316,15 +316,15 @@ def test_a_run_goes_on_through_a_storm_and_is_sound(tmp_path: Path, tiny_model: 
         while not (tmp_path / "settings.yaml").exists():
             assert run.poll() is None
             time.sleep(0.1)
-        command = ["storm", "--below", str(run.pid), "--every", "2", "--minutes", "0.5", "--wait"]
+        command = ["storm", "--below", str(run.pid), "--every", "2", "--minutes", "0.35", "--wait"]
         storm = subprocess.run(
             [sys.executable, "-m", "launch.chaos", *command], stdout=subprocess.PIPE, text=True
         )
         said, _ = run.communicate(timeout=120)
     assert storm.returncode == 0, storm.stdout
     assert "processes none is left" in storm.stdout
-    assert "the run has ended after 14 of 14 updates" in storm.stdout
+    assert "the run has ended after 10 of 10 updates" in storm.stdout
     assert {"killed", "stopped", "slowed"} <= set(re.findall("killed|stopped|slowed", storm.stdout))
     assert run.returncode == 0, said
-    assert "step   14/14" in said
+    assert "step   10/10" in said
     assert all(finding.is_sound for finding in audit(read_run(tmp_path)))
