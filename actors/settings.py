@@ -44,10 +44,10 @@ class FleetConfig:
     num_actors: int = setting(16, at_least=1)
     """Rollout actors, and so the rollouts that run at the same time."""
     min_actors: int | None = setting(None, at_least=1)
-    """In training, the fewest rollout actors: their number then follows what an update waits for. Null means
-    fleet.num_actors."""
+    """The fewest rollout actors. In training their number follows what an update waits for; in launch.serve
+    there is one for each message and conversation, and one to spare. Null means fleet.num_actors."""
     max_actors: int | None = setting(None, at_least=1)
-    """In training, the most rollout actors. Null means fleet.num_actors."""
+    """The most rollout actors. Null means fleet.num_actors."""
     num_cpus_per_actor: float = setting(0.01, at_least=0)
     """CPUs that Ray reserves for a rollout actor; raise it for environments that compute."""
     nodes: NodesConfig = field(default_factory=NodesConfig)
@@ -62,7 +62,7 @@ class FleetConfig:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The fewest and the most rollout actors of a training."""
+        """The fewest and the most rollout actors."""
         return self.min_actors or self.num_actors, self.max_actors or self.num_actors
 
 
@@ -106,7 +106,7 @@ class AgentsConfig:
 
     keep_seconds: float = setting(600.0, at_least=0)
     """How long an environment waits for the next message; then it is closed. It is closed earlier where all
-    of fleet.num_actors are taken and another message comes. A later message rebuilds an environment that has
+    rollout actors are taken and another message comes. A later message rebuilds an environment that has
     resumes_by, and is an error for any other."""
     second_message: str = setting("reject", one_of=("reject", "wait"))
     """What becomes of a message while another one of its conversation is under way: reject is status 409,

@@ -179,8 +179,6 @@ COMMAND = Command(
         "server",
     ),
     left_out={
-        "fleet.min_actors": "Agents are served by fleet.num_actors rollout actors.",
-        "fleet.max_actors": "Agents are served by fleet.num_actors rollout actors.",
         "server.weights": "Weights are published in training only.",
         "server.engine.cache_after_publish": "Weights are published in training only.",
     },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future
@@ -16,6 +17,7 @@ from actors.ray_tools.background import in_background
 from actors.rollouts.conversations import Conversation, Conversations, lost
 from actors.rollouts.recordings import Recordings, repeated
 from actors.rollouts.rollout import FollowUp, Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.scaling import PoolSize
 from actors.rollouts.service import RolloutService
 from actors.settings import AgentsConfig, FleetConfig
 from environments.errors import EnvironmentFailure, SamplerError
@@ -26,6 +28,8 @@ from policies.openai.responses import MAX_STORED, MemoryStore
 from policies.sampler import Sampler, SamplingParams
 
 Part = PlayedStep | Trajectory
+LOOK_SECONDS = 1.0
+"""Between two looks at the conversations, by which the number of rollout actors goes."""
 MAX_WAITING_PER_ACTOR = 16
 """Messages that may be in play or wait, for each rollout actor: more are sent away."""
 
@@ -88,6 +92,8 @@ class AgentPool:
         self._conversations = Conversations(waits=agents.second_message == "wait")
         self._recordings = Recordings()
         self._task_from_message, self._num_actors = task_from_message, fleet.num_actors
+        self._smallest, self._largest = fleet.bounds
+        self._following: asyncio.Task[None] | None = None
         own_handle = ray.get_runtime_context().current_actor
         self._service = RolloutService(pair, make_sampler, limits, fleet, listener=own_handle)
         self._numbers = itertools.count()
@@ -104,6 +110,8 @@ class AgentPool:
         await asyncio.to_thread(self._service.start, self._num_actors)
         loop = asyncio.get_running_loop()
         self._collecting = in_background(lambda: self._collect(loop), "answers of agents")
+        if self._smallest < self._largest:
+            self._following = asyncio.create_task(self._follow_conversations())
 
     async def description(self) -> str:
         """What the agent does."""
@@ -163,7 +171,7 @@ class AgentPool:
     @contextmanager
     def _listening(self, envelope: Envelope) -> Iterator[tuple[str, asyncio.Queue[Part | Exception]]]:
         """A new rollout's id, and what is heard of it while the block lasts."""
-        most = MAX_WAITING_PER_ACTOR * self._num_actors
+        most = MAX_WAITING_PER_ACTOR * self._largest
         if len(self._episodes) >= most:
             raise OpenAIError(
                 429, f"{most} messages are in play or wait already: try again later.", type="rate_limit_error"
@@ -290,8 +298,19 @@ class AgentPool:
     def _check_alive(self) -> None:
         if self._collecting is None:
             raise SamplerError("The agents are still starting: ask again in some seconds.")
-        if self._collecting.done():
-            raise SamplerError(f"The agents have failed: {self._collecting.exception()!r}")
+        for work in (self._collecting, self._following):
+            if work is not None and work.done():
+                raise SamplerError(f"The agents have failed: {work.exception()!r}")
+
+    async def _follow_conversations(self) -> None:
+        """consumes the fleet's counts · waits for the clock · produces another number of rollout actors"""
+        size = PoolSize(self._smallest, self._largest)
+        while True:
+            status = await asyncio.to_thread(self._service.fleet_status)
+            number = size.decide(status, time.monotonic())
+            if number != status.num_actors:
+                await asyncio.to_thread(self._service.resize, number)
+            await asyncio.sleep(LOOK_SECONDS)
 
     # -- in a thread of its own ----------------------------------------------------------------------
 

@@ -91,8 +91,7 @@ class RolloutFleet:
         """By slot, with the time of the failure as its ``seconds``."""
         self._start = time.monotonic()
         self._busy_seconds = 0.0
-        self._num_ready = 0
-        self._num_lost = 0
+        self._num_ready = self._num_lost = 0
         self._num_replayed_tokens = self._num_retries = self._num_resumed_turns = 0
         self._waited_seconds = 0.0
 
@@ -174,6 +173,8 @@ class RolloutFleet:
             waited_seconds=self._waited_seconds,
             num_retries=self._num_retries,
             num_resumed_turns=self._num_resumed_turns,
+            num_kept=len(self._kept),
+            last_taken=1 + max((*self._playing, *self._kept), default=-1),
         )
 
     async def report(self) -> FleetReport:

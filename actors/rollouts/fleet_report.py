@@ -15,7 +15,8 @@ class FleetStatus:
     have played in the ``seconds`` since the fleet started, ``waited_seconds`` those that all requests
     together have waited for an actor. ``num_replayed_tokens`` were sampled in rollouts that have failed and
     were played again, unless their process died with them. There were ``num_retries`` attempts after a
-    failure, which began after ``num_resumed_turns`` turns of the attempts before.
+    failure, which began after ``num_resumed_turns`` turns of the attempts before. ``num_kept`` actors keep
+    the pair of a conversation; ``last_taken`` counts all up to the last one that plays or keeps a pair.
     """
 
     num_actors: int
@@ -29,6 +30,8 @@ class FleetStatus:
     waited_seconds: float = 0.0
     num_retries: int = 0
     num_resumed_turns: int = 0
+    num_kept: int = 0
+    last_taken: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import ray
@@ -52,8 +52,11 @@ class KeptPairs:
     def __contains__(self, slot: int) -> bool:
         return slot in self._kept
 
-    def __bool__(self) -> bool:
-        return bool(self._kept)
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._kept)
 
     def keep(self, slot: int, request: RolloutRequest, turns: tuple[bytes, ...]) -> None:
         """The actor of ``slot`` keeps the pair that has played ``request``, for as long as that says.

@@ -1,9 +1,11 @@
-"""How many rollout actors a run should have, from what an update waited for: without actors and clocks."""
+"""How many rollout actors a run, or a served agent, should have: without actors and clocks."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+from actors.rollouts.fleet_report import FleetStatus
 
 LEARNER_WAITS = 0.25
 """Share of an update that the learner waits for rollouts, above which there may be too few actors."""
@@ -14,6 +16,8 @@ LEARNER_BUSY = 0.1
 GROWTH, SHRINKAGE = 1.5, 0.75
 PATIENCE = 2
 """Updates in a row that have to ask for the same, so that one slow rollout changes nothing."""
+SPARE_SECONDS = 60.0
+"""Actors of a served agent that were not needed for so long may go: starting one takes seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,3 +71,32 @@ class ScalingPolicy:
         if load.learner_waits < LEARNER_BUSY and load.actors_idle > ACTORS_IDLE:
             return -1
         return 0
+
+
+class PoolSize:
+    """Gives a served agent an actor for each message and each conversation, and one for who comes next.
+
+    Args:
+        smallest, largest: numbers of actors that it chooses between.
+    """
+
+    def __init__(self, smallest: int, largest: int) -> None:
+        self._smallest, self._largest = smallest, largest
+        self._since: float | None = None
+        """When there were too many for the first time without a break."""
+
+    def decide(self, status: FleetStatus, now: float) -> int:
+        """How many actors there should be from ``now`` on, in seconds.
+
+        Conversations keep the actors that have them, so it only takes away those behind the last one.
+        """
+        needed = status.num_running + status.num_waiting + status.num_kept + 1
+        needed = max(self._smallest, min(self._largest, needed))
+        if needed >= status.num_actors:
+            self._since = None
+            return needed
+        self._since = now if self._since is None else self._since
+        if now - self._since < SPARE_SECONDS:
+            return status.num_actors
+        self._since = None
+        return max(needed, status.last_taken)

@@ -194,6 +194,11 @@ class RolloutService:
         fleet, queue = answers(asked, "Fleet or sampling actor")
         return fleet, queue
 
+    def fleet_status(self) -> FleetStatus:
+        """The counts of the fleet, now."""
+        status: FleetStatus = answers([self._playing.status.remote()], "The fleet")[0]
+        return status
+
     @property
     def _playing(self) -> Any:
         assert self._fleet is not None, "start() comes first"

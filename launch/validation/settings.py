@@ -29,7 +29,7 @@ def check_settings(config: TrainConfig) -> None:
     _check_optimizer("warm_start.optimizer", config.warm_start.optimizer)
     _check_context(config)
     _check_micro_batches(config)
-    _check_fleet(config)
+    check_fleet(config)
     _check_selection(config)
     _check_effect_on_learning(config, algorithm)
     _check_effect_on_serving(config)
@@ -74,7 +74,8 @@ def _check_optimizer(name: str, optimizer: OptimizerConfig) -> None:
         )
 
 
-def _check_fleet(config: TrainConfig) -> None:
+def check_fleet(config: TrainConfig) -> None:
+    """The number of rollout actors is within its bounds. Raises ``ConfigError``."""
     fleet = config.fleet
     smallest, largest = fleet.bounds
     if not smallest <= fleet.num_actors <= largest:

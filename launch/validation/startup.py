@@ -10,7 +10,7 @@ from launch.training.stages.chosen import chosen_stages
 from launch.validation.gpus import check_gpus
 from launch.validation.replay import check_replay
 from launch.validation.serving import check_base_model, check_engine
-from launch.validation.settings import check_evaluation_settings, check_training_settings
+from launch.validation.settings import check_evaluation_settings, check_fleet, check_training_settings
 from launch.validation.trial import try_first_task
 from launch.validation.workload import (
     check_classes,
@@ -88,6 +88,7 @@ def check_served_agent(workload: Workload) -> None:
 def check_serving(config: TrainConfig) -> None:
     """Find what would fail later in serving, but for a taken port. Raises ``ConfigError``."""
     check_bounds(config)
+    check_fleet(config)
     check_engine(config)
     check_gpus(without_training(config))
     access_keys(config.server)

@@ -109,14 +109,14 @@ def start(ray_cluster: None, folder: Path) -> Iterator[Callable[..., Any]]:
 
     @functools.cache
     def start_pool(
-        env_class: type[BaseEnv] = NotebookEnv, num_actors: int = 1, **settings: Any
+        env_class: type[BaseEnv] = NotebookEnv, num_actors: int = 1, max_actors: int = 0, **settings: Any
     ) -> ray.actor.ActorHandle:
         pool = AgentPool.remote(
             Pair(agent_class=GameAgent, env_class=env_class, env_args={"folder": str(folder)}),
             lambda message: {"question": message},
             partial(ScriptedSampler, echo),
             RolloutLimits(),
-            FleetConfig(num_actors=num_actors),
+            FleetConfig(num_actors=num_actors, max_actors=max_actors or num_actors),
             "Takes notes.",
             AgentsConfig(**settings),
         )
@@ -225,6 +225,16 @@ def test_the_environment_that_has_waited_longest_makes_room(start: Any, folder: 
     assert say(pool, session="newest")["process"] == oldest["process"]
     assert closed(folder) == closed_before | {oldest["number"]: 1}
     assert say(pool, session="newer")["number"] == newer["number"]
+
+
+def test_there_is_an_actor_for_each_conversation_within_the_bounds(start: Any, folder: Path) -> None:
+    pool = start(max_actors=3)
+    numbers = {}
+    for session in ("a", "b", "c"):
+        numbers[session] = say(pool, session=session)["number"]
+        time.sleep(8)  # the next actor starts meanwhile
+    assert not set(numbers.values()) & set(closed(folder)), "each of the three has an actor of its own"
+    assert {session: say(pool, session=session)["number"] for session in numbers} == numbers
 
 
 def test_a_message_alone_keeps_nothing(start: Any, folder: Path) -> None:

@@ -8,7 +8,8 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.rollouts.scaling import GROWTH, PATIENCE, Load, ScalingPolicy
+from actors.rollouts.fleet_report import FleetStatus
+from actors.rollouts.scaling import GROWTH, PATIENCE, SPARE_SECONDS, Load, PoolSize, ScalingPolicy
 
 NUM_ROLLOUTS = 256
 """Requested at the same time: a fleet of more actors than that gains nothing."""
@@ -92,3 +93,39 @@ def test_one_slow_update_changes_nothing() -> None:
     slow = Load(learner_waits=0.9, actors_idle=0.0, requests_waiting=9, num_actors=8, num_ready=8)
     assert [policy.decide(each) for each in (calm, slow, calm, slow, calm)] == [8] * 5
     assert [policy.decide(slow) for _ in range(PATIENCE)] == [8, 12]
+
+
+def pool_status(
+    num_actors: int, playing: int = 0, kept: int = 0, waiting: int = 0, last: int = 0
+) -> FleetStatus:
+    return FleetStatus(
+        num_actors=num_actors,
+        num_ready=num_actors,
+        num_waiting=waiting,
+        num_running=playing,
+        num_lost=0,
+        busy_seconds=0,
+        seconds=0,
+        num_replayed_tokens=0,
+        num_kept=kept,
+        last_taken=last or playing + kept,
+    )
+
+
+def test_a_served_agent_has_an_actor_for_each_message_and_conversation_and_one_to_spare() -> None:
+    size = PoolSize(2, 8)
+    assert size.decide(pool_status(2), 0) == 2
+    assert size.decide(pool_status(2, playing=1, kept=1), 1) == 3
+    assert size.decide(pool_status(3, playing=3, waiting=2), 2) == 6
+    assert size.decide(pool_status(6, playing=6, waiting=50), 3) == 8
+
+
+def test_actors_that_are_not_needed_go_after_a_while_but_never_those_of_a_conversation() -> None:
+    size, end = PoolSize(2, 8), SPARE_SECONDS
+    assert size.decide(pool_status(8, kept=1, last=5), 0) == 8
+    assert size.decide(pool_status(8, playing=7, kept=1), 1) == 8, "they are needed again"
+    assert size.decide(pool_status(8, kept=1, last=5), 2) == 8
+    assert size.decide(pool_status(8, kept=1, last=5), 1 + end) == 8, "the time begins anew"
+    assert size.decide(pool_status(8, kept=1, last=5), 2 + end) == 5
+    assert size.decide(pool_status(5), 3 + end) == 5
+    assert size.decide(pool_status(5), 63 + end) == 2
