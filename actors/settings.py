@@ -141,6 +141,9 @@ class ServerConfig:
     adapters: dict[str, str] = field(default_factory=dict)
     """LoRA adapters that ``launch.serve`` serves beside the model, {name: folder}: a run's, a checkpoint's or
     one in peft's format. Clients ask for them by ``model``, rollouts by ``SamplingParams.adapter``."""
+    versions: list[str] = field(default_factory=list)
+    """Checkpoints of the run of model.path that ``launch.serve`` serves beside it, each by an engine of its
+    own: best, or a version of the policy, such as [best,31]. Clients ask for policy@best and policy@31."""
     tool_parser: str | None = setting(None, one_of=TOOL_PARSERS)
     """How the model writes tool calls, by the agent's parser_name. Null takes what the model's chat template
     shows."""
@@ -151,3 +154,18 @@ class ServerConfig:
     def most_replicas(self) -> int:
         """As many replicas as there may be at the same time."""
         return self.max_replicas or self.num_replicas
+
+
+@dataclass(frozen=True)
+class PinnedVersion:
+    """A checkpoint that is served as it is.
+
+    Args:
+        name: by which clients ask for it, such as policy@best.
+        model_path: its folder in Hugging Face format.
+        version: of the policy that it holds.
+    """
+
+    name: str
+    model_path: str
+    version: int

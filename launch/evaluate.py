@@ -162,6 +162,7 @@ COMMAND = Command(
         "fleet.max_actors": "An evaluation has fleet.num_actors from its beginning to its end.",
         "fleet.num_cpus_per_actor": "An evaluation reserves no CPUs for its actors.",
         "fleet.nodes": "An evaluation's actors live on any node.",
+        "server.versions": "launch.serve serves older versions.",
         "server.adapters": "launch.serve serves adapters; a run with adapters is evaluated by model.path.",
         "server.weights": "Weights are published in training only.",
         "server.engine.cache_after_publish": "Weights are published in training only.",

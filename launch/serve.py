@@ -16,11 +16,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from actors.serving.keys import KEYS_VARIABLE, access_keys
-from actors.settings import MODEL_NAME
+from actors.settings import MODEL_NAME, PinnedVersion
 from environments.errors import ConfigError, SamplerError
 from launch.command import Command
 from launch.config import ServerConfig, TrainConfig
-from launch.run_folder.model_paths import RUNS, adapter_folder, model_folder, newest_checkpoint
+from launch.run_folder.model_paths import (
+    RUNS,
+    adapter_folder,
+    model_folder,
+    newest_checkpoint,
+    policy_version,
+    versions_of,
+)
 from launch.validation.serving import DEFAULT_PORT, check_address
 from launch.validation.startup import check_served_agent, check_serving
 from launch.workload import load_workload
@@ -43,12 +50,13 @@ def serve(config: TrainConfig) -> None:
     if workload is not None:
         check_served_agent(workload)
     server, model_path = with_model(config)
+    pinned = served_versions(server, model_path)
     from launch.served_model import policy_app
 
     sys.stdout.write(f"Loading {model_path} ({server.num_replicas} replica(s)).\n")
     fleet = config.fleet if workload is not None else replace(config.fleet, num_actors=0)
     config = replace(config, server=server, fleet=fleet)
-    with policy_app(config, model_path, workload) as (app, interrupts):
+    with policy_app(config, model_path, workload, pinned) as (app, interrupts):
         app.start()
         interrupts.raise_if_interrupted()
         url = f"http://{reachable(server.http_host)}:{port}/v1"
@@ -108,6 +116,30 @@ def served_adapters(adapters: Mapping[str, str], model_path: str) -> dict[str, s
     return folders
 
 
+def served_versions(server: ServerConfig, model_path: str) -> list[PinnedVersion]:
+    """The checkpoints that ``server.versions`` names. Raises ``ConfigError`` for what is not there."""
+    if not server.versions:
+        return []
+    there = versions_of(model_path)
+    for name in server.versions:
+        if name not in there:
+            known = ", ".join(f"{each} ({Path(folder).parent.name})" for each, folder in there.items())
+            raise ConfigError(
+                f"server.versions={server.versions} names {name!r}, which is not in the run of {model_path}. "
+                f"There are: {known or 'none, for this is no checkpoint'}. In training, run.checkpoints_kept "
+                "keeps more of them, and run.best_metric the best one."
+            )
+    return [
+        PinnedVersion(pinned_name(name), there[name], policy_version(there[name]))
+        for name in dict.fromkeys(server.versions)
+    ]
+
+
+def pinned_name(version: str) -> str:
+    """The name by which clients ask for one of ``server.versions``."""
+    return f"{MODEL_NAME}@{version}"
+
+
 def reachable(host: str) -> str:
     """An address under which this machine reaches a server that listens on ``host``."""
     return "127.0.0.1" if host == "0.0.0.0" else host
@@ -115,7 +147,7 @@ def reachable(host: str) -> str:
 
 def served_models(server: ServerConfig) -> list[str]:
     """The names by which clients ask for the model and its adapters."""
-    return [MODEL_NAME, *server.adapters]
+    return [MODEL_NAME, *server.adapters, *map(pinned_name, server.versions)]
 
 
 def check_answers(url: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -13,6 +13,7 @@ from actors.ray_tools.placement import beside_driver
 from actors.rollouts.agent_pool import AgentPool
 from actors.sampling.serve_sampler import ServeSampler
 from actors.serving.policy_app import PolicyApp
+from actors.settings import PinnedVersion
 from actors.weights.store import WeightStore
 from launch.config import TrainConfig, without_training
 from launch.process import cluster
@@ -25,11 +26,14 @@ from policies.openai.agent_frontend import PREFIX
 
 @contextmanager
 def policy_app(
-    config: TrainConfig, model_path: str, workload: Workload | None = None
+    config: TrainConfig,
+    model_path: str,
+    workload: Workload | None = None,
+    pinned: Sequence[PinnedVersion] = (),
 ) -> Iterator[tuple[PolicyApp, Interrupts]]:
     """The application that serves ``model_path``, to be started in the block; it ends with it.
 
-    With ``workload`` it serves its agent too.
+    With ``workload`` it serves its agent too, and beside the model the versions in ``pinned``.
 
     A checkpoint is served under the version that its run has published it as, any other model as version 0.
 
@@ -58,6 +62,7 @@ def policy_app(
                 chat_template_kwargs=config.model.chat_template_kwargs,
                 version=version,
                 agents={} if workload is None else agents(config, workload, name, model_path),
+                pinned=pinned,
             )
             yield app, interrupts
     finally:

@@ -23,6 +23,7 @@ COMMAND = Command(
     work=train,
     settings=("recipe", *(section.name for section in fields(TrainConfig))),
     left_out={
+        "server.versions": "launch.serve serves older versions.",
         "server.adapters": "launch.serve serves adapters; a run with adapters is trained on by model.path.",
         "evaluation.rollouts_per_task": "launch.evaluate repeats tasks; a training plays each of them once.",
     },

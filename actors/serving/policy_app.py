@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -16,8 +17,9 @@ from actors.ray_tools.placement import beside_driver
 from actors.sampling.directory import SamplerDirectory
 from actors.serving.autoscaling import autoscaling
 from actors.serving.keys import access_keys
+from actors.serving.pinned import PinnedPolicy
 from actors.serving.policy_server import LOGGING, REPLICA_ENVIRONMENT, PolicyServer
-from actors.settings import MODEL_NAME, ServerConfig
+from actors.settings import MODEL_NAME, PinnedVersion, ServerConfig
 from environments.errors import SamplerError
 from policies.engines.base import engine_class
 
@@ -50,6 +52,7 @@ def policy_application(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     version: int = 0,
     agents: Mapping[str, ray.actor.ActorHandle] | None = None,
+    pinned: Sequence[PinnedVersion] = (),
 ) -> serve.Application:
     """The policy server as Serve runs it: for ``PolicyApp``, and for ``serve deploy``.
 
@@ -67,30 +70,41 @@ def policy_application(
     if config.max_replicas is not None:
         grace_seconds = ANSWER_SECONDS
         number = {"autoscaling_config": autoscaling(config.num_replicas, largest, config.tokens_per_replica)}
-    return PolicyServer.options(  # type: ignore[attr-defined]
-        **number,
-        ray_actor_options={
+    options: dict[str, Any] = {
+        "ray_actor_options": {
             "num_cpus": config.num_cpus,
             "num_gpus": config.engine.num_gpus,
             "resources": dict(config.nodes.resources),
             "label_selector": dict(config.nodes.labels),
             "runtime_env": {"env_vars": {**engine.environment(config.engine), **REPLICA_ENVIRONMENT}},
         },
-        logging_config=LOGGING,
-        graceful_shutdown_timeout_s=grace_seconds,
-        graceful_shutdown_wait_loop_s=0.2,
-        health_check_period_s=5,
-        health_check_timeout_s=10,  # three in a row and Serve replaces it: a stopped process too
-    ).bind(
+        "logging_config": LOGGING,
+        "graceful_shutdown_timeout_s": grace_seconds,
+        "graceful_shutdown_wait_loop_s": 0.2,
+        "health_check_period_s": 5,
+        "health_check_timeout_s": 10,  # three in a row and Serve replaces it: a stopped process too
+    }
+    template = dict(chat_template_kwargs or {})
+    others = {
+        each.name: (
+            each,
+            PinnedPolicy.options(name=each.name.replace("@", "-"), **options).bind(  # type: ignore[attr-defined]
+                each, replace(config, adapters={}), store, template
+            ),
+        )
+        for each in pinned
+    }
+    return PolicyServer.options(**number, **options).bind(  # type: ignore[attr-defined]
         model_path,
         model_name,
         config,
         store,
         directory,
-        dict(chat_template_kwargs or {}),
+        template,
         version,
         keys,
         dict(agents or {}),
+        others,
     )
 
 
@@ -105,6 +119,7 @@ class PolicyApp:
         chat_template_kwargs: options of the chat template for OpenAI clients, whose requests may set others.
         version: of the policy that ``model_path`` holds.
         agents: an ``AgentPool`` by the name under which clients ask for it, which begins with "agent/".
+        pinned: versions that are served beside it, each by an engine of its own.
 
     Raises:
         ConfigError: ``config.engine`` names no engine, or has settings that this engine cannot act on; or
@@ -121,6 +136,7 @@ class PolicyApp:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         version: int = 0,
         agents: Mapping[str, ray.actor.ActorHandle] | None = None,
+        pinned: Sequence[PinnedVersion] = (),
     ) -> None:
         self.name, self.agents = name, dict(agents or {})
         self._directory = SamplerDirectory.options(**beside_driver()).remote()  # type: ignore[attr-defined]
@@ -133,6 +149,7 @@ class PolicyApp:
             chat_template_kwargs,
             version,
             self.agents,
+            pinned,
         )
         self._config, self._store = config, store
 

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import ray
@@ -15,6 +15,7 @@ from fastapi import Request
 from fastapi.responses import PlainTextResponse, Response
 from ray import serve
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+from ray.serve.handle import DeploymentHandle
 
 from actors.sampling.queue_worker import QueueWorker
 from actors.serving.access import Access
@@ -22,21 +23,24 @@ from actors.serving.agent_routes import AgentProtocols
 from actors.serving.autoscaling import TOKENS_IN_FLIGHT
 from actors.serving.http import envelope, http, prometheus_text, respond, welcome_text
 from actors.serving.keys import ApiKeys
+from actors.serving.pinned import PinnedClient, started_engine
 from actors.serving.pool_client import PoolClient
-from actors.settings import ServerConfig
+from actors.settings import PinnedVersion, ServerConfig
 from actors.weights.follower import WeightFollower, open_transport
 from actors.weights.transport import WeightTransport
-from environments.errors import SamplerError, TroupeError
+from environments.errors import SamplerError
 from policies.chat import ChatRenderer, load_tokenizer
-from policies.engines.base import Engine, engine_class
 from policies.openai.agent_frontend import PREFIX, AgentFrontend
-from policies.openai.frontend import OpenAIFrontend
+from policies.openai.frontend import Charge, OpenAIFrontend
 from policies.openai.protocol import ChatRequest, CompletionRequest
+from policies.openai.reply import Json
 from policies.openai.responses import ResponsesFrontend, ResponsesRequest
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Body = TypeVar("Body", ChatRequest, CompletionRequest)
+Parts = AsyncGenerator[Json, None]
 
 RETRY_SECONDS = 1.0
 """Between two attempts to reach a sampling actor that Ray is starting anew."""
@@ -88,6 +92,7 @@ class PolicyServer:
         version: int = 0,
         keys: ApiKeys = ApiKeys(),  # noqa: B008  # it is frozen
         agents: Mapping[str, ray.actor.ActorHandle] | None = None,
+        pinned: Mapping[str, tuple[PinnedVersion, DeploymentHandle]] | None = None,
     ) -> None:
         # The engine's thread gives the interpreter's lock away at every tensor operation, and has to ask for
         # it again: at Python's 5 ms the replica answered an eighth fewer requests.
@@ -96,8 +101,8 @@ class PolicyServer:
         self._store: Any = store  # None, as the directory then is, where no program lives on
         self._directory: Any = directory
         transport = None if store is None else await _unless_gone(open_transport(store))
-        self._engine = await self._started_engine(model_path, config)
-        self._engine.version = version
+        self._engine = await started_engine(model_path, config, store, version)
+        self._pinned = {name: PinnedClient(*each) for name, each in (pinned or {}).items()}
         renderer = ChatRenderer(load_tokenizer(model_path), chat_template_kwargs)
         self._openai = OpenAIFrontend(
             model_name,
@@ -106,6 +111,7 @@ class PolicyServer:
             config.adapters,
             config.tool_parser,
             config.access.max_sampled_answers,
+            {name: client.version for name, client in self._pinned.items()},
         )
         pools = {name: PoolClient(pool) for name, pool in (agents or {}).items()}
         self._agents = AgentFrontend({name: pool.play for name, pool in pools.items()})
@@ -115,20 +121,6 @@ class PolicyServer:
         self._followers: list[asyncio.Task[None]] = []
         if transport is not None:
             await self._follow_program(transport)
-
-    async def _started_engine(self, model_path: str, config: ServerConfig) -> Engine:
-        """The engine. The program hears what keeps it from starting: Serve would only count attempts."""
-        make = engine_class(config.engine)
-        try:
-            # In a thread: while a model is loaded, which takes minutes, Serve has to hear of this replica.
-            return await asyncio.to_thread(make, model_path, config.engine, config.adapters)
-        except Exception as error:
-            told = (
-                error if isinstance(error, TroupeError) else SamplerError(f"{type(error).__name__}: {error}")
-            )
-            if self._store is not None:
-                await self._store.report.remote(told)
-            raise
 
     async def _follow_program(self, transport: WeightTransport) -> None:
         """Load the newest weights, and from now on those that come, and learn of sampling actors."""
@@ -240,7 +232,7 @@ class PolicyServer:
         charge = request.state.caller.charge_tokens
         if body.model.startswith(PREFIX):
             return await respond(self._agents.chat(body, charge, envelope(request)), body.stream)
-        return await respond(self._openai.chat(body, charge), body.stream)
+        return await self._answered(body, self._openai.chat, charge)
 
     @http.post("/v1/responses")
     async def responses(self, body: ResponsesRequest, request: Request) -> Response:
@@ -265,5 +257,9 @@ class PolicyServer:
 
     @http.post("/v1/completions")
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
-        charge = request.state.caller.charge_tokens
-        return await respond(self._openai.complete(body, charge), body.stream)
+        return await self._answered(body, self._openai.complete, request.state.caller.charge_tokens)
+
+    async def _answered(self, body: Body, own: Callable[[Body, Charge], Parts], charge: Charge) -> Response:
+        """By the engine of this replica, or by that of a pinned version."""
+        answer = self._pinned[body.model].answer if body.model in self._pinned else own
+        return await respond(answer(body, charge), body.stream)

@@ -40,12 +40,14 @@ def build(arguments: Arguments) -> Application:
     config = replace(config, server=replace(config.server, http_port=DEFAULT_PORT))
     check_serving(config)
     server, model_path = serve.with_model(config)
+    pinned = serve.served_versions(server, model_path)
     config = with_threads(without_training(replace(config, server=server)), model_path)
     return policy_application(
         model_path,
         config.server,
         chat_template_kwargs=config.model.chat_template_kwargs,
         version=policy_version(model_path),
+        pinned=pinned,
     )
 
 

@@ -140,12 +140,17 @@ def shortage(config: TrainConfig) -> str | None:
 
 def num_replicas(config: TrainConfig) -> int:
     """Engines that a command starts. A replay starts none."""
-    return 0 if config.run.replay else config.server.num_replicas + config.evaluation.num_replicas
+    return 0 if config.run.replay else config.server.num_replicas + _other_replicas(config)
 
 
 def most_replicas(config: TrainConfig) -> int:
     """Engines that there may be at the same time."""
-    return 0 if config.run.replay else config.server.most_replicas + config.evaluation.num_replicas
+    return 0 if config.run.replay else config.server.most_replicas + _other_replicas(config)
+
+
+def _other_replicas(config: TrainConfig) -> int:
+    """Engines of evaluations alone, and of older versions."""
+    return config.evaluation.num_replicas + len(config.server.versions)
 
 
 def num_rollout_actors(config: TrainConfig) -> int:

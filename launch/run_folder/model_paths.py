@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from environments.errors import ConfigError
-from launch.run_folder.checkpoint import LATEST, STATE, CheckpointFolder
+from launch.run_folder.checkpoint import BEST, LATEST, PREFIX, STATE, CheckpointFolder
 from policies import smollm2
 from policies.settings import ADAPTER, ADAPTER_CONFIG, adapter_config
 
@@ -86,6 +86,26 @@ def policy_version(folder: str) -> int:
     """
     checkpoint = Path(folder).parent
     return CheckpointFolder.version(checkpoint) if (checkpoint / STATE).is_file() else 0
+
+
+def versions_of(model_path: str) -> dict[str, str]:
+    """The models in the run that a checkpoint's model belongs to, by what ``server.versions`` calls them.
+
+    Args:
+        model_path: the folder of the model in a checkpoint, as ``model_folder`` returns it. In any other
+            folder there are no versions.
+
+    Raises:
+        ConfigError: a checkpoint is damaged.
+    """
+    checkpoint = Path(model_path).parent
+    if not (checkpoint / STATE).is_file():
+        return {}
+    run = checkpoint.parent.parent
+    found = sorted(path.parent for path in checkpoint.parent.glob(f"{PREFIX}*/{STATE}"))
+    models = {str(CheckpointFolder.version(each)): str(each / HUGGINGFACE) for each in found}
+    best = CheckpointFolder(run, kept=1).best()
+    return models if best is None else {**models, BEST: str(best / HUGGINGFACE)}
 
 
 def newest_checkpoint(runs: Path) -> Path | None:

@@ -142,6 +142,8 @@ def _check_effect_on_serving(config: TrainConfig) -> None:
             f"server.adapters={server.adapters} is for launch.serve. Training and evaluation use the model "
             "of model.path, which may also be a run with adapters (model.path=runs/my-run)."
         )
+    if server.versions:
+        raise ConfigError(f"server.versions={server.versions} is for launch.serve: leave it out.")
 
 
 def _check_evaluation(config: TrainConfig) -> None:

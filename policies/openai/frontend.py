@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,8 @@ class OpenAIFrontend:
         engine: samples tokens.
         tool_parser: reads tool calls; ``None`` means the one of the model's chat template.
         max_sampled: answers that the engine samples at the same time; the others wait, in their order.
+        elsewhere: versions of the policy by the names under which clients ask for them, that other engines
+            answer: they are listed here.
     """
 
     def __init__(
@@ -57,8 +59,10 @@ class OpenAIFrontend:
         adapters: Iterable[str] = (),
         tool_parser: str | None = None,
         max_sampled: int = 64,
+        elsewhere: Mapping[str, int] | None = None,
     ) -> None:
         self._adapters: dict[str, str | None] = {model_name: None} | {name: name for name in adapters}
+        self._elsewhere = dict(elsewhere or {})
         self._renderer = renderer
         self._engine = engine
         self._places = asyncio.Semaphore(max_sampled)
@@ -68,18 +72,19 @@ class OpenAIFrontend:
 
     def models(self) -> Json:
         """The body of ``GET /v1/models``."""
-        return {"object": "list", "data": [self.model(name) for name in self._adapters]}
+        return {"object": "list", "data": [self.model(name) for name in (*self._adapters, *self._elsewhere)]}
 
     def model(self, name: str) -> Json:
         """The body of ``GET /v1/models/{name}``. Raises ``OpenAIError`` if it is not served."""
-        self._check_model(name)
+        if name not in self._elsewhere:
+            self._check_model(name)
         return {
             "id": name,
             "object": "model",
             "created": 0,
             "owned_by": "troupe",
             "max_model_len": self._engine.max_model_tokens,
-            "policy_version": self._engine.version,
+            "policy_version": self._elsewhere.get(name, self._engine.version),
         }
 
     def chat(self, body: ChatRequest, charge: Charge = _free) -> AsyncGenerator[Json, None]:
@@ -118,7 +123,7 @@ class OpenAIFrontend:
 
     def _check_model(self, name: str) -> None:
         if name not in self._adapters:
-            served = ", ".join(map(repr, self._adapters))
+            served = ", ".join(map(repr, (*self._adapters, *self._elsewhere)))
             raise OpenAIError(
                 404,
                 f"The model {name!r} does not exist: this server serves {served}.",

@@ -22,10 +22,12 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from actors.serving import policy_server
+from actors.serving.access import Caller
 from actors.serving.http import BodyLimit, http, respond
 from actors.serving.keys import ApiKeys
+from actors.serving.pinned import PinnedPolicy
 from actors.serving.policy_server import PolicyServer
-from actors.settings import ServerConfig
+from actors.settings import PinnedVersion, ServerConfig
 from actors.weights.object_store import ObjectStoreTransport
 from actors.weights.transport import WeightTransport
 from environments.types import PlayedStep, Step, TerminationReason, Trajectory
@@ -84,6 +86,7 @@ def serving(
     max_model_tokens: int = 100,
     agents: dict[str, Any] | None = None,
     keys: ApiKeys = ApiKeys(),  # noqa: B008  # it is frozen
+    pinned: dict[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[TestClient]:
     """A client of one replica, which is made in the loop that answers requests, as in Serve."""
@@ -94,7 +97,7 @@ def serving(
 
     async def start() -> None:
         actors = QuietActor(), QuietActor()
-        await replica.__init__(str(folder), "tiny", config, *actors, template, version, keys, agents)
+        await replica.__init__(str(folder), "tiny", config, *actors, template, version, keys, agents, pinned)
 
     # What still goes on when the client ends is cancelled, so the patch ends last.
     with pytest.MonkeyPatch.context() as patch, TestClient(http, base_url="http://localhost") as client:
@@ -116,6 +119,17 @@ def openai(client: TestClient) -> OpenAI:
     return OpenAI(base_url="http://localhost/v1", api_key="EMPTY", max_retries=0, http_client=client)
 
 
+def parts_of(text: str, stream: bool) -> list[Any]:
+    """The parts of an answer, or the only one."""
+    return events(text)[:-1] if stream else [json.loads(text)]
+
+
+def text_of(choice: dict[str, Any]) -> str:
+    """Of a message, a delta or a text completion."""
+    holder = choice.get("message") or choice.get("delta") or choice
+    return str(holder.get("content") or holder.get("text") or "")
+
+
 def events(text: str) -> list[Any]:
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
@@ -129,6 +143,70 @@ def test_no_route_answers_under_a_foreign_name(client: TestClient, route: Route)
     answer = client.request(method, route.path, headers={"host": "evil.example"})
     assert answer.status_code == 403
     assert "server.access.hosts" in answer.json()["error"]["message"]
+
+
+class Stream:
+    """What a call of a deployment's generator returns: the parts, and a way to cancel it."""
+
+    def __init__(self, parts: AsyncIterator[Any]) -> None:
+        self._parts = parts
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self._parts
+
+    def cancel(self) -> None:
+        pass
+
+
+class PinnedReplica:
+    """The handle of a pinned version whose replica lives in this process, and says 222."""
+
+    def __init__(self, folder: Path, pinned: PinnedVersion) -> None:
+        self._folder, self._pinned, self._replica = folder, pinned, None
+        self.answer = SimpleNamespace(remote=lambda body: Stream(self._answer(body)))
+
+    def options(self, stream: bool) -> PinnedReplica:
+        assert stream
+        return self
+
+    async def _answer(self, body: Any) -> AsyncIterator[Any]:
+        if self._replica is None:
+            config = ServerConfig(engine=scripted(replies=["222"]))
+            self._replica = PinnedPolicy.func_or_class.__new__(PinnedPolicy.func_or_class)
+            await self._replica.__init__(self._pinned, config, None, {})
+        async for part in self._replica.answer(body):
+            yield part
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_pinned_version_answers_under_its_name_and_costs_its_client_tokens(
+    tokenizer_folder: Path, stream: bool
+) -> None:
+    version = PinnedVersion("tiny@best", str(tokenizer_folder), 11)
+    pinned = {version.name: (version, PinnedReplica(tokenizer_folder, version))}
+    charged: list[int] = []
+    with (
+        serving(tokenizer_folder, version=31, pinned=pinned) as client,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(Caller, "charge_tokens", lambda _, number: charged.append(number))
+        for path, prompt in (("chat/completions", {"messages": MESSAGES}), ("completions", {"prompt": "1"})):
+            for name, text, number in (("tiny@best", "222", 11), ("tiny", "111", 31)):
+                body = {"model": name, "stream": stream, **prompt}
+                answer = client.post(f"/v1/{path}", json=body)
+                assert answer.headers["x-policy-version"] == str(number), answer.text
+                said = "".join(text_of(part["choices"][0]) for part in parts_of(answer.text, stream))
+                assert said == text
+                assert sum(charged) > 3, "the prompt's and the answer's"
+                charged.clear()
+        body = {"model": "tiny@best", "messages": MESSAGES, "policy_version": 31}
+        moved = client.post("/v1/chat/completions", json=body)
+        assert (moved.status_code, moved.json()["error"]["code"]) == (409, "policy_version_changed")
+        lost = client.post("/v1/chat/completions", json={**body, "model": "tiny@7"})
+        assert lost.status_code == 404 and "serves 'tiny', 'tiny@best'" in lost.json()["error"]["message"]
+        listed = {each["id"]: each["policy_version"] for each in client.get("/v1/models").json()["data"]}
+        assert listed == {"tiny": 31, "tiny@best": 11}
+        assert client.get("/v1/models/tiny@best").json()["policy_version"] == 11
 
 
 def test_a_whole_answer_carries_the_policy_version_in_its_header(client: TestClient) -> None:

@@ -22,9 +22,10 @@ from typing import Any
 
 import pytest
 import torch
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, ConflictError, NotFoundError, OpenAI
 from transformers_reference import load, token_logprobs
 
+from actors.settings import PinnedVersion, ServerConfig
 from environments import read_trajectories
 from environments.errors import ConfigError
 from environments.types import TerminationReason, Trajectory
@@ -248,6 +249,29 @@ def test_a_report_shows_the_environments_metrics(capsys: pytest.CaptureFixture[s
     assert "called 0.500 (mean of 2 rollouts)\nsuccess_when_called 1.000 (mean of 1 rollouts)\n" in printed
 
 
+def test_versions_of_a_run_are_found_by_their_number_and_the_best_one_by_its_name(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    directory = tmp_path / "run"
+    older, newer = (make_run(directory, tiny_model, step) for step in (20, 30))
+    CheckpointFolder(directory, kept=9).mark_best(20, 0.5)
+    chosen = serve.served_versions(ServerConfig(versions=["best", "31"]), str(newer / "huggingface"))
+    assert chosen == [
+        PinnedVersion("policy@best", str(older / "huggingface"), 21),
+        PinnedVersion("policy@31", str(newer / "huggingface"), 31),
+    ]
+    there = r"21 \(step_000020\), 31 \(step_000030\), best \(step_000020\)"
+    with pytest.raises(ConfigError, match=rf"names '7'.*There are: {there}.*checkpoints_kept"):
+        serve.served_versions(ServerConfig(versions=["best", "7"]), str(newer / "huggingface"))
+    with pytest.raises(ConfigError, match=r"server\.versions=\['best'\].*this is no checkpoint"):
+        serve.served_versions(ServerConfig(versions=["best"]), str(tiny_model))
+
+
+def test_older_versions_are_an_error_where_the_model_is_trained_or_evaluated() -> None:
+    with pytest.raises(ConfigError, match=r"server\.versions=\['best'\] is for launch\.serve"):
+        check_settings(compose(["recipe=calculator", "server.versions=[best]"]))
+
+
 def test_a_checkpoint_is_served_as_the_version_that_its_run_has_published(
     tmp_path: Path, tiny_model: Path
 ) -> None:
@@ -314,12 +338,16 @@ def running_applications() -> list[str]:
 
 
 @pytest.mark.engine
-def test_serve_answers_over_http_until_it_is_told_to_end(tmp_path: Path, tiny_model: Path) -> None:
-    """With two adapters beside the model, all three in the same batches."""
-    merged = {"policy": load(tiny_model)} | {
+def test_serve_answers_over_http_until_it_is_told_to_end(
+    tmp_path: Path, tiny_model: Path, untied_model: Path
+) -> None:
+    """With two adapters beside the model, all three in the same batches, and the best version of its run."""
+    merged = {"policy": load(tiny_model), "policy@best": load(untied_model)} | {
         name: merged_with_adapter(tiny_model, tmp_path / name, rank)
         for name, rank in (("some", 4), ("other", 9))
     }
+    make_run(tmp_path / "runs" / "mine", untied_model, step=10)
+    CheckpointFolder(tmp_path / "runs" / "mine", kept=9).mark_best(10, 0.5)
     checkpoint = make_run(tmp_path / "runs" / "mine", tiny_model)
     port = free_port()
     command = subprocess.Popen(
@@ -334,6 +362,7 @@ def test_serve_answers_over_http_until_it_is_told_to_end(tmp_path: Path, tiny_mo
             "rollout.max_response_tokens=64",
             "server.adapters.some=some",
             "server.adapters.other=other",
+            "server.versions=[best]",
         ],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT), "TROUPE_API_KEYS": f"tester:{KEY}"},
@@ -365,6 +394,16 @@ def test_serve_answers_over_http_until_it_is_told_to_end(tmp_path: Path, tiny_mo
         assert client.responses.retrieve(response.id).output_text == response.output_text
         answers = asyncio.run(answers_of_all(merged, f"http://127.0.0.1:{port}/v1"))
         assert [answer.model for answer in answers] == list(merged)
+        assert [answer.model_extra["policy_version"] for answer in answers] == [31, 11, 31, 31]
+        assert {each.id for each in client.models.list()} == {*merged, "agent/calculator"}
+        streamed = client.completions.create(
+            model="policy@best", prompt=list(PROMPT), temperature=0, max_tokens=9, stream=True
+        )
+        assert len("".join(chunk.choices[0].text for chunk in streamed)) > 0
+        with pytest.raises(NotFoundError, match="'policy@best'"):
+            client.completions.create(model="policy@7", prompt="1")
+        with pytest.raises(ConflictError, match="the present one is 11"):
+            client.completions.create(model="policy@best", prompt="1", extra_body={"policy_version": 31})
         for answer, model in zip(answers, merged.values(), strict=True):
             for choice in answer.choices:
                 expected = token_logprobs(model, PROMPT, choice.model_extra["token_ids"], temperature=1.0)

@@ -1,0 +1,96 @@
+"""Older versions of a policy, served beside the present one: a replica for each, and the way to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from actors.settings import PinnedVersion, ServerConfig
+from environments.errors import SamplerError, TroupeError
+from policies.chat import ChatRenderer, load_tokenizer
+from policies.engines.base import Engine, engine_class
+from policies.openai.frontend import Charge, OpenAIFrontend
+from policies.openai.protocol import ChatRequest, CompletionRequest
+from policies.openai.reply import Json
+
+
+async def started_engine(
+    model_path: str, config: ServerConfig, store: ray.actor.ActorHandle | None, version: int
+) -> Engine:
+    """The engine of a replica. The program hears what keeps it from starting: Serve would count attempts."""
+    make = engine_class(config.engine)
+    try:
+        # In a thread: while a model is loaded, which takes minutes, Serve has to hear of this replica.
+        engine = await asyncio.to_thread(make, model_path, config.engine, config.adapters)
+    except Exception as error:
+        told = error if isinstance(error, TroupeError) else SamplerError(f"{type(error).__name__}: {error}")
+        if store is not None:
+            await store.report.remote(told)
+        raise
+    engine.version = version
+    return engine
+
+
+@serve.deployment(max_ongoing_requests=100_000)
+class PinnedPolicy:
+    """An engine with a version that does not change. Replicas of ``PolicyServer`` ask it for answers."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        pinned: PinnedVersion,
+        config: ServerConfig,
+        store: ray.actor.ActorHandle | None,
+        chat_template_kwargs: Mapping[str, Any],
+    ) -> None:
+        self._engine = await started_engine(pinned.model_path, config, store, pinned.version)
+        renderer = ChatRenderer(load_tokenizer(pinned.model_path), chat_template_kwargs)
+        most = config.access.max_sampled_answers
+        self._openai = OpenAIFrontend(
+            pinned.name, renderer, self._engine, (), config.tool_parser, max_sampled=most
+        )
+
+    def check_health(self) -> None:
+        """Serve replaces the replica if this raises."""
+        self._engine.check_alive()
+
+    async def answer(self, body: ChatRequest | CompletionRequest) -> AsyncGenerator[tuple[int, Json], None]:
+        """What ``OpenAIFrontend`` answers, each part with the tokens that it has cost. Raises as it does."""
+        tokens: list[int] = []
+        if isinstance(body, ChatRequest):
+            parts = self._openai.chat(body, tokens.append)
+        else:
+            parts = self._openai.complete(body, tokens.append)
+        async for part in parts:
+            cost, tokens[:] = sum(tokens), []
+            yield cost, part
+
+
+class PinnedClient:
+    """A replica's way to a pinned version, without Serve's wrapper around errors."""
+
+    def __init__(self, pinned: PinnedVersion, replica: DeploymentHandle) -> None:
+        self.version = pinned.version
+        self._replica: Any = replica.options(stream=True)
+
+    async def answer(
+        self, body: ChatRequest | CompletionRequest, charge: Charge
+    ) -> AsyncGenerator[Json, None]:
+        """As ``OpenAIFrontend.chat`` and ``complete`` do. Close it to stop sampling."""
+        parts = self._replica.answer.remote(body)
+        try:
+            async for cost, part in parts:
+                charge(cost)
+                yield part
+        except RayTaskError as error:
+            raise error.cause from None
+        except (RayError, RayServeException) as error:
+            raise SamplerError(f"The replica of {body.model} does not answer: {error}") from error
+        finally:
+            parts.cancel()  # it has ended, or the client has gone
