@@ -22,6 +22,8 @@ pytestmark = pytest.mark.slow
 
 TESTS = Path(__file__).resolve().parents[1]
 PACKAGES = TESTS / "outside_clients.txt"
+INSTALL_SECONDS = 300
+"""For which pip may fetch them."""
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12+34"}}\n</tool_call>'
 
 
@@ -34,9 +36,13 @@ def outside() -> Path:
     if not done.exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         pip = [folder / "bin" / "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
-        installed = subprocess.run([*pip, "-r", PACKAGES], capture_output=True, text=True, timeout=400)
-        if installed.returncode:
-            pytest.skip(f"pip cannot fetch the clients: {installed.stderr.strip().splitlines()[-1]}")
+        try:
+            command = [*pip, "-r", PACKAGES]
+            subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=True)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"pip cannot fetch the clients: {error.stderr.strip().splitlines()[-1]}")
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"pip has not fetched the clients in {INSTALL_SECONDS} s")
         done.touch()
     return folder / "bin"
 
