@@ -102,8 +102,10 @@ class AccessConfig:
 
 @dataclass
 class AgentsConfig:
-    """Conversations with served agents. A rollout actor keeps agent and environment of its last answer."""
+    """Served agents. A rollout actor keeps agent and environment of its last answer for the next message."""
 
+    temperature: float = setting(1.0, at_least=0, at_most=2)
+    """Sampling temperature where a message says none, as over A2A and MCP, which have no word for it."""
     keep_seconds: float = setting(600.0, at_least=0)
     """How long an environment waits for the next message; then it is closed. It is closed earlier where all
     rollout actors are taken and another message comes. A later message rebuilds an environment that has

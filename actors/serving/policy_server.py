@@ -114,7 +114,8 @@ class PolicyServer:
             {name: client.version for name, client in self._pinned.items()},
         )
         pools = {name: PoolClient(pool) for name, pool in (agents or {}).items()}
-        self._agents = AgentFrontend({name: pool.play for name, pool in pools.items()})
+        players = {name: pool.play for name, pool in pools.items()}
+        self._agents = AgentFrontend(players, config.agents.temperature)
         self._responses = ResponsesFrontend(self._agents, pools)
         self.agent_protocols = AgentProtocols(pools, self._agents, bool(keys), lambda: self._engine.version)
         self._queue_workers: dict[ray.actor.ActorHandle, QueueWorker] = {}

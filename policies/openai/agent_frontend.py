@@ -38,10 +38,11 @@ class AgentFrontend:
 
     Args:
         agents: by name, which begins with ``PREFIX``.
+        temperature: that a message is answered with which says none.
     """
 
-    def __init__(self, agents: Mapping[str, Play]) -> None:
-        self._agents = dict(agents)
+    def __init__(self, agents: Mapping[str, Play], temperature: float = 1.0) -> None:
+        self._agents, self._temperature = dict(agents), temperature
 
     def models(self) -> list[Json]:
         """The entries of ``GET /v1/models``."""
@@ -106,8 +107,10 @@ class AgentFrontend:
         message = _question(body, has_session=envelope.session is not None)
         has_earlier_turns = any(each.role == "assistant" for each in body.messages)
         envelope = replace(envelope, has_earlier_turns=has_earlier_turns)
-        is_repeated = False
-        async with aclosing(play(message, body.sampling_params(), envelope)) as parts:
+        params, is_repeated = body.sampling_params(), False
+        if body.temperature is None:
+            params = params.replace(temperature=self._temperature)
+        async with aclosing(play(message, params, envelope)) as parts:
             async for part in parts:
                 is_repeated = is_repeated or isinstance(part, Repeated)
                 if isinstance(part, Trajectory):

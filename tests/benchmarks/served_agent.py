@@ -140,7 +140,12 @@ def main() -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        settings = ["recipe=calculator", f"model.path={model}", "rollout.temperature=0", "fleet.num_actors=4"]
+        settings = [
+            "recipe=calculator",
+            f"model.path={model}",
+            "server.agents.temperature=0",
+            "fleet.num_actors=4",
+        ]
         server = Program([*settings, f"server.http_port={url.rsplit(':', 1)[1]}"], command="launch.serve")
         try:
             wait_until_up(server)

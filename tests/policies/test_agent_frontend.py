@@ -75,6 +75,20 @@ def test_the_answer_is_the_last_one_and_counts_the_tokens_of_all_turns() -> None
     assert (message, params.temperature, params.seed) == ("What is 12+34?", 0, 3)
 
 
+@pytest.mark.parametrize(("given", "temperature"), [({}, 0.3), ({"temperature": 0}, 0)])
+def test_a_message_without_a_temperature_has_the_servers(given: dict[str, float], temperature: float) -> None:
+    calculator = Calculator(episode("46"))
+    frontend = AgentFrontend({"agent/calculator": calculator}, temperature=0.3)
+    body = ChatRequest(model="agent/calculator", messages=[QUESTION], **given)
+
+    async def talk() -> None:
+        assert [part async for part in frontend.chat(body)]
+
+    asyncio.run(talk())
+    ((_, params),) = calculator.asked
+    assert params.temperature == temperature
+
+
 def test_a_stream_has_each_step_before_the_answer() -> None:
     chunks, _ = ask(episode("<tool_call>", "46"), stream=True)
     assert len({chunk["id"] for chunk in chunks}) == 1
