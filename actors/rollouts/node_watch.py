@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 SILENT_SECONDS = 5
@@ -83,8 +83,8 @@ class NodeWatch:
                     missed += 1
                 self._judge(node, missed)
                 await asyncio.sleep(BEAT_SECONDS)
-        except RayActorError:  # Ray knows; actors that were there end with an error of their own
-            pass
+        except (RayActorError, ActorUnschedulableError):  # the latter: Ray would start the pulse there again
+            pass  # Ray knows; actors that were there end with an error of their own
         finally:
             ray.kill(pulse)
 

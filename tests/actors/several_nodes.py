@@ -102,6 +102,8 @@ def main() -> None:
     ), "each once"
     assert not any(each.failed for each in played), [each.error for each in played]
 
+    ray.get(fleet.status.remote())  # raises if one of the fleet's tasks has died
+
     drain(cluster, second.node_id)
     time.sleep(2 * DRAIN_POLL_SECONDS)
     order("one is about to leave", 2 * NUM_ACTORS)

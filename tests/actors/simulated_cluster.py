@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 
 from actors.rollouts import attempts, fleet, node_watch
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
@@ -79,7 +79,7 @@ class Node:
 
 
 class Pulse:
-    """Stands in for ``NodePulse``."""
+    """Stands in for ``NodePulse``: where its node is dead, Ray cannot start it again."""
 
     def __init__(self, cluster: Cluster, node: Node | None) -> None:
         self._node = node
@@ -91,7 +91,7 @@ class Pulse:
     def _beat(self) -> asyncio.Future[None]:
         call: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._node is None:
-            call.set_exception(RayActorError())
+            call.set_exception(ActorUnschedulableError("its node is dead"))
         else:
             self._calls = [each for each in self._calls if not each.done()] + [call]
             self._node.say(partial(_settle, call, None))
@@ -99,7 +99,7 @@ class Pulse:
 
     def end(self) -> None:
         for call in self._calls:
-            _fail(call)
+            _fail(call, ActorUnschedulableError("its node is dead"))
         if self._node is not None:
             self._node.pulses.discard(self)
             self._node = None
@@ -296,9 +296,9 @@ def _settle(call: asyncio.Future[Any], value: Any) -> None:
         call.set_result(value)
 
 
-def _fail(call: asyncio.Future[Any]) -> None:
+def _fail(call: asyncio.Future[Any], error: RayError | None = None) -> None:
     if not call.done():
-        call.set_exception(RayActorError())
+        call.set_exception(error or RayActorError())
         call.exception()  # whoever waits for it is told; where nobody does any more, that is no news
 
 

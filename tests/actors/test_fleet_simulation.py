@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_cluster import HEAD, NOTICED_SECONDS, Cluster, SimulatedLoop, simulated_fleet
+from simulated_cluster import (
+    DECLARED_DEAD_SECONDS,
+    HEAD,
+    NOTICED_SECONDS,
+    Cluster,
+    SimulatedLoop,
+    simulated_fleet,
+)
 
 from actors.rollouts.rollout import RolloutRequest
 from environments.types import TerminationReason
@@ -119,7 +126,17 @@ def test_actors_that_died_while_they_were_idle_cost_a_rollout_no_attempt() -> No
     simulate(work, seed=0, retries=0)
 
 
-@pytest.mark.slow
+def test_a_node_that_ray_has_declared_dead_does_not_end_the_fleet() -> None:
+    async def work(cluster: Cluster, fleet: Any) -> None:
+        await fleet.resize(NUM_ACTORS)
+        await asyncio.sleep(5)  # its pulse is up
+        cluster.cut(next(node for node in cluster.nodes.values() if node.pulses), DECLARED_DEAD_SECONDS)
+        await asyncio.sleep(DECLARED_DEAD_SECONDS + 5)
+        await fleet.status()
+
+    simulate(work, seed=0, retries=0)
+
+
 @pytest.mark.slow
 @given(script=events, seed=st.integers(0, 2**16))
 @settings(max_examples=1000, deadline=None, derandomize=True)  # a failure is of the change under test

@@ -22,19 +22,23 @@ END_SECONDS = 30.0
 
 
 class Program:
-    """A ``command`` of launch with some overrides; modules of this folder can be its workload."""
+    """A ``command`` of launch with some overrides; modules of this folder can be its workload.
+
+    ``before`` are words that come before the command, such as those that run it on another host.
+    """
 
     def __init__(
         self,
         overrides: Sequence[str],
         environment: dict[str, str] | None = None,
         command: str = "launch.train",
+        before: Sequence[str] = (),
     ) -> None:
         self.lines: list[str] = []
         self._seconds: list[float] = []
         path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-m", command, *overrides],
+            [*before, sys.executable, "-u", "-m", command, *overrides],
             cwd=repository.ROOT,
             env={**os.environ, "PYTHONPATH": path, **(environment or {})},
             stdout=subprocess.PIPE,
