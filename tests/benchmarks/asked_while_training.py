@@ -139,9 +139,12 @@ def wait_until_healthy(program: Program, url: str) -> None:
 
 def num_wrong(answers: Sequence[Answer], directory: Path) -> tuple[int, int]:
     """How many answers transformers would not have given, and how many of all were given by two versions."""
+    from transformers.utils.logging import disable_progress_bar
+
     models = {0: directory / "model"}
     for checkpoint in sorted((directory / "checkpoints").glob("step_*")):
         models[CheckpointFolder.progress(checkpoint).version] = checkpoint / "huggingface"
+    disable_progress_bar()
     loaded: dict[int, Any] = {}
     wrong = mixed = 0
     for answer in answers:
