@@ -1,0 +1,138 @@
+"""Many clients at once: statuses, memory, and how long a request on the side takes meanwhile.
+
+    python tests/benchmarks/crowd.py [--connections 500]
+
+One replica of ``launch.serve`` with the tiny model. All clients connect at the same time and ask for an
+answer of 256 tokens; another program asks for ``/health`` all the while, ten times a second. Takes about
+two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import socket
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+import httpx
+import repository  # noqa: F401
+from programs import Program
+from report import Report
+from served_agent import wait_until_up
+
+from launch.health.members import role_of
+from launch.recipes.calculator import workload
+from policies.tiny import build_model
+
+MAX_TOKENS = 256
+LOOK_SECONDS = 0.1
+
+
+def ask_all(url: str, number: int, answers: Any) -> None:
+    """One request of each of ``number`` connections; their statuses and seconds go into ``answers``."""
+
+    async def ask(http: httpx.AsyncClient) -> tuple[int, float]:
+        start = time.monotonic()
+        body = {"model": "policy", "prompt": "1", "max_tokens": MAX_TOKENS}
+        reply = await http.post(f"{url}/v1/completions", json=body)
+        return reply.status_code, time.monotonic() - start
+
+    async def talk() -> list[tuple[int, float]]:
+        limits = httpx.Limits(max_connections=number)
+        async with httpx.AsyncClient(timeout=300, limits=limits) as http:
+            return await asyncio.gather(*(ask(http) for _ in range(number)))
+
+    answers.put(asyncio.run(talk()))
+
+
+def ask_on_the_side(url: str, done: Event, seconds: Any) -> None:
+    """How long ``/health`` takes, again and again until ``done``."""
+    taken = []
+    with httpx.Client(timeout=60) as http:
+        while not done.is_set():
+            start = time.monotonic()
+            http.get(f"{url}/health").raise_for_status()
+            taken.append(time.monotonic() - start)
+            time.sleep(LOOK_SECONDS)
+    seconds.put(taken)
+
+
+def replica_bytes(program: Program) -> int:
+    """Memory of the replica's process."""
+    for process in program.family():
+        if process.is_running() and role_of(" ".join(process.cmdline())) == "replica":
+            return int(process.memory_info().rss)
+    raise SystemExit("There is no replica.")
+
+
+def measure(url: str, number: int) -> tuple[list[tuple[int, float]], list[float]]:
+    """The answers of all connections, and the seconds of the requests on the side."""
+    spawn = multiprocessing.get_context("spawn")
+    answers, seconds, done = spawn.Queue(), spawn.Queue(), spawn.Event()
+    side = spawn.Process(target=ask_on_the_side, args=(url, done, seconds))
+    crowd = spawn.Process(target=ask_all, args=(url, number, answers))
+    side.start()
+    time.sleep(3)  # it is asking
+    crowd.start()
+    found = answers.get(timeout=300)
+    done.set()
+    taken = seconds.get(timeout=60)
+    for process in (crowd, side):
+        process.join()
+    return found, taken
+
+
+def row(
+    name: str, found: Sequence[tuple[int, float]], taken: Sequence[float], memory: str
+) -> tuple[str, ...]:
+    """Cells of the table."""
+    statuses = Counter(status for status, _ in found)
+    listed = " ".join(f"{number} x {status}" for status, number in sorted(statuses.items()))
+    slowest = max(seconds for _, seconds in found)
+    beside = sorted(taken)
+    return (
+        name,
+        listed,
+        f"{slowest:.1f}",
+        f"{beside[len(beside) // 2]:.3f}",
+        f"{beside[-1]:.2f}",
+        memory,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--connections", type=int, default=500, help="clients at once")
+    arguments = parser.parse_args()
+    report = Report(
+        "connections at once, one replica",
+        ("connections", "statuses", "last answer, s", "/health p50, s", "most, s", "replica, MB"),
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with tempfile.TemporaryDirectory() as temporary:
+        model = build_model(Path(temporary), workload(0).demonstrations[:300])
+        settings = [f"model.path={model}", f"server.http_port={url.rsplit(':', 1)[1]}"]
+        program = Program([*settings, "server.engine.max_model_tokens=512"], command="launch.serve")
+        try:
+            wait_until_up(program)
+            for number in (1, arguments.connections, arguments.connections):
+                before = replica_bytes(program)
+                found, taken = measure(url, number)
+                memory = f"{before / 1e6:.0f} to {replica_bytes(program) / 1e6:.0f}"
+                report.add(*row(str(number), found, taken, memory))
+        finally:
+            program.end()
+    report.print()
+
+
+if __name__ == "__main__":
+    main()
