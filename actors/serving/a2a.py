@@ -72,12 +72,19 @@ class A2AFrontend:
 
     Args:
         pools: of the agents, by name.
+        agents: plays the messages.
         needs_key: whether clients have to send a key, which the cards say.
         version: tells the policy's version, which is the one of the agents.
     """
 
-    def __init__(self, pools: Mapping[str, PoolClient], needs_key: bool, version: Callable[[], int]) -> None:
-        self._pools, self._needs_key, self._version = pools, needs_key, version
+    def __init__(
+        self,
+        pools: Mapping[str, PoolClient],
+        agents: AgentFrontend,
+        needs_key: bool,
+        version: Callable[[], int],
+    ) -> None:
+        self._pools, self._agents, self._needs_key, self._version = pools, agents, needs_key, version
         self._answer = {name: self._endpoint(name, pool) for name, pool in pools.items()}
 
     async def card(self, name: str, url: str, request: Request) -> Response:
@@ -94,7 +101,7 @@ class A2AFrontend:
 
     def _endpoint(self, name: str, pool: PoolClient) -> Callable[[Request], Awaitable[Response]]:
         card = self._card(name, url=f"/{name}", description=name)  # the handler looks at what it can do
-        handler = _Handler(_Episodes(name, pool), PoolTaskStore(pool), card)
+        handler = _Handler(_Episodes(name, pool, self._agents), PoolTaskStore(pool), card)
         (route,) = create_jsonrpc_routes(handler, "/", _CallerContext())
         endpoint: Callable[[Request], Awaitable[Response]] = route.endpoint
         return endpoint
@@ -238,11 +245,12 @@ class _Episodes(AgentExecutor):
 
     Args:
         name: of the agent.
-        pool: plays.
+        pool: the agent's.
+        agents: plays the messages.
     """
 
-    def __init__(self, name: str, pool: PoolClient) -> None:
-        self._name, self._pool = name, pool
+    def __init__(self, name: str, pool: PoolClient, agents: AgentFrontend) -> None:
+        self._name, self._pool, self._agents = name, pool, agents
         self.running: set[str] = set()
         """The tasks of this replica that have not ended."""
 
@@ -266,13 +274,12 @@ class _Episodes(AgentExecutor):
         return await self._pool.withdraw(owner, task_id)
 
     async def _play(self, context: RequestContext, updater: TaskUpdater) -> None:
-        agent = AgentFrontend({self._name: self._pool.play})
         charge = context.call_context.state["charge"]
         owner = context.call_context.user.user_name
         try:
             session = context.context_id if await self._pool.takes_follow_ups() else None
             envelope = Envelope(owner=owner, session=session, withdraw_key=updater.task_id)
-            answer = await agent.answer(self._name, context.get_user_input(), charge, envelope)
+            answer = await self._agents.answer(self._name, context.get_user_input(), charge, envelope)
         except TroupeError as error:
             await _end_by_error(updater, openai_error(error))
             return

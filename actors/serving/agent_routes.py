@@ -73,7 +73,7 @@ class AgentProtocols:
                 "`pip install 'troupe[a2a]'` installs it.",
                 type="server_error",
             ) from error
-        return A2AFrontend(self._pools, self._needs_key, self._version)
+        return A2AFrontend(self._pools, self._agents, self._needs_key, self._version)
 
     @cached_property
     def tools(self) -> AgentTools:

@@ -119,6 +119,16 @@ def test_a_message_is_answered_by_a_task_that_can_be_asked_for_again(server: Age
     assert again.metadata["policy_version"] == 7 and again.metadata["finish_reason"] == "stop"
 
 
+def test_a_message_is_answered_at_the_servers_temperature(server: AgentServer) -> None:
+    async def talk() -> None:
+        async with connected(server.url, streaming=False) as (client, _):
+            await only_task(client, question())
+
+    asyncio.run(talk())
+    (request,) = server.service.asked
+    assert request.params is not None and request.params.temperature == 0.25
+
+
 def test_the_next_task_of_a_context_goes_on_with_the_conversation(server: AgentServer) -> None:
     async def talk() -> list[str]:
         async with connected(server.url, streaming=False) as (client, _):

@@ -27,7 +27,7 @@ from actors.serving.http import BodyLimit, http, respond
 from actors.serving.keys import ApiKeys
 from actors.serving.pinned import PinnedPolicy
 from actors.serving.policy_server import PolicyServer
-from actors.settings import PinnedVersion, ServerConfig
+from actors.settings import AgentsConfig, PinnedVersion, ServerConfig
 from actors.weights.object_store import ObjectStoreTransport
 from actors.weights.transport import WeightTransport
 from environments.types import PlayedStep, Step, TerminationReason, Trajectory
@@ -93,7 +93,7 @@ def serving(
     replica_class = PolicyServer.func_or_class.__bases__[0]  # without what Serve wraps around it
     replica = replica_class.__new__(replica_class)
     engine = replace(scripted(**options), max_model_tokens=max_model_tokens)
-    config = ServerConfig(engine=engine, tool_parser=tool_parser)
+    config = ServerConfig(engine=engine, tool_parser=tool_parser, agents=AgentsConfig(temperature=0.25))
 
     async def start() -> None:
         actors = QuietActor(), QuietActor()
