@@ -16,7 +16,7 @@ Runs = dict[str, dict[str, dict[str, list[tuple[int, float]]]]]
 
 CURVE = "reinforce"
 """The method that is drawn over its updates; the others are lines at the height where they end."""
-BEFORE = "warm start alone"
+BEFORE = "before the first update"
 GRAY = "#777777"
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Of Student's t at 97.5 %, from 1 degree of freedom to 9; for more, that of 9 is a little too wide."""

@@ -3,10 +3,11 @@
     python tests/benchmarks/learning_curves.py [--recipes guess] [--methods sft] [--seeds 0,1,2] [--publish]
 
 For each recipe and seed it runs reinforcement as the recipe has it, expert iteration with as many rollouts,
-and supervised learning on the successful demonstrations alone. A run that is finished is not run again, and
-one that was interrupted goes on from its last checkpoint: the command may be given part by part. Each run
-takes about three minutes on two quiet cores. Then it draws what is there: for each recipe a plot, and a JSON
-file with all its values, which says for each run its commit.
+and a third: supervised learning on the successful demonstrations alone or, where the model is a pretrained
+one, reinforcement of LoRA's weights. A run that is finished is not run again, and one that was interrupted
+goes on from its last checkpoint: the command may be given part by part. A run takes five minutes on two quiet
+cores, with a pretrained model 10 to 25. Then it draws what is there: for each recipe a plot, and a JSON
+file with all its values, which says for each run its commit, its seconds and its memory.
 ``--publish`` writes them into .github/, and the table into launch/recipes/README.md. Runs of .github/ that
 the folder does not have are drawn too, so that a few runs can be added or made anew.
 """
@@ -18,26 +19,48 @@ import json
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import repository
 from learning_curve_plots import Method, Runs, draw, table
+from memory_watch import MemoryWatch
 from programs import run
 
 from launch.reporting.metrics import is_standard
 from launch.reporting.tracker import read_metrics
 
-RECIPES = ("calculator", "guess")
-NUM_UPDATES = 30
-WARM_START_STEPS = {"calculator": 350, "guess": 250}
-"""As in the recipes. Supervised learning as a baseline gets twice as many."""
 
+@dataclass(frozen=True)
+class Recipe:
+    """What is run of a recipe."""
+
+    num_updates: int
+    num_evaluations: int
+    """While it learns, besides the one before the first update."""
+    stages: tuple[str, ...]
+    """Before reinforcement or expert iteration."""
+    methods: tuple[str, ...]
+    warm_start_steps: int = 0
+    """As in the recipe. Supervised learning as a baseline gets twice as many."""
+
+
+TINY = ("reinforce", "expert_iteration", "sft")
+PRETRAINED = ("reinforce", "lora", "expert_iteration")
+RECIPES = {
+    "calculator": Recipe(30, 3, ("warm_start",), TINY, warm_start_steps=350),
+    "guess": Recipe(30, 3, ("warm_start",), TINY, warm_start_steps=250),
+    "smollm2": Recipe(10, 1, (), PRETRAINED),
+    "word_problems": Recipe(14, 1, (), PRETRAINED),
+}
 METHODS = {
     "reinforce": Method("reinforcement", "#2a6fb0"),
+    "lora": Method("reinforcement with LoRA", "#8e5ea2"),
     "expert_iteration": Method("expert iteration, as many rollouts", "#e8a33d"),
     "sft": Method("supervised learning on successful demonstrations", "#5aa469"),
 }
+LORA = ("learner.lora.rank=16", "learner.optimizer.lr=2e-4")
 PUBLISHED = repository.ROOT / ".github"
 FINISHED = "finished.json"
 RESULTS = "<!-- measured: {} -->"
@@ -46,34 +69,38 @@ RESULTS_END = "<!-- end -->"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--recipes", default=",".join(RECIPES), help="some of: %(default)s")
+    parser.add_argument("--recipes", default="calculator,guess", help=f"some of: {','.join(RECIPES)}")
     parser.add_argument("--methods", default=",".join(METHODS), help="some of: %(default)s")
     parser.add_argument("--seeds", default="0,1,2", help="default: %(default)s")
     parser.add_argument("--folder", type=Path, default=Path("runs/learning_curves"), help="of the runs")
-    parser.add_argument("--updates", type=int, default=NUM_UPDATES, help="default: %(default)s")
+    parser.add_argument("--updates", type=int, help="default: as many as the recipe has")
     parser.add_argument("--publish", action="store_true", help="write what README shows")
     parser.add_argument("overrides", nargs="*", help="settings for all runs, such as fleet.num_actors=8")
     arguments = parser.parse_args()
     for recipe in arguments.recipes.split(","):
         for seed in arguments.seeds.split(","):
             for method in arguments.methods.split(","):
+                if method not in RECIPES[recipe].methods:
+                    continue
                 directory = arguments.folder / recipe / method / f"seed-{seed}"
-                settings = overrides(recipe, method, arguments.updates)
+                settings = overrides(recipe, method, arguments.updates or RECIPES[recipe].num_updates)
                 run_once([*settings, f"seed={seed}", *arguments.overrides], directory)
         report(recipe, arguments.folder / recipe, arguments.publish)
 
 
 def overrides(recipe: str, method: str, num_updates: int) -> list[str]:
     """What a run is told, besides its seed and folder."""
-    every = max(1, num_updates // 3)
+    about = RECIPES[recipe]
+    every = max(1, num_updates // about.num_evaluations)
     settings = [f"recipe={recipe}", f"evaluation.every={every}", f"run.checkpoint_every={every}"]
     if method == "sft":
-        steps = f"warm_start.num_steps={2 * WARM_START_STEPS[recipe]}"
+        steps = f"warm_start.num_steps={2 * about.warm_start_steps}"
         return [*settings, f"workload=successful_{recipe}", "stages=[warm_start]", steps]
     if method == "expert_iteration":
-        steps = f"expert_iteration.num_steps={num_updates}"
-        return [*settings, "stages=[warm_start,expert_iteration]", steps]
-    return [*settings, f"run.num_steps={num_updates}"]
+        stages = ",".join([*about.stages, "expert_iteration"])
+        return [*settings, f"stages=[{stages}]", f"expert_iteration.num_steps={num_updates}"]
+    settings.append(f"run.num_steps={num_updates}")
+    return [*settings, *LORA] if method == "lora" else settings
 
 
 def run_once(settings: Sequence[str], directory: Path) -> None:
@@ -82,11 +109,16 @@ def run_once(settings: Sequence[str], directory: Path) -> None:
         return
     print(f"{directory}: {' '.join(settings)}", flush=True)
     commit, start = _commit(), time.monotonic()
-    run([*settings, f"run.directory={directory}", "run.resume=true"])
-    seconds = round(time.monotonic() - start)
-    (directory / FINISHED).write_text(
-        json.dumps({"commit": commit, "seconds": seconds, "settings": settings})
-    )
+    with MemoryWatch() as memory:
+        run([*settings, f"run.directory={directory}", "run.resume=true"])
+    about = {
+        "commit": commit,
+        "seconds": round(time.monotonic() - start),
+        "peak_gigabytes": round(memory.peak_bytes / 1e9, 2),
+        "settings": settings,
+    }
+    print(f"{about['seconds']} s, {about['peak_gigabytes']} GB at its peak", flush=True)
+    (directory / FINISHED).write_text(json.dumps(about))
 
 
 def report(recipe: str, folder: Path, publish: bool) -> None:
