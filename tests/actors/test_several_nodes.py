@@ -23,6 +23,10 @@ def test_what_has_settings_for_its_nodes_lives_on_such_nodes() -> None:
     run("placed_nodes.py")
 
 
+def test_a_training_goes_on_while_its_nodes_fall_silent_are_lost_come_and_drain() -> None:
+    run("lost_nodes.py")
+
+
 def run(name: str) -> None:
     # A program of its own: this one has a cluster of one node already.
     program = [sys.executable, str(Path(__file__).with_name(name))]
@@ -32,5 +36,5 @@ def run(name: str) -> None:
             "PYTHONPATH": os.pathsep.join(map(str, [ROOT, ROOT / "tests", Path(__file__).parent])),
             "RAY_TMPDIR": folder,
         }
-        ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=180)
-    assert ended.returncode == 0, ended.stderr[-3000:]
+        ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stdout + ended.stderr[-6000:]

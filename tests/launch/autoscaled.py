@@ -1,10 +1,7 @@
-"""A cluster whose autoscaler adds nodes of this machine: a run waits for them.
+"""A cluster whose autoscaler adds nodes of this machine for a run, and takes them away again.
 
-    python tests/launch/autoscaled.py             waits for what a run needs
-    python tests/launch/autoscaled.py --train     makes the run, too
-
-Ray's provider of fake nodes starts a raylet for each; they never leave, since the autoscaler knows nodes by
-their addresses, and these have the same. A program of its own: the tests have another cluster.
+Run by test_autoscaling. The run waits for the first node, since the head has no room for rollout actors;
+more actors bring a second one; fewer let it go. Ray's provider of fake nodes starts a raylet for each.
 """
 
 from __future__ import annotations
@@ -16,31 +13,17 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import ray
+from followed_run import HEAD, NODE, ROOT, FollowedRun, num_nodes
+from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
 
-from launch.config import TrainConfig, compose
-from launch.process import cluster
-
-ROOT = Path(__file__).resolve().parents[2]
-HEAD_CPUS, NODE_CPUS = 1, 3
-RUN = [
-    "recipe=calculator",
-    "run.num_steps=2",
-    "warm_start.num_steps=10",
-    "evaluation.num_tasks=2",
-    "rollout.groups_per_step=2",
-    "rollout.group_size=4",
-    "fleet.num_actors=3",
-    "fleet.num_cpus_per_actor=1",  # with the learner's and half a one of the engine: four and a half
-    "learner.mini_batch_size=8",
-    "run.node_wait_seconds=90",
-]
+CPUS = 2
+"""Of each node."""
 
 
 @contextmanager
@@ -50,9 +33,9 @@ def autoscaled_cluster(folder: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     kinds = {
-        "ray.head.default": {"resources": {"CPU": HEAD_CPUS}, "node_config": {}, "max_workers": 0},
+        "ray.head.default": {"resources": {"CPU": CPUS, **HEAD}, "node_config": {}, "max_workers": 0},
         "worker": {
-            "resources": {"CPU": NODE_CPUS},
+            "resources": {"CPU": CPUS, **NODE},
             "node_config": {},
             "min_workers": 0,
             "max_workers": 2,
@@ -61,10 +44,12 @@ def autoscaled_cluster(folder: Path) -> Iterator[str]:
     config = {
         "cluster_name": "autoscaled",
         "max_workers": 2,
-        "idle_timeout_minutes": 5,
+        "idle_timeout_minutes": 0.1,
         "provider": {
             "type": "fake_multinode",
             "gcs_address": address,
+            "head_node_id": FAKE_HEAD_NODE_ID,
+            "launch_multiple": True,
             "disable_node_updaters": True,  # there is nothing to install on them
             "disable_launch_config_check": True,
         },
@@ -87,8 +72,17 @@ def autoscaled_cluster(folder: Path) -> Iterator[str]:
     (folder / "autoscaling.json").write_text(json.dumps(config))
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--include-dashboard=false"]
     command += ["--node-ip-address=127.0.0.1", f"--port={address.partition(':')[2]}"]
-    command += [f"--num-cpus={HEAD_CPUS}", f"--autoscaling-config={folder / 'autoscaling.json'}"]
-    fake = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_AUTH_MODE": "disabled"}
+    command += [f"--num-cpus={CPUS}", f"--resources={json.dumps(HEAD)}"]
+    command += [f"--autoscaling-config={folder / 'autoscaling.json'}"]
+    fake = {
+        "RAY_FAKE_CLUSTER": "1",
+        "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+        "RAY_AUTH_MODE": "disabled",
+        # The first version of the autoscaler knows nodes by their addresses, and these have all the same.
+        "RAY_enable_autoscaler_v2": "1",
+        "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID,
+        "RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID,
+    }
     subprocess.run([*command, f"--temp-dir={folder}/ray"], env=os.environ | fake, check=True)
     try:
         yield address
@@ -99,39 +93,37 @@ def autoscaled_cluster(folder: Path) -> Iterator[str]:
                     process.kill()
 
 
-def num_cpus() -> float:
-    return float(ray.cluster_resources().get("CPU", 0))
-
-
-def waits_for_nodes(config: TrainConfig) -> None:
-    said: list[str] = []
-    start = time.monotonic()
-    cluster.wait_for_nodes(config, said.append)
-    print(said, f"{time.monotonic() - start:.1f} s, {num_cpus():g} CPUs")
-    assert len(said) == 1 and "The run needs 4.5 Ray CPUs and the cluster has 1." in said[0]
-    assert num_cpus() >= 5
-
-
-def trains() -> None:
-    command = [sys.executable, "-m", "launch.train", *RUN]
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [*command, f"run.directory={folder}/run"], cwd=ROOT, capture_output=True, text=True
-        )
-    print(done.stdout, done.stderr)
-    assert done.returncode == 0 and "Waiting for nodes" in done.stdout and "step    2/2" in done.stdout
-    assert num_cpus() >= 5
-
-
 def main() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder, autoscaled_cluster(Path(folder)) as address:
         os.environ["RAY_ADDRESS"] = address
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
         try:
-            assert num_cpus() == HEAD_CPUS
-            trains() if "--train" in sys.argv else waits_for_nodes(compose(RUN))
+            assert num_nodes() == 1
+            follow_a_run(Path(folder) / "run", address)
         finally:
             ray.shutdown()  # before its cluster, which it would wait for
+
+
+def follow_a_run(directory: Path, address: str) -> None:
+    """Start a run, make it larger and smaller, interrupt it, and see the nodes follow."""
+    run = FollowedRun(directory, ["fleet.num_actors=2", "run.node_wait_seconds=90"])
+    run.wait_until(lambda: run.num_updates >= 1, 150, "the first update, on a node that was added")
+    assert num_nodes() == 2
+    assert "Waiting for nodes" in run.said
+    scale(4, address)
+    run.wait_until(lambda: num_nodes() == 3, 60, "four actors bring a second node")
+    run.wait_for_updates(2)
+    scale(2, address)
+    run.wait_until(lambda: num_nodes() == 2, 60, "two actors let it go")
+    run.wait_for_updates(2)
+    run.interrupt()
+    run.wait_until(lambda: num_nodes() == 1, 60, "without a run the head is alone")
+
+
+def scale(num_actors: int, address: str) -> None:
+    """Change the number of rollout actors, from another program."""
+    command = [sys.executable, "-m", "launch.scale", f"--actors={num_actors}", f"--address={address}"]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=60)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,13 @@ def test_without_a_time_to_wait_a_run_that_does_not_fit_is_an_error(monkeypatch:
 
 
 @pytest.mark.engine
-def test_a_run_waits_for_the_nodes_that_the_autoscaler_adds() -> None:
+def test_a_run_starts_grows_and_shrinks_with_the_nodes_of_an_autoscaler() -> None:
     program = [sys.executable, str(Path(__file__).with_name("autoscaled.py"))]
     # As for other clusters of tests: noted where nobody looks, in a folder whose name is short.
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "RAY_TMPDIR": folder}
-        ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=180)
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+            "RAY_TMPDIR": folder,
+        }
+        ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=400)
     assert ended.returncode == 0, ended.stdout + ended.stderr[-3000:]

@@ -1,0 +1,52 @@
+"""A training on a head and two further nodes: one falls silent and is lost, one comes, and one drains.
+
+Run by test_several_nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import ray
+from followed_run import HEAD, NODE, FollowedRun
+from ray.cluster_utils import Cluster
+from several_nodes import drain, stopped
+
+from actors.settings import RAYLET_ENVIRONMENT
+
+STALL_SECONDS = 10.0
+"""For which no update may be made, whatever becomes of a node."""
+
+
+def main() -> None:
+    os.environ.update(RAYLET_ENVIRONMENT)
+    head = {"num_cpus": 2, "resources": HEAD, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    os.environ["RAY_ADDRESS"] = cluster.address
+    ray.init(log_to_driver=False, logging_level="ERROR")
+    first, second = (cluster.add_node(num_cpus=4, resources=NODE) for _ in range(2))
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        run = FollowedRun(Path(folder) / "run", ["fleet.num_actors=4"])
+        run.wait_until(lambda: run.num_updates >= 2, 150, "two updates")
+        with stopped(second):
+            run.wait_for_updates(1, seconds=STALL_SECONDS)
+            run.wait_for_updates(2)
+            cluster.remove_node(second, allow_graceful=False)
+        run.wait_for_updates(2, seconds=STALL_SECONDS)
+        cluster.add_node(num_cpus=4, resources=NODE)
+        drain(cluster, first.node_id)
+        run.wait_for_updates(2, seconds=STALL_SECONDS)
+        time.sleep(1)
+        cluster.remove_node(first, allow_graceful=False)
+        run.wait_for_updates(3, seconds=2 * STALL_SECONDS)
+        run.interrupt()
+    ray.shutdown()
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
