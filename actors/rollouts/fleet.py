@@ -218,11 +218,11 @@ class RolloutFleet:
             )
             try:
                 self._nodes[index] = await actor.ready.remote()
-                self._node_watch.watch(self._nodes[index])
                 num_failures = 0
                 self._num_ready += 1
                 try:
-                    await self._keep_busy(index, actor)
+                    with self._node_watch.watched(self._nodes[index]):
+                        await self._keep_busy(index, actor)
                 finally:
                     self._num_ready -= 1
                     self._nodes.pop(index, None)

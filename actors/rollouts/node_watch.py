@@ -6,6 +6,9 @@ Ray takes about a minute to declare a node dead whose network was cut, and says 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import ray
 from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError
@@ -25,18 +28,30 @@ class NodePulse:
 
 
 class NodeWatch:
-    """Asks each node that it was told of, once a second, whether it answers. It lives in one asyncio loop.
+    """Asks each node on which rollout actors live, once a second, whether it answers.
 
-    The node of this process is never asked.
+    It lives in one asyncio loop. The node of this process is never asked. On a node without rollout actors
+    nothing of it stays, so that an autoscaler may take the node away.
     """
 
     def __init__(self) -> None:
         self._own = ray.get_runtime_context().get_node_id()
         self._silences: dict[str, asyncio.Future[None]] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
+        self._num_actors: Counter[str] = Counter()
+
+    @contextmanager
+    def watched(self, node: str) -> Iterator[None]:
+        """A rollout actor lives on ``node`` (Ray's id): ask that from now on, until the last one is gone."""
+        self._num_actors[node] += 1
+        self.watch(node)
+        try:
+            yield
+        finally:
+            self._num_actors[node] -= 1
 
     def watch(self, node: str) -> None:
-        """Ask ``node`` (Ray's id) from now on, if that is not done already.
+        """Ask ``node``, if that is not done already.
 
         A node that falls silent before its ``NodePulse`` is up, which takes seconds, is noticed by Ray only.
         """
@@ -62,7 +77,7 @@ class NodeWatch:
                 watch.result()
 
     async def _watch(self, node: str) -> None:
-        """consumes time · waits for the node's answer · produces its silence, until Ray knows that it is dead
+        """consumes time · waits for the node's answer · produces its silence, until the node is dead or empty
 
         Seconds are counted one by one: those in which this process itself was stopped are not the node's.
         """
@@ -71,7 +86,8 @@ class NodeWatch:
         try:
             await pulse.beat.remote()  # its process starts: for how long says nothing
             missed = 0
-            while True:
+            # One that is silent is asked without actors, too: to learn that it is back.
+            while self._num_actors[node] or self._silences[node].done():
                 answer = asyncio.ensure_future(pulse.beat.remote())
                 while not (await asyncio.wait({answer}, timeout=BEAT_SECONDS))[0]:
                     missed += 1

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import ray
 from followed_run import HEAD, NODE, ROOT, FollowedRun, num_nodes
-from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
+from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID, FakeMultiNodeProvider
 
 CPUS = 2
 """Of each node."""
@@ -46,7 +46,8 @@ def autoscaled_cluster(folder: Path) -> Iterator[str]:
         "max_workers": 2,
         "idle_timeout_minutes": 0.1,
         "provider": {
-            "type": "fake_multinode",
+            "type": "external",  # its own name, fake_multinode, wants a file that Ray's wheel lacks
+            "module": f"{FakeMultiNodeProvider.__module__}.{FakeMultiNodeProvider.__name__}",
             "gcs_address": address,
             "head_node_id": FAKE_HEAD_NODE_ID,
             "launch_multiple": True,
