@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -132,7 +132,8 @@ def stopped(node: Any) -> Iterator[None]:
         yield
     finally:
         for process in processes:
-            process.resume()
+            with suppress(psutil.NoSuchProcess):  # it was lost meanwhile
+                process.resume()
 
 
 def drain(cluster: Cluster, node_id: str) -> None:

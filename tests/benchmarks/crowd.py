@@ -1,10 +1,10 @@
 """Many clients at once: statuses, memory, and how long a request on the side takes meanwhile.
 
-    python tests/benchmarks/crowd.py [--connections 500]
+    python tests/benchmarks/crowd.py [--connections 500] [--while-training]
 
-One replica of ``launch.serve`` with the tiny model. All clients connect at the same time and ask for an
-answer of 256 tokens; another program asks for ``/health`` all the while, ten times a second. Takes about
-two minutes.
+One replica with the tiny model, of ``launch.serve`` or of a training that goes on meanwhile. All clients
+connect at the same time and ask for an answer of 256 tokens; another program asks for ``/health`` all the
+while, ten times a second. Takes about two minutes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ import httpx
 import repository  # noqa: F401
 from programs import Program
 from report import Report
-from served_agent import wait_until_up
 
 from launch.health.members import role_of
 from launch.recipes.calculator import workload
@@ -33,6 +33,7 @@ from policies.tiny import build_model
 
 MAX_TOKENS = 256
 LOOK_SECONDS = 0.1
+START_SECONDS = 300.0
 
 
 def ask_all(url: str, number: int, answers: Any) -> None:
@@ -107,28 +108,62 @@ def row(
     )
 
 
+def server(folder: Path, port: str) -> Program:
+    """``launch.serve`` with a random model."""
+    model = build_model(folder, workload(0).demonstrations[:300])
+    settings = [f"model.path={model}", port, "server.engine.max_model_tokens=512"]
+    return Program(settings, command="launch.serve")
+
+
+def training(folder: Path, port: str) -> Program:
+    """The calculator recipe, after a short warm start; it has no end of its own."""
+    settings = ["recipe=calculator", "warm_start.num_steps=50", "run.num_steps=1000", port]
+    return Program([*settings, "evaluation.num_tasks=1", f"run.directory={folder}/run"])
+
+
+def is_up(url: str) -> bool:
+    """Whether the server answers."""
+    with suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+    return False
+
+
+def wait_until(reached: Callable[[], bool], program: Program) -> None:
+    """Return when ``reached``; end this program with what ``program`` has said if it ends or is too slow."""
+    deadline = time.monotonic() + START_SECONDS
+    while not reached():
+        if not program.is_alive or time.monotonic() > deadline:
+            raise SystemExit("\n".join([*program.lines, "The program did not go on."]))
+        time.sleep(0.2)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--connections", type=int, default=500, help="clients at once")
+    parser.add_argument("--while-training", action="store_true", help="ask a training, not launch.serve")
     arguments = parser.parse_args()
     report = Report(
         "connections at once, one replica",
-        ("connections", "statuses", "last answer, s", "/health p50, s", "most, s", "replica, MB"),
+        ("connections", "statuses", "last answer, s", "/health p50, s", "most, s", "replica, MB", "updates"),
     )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     with tempfile.TemporaryDirectory() as temporary:
-        model = build_model(Path(temporary), workload(0).demonstrations[:300])
-        settings = [f"model.path={model}", f"server.http_port={url.rsplit(':', 1)[1]}"]
-        program = Program([*settings, "server.engine.max_model_tokens=512"], command="launch.serve")
+        port = f"server.http_port={url.rsplit(':', 1)[1]}"
+        program = (training if arguments.while_training else server)(Path(temporary), port)
         try:
-            wait_until_up(program)
+            wait_until(lambda: is_up(url), program)
+            if arguments.while_training:
+                wait_until(lambda: program.num_steps() >= 2, program)
             for number in (1, arguments.connections, arguments.connections):
-                before = replica_bytes(program)
+                before, updates = replica_bytes(program), program.num_steps()
                 found, taken = measure(url, number)
                 memory = f"{before / 1e6:.0f} to {replica_bytes(program) / 1e6:.0f}"
-                report.add(*row(str(number), found, taken, memory))
+                report.add(*row(str(number), found, taken, memory), str(program.num_steps() - updates))
+            if arguments.while_training:
+                updates = program.num_steps()
+                wait_until(lambda: program.num_steps() >= updates + 2, program)
         finally:
             program.end()
     report.print()
