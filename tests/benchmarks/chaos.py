@@ -1,11 +1,12 @@
 """Processes of a training run die at random moments: what the run says, and what a resume makes of it.
 
-    python tests/benchmarks/chaos.py [--kinds driver,store] [--staleness 0,2] [--seed 0]
+    python tests/benchmarks/chaos.py [--kinds driver,store] [--staleness 0,2] [--seed 0] [--recover]
 
 A run of the calculator recipe is made twice, with the same seed: once undisturbed, once with a SIGKILL at
 each of the moments, to every kind of process that a run has; to the driver also in its warm start, while a
 checkpoint is written and while weights are published. Where that ends the run it is resumed by the same
-command. In the end both have to have consumed the same rollouts, each exactly once, and with max_staleness=0
+command; with --recover it has to go on by itself, but for its driver and Ray's own processes. In the end
+both have to have consumed the same rollouts, each exactly once, and with max_staleness=0
 to have the same weights to the last bit. A strike takes about a minute.
 """
 
@@ -37,7 +38,8 @@ from launch.run_folder.consumed_log import read_consumed_log
 REPLACED = ("replica", "actor", "sampler", "controller", "proxy")
 """Roles whose processes are replaced, so that the run goes on."""
 ENDING = ("driver", "learner", "queue", "fleet", "store", "directory", "raylet", "gcs")
-"""Roles without which the run ends."""
+"""Roles without which the run ends, or goes on from its newest checkpoint:"""
+RECOVERED = ("learner", "queue", "fleet", "store", "directory")
 DURING: dict[str, Callable[[Program, Path], bool]] = {
     "driver in warm start": lambda program, _: any("warm start" in line for line in program.lines),
     "driver in checkpoint": lambda _, folder: any(folder.glob("checkpoints/.step_*.tmp")),
@@ -58,7 +60,6 @@ RUN = [
     "rollout.group_size=4",
     "fleet.num_actors=4",
     "learner.mini_batch_size=6",
-    "run.max_recoveries=0",  # what is looked at is the end of a run, and its resume
     "algorithm.zero_signal_groups=keep",  # where there is staleness, which groups have none is chance
     "algorithm.entropy_coef=0.01",  # so that there is a gradient in every group
 ]
@@ -76,6 +77,8 @@ class Moment:
     kind: str
     step: int
     seconds: float
+    goes_on: bool
+    """Whether the run has to."""
 
     @property
     def role(self) -> str:
@@ -99,27 +102,28 @@ class Outcome:
     @property
     def is_over(self) -> bool:
         """Whether the program is to be started again: it has ended, or will never."""
-        return self.status is not None or self.moment.role in ENDING
+        return self.status is not None or not self.moment.goes_on
 
     @property
     def is_fine(self) -> bool:
-        if self.moment.role in REPLACED and (self.status is None or self.moment.step):
+        if self.moment.goes_on and (self.status is None or self.moment.step):
             return self.status is None  # while a run starts, it may end too
         in_time = self.seconds <= MOST_SECONDS.get(self.moment.role, USUAL_SECONDS)
         return self.status is not None and in_time and not self.num_left
 
 
-def moments(kinds: Sequence[str], rng: random.Random) -> list[Moment]:
+def moments(kinds: Sequence[str], rng: random.Random, recovers: bool) -> list[Moment]:
     """A strike of each kind, in an order by chance; one in five comes while the run starts."""
     order = list(kinds)
     rng.shuffle(order)
     order.sort(key=lambda kind: kind != "driver in warm start")  # later there is none any more
+    lasting = {*REPLACED, *(RECOVERED if recovers else ())}
     return [
-        Moment(kind, 0, 0.0)
+        Moment(kind, 0, 0.0, goes_on=False)
         if kind == "driver in warm start"
-        else Moment(kind, 0, rng.uniform(0.0, 20.0))
+        else Moment(kind, 0, rng.uniform(0.0, 20.0), kind in lasting)
         if rng.random() < 0.2 and kind not in DURING
-        else Moment(kind, rng.randint(1, 3), rng.uniform(0.0, 1.5))
+        else Moment(kind, rng.randint(1, 3), rng.uniform(0.0, 1.5), kind in lasting)
         for kind in order
     ]
 
@@ -189,7 +193,7 @@ def _strike(program: Program, folder: Path, moment: Moment) -> Outcome:
             program.family()
             time.sleep(0.05)
     start, at_step = time.monotonic(), program.num_steps()
-    if moment.role in REPLACED:
+    if moment.goes_on:
         goes_on = _wait_for_step(program, at_step + 2)  # the first one may have been under way
         status = None if goes_on else program.process.wait()
         seconds, num_left = time.monotonic() - start, 0
@@ -255,6 +259,7 @@ def main() -> None:
     parser.add_argument("--staleness", default="0,2", help="values of rollout.max_staleness")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--folder", type=Path, help="keep the runs here; default: a temporary folder")
+    parser.add_argument("--recover", action="store_true", help="let the run recover: run.max_recoveries=100")
     parser.add_argument("overrides", nargs="*", help="for both runs, such as learner.num_workers=2")
     arguments = parser.parse_args()
     kinds = arguments.kinds.split(",")
@@ -272,13 +277,15 @@ def main() -> None:
             overrides = [*RUN, f"model.path={model}", f"rollout.max_staleness={staleness}"]
             overrides.append(f"run.num_steps={STEPS_PER_MOMENT * len(kinds)}")
             overrides.append(f"server.http_port={_free_port()}")  # else there is no proxy
+            overrides.append(f"run.max_recoveries={100 if arguments.recover else 0}")
             overrides += arguments.overrides
             undisturbed, harried = (
                 folder / f"undisturbed-{staleness}",
                 folder / f"harried-{staleness}-{arguments.seed}",
             )
             run([*overrides, f"run.directory={undisturbed}"])
-            for each in harry(overrides, harried, moments(kinds, random.Random(arguments.seed))):
+            plan = moments(kinds, random.Random(arguments.seed), arguments.recover)
+            for each in harry(overrides, harried, plan):
                 ended = f"ended ({each.status})" if each.status is not None else "goes on"
                 ended = "hangs" if each.is_over and each.status is None else ended
                 fine = "yes" if each.is_fine else f"NO ({each.num_left} left)"
