@@ -9,8 +9,9 @@
                                                     the run's folder
 
 What strikes needs ``--below``, so that it never meets the run of somebody else: the driver of a run that has
-started its own Ray, or the raylet of a cluster's node. Only processes of this node are seen: raise a storm on
-each node of a cluster. No network is cut off.
+started its own Ray, or the raylet of a cluster's node. Only processes of this node are seen, unless a storm
+gets the address of a cluster: then it also strikes what runs on its other nodes, whose run that may be, and
+cuts nodes off, by stopping all of their processes.
 
 A storm waits until the run has made an update. Then it kills what a run goes on without, a learner as often
 as run.max_recoveries allows, and stops and slows down everything. Roles of --kill are killed too. Without
@@ -30,11 +31,15 @@ from pathlib import Path
 from environments.errors import TroupeError
 from launch.health.audit import SCORE, RunRecords, audit, is_complete, num_planned, read_run, score_reached
 from launch.health.members import ROLES, members, strike
+from launch.health.other_nodes import OtherNodes
 from launch.health.storm import (
     ENDING,
+    AllNodes,
     Family,
+    Nodes,
     Record,
     Storm,
+    ThisNode,
     goes_on,
     num_updates,
     rage,
@@ -62,10 +67,13 @@ def storm(options: argparse.Namespace) -> int:
     _say(
         f"A storm over process {options.below}, {folder}: {options.minutes:g} min, a blow every "
         f"{options.every:g} s, --seed {seed}.\n{raging.describe()}\n"
-        "Processes of other nodes are not seen, and no network is cut off."
+        + ("Other nodes are struck and cut off too." if options.address else "Other nodes are not struck.")
     )
+    nodes: Nodes = ThisNode(family)
+    if options.address:
+        nodes = AllNodes(nodes, OtherNodes(options.address))
     wait_for_updates(family, folder)
-    record = rage(raging, family, folder, options.every, 60 * options.minutes, _say)
+    record = rage(raging, nodes, family, folder, options.every, 60 * options.minutes, _say)
     findings = [goes_on(family, partial(num_updates, folder), num_planned(settings))]
     if options.wait:
         wait_for_end(family)
@@ -118,6 +126,9 @@ def parser() -> argparse.ArgumentParser:
     stormy = deeds.add_parser("storm", parents=[below], help="many blows, and a look at what came of them")
     stormy.add_argument(
         "--run", type=Path, metavar="FOLDER", help="run.directory; default: what that run holds"
+    )
+    stormy.add_argument(
+        "--address", metavar="HOST:PORT", help="of the run's cluster, to strike on its other nodes too"
     )
     stormy.add_argument("--every", type=_positive, default=5.0, metavar="SECONDS", help="between two blows")
     stormy.add_argument("--minutes", type=_positive, default=10.0)

@@ -33,11 +33,15 @@ ROLES = {
 
 @dataclass(frozen=True, order=True)
 class Member:
-    """A process of a run: its role, its id, and whether it was stopped."""
+    """A process of a run: its role, its id, whether it was stopped, and Ray's id of its node.
+
+    A node is named where it is another one than this.
+    """
 
     role: str
     pid: int
     stopped: bool = False
+    node: str = ""
 
 
 def role_of(command_line: str) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -24,8 +24,11 @@ from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.consumed_log import read_consumed_log
 from launch.run_folder.lock import LOCK
 
-KILL, STOP, SLOW = "kill", "stop", "slow"
+KILL, STOP, SLOW, CUT = "kill", "stop", "slow", "cut"
 DEEDS = (KILL, STOP, SLOW)
+"""Done to a process of any role. Another node can also be cut off, by a blow to its raylet."""
+CUT_SECONDS = 8.0
+"""For how long all processes of a node are stopped, as if its network were cut."""
 STOP_SECONDS = 3.0
 """How long a process is stopped."""
 SLOW_SECONDS, PULSE_SECONDS = 4.0, 0.2
@@ -54,11 +57,13 @@ class Blow:
             KILL: "killed (SIGKILL)",
             STOP: f"stopped for {STOP_SECONDS:g} s",
             SLOW: f"slowed down for {SLOW_SECONDS:g} s",
+            CUT: f"cut off for {CUT_SECONDS:g} s, with all of its node",
         }
-        return f"{self.member.role} {self.member.pid} {how[self.deed]}"
+        where = f" of node {self.member.node[:8]}" if self.member.node else ""
+        return f"{self.member.role} {self.member.pid}{where} {how[self.deed]}"
 
     def fall(self) -> None:
-        """Do it; return when it is over. A process that ends meanwhile is left alone."""
+        """Do it to a process of this node; return when it is over. One that ends meanwhile is left alone."""
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(self.member.pid)
             if self.deed == KILL:
@@ -121,7 +126,7 @@ class Storm:
         Args:
             has_checkpoint: whether the run can go on without its learner, rather than begin anew.
         """
-        deeds = list(DEEDS)
+        deeds = [*DEEDS, CUT]
         self._rng.shuffle(deeds)
         for deed in deeds:
             roles = sorted({member.role for member in present if self._bears(member, deed)})
@@ -136,6 +141,8 @@ class Storm:
     def _bears(self, member: Member, deed: str) -> bool:
         if member.stopped or member.role not in self._roles:
             return False
+        if deed == CUT:
+            return member.role == "raylet" and member.node != ""
         return deed != KILL or member.role not in ENDING or member.role in self._killed
 
 
@@ -218,8 +225,47 @@ def wait_for_updates(family: Family, folder: Path) -> None:
         time.sleep(LOOK_SECONDS)
 
 
+class Nodes(Protocol):
+    """Where a storm finds processes, and strikes them."""
+
+    def present(self) -> list[Member]: ...
+
+    def strike(self, blow: Blow) -> None: ...
+
+
+class ThisNode:
+    """The family of a run, on the node of this process."""
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+
+    def present(self) -> list[Member]:
+        """Those with a role that live."""
+        return self._family.present()
+
+    def strike(self, blow: Blow) -> None:
+        """Do it."""
+        blow.fall()
+
+
+class AllNodes:
+    """The family of a run on this node, and what runs on the other nodes of its cluster."""
+
+    def __init__(self, here: Nodes, elsewhere: Nodes) -> None:
+        self._here, self._elsewhere = here, elsewhere
+
+    def present(self) -> list[Member]:
+        """Those with a role that live."""
+        return self._here.present() + self._elsewhere.present()
+
+    def strike(self, blow: Blow) -> None:
+        """Have it done where it is meant for."""
+        (self._elsewhere if blow.member.node else self._here).strike(blow)
+
+
 def rage(
     storm: Storm,
+    nodes: Nodes,
     family: Family,
     folder: Path,
     every: float,
@@ -232,7 +278,7 @@ def rage(
     with suppress(KeyboardInterrupt):  # the storm is over, and the run is looked at
         for number in range(int(seconds / every)):
             time.sleep(max(0.0, start + number * every - time.monotonic()))
-            present = family.present()
+            present = nodes.present()
             if not family.is_alive():
                 say(f"Process {family.below} has ended.")
                 break
@@ -244,7 +290,7 @@ def rage(
             if blow is not None:
                 say(f"[{now - start:6.1f} s] {blow}")
                 record.blows[f"{blow.deed} {blow.member.role}"] += 1
-                blow.fall()
+                nodes.strike(blow)
     record.num_updates = num_updates(folder)
     return record
 

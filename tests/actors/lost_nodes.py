@@ -6,13 +6,15 @@ Run by test_several_nodes.
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import ray
-from followed_run import HEAD, NODE, FollowedRun
+from followed_run import HEAD, NODE, ROOT, FollowedRun
 from ray.cluster_utils import Cluster
 from several_nodes import drain, stopped
 
@@ -43,9 +45,21 @@ def main() -> None:
         time.sleep(1)
         cluster.remove_node(first, allow_graceful=False)
         run.wait_for_updates(3, seconds=2 * STALL_SECONDS)
+        rage(run, cluster.address)
         run.interrupt()
     ray.shutdown()
     cluster.shutdown()
+
+
+def rage(run: FollowedRun, address: str) -> None:
+    """A short storm over the run's actors and the other node, which is cut off."""
+    command = [sys.executable, "-m", "launch.chaos", "storm", f"--below={run.process.pid}", "--seed=0"]
+    command += [f"--run={run.directory}", f"--address={address}", "--every=1", "--minutes=0.25"]
+    storm = subprocess.run([*command, "--roles", "actor", "raylet"], cwd=ROOT, capture_output=True, text=True)
+    print(storm.stdout, storm.stderr)
+    assert storm.returncode == 0
+    assert re.search("raylet .* cut off for", storm.stdout)
+    assert re.search("actor .* of node .* killed", storm.stdout)
 
 
 if __name__ == "__main__":
