@@ -43,5 +43,9 @@ class LearnerError(TroupeError):
     """The learner was given a batch that it cannot learn from, or its numbers left the finite range."""
 
 
-class LearnerLostError(TroupeError):
+class PartLostError(TroupeError):
+    """An actor that a run has once has died. A run that is started anew can go on from a checkpoint."""
+
+
+class LearnerLostError(PartLostError):
     """A rank of the learner has died or hangs. A learner that is started anew can go on from a checkpoint."""

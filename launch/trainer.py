@@ -9,7 +9,7 @@ from typing import Any
 
 from environments.base import BaseEnv
 from environments.data.datasets import Dataset
-from environments.errors import LearnerLostError, TroupeError
+from environments.errors import PartLostError, TroupeError
 from launch.config import TrainConfig, as_train_config, register
 from launch.health.recoveries import Recoveries, lost_updates
 from launch.run_folder.disk import full_disk_told
@@ -70,9 +70,9 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
     with RunLock(run_directory(config.run.directory)) as lock, full_disk_told(lock.directory):
         try:
             _train_with_recoveries(config, workload, lock)
-        except (LearnerLostError, RayActorError, OutOfMemoryError) as error:
+        except (PartLostError, RayActorError, OutOfMemoryError) as error:
             cause = error.__cause__ if isinstance(error.__cause__, RayActorError) else error
-            text = str(cause) if isinstance(cause, LearnerLostError) else told(cause)
+            text = str(cause) if isinstance(cause, PartLostError) else told(cause)
             raise TroupeError(
                 f"{text} Go on from the last checkpoint with run.directory={config.run.directory} "
                 "run.resume=true"
@@ -83,7 +83,7 @@ def _train_with_recoveries(config: TrainConfig, workload: Workload, lock: RunLoc
     """Train, and go on from the newest checkpoint when the learner or another part is lost.
 
     Raises:
-        LearnerLostError, RayActorError: that was more often than ``run.max_recoveries`` allows, or Ray's own
+        PartLostError, RayActorError: that was more often than ``run.max_recoveries`` allows, or Ray's own
             processes here have died.
     """
     recoveries = Recoveries(config.run.max_recoveries, config.run.recovery_minutes)
@@ -121,10 +121,10 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, recoveries: R
                     tracker.announce(notice)
                 run = start(config, workload, stages, lock, recovery, tracker, interrupts, ending)
                 train(stages, run, recovery, recoveries)
-            except (LearnerLostError, RayActorError) as error:
+            except (PartLostError, RayActorError) as error:
                 if interrupts.is_pending or not ray_lives() or not recoveries.allow(time.monotonic()):
                     raise
-                lost = str(error) if isinstance(error, LearnerLostError) else told(error)
+                lost = str(error) if isinstance(error, PartLostError) else told(error)
                 tracker.announce(f"{lost} {lost_updates(recovery.progress.step, recovery.saved_step)}")
                 return False
             except KeyboardInterrupt:

@@ -28,7 +28,7 @@ from actors.serving.pool_client import PoolClient
 from actors.settings import PinnedVersion, ServerConfig
 from actors.weights.follower import WeightFollower, open_transport
 from actors.weights.transport import WeightTransport
-from environments.errors import SamplerError
+from environments.errors import PartLostError, SamplerError
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.openai.agent_frontend import PREFIX, AgentFrontend
 from policies.openai.frontend import Charge, OpenAIFrontend
@@ -180,7 +180,7 @@ class PolicyServer:
             return await self._directory.added_after.remote(number)
         except ActorDiedError as error:
             # Mostly it has died with its program. If it has died alone, the program has to learn of it.
-            self._store.report.remote(SamplerError(f"The directory of sampling actors is gone: {error}"))
+            self._store.report.remote(PartLostError(f"The directory of sampling actors is gone: {error}"))
             raise
 
     async def _sample_for(self, number: int, sampler: ray.actor.ActorHandle) -> None:
