@@ -217,7 +217,10 @@ class RolloutFleet:
                 self._listener,
             )
             try:
-                self._nodes[index] = await actor.ready.remote()
+                node = await self._started(actor)
+                if node is None:
+                    continue
+                self._nodes[index] = node
                 num_failures = 0
                 self._num_ready += 1
                 try:
@@ -236,6 +239,21 @@ class RolloutFleet:
                     raise
             finally:
                 ray.kill(actor)
+
+    async def _started(self, actor: ray.actor.ActorHandle) -> str | None:
+        """The node of an actor that has started; ``None`` where a silent node is back before.
+
+        The actor was kept away from that node, and the cluster may have no room elsewhere.
+        """
+        ready: asyncio.Future[str] = asyncio.ensure_future(actor.ready.remote())
+        waits_for: list[asyncio.Future[Any]] = [ready]
+        if self._node_watch.elsewhere():
+            waits_for.append(self._node_watch.next_return())
+        try:
+            await asyncio.wait(waits_for, return_when=asyncio.FIRST_COMPLETED)
+            return await ready if ready.done() else None
+        finally:
+            ready.cancel()
 
     async def _keep_busy(self, index: int, actor: ray.actor.ActorHandle) -> None:
         """Play requests with ``actor`` until it is lost, or one too many, or its node is about to leave."""

@@ -39,6 +39,7 @@ class NodeWatch:
         self._silences: dict[str, asyncio.Future[None]] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._num_actors: Counter[str] = Counter()
+        self._return: asyncio.Future[None] | None = None
 
     @contextmanager
     def watched(self, node: str) -> Iterator[None]:
@@ -69,6 +70,12 @@ class NodeWatch:
         """Labels that keep an actor away from silent nodes, which Ray may still take for healthy."""
         silent = sorted(node for node, silence in self._silences.items() if silence.done())
         return {"ray.io/node-id": f"!in({','.join(silent)})"} if silent else {}
+
+    def next_return(self) -> asyncio.Future[None]:
+        """Done once a silent node answers again. An actor kept away from it may find no room."""
+        if self._return is None or self._return.done():
+            self._return = asyncio.get_running_loop().create_future()
+        return self._return
 
     def check(self) -> None:
         """Raise the error of a watch that has failed: no silence would be noticed any more."""
@@ -111,3 +118,5 @@ class NodeWatch:
             self._silences[node].set_result(None)
         elif not missed and is_silent:  # it is back
             self._silences[node] = asyncio.get_running_loop().create_future()
+            if self._return is not None and not self._return.done():
+                self._return.set_result(None)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -29,6 +30,8 @@ DEEDS = (KILL, STOP, SLOW)
 """Done to a process of any role. Another node can also be cut off, by a blow to its raylet."""
 CUT_SECONDS = 8.0
 """For how long all processes of a node are stopped, as if its network were cut."""
+CUT_PAUSE_SECONDS = 60.0
+"""Between two cuts of the same node: one that stays silent for long Ray takes for dead, for good."""
 STOP_SECONDS = 3.0
 """How long a process is stopped."""
 SLOW_SECONDS, PULSE_SECONDS = 4.0, 0.2
@@ -101,6 +104,7 @@ class Storm:
         self._most, self._minutes = (settings["run"][name] for name in ("max_recoveries", "recovery_minutes"))
         self._recoveries = Recoveries(self._most, self._minutes)
         self._roles, self._killed, self._rng = set(roles), set(killed), rng
+        self._last_cuts: dict[str, float] = {}
 
     def describe(self) -> str:
         """What it does to which roles, and which it leaves alone, as lines."""
@@ -129,20 +133,24 @@ class Storm:
         deeds = [*DEEDS, CUT]
         self._rng.shuffle(deeds)
         for deed in deeds:
-            roles = sorted({member.role for member in present if self._bears(member, deed)})
+            able = [member for member in present if self._bears(member, deed, now)]
+            roles = sorted({member.role for member in able})
             self._rng.shuffle(roles)
             for role in roles:
                 if deed == KILL and role in LEARNING and not (has_checkpoint and self._recoveries.allow(now)):
                     continue
-                candidates = [member for member in present if member.role == role and not member.stopped]
-                return Blow(deed, self._rng.choice(candidates))
+                member = self._rng.choice([member for member in able if member.role == role])
+                if deed == CUT:
+                    self._last_cuts[member.node] = now
+                return Blow(deed, member)
         return None
 
-    def _bears(self, member: Member, deed: str) -> bool:
+    def _bears(self, member: Member, deed: str, now: float) -> bool:
         if member.stopped or member.role not in self._roles:
             return False
         if deed == CUT:
-            return member.role == "raylet" and member.node != ""
+            was_cut = self._last_cuts.get(member.node, -math.inf) > now - CUT_PAUSE_SECONDS
+            return member.role == "raylet" and member.node != "" and not was_cut
         return deed != KILL or member.role not in ENDING or member.role in self._killed
 
 

@@ -45,6 +45,7 @@ def main() -> None:
         time.sleep(1)
         cluster.remove_node(first, allow_graceful=False)
         run.wait_for_updates(3, seconds=2 * STALL_SECONDS)
+        cluster.add_node(num_cpus=4, resources=NODE)
         rage(run, cluster.address)
         run.interrupt()
     ray.shutdown()
@@ -52,7 +53,7 @@ def main() -> None:
 
 
 def rage(run: FollowedRun, address: str) -> None:
-    """A short storm over the run's actors and the other node, which is cut off."""
+    """A short storm over the run's actors and the nodes that they live on, which are cut off."""
     command = [sys.executable, "-m", "launch.chaos", "storm", f"--below={run.process.pid}", "--seed=0"]
     command += [f"--run={run.directory}", f"--address={address}", "--every=1", "--minutes=0.25"]
     storm = subprocess.run([*command, "--roles", "actor", "raylet"], cwd=ROOT, capture_output=True, text=True)
