@@ -20,7 +20,7 @@ from actors.rollouts.fleet_report import ActorFailure, FleetReport, FleetStatus,
 from actors.rollouts.journal import JournalStore
 from actors.rollouts.kept_pairs import RESUMED_AFTER, KeptPairs
 from actors.rollouts.node_watch import NodeWatch
-from actors.rollouts.outcome import is_there, outcome
+from actors.rollouts.outcome import is_there, outcome, started
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.rollout_actor import Played, RolloutActor
 from actors.settings import FleetConfig
@@ -217,14 +217,12 @@ class RolloutFleet:
                 self._listener,
             )
             try:
-                node = await self._started(actor)
-                if node is None:
+                if (node := await started(actor, self._node_watch)) is None:
                     continue
-                self._nodes[index] = node
-                num_failures = 0
+                self._nodes[index], num_failures = node, 0
                 self._num_ready += 1
                 try:
-                    with self._node_watch.watched(self._nodes[index]):
+                    with self._node_watch.watched(node):
                         await self._keep_busy(index, actor)
                 finally:
                     self._num_ready -= 1
@@ -233,27 +231,11 @@ class RolloutFleet:
                     if index in self._kept:
                         await self._kept.close(index, actor)
             except RayActorError as error:
-                num_failures += 1
                 logger.warning("A rollout actor did not start: %s", error)
-                if num_failures == MAX_START_FAILURES:
+                if (num_failures := num_failures + 1) == MAX_START_FAILURES:
                     raise
             finally:
                 ray.kill(actor)
-
-    async def _started(self, actor: ray.actor.ActorHandle) -> str | None:
-        """The node of an actor that has started; ``None`` where a silent node is back before.
-
-        The actor was kept away from that node, and the cluster may have no room elsewhere.
-        """
-        ready: asyncio.Future[str] = asyncio.ensure_future(actor.ready.remote())
-        waits_for: list[asyncio.Future[Any]] = [ready]
-        if self._node_watch.elsewhere():
-            waits_for.append(self._node_watch.next_return())
-        try:
-            await asyncio.wait(waits_for, return_when=asyncio.FIRST_COMPLETED)
-            return await ready if ready.done() else None
-        finally:
-            ready.cancel()
 
     async def _keep_busy(self, index: int, actor: ray.actor.ActorHandle) -> None:
         """Play requests with ``actor`` until it is lost, or one too many, or its node is about to leave."""

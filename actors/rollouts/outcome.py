@@ -18,6 +18,22 @@ IDLE_SECONDS = 30.0
 """An idle actor that does not answer for so long is lost."""
 
 
+async def started(actor: ray.actor.ActorHandle, node_watch: NodeWatch) -> str | None:
+    """The node of an actor that has started; ``None`` where a silent node is back before.
+
+    The actor was kept away from that node, and the cluster may have no room elsewhere.
+    """
+    ready: asyncio.Future[str] = asyncio.ensure_future(actor.ready.remote())
+    waits_for: list[asyncio.Future[Any]] = [ready]
+    if node_watch.elsewhere():
+        waits_for.append(node_watch.next_return())
+    try:
+        await asyncio.wait(waits_for, return_when=asyncio.FIRST_COMPLETED)
+        return await ready if ready.done() else None
+    finally:
+        ready.cancel()
+
+
 async def is_there(actor: ray.actor.ActorHandle, node: str, node_watch: NodeWatch) -> bool:
     """Whether an actor that was idle answers. If not, whatever it was to play has not begun.
 

@@ -20,8 +20,8 @@ from several_nodes import drain, stopped
 
 from actors.settings import RAYLET_ENVIRONMENT
 
-STALL_SECONDS = 10.0
-"""For which no update may be made, whatever becomes of a node."""
+STALL_SECONDS = 30.0
+"""For which no update may be made, whatever becomes of a node: Ray alone would take a minute."""
 
 
 def main() -> None:
