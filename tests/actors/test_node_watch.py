@@ -1,0 +1,63 @@
+"""What becomes of an actor that was kept away from a silent node, when that node is back."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from actors.rollouts import node_watch
+from actors.rollouts.node_watch import SILENT_SECONDS, NodeWatch
+from actors.rollouts.outcome import started
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> NodeWatch:
+    """A watch of a node "there", whose beats are judged by the tests alone."""
+    context = SimpleNamespace(get_node_id=lambda: "here")
+    monkeypatch.setattr(node_watch.ray, "get_runtime_context", lambda: context)
+
+    async def never(self: NodeWatch, node: str) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(NodeWatch, "_watch", never)
+    return NodeWatch()
+
+
+def actor(ready: asyncio.Future[str]) -> Any:
+    """One that is up when ``ready`` is done."""
+    return SimpleNamespace(ready=SimpleNamespace(remote=lambda: ready))
+
+
+def test_an_actor_without_room_is_given_up_when_the_silent_node_is_back(watch: NodeWatch) -> None:
+    async def play() -> None:
+        with watch.watched("there"):
+            watch._judge("there", SILENT_SECONDS)
+            assert watch.elsewhere() == {"ray.io/node-id": "!in(there)"}
+            starting = asyncio.create_task(started(actor(asyncio.Future()), watch))
+            await asyncio.sleep(0)
+            assert not starting.done()
+            watch._judge("there", 0)
+            assert await asyncio.wait_for(starting, 1) is None
+            assert watch.elsewhere() == {}
+
+    asyncio.run(play())
+
+
+def test_an_actor_that_starts_elsewhere_is_taken_and_one_without_silence_is_waited_for(
+    watch: NodeWatch,
+) -> None:
+    async def play() -> None:
+        for misses in (0, SILENT_SECONDS):
+            ready: asyncio.Future[str] = asyncio.Future()
+            with watch.watched("there"):
+                watch._judge("there", misses)
+                starting = asyncio.create_task(started(actor(ready), watch))
+                await asyncio.sleep(0)
+                assert not starting.done()
+                ready.set_result("elsewhere")
+                assert await asyncio.wait_for(starting, 1) == "elsewhere"
+
+    asyncio.run(play())
