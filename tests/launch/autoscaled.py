@@ -78,7 +78,6 @@ def autoscaled_cluster(folder: Path) -> Iterator[str]:
     fake = {
         "RAY_FAKE_CLUSTER": "1",
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
-        "RAY_AUTH_MODE": "disabled",
         # The first version of the autoscaler knows nodes by their addresses, and these have all the same.
         "RAY_enable_autoscaler_v2": "1",
         "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID,
