@@ -13,7 +13,7 @@ run := .venv/bin/python -m
 in-two-processes := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install train serve test test-fast check format pins clean
+.PHONY: help install train serve test test-fast bench check format pins clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ test: install  ## Run all tests, those with Ray and engines last: make test ARGS
 
 test-fast: install  ## Run the tests that start no engine and are quick, at every save, in two processes
 	@$(run) pytest -m "not engine and not slow" $(in-two-processes) $(ARGS)
+
+bench: install  ## Measure start, learner, episodes, publishing and recovery: figures and a picture in runs/bench
+	@.venv/bin/python tests/benchmarks/bench.py $(ARGS)
 
 check: install  ## Lint, formatting, types and layers, in under a minute
 	@$(run) ruff check

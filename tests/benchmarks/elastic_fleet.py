@@ -30,6 +30,7 @@ from environments import Dataset
 from environments.text_games import GuessEnvironment
 from launch.recipes import guess
 from launch.reporting.tracker import read_metrics
+from launch.training.rollout_requests import epoch_order
 from launch.workload import Workload
 
 PAUSES = (0.0, 0.5, 0.0, 0.5)
@@ -48,7 +49,7 @@ RUN = [
     f"rollout.groups_per_step={GROUPS_PER_STEP}",
     f"rollout.group_size={GROUP_SIZE}",
     "learner.optimizer.lr=0",
-    "learner.mini_batch_size=16",
+    "learner.mini_batch_size=1",
 ]
 
 
@@ -69,13 +70,16 @@ class PausingGuessEnvironment(GuessEnvironment):
 
 
 def workload(seed: int) -> Workload:
-    """The guess recipe's, with as many tasks as the run plays, each with the pause of its phase."""
+    """The guess recipe's, with as many tasks as the run plays, each with the pause of its phase.
+
+    A run shuffles its tasks, so they lie where the shuffle finds those of the first phase first.
+    """
     given = guess.workload(seed)
     per_phase = PHASE_UPDATES * GROUPS_PER_STEP
-    tasks = [
-        {**given.train_dataset[index], "pause": PAUSES[index // per_phase]}
-        for index in range(per_phase * len(PAUSES))
-    ]
+    num_tasks = per_phase * len(PAUSES)
+    tasks = [given.train_dataset[index] for index in range(num_tasks)]
+    for place, index in enumerate(epoch_order((1.0,) * num_tasks, seed, epoch=0)):
+        tasks[index] = {**tasks[index], "pause": PAUSES[place // per_phase]}
     return replace(given, env_class=PausingGuessEnvironment, train_dataset=Dataset(tasks, name="guess"))
 
 

@@ -1,0 +1,144 @@
+"""The short form of the benchmarks of the system: one file of figures and one picture.
+
+    make bench                                    all parts, in about a quarter of an hour
+    make bench ARGS="--parts learner,start"       some of them
+
+It runs other programs of this folder one after the other, with the options in ``PARTS``, and writes into
+``runs/bench``: ``bench.json`` has their tables, with the load average of the machine before and after each;
+``bench.png`` shows them. A part that fails is named there too, and makes the command fail when all have run.
+Figures are of the machine as it is: let nothing else run on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import repository
+from report import TABLES
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Part:
+    """A program with its options, and the column of its table that is drawn."""
+
+    program: str
+    options: Sequence[str]
+    column: str
+    label: Sequence[str]
+    """Columns that name a row."""
+
+
+PARTS = {
+    "start": Part("startup.py", [], "seconds", ["moment"]),
+    "learner": Part("learner_speed.py", ["--rounds", "3"], "of plain", ["model, load"]),
+    "episodes": Part("throughput.py", ["--rounds", "3"], "requests/s", ["arm"]),
+    "publish": Part("publish.py", ["--models", "tiny"], "together", ["model", "replicas"]),
+    "recovery": Part(
+        "chaos.py",
+        ["--recover", "--kinds", "learner,fleet", "--staleness", "0"],
+        "seconds",
+        ["struck", "staleness"],
+    ),
+}
+
+
+def measure(name: str, part: Part) -> dict[str, Any]:
+    """Run a part; return its tables, its seconds, and its exit status."""
+    print(f"\n== {name}: {part.program} {' '.join(part.options)}", flush=True)
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        tables = Path(folder) / "tables.jsonl"
+        tables.touch()
+        status = subprocess.run(
+            [sys.executable, str(HERE / part.program), *part.options],
+            cwd=repository.ROOT,
+            env=os.environ | {TABLES: str(tables)},
+        ).returncode
+        found = [json.loads(line) for line in tables.read_text(encoding="utf-8").splitlines()]
+    return {
+        "part": name,
+        "program": " ".join([part.program, *part.options]),
+        "exit_status": status,
+        "seconds": round(time.monotonic() - start, 1),
+        "tables": found,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the figures are of."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=repository.ROOT, capture_output=True, text=True
+    )
+    return {
+        "processor": platform.machine(),
+        "cores": psutil.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "python": platform.python_version(),
+        "commit": commit.stdout.strip(),
+    }
+
+
+def draw(measured: Sequence[dict[str, Any]], path: Path) -> None:
+    """A panel of bars for each part."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    panels = [(each, table) for each in measured for table in each["tables"]]
+    heights = [len(table["rows"]) + 2 for _, table in panels]
+    figure, axes = plt.subplots(
+        len(panels), figsize=(9, 0.3 * sum(heights)), squeeze=False, gridspec_kw={"height_ratios": heights}
+    )
+    for (each, table), panel in zip(panels, axes[:, 0], strict=True):
+        part = PARTS[each["part"]]
+        places = [table["columns"].index(column) for column in part.label]
+        value = table["columns"].index(part.column)
+        rows = [row for row in table["rows"] if row[value]]
+        names = [" ".join(row[place] for place in places).strip() for row in rows]
+        bars = panel.barh(range(len(rows)), [float(row[value]) for row in rows], color="#4477aa")
+        panel.bar_label(bars, [row[value] for row in rows], padding=3, fontsize=8)
+        panel.set_yticks(range(len(rows)), names, fontsize=8)
+        panel.invert_yaxis()
+        panel.margins(x=0.1)
+        panel.set_title(f"{table['title']}: {part.column}", fontsize=9, loc="left")
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--folder", type=Path, default=repository.ROOT / "runs" / "bench")
+    arguments = parser.parse_args()
+    names = arguments.parts.split(",")
+    if unknown := sorted({*names} - {*PARTS}):
+        parser.error(f"--parts: {unknown[0]!r} is none of {', '.join(PARTS)}")
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    figures = {"machine": machine(), "parts": [measure(name, PARTS[name]) for name in names]}
+    file, picture = arguments.folder / "bench.json", arguments.folder / "bench.png"
+    file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    failed = [each["part"] for each in figures["parts"] if each["exit_status"]]
+    if any(each["tables"] for each in figures["parts"]):
+        draw(figures["parts"], picture)
+    print(f"\nFigures: {file}\nPicture: {picture}")
+    if failed:
+        sys.exit(f"These parts failed, and their output stands above: {', '.join(failed)}.")
+
+
+if __name__ == "__main__":
+    main()
