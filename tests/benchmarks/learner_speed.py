@@ -38,7 +38,7 @@ from policies.learning.settings import AlgorithmConfig, LearnerConfig, Optimizer
 from policies.smollm2 import smollm2_folder
 
 LR, MAX_GRAD_NORM = 1e-5, 1.0
-NUM_IDS = 300
+NUM_IDS = 256
 """Token ids that samples are drawn from: both models have as many."""
 Samples = tuple[TrainingSample, ...]
 
