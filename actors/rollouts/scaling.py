@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
+from statistics import fmean
 
 from actors.rollouts.fleet_report import FleetStatus
 
-LEARNER_WAITS = 0.25
+LEARNER_WAITS = 0.1
 """Share of an update that the learner waits for rollouts, above which there may be too few actors."""
+LEARNER_BUSY = 0.05
+"""A fleet only shrinks below this share: a learner that waits for longer would notice."""
 ACTORS_IDLE = 0.5
 """Share of the actors' time without a rollout, above which there may be too many."""
-LEARNER_BUSY = 0.1
-"""An actor less is only noticed by a learner that waits for a larger share than this."""
-GROWTH, SHRINKAGE = 1.5, 0.75
+SPARE = 0.3
+"""Share of the actors' time that a fleet which has shrunk should have left, for rollouts that take longer."""
+LARGEST_CUT = 0.5
+"""A fleet keeps this share of its actors: a new one takes seconds to start, should the load come back."""
 PATIENCE = 2
-"""Updates in a row that have to ask for the same, so that one slow rollout changes nothing."""
+"""Of the last ``PATIENCE + 1`` updates so many have to ask for the same: one slow rollout changes nothing.
+
+Not in a row: with a staleness of 1 a short update often follows a long one.
+"""
 SPARE_SECONDS = 60.0
 """Actors of a served agent that were not needed for so long may go: starting one takes seconds."""
 
@@ -36,8 +44,12 @@ class Load:
 class ScalingPolicy:
     """Grows a fleet while the learner waits for rollouts that wait for actors; shrinks one that idles.
 
-    Source of the thresholds: none; they keep a fleet within a factor of ``GROWTH`` of the smallest that the
-    learner hardly waits for, which ``tests/actors/test_scaling.py`` shows in a simulation.
+    It changes to the number that the last updates' shares of time ask for, at once: n actors for which the
+    learner waits a share w of its time would have to be n / (1 - w) to be in time, and n actors that idle a
+    share i are needed for n (1 - i). More than a rollout for each actor there are never.
+
+    Source of the thresholds: none; they keep a fleet within a factor of 2 of the smallest that the learner
+    hardly waits for, which ``tests/actors/test_scaling.py`` shows in a simulation.
 
     Args:
         smallest, largest: numbers of actors that it chooses between. Where they are equal it chooses nothing,
@@ -46,31 +58,41 @@ class ScalingPolicy:
 
     def __init__(self, smallest: int, largest: int) -> None:
         self._smallest, self._largest = smallest, largest
-        self._wish, self._num_wishes = 0, 0
+        self._loads: deque[Load] = deque(maxlen=PATIENCE + 1)
+        """Of the last updates, all with as many actors up."""
 
     def decide(self, load: Load) -> int:
         """How many actors there should be from now on."""
-        if self._smallest == self._largest:
+        if self._smallest == self._largest or not load.num_ready:
             return load.num_actors
-        wish = self._wish_of(load)
-        self._num_wishes = self._num_wishes + 1 if wish == self._wish else 1
-        self._wish = wish
-        number = load.num_actors
-        if wish and self._num_wishes >= PATIENCE:
-            self._num_wishes = 0
-            number = math.ceil(number * GROWTH) if wish > 0 else math.floor(number * SHRINKAGE)
+        if self._loads and self._loads[-1].num_ready != load.num_ready:
+            self._loads.clear()
+        self._loads.append(load)
+        number = self._number_for(load.num_ready)
+        if number >= load.num_ready and load.num_ready < load.num_actors:
+            number = load.num_actors  # more would wait for room too
         return max(self._smallest, min(self._largest, number))
 
-    @staticmethod
-    def _wish_of(load: Load) -> int:
-        """1 for more actors, -1 for fewer, 0 for as many."""
-        if load.num_ready < load.num_actors:
-            return 0  # more would wait for room too
-        if load.learner_waits > LEARNER_WAITS and load.requests_waiting >= 1:
-            return 1
-        if load.learner_waits < LEARNER_BUSY and load.actors_idle > ACTORS_IDLE:
-            return -1
-        return 0
+    def _number_for(self, present: int) -> int:
+        """The number that most of the last updates ask for, where none asks for the opposite."""
+        too_few = sum(map(_too_few, self._loads))
+        too_many = sum(map(_too_many, self._loads))
+        if too_few >= PATIENCE and not too_many:
+            learns = 1 - fmean(load.learner_waits for load in self._loads)
+            waiting = fmean(load.requests_waiting for load in self._loads)
+            return math.ceil(present / max(learns, present / (present + waiting)))
+        if too_many >= PATIENCE and not too_few:
+            busy = 1 - fmean(load.actors_idle for load in self._loads)
+            return math.ceil(present * max(busy / (1 - SPARE), LARGEST_CUT))
+        return present
+
+
+def _too_few(load: Load) -> bool:
+    return load.learner_waits > LEARNER_WAITS and load.requests_waiting >= 1
+
+
+def _too_many(load: Load) -> bool:
+    return load.learner_waits < LEARNER_BUSY and load.actors_idle > ACTORS_IDLE
 
 
 class PoolSize:

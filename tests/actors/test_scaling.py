@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.rollouts.fleet_report import FleetStatus
-from actors.rollouts.scaling import GROWTH, PATIENCE, SPARE_SECONDS, Load, PoolSize, ScalingPolicy
+from actors.rollouts.scaling import LEARNER_WAITS, SPARE_SECONDS, Load, PoolSize, ScalingPolicy
 
 NUM_ROLLOUTS = 256
 """Requested at the same time: a fleet of more actors than that gains nothing."""
@@ -60,9 +61,9 @@ def test_a_steady_load_is_followed_without_flapping_to_a_fleet_that_is_hardly_to
     assert num_turns(numbers) <= 1
     assert len(set(numbers[-20:])) == 1, "it comes to rest"
     last = load(numbers[-1], rollout_seconds, learner_seconds, 10**6)
-    assert last.learner_waits <= 0.25 or numbers[-1] >= NUM_ROLLOUTS - 2
+    assert last.learner_waits <= LEARNER_WAITS or numbers[-1] >= NUM_ROLLOUTS - 2
     smallest = min(NUM_ROLLOUTS, math.ceil(NUM_ROLLOUTS * rollout_seconds / learner_seconds))
-    assert numbers[-1] <= max(start, 2 * GROWTH * smallest + 1)
+    assert numbers[-1] <= max(start, 2 * smallest + 1)
 
 
 @given(
@@ -77,8 +78,13 @@ def test_the_number_stays_between_its_bounds_and_waits_for_room(
 ) -> None:
     numbers = sizes(ScalingPolicy(smallest, smallest + more), smallest, phases, 20, room)
     assert all(smallest <= number <= smallest + more for number in numbers)
-    # Where there is no room left, it asks once and waits for it.
-    assert max(numbers) <= max(smallest, math.ceil(room * GROWTH))
+    for before, after in itertools.pairwise(numbers):
+        assert before <= room or after <= before, "where there is no room left, it asks once and waits for it"
+
+
+def test_a_fleet_that_waits_for_room_shrinks_when_it_needs_none() -> None:
+    numbers = sizes(ScalingPolicy(4, 100), 4, [(20, 64), (1, 64)], 10, room=20)
+    assert numbers[9] > 20 and numbers[-1] < 10
 
 
 def test_a_load_that_alternates_is_followed_in_both_directions() -> None:
@@ -87,12 +93,38 @@ def test_a_load_that_alternates_is_followed_in_both_directions() -> None:
     assert 12 <= numbers[29] <= 32 and 48 <= numbers[59] <= 96 and numbers[89] < numbers[59]
 
 
-def test_one_slow_update_changes_nothing() -> None:
+CALM = Load(learner_waits=0.05, actors_idle=0.2, requests_waiting=3, num_actors=8, num_ready=8)
+SLOW = Load(learner_waits=0.75, actors_idle=0.0, requests_waiting=99, num_actors=8, num_ready=8)
+IDLE = Load(learner_waits=0.0, actors_idle=0.9, requests_waiting=0, num_actors=8, num_ready=8)
+
+
+def decisions(*loads: Load) -> list[int]:
     policy = ScalingPolicy(1, 100)
-    calm = Load(learner_waits=0.15, actors_idle=0.2, requests_waiting=3, num_actors=8, num_ready=8)
-    slow = Load(learner_waits=0.9, actors_idle=0.0, requests_waiting=9, num_actors=8, num_ready=8)
-    assert [policy.decide(each) for each in (calm, slow, calm, slow, calm)] == [8] * 5
-    assert [policy.decide(slow) for _ in range(PATIENCE)] == [8, 12]
+    return [policy.decide(each) for each in loads]
+
+
+def test_one_slow_update_changes_nothing() -> None:
+    assert decisions(CALM, SLOW, CALM, CALM, SLOW, CALM) == [8] * 6
+    assert decisions(CALM, IDLE, CALM, CALM, IDLE, CALM) == [8] * 6
+
+
+def test_two_slow_updates_are_followed_at_once_to_the_size_that_would_be_in_time() -> None:
+    assert decisions(SLOW, SLOW) == [8, 32]
+    # Every other update is a slow one, as with a staleness of 1: the learner waits for half of the time.
+    assert decisions(SLOW, CALM, SLOW) == [8, 8, 17]
+
+
+def test_a_fleet_does_not_grow_beyond_the_rollouts_that_wait_for_actors() -> None:
+    assert decisions(*[replace(SLOW, requests_waiting=2)] * 2) == [8, 10]
+
+
+def test_a_fleet_keeps_half_of_its_actors_and_some_to_spare() -> None:
+    assert decisions(IDLE, IDLE) == [8, 4]
+    assert decisions(*[replace(IDLE, actors_idle=0.6)] * 2) == [8, math.ceil(8 * 0.4 / 0.7)]
+
+
+def test_updates_that_ask_for_the_opposite_change_nothing() -> None:
+    assert decisions(SLOW, IDLE, SLOW, IDLE) == [8] * 4
 
 
 def pool_status(

@@ -1,6 +1,6 @@
 """Asynchronous against synchronous training where the environment is slow: wall time, score, who idles.
 
-    python tests/benchmarks/async_training.py [--seeds 0,1,2] [--staleness 2]
+    python tests/benchmarks/async_training.py [--seeds 0,1,2] [--staleness 2] [--updates 60]
     python tests/benchmarks/async_training.py --simulate       what can be gained at all, without an engine
 
 The guess recipe, whose environment here takes a log-normal time to answer (median 0.2 s, 95th percentile
@@ -46,11 +46,11 @@ LONGEST_SECONDS = 10.0
 FOLDER = "TROUPE_BENCHMARK_FOLDER"
 """Environment variable: where the members of each group draw their numbers."""
 
-NUM_STEPS, GROUPS_PER_STEP, GROUP_SIZE, NUM_ACTORS = 60, 8, 8, 96
+GROUPS_PER_STEP, GROUP_SIZE, NUM_ACTORS = 8, 8, 96
+NUM_SIMULATED = 60
 RUN = [
     "recipe=guess",
     "workload=async_training",
-    f"run.num_steps={NUM_STEPS}",
     "run.checkpoint_every=1000",
     "warm_start.num_steps=0",
     "evaluation.num_tasks=1",
@@ -125,14 +125,14 @@ class Sizes:
 
 
 def simulate(sizes: Sizes, staleness: int, seed: int) -> float:
-    """Seconds of ``NUM_STEPS`` updates whose rollouts are played and consumed in the order of the tasks.
+    """Seconds of ``NUM_SIMULATED`` updates whose rollouts are played and consumed in task order.
 
     The batch of an update is ordered when the weights of ``staleness`` updates before it are published.
     """
     rng = random.Random(seed)
     free_at = [0.0] * sizes.num_actors
     published = [0.0]
-    for step in range(NUM_STEPS):
+    for step in range(NUM_SIMULATED):
         ordered = published[max(0, step - staleness)]
         complete = 0.0
         for _ in range(sizes.batch):
@@ -146,7 +146,7 @@ def simulate(sizes: Sizes, staleness: int, seed: int) -> float:
 
 def print_simulation() -> None:
     report = Report(
-        f"simulation: {NUM_STEPS} updates, synchronous time over asynchronous, mean (least) of 10 seeds",
+        f"simulation: {NUM_SIMULATED} updates, synchronous time over asynchronous, mean (least) of 10 seeds",
         ("actors per rollout of an update", "rollouts", "turns", "staleness 1", "2", "4"),
     )
     for turns, batch, share in itertools.product((1, 2, 3, 4), (32, 64, 96, 128), (1.0, 2.0)):
@@ -175,11 +175,12 @@ class Arm:
         return f"{self.means[name]:.2f}"
 
 
-def measure(model: str, folder: Path, staleness: int, seed: int) -> Arm:
+def measure(model: str, folder: Path, num_updates: int, staleness: int, seed: int) -> Arm:
     """Train once."""
     directory, numbers = folder / f"staleness-{staleness}-{seed}", folder / f"numbers-{staleness}-{seed}"
     numbers.mkdir()
     overrides = [f"model.path={model}", f"seed={seed}", f"rollout.max_staleness={staleness}"]
+    overrides.append(f"run.num_steps={num_updates}")
     program = run([*RUN, *overrides, f"run.directory={directory}"], {FOLDER: str(numbers)})
     updates = [each for each in read_metrics(directory) if "time/step" in each]
     means = {
@@ -187,7 +188,7 @@ def measure(model: str, folder: Path, staleness: int, seed: int) -> Arm:
         for name in updates[0]
         if all(name in each for each in updates)
     }
-    start, end = program.moment("Policy server:"), program.moment(f"{NUM_STEPS}/{NUM_STEPS}")
+    start, end = program.moment("Policy server:"), program.moment(f"{num_updates}/{num_updates}")
     means["time/engine_idle"] = program.engine_idle(start, end)
     score = success("guess", str(directory), directory / "evaluation")
     return Arm(end - start, score, means)
@@ -196,6 +197,7 @@ def measure(model: str, folder: Path, staleness: int, seed: int) -> Arm:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", default="0,1,2", help="runs of each arm")
+    parser.add_argument("--updates", type=int, default=60, help="of each run")
     parser.add_argument("--staleness", type=int, default=2, help="of the asynchronous arm")
     parser.add_argument("--folder", type=Path, help="keep the runs here; default: a temporary folder")
     parser.add_argument("--simulate", action="store_true", help="only calculate what can be gained")
@@ -205,12 +207,13 @@ def main() -> None:
     else:
         seeds = [int(seed) for seed in arguments.seeds.split(",")]
         with tempfile.TemporaryDirectory() as temporary:
-            print_measurement(seeds, arguments.staleness, arguments.folder or Path(temporary))
+            folder = arguments.folder or Path(temporary)
+            print_measurement(seeds, arguments.updates, arguments.staleness, folder)
 
 
-def print_measurement(seeds: Sequence[int], staleness: int, folder: Path) -> None:
+def print_measurement(seeds: Sequence[int], num_updates: int, staleness: int, folder: Path) -> None:
     report = Report(
-        f"asynchronous training: {NUM_STEPS} updates of {GROUPS_PER_STEP} groups of {GROUP_SIZE}, "
+        f"asynchronous training: {num_updates} updates of {GROUPS_PER_STEP} groups of {GROUP_SIZE}, "
         f"{NUM_ACTORS} rollout actors",
         ("staleness", "seed", "seconds", "success", "idle: learner", "engine", "fleet", "stale", "most"),
     )
@@ -218,7 +221,7 @@ def print_measurement(seeds: Sequence[int], staleness: int, folder: Path) -> Non
     model = warm_started_model("guess", folder, num_steps=250)
     print(f"success before: {success('guess', model, folder / 'before'):.3f}", flush=True)
     for seed, each in itertools.product(seeds, arms):
-        arm = measure(model, folder, each, seed)
+        arm = measure(model, folder, num_updates, each, seed)
         arms[each].append(arm)
         idle = [arm.mean(f"time/{who}_idle") for who in ("learner", "engine", "fleet")]
         stale = [arm.mean(f"stream/staleness_{which}") for which in ("mean", "max")]

@@ -21,7 +21,7 @@ from launch.reporting.tracker import read_metrics
 COMMAND = ("-m", "launch.train", "recipe=calculator", "run.num_steps=5", "evaluation.num_tasks=16")
 MOMENTS = {
     "learner is up": "Learner:",
-    "10th optimizer step of the warm start": "warm start   10/",
+    "first optimizer step (warm start)": "warm start    1/",
     "policy server and rollout actors are up": "Policy server:",
     "first rollouts are in (evaluation)": "held-out success after step 0",
     "first update": "step    1/",
@@ -30,7 +30,7 @@ MOMENTS = {
 
 
 def main() -> None:
-    report = Report("startup: seconds from the command, and mean seconds per update", ("moment", "seconds"))
+    report = Report("startup: seconds from the command", ("moment", "seconds"))
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         process = subprocess.Popen(
@@ -50,9 +50,11 @@ def main() -> None:
             sys.exit(f"The run failed with status {process.returncode}: its error stands above.")
         report.add("the command ends", f"{time.perf_counter() - start:.1f}")
         steps = [record for record in read_metrics(Path(folder)) if "time/step" in record]
-    for stage in sorted(name for name in steps[0] if name.startswith("time/")):
-        report.add(f"update: {stage}", f"{sum(step[stage] for step in steps) / len(steps):.2f}")
     report.print()
+    stages = Report("an update: mean seconds, and shares of its time", ("metric", "mean"))
+    for stage in sorted(name for name in steps[0] if name.startswith("time/")):
+        stages.add(stage, f"{sum(step[stage] for step in steps) / len(steps):.2f}")
+    stages.print()
 
 
 if __name__ == "__main__":

@@ -63,9 +63,11 @@ def main() -> None:
         tokens = statistics.median(tokens for _, tokens in each)
         listed = " ".join(f"{rate:.0f}" for rate, _ in each)
         report.add(arm, f"{middle:.0f}", f"{tokens:.0f}", f"{middle / bare:.2f}", listed)
-    for title, seconds in cpu.most_common(8):
-        report.add(f"  CPU ms a request: {title}", f"{seconds * 1e3:.2f}", "", "", "")
     report.print()
+    processes = Report("CPU time of a request of AgentExecutionEngine", ("process", "ms"))
+    for title, seconds in cpu.most_common(8):
+        processes.add(title, f"{seconds * 1e3:.2f}")
+    processes.print()
 
 
 def _rounds(

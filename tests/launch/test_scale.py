@@ -51,7 +51,7 @@ class Run:
         self.rollouts = SimpleNamespace(resize=self.sizes.append)
 
 
-@pytest.mark.parametrize(("largest", "sizes"), [(4, []), (5, [5]), (64, [6])])
+@pytest.mark.parametrize(("largest", "sizes"), [(4, []), (5, [5]), (64, [16])])
 def test_a_learner_that_waits_gets_more_actors_and_the_run_says_why(largest: int, sizes: list[int]) -> None:
     run: Any = Run(4, largest)
     for _ in range(PATIENCE):
