@@ -11,10 +11,8 @@ from actors.rollouts.fleet_report import FleetStatus
 
 LEARNER_WAITS = 0.1
 """Share of an update that the learner waits for rollouts, above which there may be too few actors."""
-LEARNER_BUSY = 0.05
-"""A fleet only shrinks below this share: a learner that waits for longer would notice."""
 ACTORS_IDLE = 0.5
-"""Share of the actors' time without a rollout, above which there may be too many."""
+"""Share of their time without a rollout, above which there are too many for a learner that hardly waits."""
 SPARE = 0.3
 """Share of the actors' time that a fleet which has shrunk should have left, for rollouts that take longer."""
 LARGEST_CUT = 0.5
@@ -92,7 +90,7 @@ def _too_few(load: Load) -> bool:
 
 
 def _too_many(load: Load) -> bool:
-    return load.learner_waits < LEARNER_BUSY and load.actors_idle > ACTORS_IDLE
+    return load.learner_waits <= LEARNER_WAITS and load.actors_idle > ACTORS_IDLE
 
 
 class PoolSize:
