@@ -17,11 +17,13 @@ SPARE = 0.3
 """Share of the actors' time that a fleet which has shrunk should have left, for rollouts that take longer."""
 LARGEST_CUT = 0.5
 """A fleet keeps this share of its actors: a new one takes seconds to start, should the load come back."""
-PATIENCE = 2
-"""Of the last ``PATIENCE + 1`` updates so many have to ask for the same: one slow rollout changes nothing.
+TO_GROW, TO_GROW_OF = 2, 3
+"""Of so many updates so many have to ask for more actors: one slow rollout changes nothing.
 
 Not in a row: with a staleness of 1 a short update often follows a long one.
 """
+TO_SHRINK = 5
+"""Updates in a row that have to ask for fewer: while new actors start, a learner beside them is slow too."""
 SPARE_SECONDS = 60.0
 """Actors of a served agent that were not needed for so long may go: starting one takes seconds."""
 
@@ -56,7 +58,7 @@ class ScalingPolicy:
 
     def __init__(self, smallest: int, largest: int) -> None:
         self._smallest, self._largest = smallest, largest
-        self._loads: deque[Load] = deque(maxlen=PATIENCE + 1)
+        self._loads: deque[Load] = deque(maxlen=TO_SHRINK)
         """Of the last updates, all with as many actors up."""
 
     def decide(self, load: Load) -> int:
@@ -72,15 +74,15 @@ class ScalingPolicy:
         return max(self._smallest, min(self._largest, number))
 
     def _number_for(self, present: int) -> int:
-        """The number that most of the last updates ask for, where none asks for the opposite."""
-        too_few = sum(map(_too_few, self._loads))
-        too_many = sum(map(_too_many, self._loads))
-        if too_few >= PATIENCE and not too_many:
-            learns = 1 - fmean(load.learner_waits for load in self._loads)
-            waiting = fmean(load.requests_waiting for load in self._loads)
+        """The number that the last updates ask for."""
+        too_few = [load for load in list(self._loads)[-TO_GROW_OF:] if _too_few(load)]
+        too_many = [load for load in self._loads if _too_many(load)]
+        if len(too_few) >= TO_GROW:
+            learns = 1 - fmean(load.learner_waits for load in too_few)
+            waiting = fmean(load.requests_waiting for load in too_few)
             return math.ceil(present / max(learns, present / (present + waiting)))
-        if too_many >= PATIENCE and not too_few:
-            busy = 1 - fmean(load.actors_idle for load in self._loads)
+        if len(too_many) == TO_SHRINK:
+            busy = 1 - fmean(load.actors_idle for load in too_many)
             return math.ceil(present * max(busy / (1 - SPARE), LARGEST_CUT))
         return present
 

@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.rollouts.fleet_report import FleetStatus
-from actors.rollouts.scaling import LEARNER_WAITS, SPARE_SECONDS, Load, PoolSize, ScalingPolicy
+from actors.rollouts.scaling import (
+    LEARNER_WAITS,
+    SPARE_SECONDS,
+    TO_GROW,
+    TO_SHRINK,
+    Load,
+    PoolSize,
+    ScalingPolicy,
+)
 
 NUM_ROLLOUTS = 256
 """Requested at the same time: a fleet of more actors than that gains nothing."""
@@ -57,7 +65,7 @@ def test_a_steady_load_is_followed_without_flapping_to_a_fleet_that_is_hardly_to
     rollout_seconds: float, learner_seconds: float, start: int
 ) -> None:
     policy = ScalingPolicy(1, 1000)
-    numbers = sizes(policy, start, [(rollout_seconds, learner_seconds)], 60)
+    numbers = sizes(policy, start, [(rollout_seconds, learner_seconds)], 100)
     assert num_turns(numbers) <= 1
     assert len(set(numbers[-20:])) == 1, "it comes to rest"
     last = load(numbers[-1], rollout_seconds, learner_seconds, 10**6)
@@ -83,8 +91,8 @@ def test_the_number_stays_between_its_bounds_and_waits_for_room(
 
 
 def test_a_fleet_that_waits_for_room_shrinks_when_it_needs_none() -> None:
-    numbers = sizes(ScalingPolicy(4, 100), 4, [(20, 64), (1, 64)], 10, room=20)
-    assert numbers[9] > 20 and numbers[-1] < 10
+    numbers = sizes(ScalingPolicy(4, 100), 4, [(20, 64), (1, 64)], 20, room=20)
+    assert numbers[19] > 20 and numbers[-1] < 10
 
 
 def test_a_load_that_alternates_is_followed_in_both_directions() -> None:
@@ -103,28 +111,30 @@ def decisions(*loads: Load) -> list[int]:
     return [policy.decide(each) for each in loads]
 
 
-def test_one_slow_update_changes_nothing() -> None:
+def test_one_slow_update_and_a_few_idle_ones_change_nothing() -> None:
     assert decisions(CALM, SLOW, CALM, CALM, SLOW, CALM) == [8] * 6
-    assert decisions(CALM, IDLE, CALM, CALM, IDLE, CALM) == [8] * 6
+    assert decisions(*[IDLE] * (TO_SHRINK - 1), CALM, *[IDLE] * (TO_SHRINK - 1)) == [8] * (2 * TO_SHRINK - 1)
 
 
-def test_two_slow_updates_are_followed_at_once_to_the_size_that_would_be_in_time() -> None:
-    assert decisions(SLOW, SLOW) == [8, 32]
-    # Every other update is a slow one, as with a staleness of 1: the learner waits for half of the time.
-    assert decisions(SLOW, CALM, SLOW) == [8, 8, 17]
+def test_slow_updates_are_followed_at_once_to_the_size_that_would_be_in_time() -> None:
+    assert decisions(*[SLOW] * TO_GROW) == [8] * (TO_GROW - 1) + [32]
+    # Every other update is a slow one, as with a staleness of 1.
+    assert decisions(SLOW, CALM, SLOW) == [8, 8, 32]
+    assert decisions(SLOW, IDLE, SLOW) == [8, 8, 32]
 
 
 def test_a_fleet_does_not_grow_beyond_the_rollouts_that_wait_for_actors() -> None:
-    assert decisions(*[replace(SLOW, requests_waiting=2)] * 2) == [8, 10]
+    assert decisions(*[replace(SLOW, requests_waiting=2)] * TO_GROW)[-1] == 10
 
 
 def test_a_fleet_keeps_half_of_its_actors_and_some_to_spare() -> None:
-    assert decisions(IDLE, IDLE) == [8, 4]
-    assert decisions(*[replace(IDLE, actors_idle=0.6)] * 2) == [8, math.ceil(8 * 0.4 / 0.7)]
+    assert decisions(*[IDLE] * TO_SHRINK) == [8] * (TO_SHRINK - 1) + [4]
+    assert decisions(*[replace(IDLE, actors_idle=0.6)] * TO_SHRINK)[-1] == math.ceil(8 * 0.4 / 0.7)
 
 
-def test_updates_that_ask_for_the_opposite_change_nothing() -> None:
-    assert decisions(SLOW, IDLE, SLOW, IDLE) == [8] * 4
+def test_what_an_update_with_fewer_actors_has_shown_does_not_count() -> None:
+    grown = replace(IDLE, num_actors=32, num_ready=32)
+    assert decisions(*[IDLE] * (TO_SHRINK - 1), *[grown] * (TO_SHRINK - 1))[-1] == 32
 
 
 def pool_status(

@@ -15,7 +15,7 @@ from ray.util.queue import Queue
 
 from actors.rollouts.fleet import RolloutFleet
 from actors.rollouts.rollout import RolloutLimits
-from actors.rollouts.scaling import PATIENCE, ScalingPolicy
+from actors.rollouts.scaling import TO_GROW, ScalingPolicy
 from actors.rollouts.service import NAMESPACE
 from actors.serving.policy_app import PolicyApp
 from actors.serving.replicas import policy_servers
@@ -54,7 +54,7 @@ class Run:
 @pytest.mark.parametrize(("largest", "sizes"), [(4, []), (5, [5]), (64, [16])])
 def test_a_learner_that_waits_gets_more_actors_and_the_run_says_why(largest: int, sizes: list[int]) -> None:
     run: Any = Run(4, largest)
-    for _ in range(PATIENCE):
+    for _ in range(TO_GROW):
         follow_the_load(run, SLOW)
     assert run.sizes == sizes
     assert len(run.said) == len(sizes)
