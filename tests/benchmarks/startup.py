@@ -21,7 +21,7 @@ from launch.reporting.tracker import read_metrics
 COMMAND = ("-m", "launch.train", "recipe=calculator", "run.num_steps=5", "evaluation.num_tasks=16")
 MOMENTS = {
     "learner is up": "Learner:",
-    "first optimizer step (warm start)": "warm start    1/",
+    "a tenth of the warm start (35 steps)": "warm start   35/",
     "policy server and rollout actors are up": "Policy server:",
     "first rollouts are in (evaluation)": "held-out success after step 0",
     "first update": "step    1/",
