@@ -35,7 +35,7 @@ FORBIDDEN_AT_START = {
 """What importing a module (a pattern names several) must not load, neither itself nor by its imports."""
 
 VLLM_HOMES = ("policies.engines.vllm",)
-VERL_HOMES = ("policies.learning", "actors.learning.learner_group", "actors.learning.learner_worker")
+VERL_HOMES = ("policies.learning", "actors.learning.publishing_learner")
 
 TOP_LEVEL = {*LAYERS, "tests", "pyproject.toml", "README.md", "Makefile", "LICENSE", "CHANGELOG.md"}
 EMPTY_NAMES = {"utils", "util", "helpers", "common", "misc", "legacy", "experimental"}

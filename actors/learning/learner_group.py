@@ -1,28 +1,21 @@
-"""The learner: verl's worker groups for the policy and its critic. The training loop calls it."""
+"""The learner: groups of verl workers for the policy and its critic. The training loop calls it."""
 
 from __future__ import annotations
 
 import os
-import time
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
-from ray.util.placement_group import placement_group
+from ray.exceptions import RayTaskError
 
-from actors.learning.patience import Patience
-from actors.ray_tools.get_soon import ANSWER_SECONDS
+from actors.learning.rank_worker import CriticWorker, LearnerWorker
+from actors.learning.worker_group import WorkerGroup, places_of_ranks
 from actors.weights.store import PublishedWeights
-from environments.errors import LearnerLostError, TroupeError
 from policies.learning.algorithm import Algorithm
 from policies.learning.samples import LearnerUpdate, TrainBatch
 from policies.learning.settings import LearnerConfig, OptimizerConfig
-
-if TYPE_CHECKING:
-    from verl.single_controller.ray import RayResourcePool
 
 CRITIC = "critic"
 """The critic's folder in a checkpoint."""
@@ -55,7 +48,6 @@ class LearnerGroup:
         store: ray.actor.ActorHandle,
         shared_file: tuple[str, str] | None = None,
     ) -> None:
-        policy_worker, critic_worker = _worker_classes(learner.device)
         arguments = {
             "model_path": model_path,
             "learner": learner,
@@ -63,15 +55,15 @@ class LearnerGroup:
             "seed": seed,
             "shared_file": shared_file,
         }
-        pool = _resource_pool(learner)
-        self._policy = _WorkerGroup(
-            policy_worker, pool, learner, **arguments, algorithm=algorithm, store=store
+        places = places_of_ranks(learner)
+        self._policy = WorkerGroup(
+            LearnerWorker, places, learner, **arguments, algorithm=algorithm, store=store
         )
         self._critic = None
         if algorithm.uses_critic:
             # A rank takes its CPU only while it starts; a GPU it takes for good.
-            pool = pool if learner.device == "cpu" else _resource_pool(learner)
-            self._critic = _WorkerGroup(critic_worker, pool, learner, **arguments)
+            places = places if learner.device == "cpu" else places_of_ranks(learner)
+            self._critic = WorkerGroup(CriticWorker, places, learner, **arguments)
         self._critic_optimizer = learner.critic.optimizer
         self._store = store
         self._schedule: dict[str, Any] = {}
@@ -186,114 +178,6 @@ class LearnerGroup:
                 group.close()
 
 
-class _WorkerGroup:
-    """verl's worker group: a method called by name on all ranks, answered by rank 0."""
-
-    def __init__(
-        self, worker: type, pool: RayResourcePool, settings: LearnerConfig, **arguments: Any
-    ) -> None:
-        self._worker, self._pool, self._settings, self._arguments = worker, pool, settings, arguments
-        self._start()
-
-    def _start(self) -> None:
-        from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
-
-        settings = self._settings
-        on_gpu = settings.device != "cpu"
-        num_threads = str(settings.num_threads or 1)
-        self._patience = Patience(settings.max_call_seconds)
-        self._group = RayWorkerGroup(
-            self._pool,
-            RayClassWithInitArgs(ray.remote(self._worker), **self._arguments),
-            bin_pack=False,  # ranks may spread over nodes
-            device_name=settings.device,
-            worker_env={}
-            if on_gpu
-            else {"OMP_NUM_THREADS": num_threads, "MKL_NUM_THREADS": num_threads, "VERL_PLATFORM": "cpu"},
-            use_gpu=on_gpu,
-            # verl would choose a port in a process that it starts for that, and open it seconds later in
-            # another, when somebody else may have taken it. The first rank listens instead.
-            master_addr="",
-            master_port="",
-        )
-        meeting = self._group.execute_rank_zero_async("listen")
-        self._opened = self._group.execute_all_async("open", meeting)
-
-    def start_anew(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
-        """End the ranks that are left, and start as many where those had their place."""
-        self._kill()
-        learner = replace(self._arguments["learner"], optimizer=optimizer)
-        self._arguments |= {"learner": learner, "num_schedule_steps": num_schedule_steps}
-        self._start()
-
-    def begin(self, method: str, *args: Any) -> _Call:
-        """Call all ranks. Raises the error of loading the model, if any."""
-        self._wait_for(self._opened, None)
-        return _Call(self, method, self._group.execute_all_async(method, *args))
-
-    def call(self, method: str, *args: Any) -> Any:
-        return self.begin(method, *args).answer()
-
-    def answer_to(self, call: _Call) -> Any:
-        """The first rank's answer, when all have answered."""
-        answer = self._wait_for(call.references, self._patience.limit(call.method))
-        self._patience.record(call.method, time.monotonic() - call.since)
-        return answer
-
-    def check_ranks(self) -> None:
-        self._wait_for(self._opened, None)  # first: a rank that loads its model for minutes does not hang
-        self._wait_for(self._questions(), ANSWER_SECONDS)
-
-    def _questions(self) -> list[ray.ObjectRef]:
-        return [worker.__ray_ready__.remote() for worker in self._group.workers]
-
-    def _wait_for(self, references: list[ray.ObjectRef], seconds: float | None) -> Any:
-        try:
-            return ray.get(references, timeout=seconds)[0]
-        except GetTimeoutError as error:
-            raise LearnerLostError(
-                f"A learner rank did not answer for {seconds:g} s: it hangs or was stopped, or the limit "
-                "learner.max_call_seconds is too low."
-            ) from error
-        except RayActorError as error:
-            raise LearnerLostError("A learner rank has died.") from error
-        except RayTaskError as error:
-            if isinstance(error.cause, TroupeError):  # without Ray's traceback: its text is for the user
-                raise error.cause from error
-            self._raise_if_dead()  # the ranks that are left report the lost connection first
-            raise
-
-    def _raise_if_dead(self) -> None:
-        try:
-            ray.get(self._questions(), timeout=ANSWER_SECONDS)
-        except RayActorError as error:
-            raise LearnerLostError("A learner rank has died.") from error
-
-    def _kill(self) -> None:
-        for worker in self._group.workers:
-            ray.kill(worker)
-
-    def close(self) -> None:
-        self._kill()
-        for places in self._pool.pgs or []:
-            ray.util.remove_placement_group(places)
-        self._pool.pgs = None
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call of all ranks that is under way."""
-
-    group: _WorkerGroup
-    method: str
-    references: list[ray.ObjectRef]
-    since: float = field(default_factory=time.monotonic)
-
-    def answer(self) -> Any:
-        """The first rank's answer, when all have answered."""
-        return self.group.answer_to(self)
-
-
 def _with_values(
     batches: Sequence[TrainBatch], values: Sequence[Sequence[tuple[float, ...]]]
 ) -> list[TrainBatch]:
@@ -306,34 +190,3 @@ def _with_values(
         )
         for batch, rows in zip(batches, values, strict=True)
     ]
-
-
-def _worker_classes(device: str) -> tuple[type, type]:
-    """The classes of the policy's ranks and of the critic's.
-
-    Importing verl fixes the device that it uses, also in this process, which computes nothing.
-    """
-    if device == "cpu":
-        os.environ["VERL_PLATFORM"] = "cpu"
-    os.environ.setdefault("VERL_LOGGING_LEVEL", "WARNING")  # verl tells which platform it was given
-    with warnings.catch_warnings():  # verl warns of engines that are not used here
-        warnings.simplefilter("ignore")
-        from actors.learning.learner_worker import CriticWorker, LearnerWorker
-    return LearnerWorker, CriticWorker
-
-
-def _resource_pool(settings: LearnerConfig) -> RayResourcePool:
-    """Places for the ranks, on nodes that ``learner.nodes`` allows. verl's own pool has no such choice."""
-    from verl.single_controller.ray import RayResourcePool
-
-    on_gpu = settings.device != "cpu"
-    pool = RayResourcePool([settings.num_workers], use_gpu=on_gpu, max_colocate_count=1)
-    place = {"CPU": 1.0, **({"GPU": 1.0} if on_gpu else {}), **settings.nodes.resources}
-    places = placement_group(
-        [place] * settings.num_workers,
-        strategy="PACK",  # ranks may spread over nodes
-        bundle_label_selector=[dict(settings.nodes.labels)] * settings.num_workers,
-    )
-    ray.get(places.ready())
-    pool.pgs = [places]
-    return pool

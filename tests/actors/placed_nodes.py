@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 from several_nodes import WhereEnvironment, nodes
 
-from actors.learning.learner_group import _resource_pool
+from actors.learning.worker_group import places_of_ranks
 from actors.ray_tools.placement import beside_driver
 from actors.rollouts.fleet import RolloutFleet, actor_options, check_room
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
@@ -56,9 +56,9 @@ def main() -> None:
     assert nodes(list(stream.trajectories(4))) == {node}
     ray.kill(fleet)
 
-    pool = _resource_pool(LearnerConfig(nodes=big))
-    assert set(placement_group_table(pool.pgs[0])["bundles_to_node_id"].values()) == {node}
-    ray.util.remove_placement_group(pool.pgs[0])
+    places = places_of_ranks(LearnerConfig(nodes=big))
+    assert set(placement_group_table(places)["bundles_to_node_id"].values()) == {node}
+    ray.util.remove_placement_group(places)
 
     with TemporaryDirectory() as folder:
         build_tokenizer([[{"role": "user", "content": "Hello."}]]).save_pretrained(folder)

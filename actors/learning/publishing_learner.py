@@ -1,0 +1,67 @@
+"""The policy on one rank, as ``LearnerWorker`` loads it: it publishes its weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+import torch
+
+from actors.weights.store import PublishedWeights
+from actors.weights.transport import WeightTransport
+from policies.engines.weights import WeightBucket
+from policies.learning.verl import weights as verl_weights
+from policies.learning.verl.learner import VerlLearner
+from policies.learning.verl.worker import on_all_ranks
+
+
+class PublishingLearner(VerlLearner):
+    """``VerlLearner`` that publishes its weights.
+
+    Args:
+        store: the ``WeightStore`` that knows the transport.
+
+    Raises:
+        ConfigError: also if the weights' transport cannot work on this node.
+    """
+
+    def __init__(self, store: ray.actor.ActorHandle, **arguments: Any) -> None:
+        self._transport: WeightTransport = ray.get(store.transport.remote())
+        self._transport.open()
+        super().__init__(**arguments)
+
+    @on_all_ranks
+    def publish_weights(self, version: int) -> tuple[Any, dict[str, Any]]:
+        """Write the present weights, adapters merged; return their location, and where the learning rate's
+        schedule is.
+        """
+        weights = self.weights()
+        try:
+            return self._transport.publish(version, weights, self.rank), self.schedule()
+        finally:  # all ranks gather each tensor together: if one stopped early, the others would hang
+            for _ in weights:
+                pass
+
+    @on_all_ranks
+    def take_over(self, published: PublishedWeights, schedule: dict[str, Any]) -> None:
+        """Go on from published weights, and with the learning rate that came after them.
+
+        Raises:
+            WeightTransportError: they cannot be read.
+        """
+        fetched = FetchedWeights()
+        asyncio.run(self._transport.fetch(published.version, published.location, fetched))
+        verl_weights.fill(self._tensors(), fetched.tensors.__getitem__)
+        self.set_schedule(schedule)
+
+
+class FetchedWeights:
+    """Takes whole tensors from a transport, by name."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+
+    async def load_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
+        self.tensors = {name: tensor for bucket in buckets for name, tensor in bucket.tensors()}

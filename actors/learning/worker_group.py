@@ -1,0 +1,152 @@
+"""A group of ranks that hold one model together: the policy's, or the critic's."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from actors.learning.patience import Patience
+from actors.learning.rank_worker import RankWorker
+from actors.ray_tools.get_soon import ANSWER_SECONDS
+from environments.errors import LearnerLostError, TroupeError
+from policies.learning.settings import LearnerConfig, OptimizerConfig
+
+
+class WorkerGroup:
+    """Methods of the model, called by name on all ranks at once and answered by the first.
+
+    Args:
+        worker: the class of a rank.
+        places: of ``places_of_ranks``. Two groups may have the same.
+        settings: of the learner.
+        arguments: of ``worker``.
+    """
+
+    def __init__(
+        self, worker: type[RankWorker], places: PlacementGroup, settings: LearnerConfig, **arguments: Any
+    ) -> None:
+        self._worker, self._places, self._settings, self._arguments = worker, places, settings, arguments
+        self._start()
+
+    def _start(self) -> None:
+        settings = self._settings
+        self._patience = Patience(settings.max_call_seconds)
+        actor_class = ray.remote(self._worker)
+        # Without any number a rank takes its CPU while it starts only, so that a critic fits beside it.
+        devices = {} if settings.device == "cpu" else {"num_gpus": 1}
+        self._ranks = [
+            actor_class.options(
+                **devices,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._places, rank),
+                runtime_env={"env_vars": rank_environment(settings, rank)},
+            ).remote(**self._arguments)
+            for rank in range(settings.num_workers)
+        ]
+        meeting = self._ranks[0].listen.remote()
+        self._opened = [rank.open.remote(meeting) for rank in self._ranks]
+
+    def start_anew(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
+        """End the ranks that are left, and start as many where those had their place."""
+        self._kill()
+        learner = replace(self._arguments["learner"], optimizer=optimizer)
+        self._arguments |= {"learner": learner, "num_schedule_steps": num_schedule_steps}
+        self._start()
+
+    def begin(self, method: str, *args: Any) -> Call:
+        """Call all ranks. Raises the error of loading the model, if any."""
+        self._wait_for(self._opened, None)
+        return Call(self, method, [rank.work.remote(method, *args) for rank in self._ranks])
+
+    def call(self, method: str, *args: Any) -> Any:
+        """The first rank's answer, when all have answered."""
+        return self.begin(method, *args).answer()
+
+    def answer_to(self, call: Call) -> Any:
+        """The first rank's answer, when all have answered."""
+        answer = self._wait_for(call.references, self._patience.limit(call.method))
+        self._patience.record(call.method, time.monotonic() - call.since)
+        return answer
+
+    def check_ranks(self) -> None:
+        """Raise ``LearnerLostError`` if a rank has died or hangs."""
+        self._wait_for(self._opened, None)  # first: a rank that loads its model for minutes does not hang
+        self._wait_for(self._questions(), ANSWER_SECONDS)
+
+    def _questions(self) -> list[ray.ObjectRef]:
+        return [rank.__ray_ready__.remote() for rank in self._ranks]
+
+    def _wait_for(self, references: list[ray.ObjectRef], seconds: float | None) -> Any:
+        try:
+            return ray.get(references, timeout=seconds)[0]
+        except GetTimeoutError as error:
+            raise LearnerLostError(
+                f"A learner rank did not answer for {seconds:g} s: it hangs or was stopped, or the limit "
+                "learner.max_call_seconds is too low."
+            ) from error
+        except RayActorError as error:
+            raise LearnerLostError("A learner rank has died.") from error
+        except RayTaskError as error:
+            if isinstance(error.cause, TroupeError):  # without Ray's traceback: its text is for the user
+                raise error.cause from error
+            self._raise_if_dead()  # the ranks that are left report the lost connection first
+            raise
+
+    def _raise_if_dead(self) -> None:
+        try:
+            ray.get(self._questions(), timeout=ANSWER_SECONDS)
+        except RayActorError as error:
+            raise LearnerLostError("A learner rank has died.") from error
+
+    def _kill(self) -> None:
+        for rank in self._ranks:
+            ray.kill(rank)
+
+    def close(self) -> None:
+        """End the ranks and give back their places, those of another group in the same places too."""
+        self._kill()
+        ray.util.remove_placement_group(self._places)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of all ranks that is under way."""
+
+    group: WorkerGroup
+    method: str
+    references: list[ray.ObjectRef]
+    since: float = field(default_factory=time.monotonic)
+
+    def answer(self) -> Any:
+        """The first rank's answer, when all have answered."""
+        return self.group.answer_to(self)
+
+
+def rank_environment(settings: LearnerConfig, rank: int) -> dict[str, str]:
+    """The variables in which torch and verl find their rank, their device and their threads."""
+    num_threads = str(settings.num_threads or 1)
+    on_cpu = {"OMP_NUM_THREADS": num_threads, "MKL_NUM_THREADS": num_threads, "VERL_PLATFORM": "cpu"}
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(settings.num_workers),
+        "VERL_LOGGING_LEVEL": "WARNING",  # verl tells which platform it was given
+        **(on_cpu if settings.device == "cpu" else {}),
+    }
+
+
+def places_of_ranks(settings: LearnerConfig) -> PlacementGroup:
+    """Places for the ranks, on nodes that ``learner.nodes`` allows. Returns when the cluster has them."""
+    on_gpu = settings.device != "cpu"
+    place = {"CPU": 1.0, **({"GPU": 1.0} if on_gpu else {}), **settings.nodes.resources}
+    places = placement_group(
+        [place] * settings.num_workers,
+        strategy="PACK",  # ranks may spread over nodes
+        bundle_label_selector=[dict(settings.nodes.labels)] * settings.num_workers,
+    )
+    ray.get(places.ready())
+    return places
