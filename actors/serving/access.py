@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.serving.allowance import Allowance
+from actors.serving.intake import OPEN_PATH
 from actors.serving.keys import WILDCARDS, ApiKeys, is_loopback
 from actors.settings import ServerConfig
 from policies.openai.protocol import OpenAIError
@@ -27,8 +28,6 @@ from policies.openai.protocol import OpenAIError
 # Serve writes its own logger into the replica's log file, and no other one at this level.
 logger = logging.getLogger("ray.serve")
 
-OPEN_PATH = "/health"
-"""Needs no key and is never too much: whatever watches the server asks for it."""
 
 
 class Caller:

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.serving.access import AccessControl, reject
+from actors.serving.intake import Intake
 from environments.errors import TroupeError
 from policies.openai.envelope import Envelope
 from policies.openai.limits import MAX_BODY_BYTES, MAX_BODY_SECONDS
@@ -68,7 +69,8 @@ def _check_size(number: int) -> None:
 
 http = FastAPI(title="Troupe policy server")
 http.add_middleware(BodyLimit)
-http.add_middleware(AccessControl)  # the last one comes first
+http.add_middleware(AccessControl)
+http.add_middleware(Intake)  # the last one comes first
 
 
 @http.exception_handler(TroupeError)

@@ -16,6 +16,7 @@ from actors.ray_tools.get_soon import answers
 from actors.ray_tools.placement import beside_driver
 from actors.sampling.directory import SamplerDirectory
 from actors.serving.autoscaling import autoscaling
+from actors.serving.intake import PROXY_ENVIRONMENT
 from actors.serving.keys import access_keys
 from actors.serving.pinned import PinnedPolicy
 from actors.serving.policy_server import LOGGING, REPLICA_ENVIRONMENT, PolicyServer
@@ -40,7 +41,11 @@ def start_serve(config: ServerConfig) -> None:
         serve.start(proxy_location="Disabled")
     else:
         http_options = {"host": config.http_host, "port": config.http_port}
-        serve.start(http_options=http_options, logging_config=LOGGING)
+        serve.start(
+            http_options=http_options,
+            logging_config=LOGGING,
+            controller_options={"runtime_env": {"env_vars": PROXY_ENVIRONMENT}},
+        )
 
 
 def policy_application(

@@ -1,0 +1,38 @@
+"""How HTTP requests enter a process: a few at a time, so that a crowd of them does not hold up the others.
+
+Serve's proxy and the replicas are event loops. Of 500 requests that come at the same moment each would take
+a small step in every round of the loop, and whoever asks something on the side would wait for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+OPEN_PATH = "/health"
+"""Needs no key, waits for no other request and is never too much: whatever watches the server asks for it."""
+AT_ONCE, SECONDS = 2, 0.002
+"""As many requests begin in so many seconds. A busy loop has longer rounds, and begins as many a round."""
+PROXY_ENVIRONMENT = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{__name__}:proxy_middlewares"}
+"""Has Serve's proxies use ``Intake``, where it is in the environment of Serve's controller."""
+
+
+class Intake:
+    """ASGI middleware: requests begin in the order in which they come, and not all at once."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._places = asyncio.Semaphore(AT_ONCE)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] != OPEN_PATH:
+            await self._places.acquire()
+            asyncio.get_running_loop().call_later(SECONDS, self._places.release)
+        await self._app(scope, receive, send)
+
+
+def proxy_middlewares() -> list[Middleware]:
+    """What Serve's proxies put in front of all applications."""
+    return [Middleware(Intake)]
