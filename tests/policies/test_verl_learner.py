@@ -117,6 +117,28 @@ def test_weights_and_a_penalty_in_the_reward_need_the_first_mini_batch_scored(
     assert all(sample.old_logprobs for batch in scored for sample in batch.samples)
 
 
+def test_a_second_epoch_has_the_old_policy_of_before_the_update(make_rank: MakeRank) -> None:
+    rank = make_rank(LearnerConfig(num_epochs=2, optimizer=FAST))
+    scored = rank.score(batches())
+    before = old_logprobs(rank)
+    assert [sample.old_logprobs for batch in scored for sample in batch.samples] == before
+    taken = [*scored, *scored[::-1]]
+    update = rank.update(taken)
+    assert update.num_optimizer_steps == 4
+    assert update.metrics["learn/lr"] == FAST.lr, "one step of the schedule for all epochs"
+    by_hand = make_rank(LearnerConfig(optimizer=FAST))  # a step at a time, each to the same old policy
+    for batch in taken:
+        by_hand.update([batch])
+    assert_same(weights(rank), weights(by_hand))
+
+
+def test_a_mini_batch_that_comes_twice_has_to_be_scored(make_rank: MakeRank) -> None:
+    rank = make_rank()
+    scored = rank.score(batches(1))
+    with pytest.raises(LearnerError, match=r"Sample '\d' has 0 old_logprobs for \d+ response tokens: score"):
+        rank.update([*scored, *scored])
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_a_learning_rate_of_zero_leaves_ratio_and_weights_alone(
     make_rank: MakeRank, tiny_model: Path, temperature: float
@@ -369,7 +391,7 @@ def test_a_value_that_verl_rejects_is_an_error(make_rank: MakeRank) -> None:
 
 
 def test_a_field_that_verl_would_not_read_is_an_error(make_rank: MakeRank) -> None:
-    with pytest.raises(ConfigError, match=r"learner.verl.actor.ppo_epochs=2 cannot be set there: .*once"):
+    with pytest.raises(ConfigError, match=r"actor.ppo_epochs=2 cannot be set there: set learner.num_epochs"):
         make_rank(LearnerConfig(verl={"actor": {"ppo_epochs": 2}}))
 
 
@@ -543,6 +565,19 @@ def test_returns_that_are_all_the_same_explain_nothing(make_critic_rank: MakeRan
         for batch in valued(critic)
     ]
     assert "learn/explained_variance" not in critic.update(same)
+
+
+def test_a_critic_takes_as_many_steps_as_the_policy(make_critic_rank: MakeRank) -> None:
+    critic, by_hand = make_critic_rank(), make_critic_rank()
+    for each in (critic, by_hand):
+        each.begin_phase(FAST, 100)
+    first, second = valued(critic)
+    reported = critic.update([first, second, second, first])
+    assert reported["learn/value_lr"] == FAST.lr
+    assert reported["learn/explained_variance"] == pytest.approx(0), "before the first step"
+    for batch in (first, second, second, first):
+        by_hand.update([batch])
+    assert_same(weights(critic), weights(by_hand))
 
 
 @pytest.mark.parametrize("other_ranks", [False, True])

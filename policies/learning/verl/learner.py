@@ -145,14 +145,15 @@ class VerlLearner(VerlWorker):
     @on_all_ranks
     def update(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
         """Policy gradient on scored samples with advantages: one optimizer step per mini-batch, then one of
-        the schedule. A mini-batch of which a correction has masked everything takes no step.
+        the schedule. A mini-batch of which a correction has masked everything takes no step. One that comes
+        several times, in as many epochs, takes a step each time.
 
         ``learn/rollout_*`` is how far engine and learner are apart on the first mini-batch, before its step.
         ``learn/entropy`` is estimated by the sampled tokens, as the mean of -log p over the steps;
         ``learn/entropy_bonus`` is exact, and as the loss aggregates it.
 
         Args:
-            batches: only the first may be without ``old_logprobs``.
+            batches: only the first may be without ``old_logprobs``, and only if it comes once.
         """
         batches = [batch for batch in batches if _has_sampled_tokens(batch)]
         if not batches:
