@@ -234,12 +234,6 @@ class VerlLearner(VerlWorker):
             self._reference.load(os.path.join(folder, REFERENCE))
         return left_out
 
-    def _load_weights(self, folder: str) -> None:
-        if self._has_adapters:  # what they are added to has never changed
-            verl_weights.read(os.path.join(folder, ADAPTERS), self._adapters())
-        else:
-            super()._load_weights(folder)
-
     def _adapters(self) -> dict[str, torch.Tensor]:
         tensors = verl_weights.trainable(self.engine.module)
         return {name.replace(f".{verl_weights.ADAPTER}.", "."): each for name, each in tensors.items()}
