@@ -219,12 +219,13 @@ def without_training(config: TrainConfig) -> TrainConfig:
 
 
 def algorithm_of(config: TrainConfig) -> Algorithm:
-    """The objective of a run with every setting decided: some follow from how it rolls out.
+    """The objective of a run with every setting decided: some follow from how it rolls out and learns.
 
     Raises:
         ConfigError: an unknown algorithm, a combination that makes no sense, or a setting without an effect.
     """
-    return resolve(config.algorithm, config.rollout.max_response_tokens, config.rollout.max_staleness)
+    rollout, learner = config.rollout, config.learner
+    return resolve(config.algorithm, rollout.max_response_tokens, rollout.max_staleness, learner.num_epochs)
 
 
 # -- reading it ----------------------------------------------------------------------------------------

@@ -309,7 +309,7 @@ def make_learner(
         else:
             while len(alive) >= MAX_LEARNERS:
                 alive.pop(next(iter(alive)))[0].close()
-            resolved = resolve(algorithm, RESPONSE_TOKENS)
+            resolved = resolve(algorithm, RESPONSE_TOKENS, num_epochs=learner.num_epochs)
             group = LearnerGroup(str(tiny_model), learner, resolved, 100, 0, weight_store)
             beginning = tmp_path_factory.mktemp("learner")
             group.save(str(beginning))
@@ -353,10 +353,11 @@ def make_rank(process_group: None, tiny_model: Path) -> MakeRank:
         seed: int = 0,
         model: Path = tiny_model,
     ) -> VerlLearner:
-        resolved = resolve(algorithm or AlgorithmConfig(), RESPONSE_TOKENS)
+        learner, algorithm = learner or LearnerConfig(), algorithm or AlgorithmConfig()
+        resolved = resolve(algorithm, RESPONSE_TOKENS, num_epochs=learner.num_epochs)
         with pytest.MonkeyPatch.context() as patch:
             _be_the_only_rank(patch)
-            return VerlLearner(str(model), learner or LearnerConfig(), resolved, 100, seed)
+            return VerlLearner(str(model), learner, resolved, 100, seed)
 
     return make
 

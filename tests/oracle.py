@@ -10,12 +10,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from environments.types import Completion, Trajectory, TrajectoryGroup
 
+T = TypeVar("T")
 Tokens = list[torch.Tensor]
 """One tensor [number of sampled tokens] per sequence."""
 Clip = tuple[float, float]
@@ -40,6 +41,8 @@ class Rules:
     recorded_is_old: bool = False
     """The ratio is taken to the recorded log-probabilities, not to those before the update."""
     critic: bool = False
+    num_epochs: int = 1
+    """Passes over the mini-batches of an update: the second from the last one to the first, and so on."""
     lr: float = 1e-3
     eps: float = 1e-2
     """AdamW's. The usual one would cancel the loss's scale, so that a wrong one could not be seen, and make
@@ -112,13 +115,14 @@ class Oracle:
     # -- one update ------------------------------------------------------------------------------------
 
     def update(self, groups: Sequence[TrajectoryGroup], mini_batches: Sequence[Sequence[str]]) -> None:
-        """Learn from ``groups``; ``mini_batches`` has the rollout ids of each optimizer step."""
+        """Learn from ``groups``; ``mini_batches`` has the rollout ids of each optimizer step of a pass."""
         rollouts = rollouts_of(groups)
         with torch.no_grad():
             self._score(rollouts)
         self.rules.advantage(rollouts)
         by_id = {each.trajectory.rollout_id: each for each in rollouts}
-        steps = [[by_id[rollout_id] for rollout_id in batch] for batch in mini_batches]
+        order = passes(mini_batches, self.rules.num_epochs)
+        steps = [[by_id[rollout_id] for rollout_id in batch] for batch in order]
         if self.rules.critic:
             for batch in steps:
                 self._step(self.critic, self._critic_optimizer, self._value_loss(batch))
@@ -188,6 +192,11 @@ class Oracle:
     def _values(self, rollouts: list[Rollout]) -> list[Tokens]:
         """What the state before each sampled token is worth."""
         return [[row[:, 0] for row in rows] for rows in _outputs(self.critic, rollouts)]
+
+
+def passes(mini_batches: Sequence[T], num_epochs: int) -> list[T]:
+    """The mini-batches in the order in which they are taken: every other pass is backwards."""
+    return [each for epoch in range(num_epochs) for each in mini_batches[:: (-1) ** epoch]]
 
 
 def _outputs(model: Any, rollouts: list[Rollout]) -> list[Tokens]:

@@ -98,7 +98,7 @@ class LearnerGroup:
         """One optimizer step per mini-batch, of the policy and of the critic if there is one.
 
         Args:
-            batches: as ``score`` has returned them, with advantages.
+            batches: as ``score`` has returned them, with advantages; each as often as it is to be taken.
         """
         reference = ray.put(list(batches))
         updating = self._policy.begin("update", reference)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from environments.types import Trajectory
 from launch.config import TrainConfig
@@ -30,3 +30,17 @@ def make_batches(config: TrainConfig, trajectories: Iterable[Trajectory], name: 
         for part in (rows[index::count] for index in range(count))
         if part
     ]
+
+
+def in_epochs(config: TrainConfig, batches: Sequence[TrainBatch], name: str) -> list[TrainBatch]:
+    """The mini-batches of an update as often as ``learner.num_epochs`` says: one pass after the other.
+
+    The first pass has the order of ``batches``, each further one an order of its own.
+
+    Args:
+        name: of the update: equal names of one run give equal orders, so that a resumed run agrees.
+    """
+    taken = list(batches)
+    for epoch in range(1, config.learner.num_epochs):
+        taken += random.Random(f"{config.seed}/{name}/{epoch}").sample(batches, len(batches))
+    return taken

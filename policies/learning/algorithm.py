@@ -38,6 +38,8 @@ class Algorithm:
     truncate_above: float | None
     mask_below: float | None
     mask_above: float | None
+    num_epochs: int
+    """Passes over the rollouts of one update."""
     module: str | None = None
     """The user's module that registers estimator, loss or algorithm."""
     max_response_tokens: int | None = None
@@ -66,11 +68,12 @@ class Algorithm:
 
     @property
     def needs_all_scores(self) -> bool:
-        """Whether the learner has to score every mini-batch before the update, for weights or for rewards.
+        """Whether the learner has to score every mini-batch before the update: for weights, for rewards, or
+        because it takes each of them again.
 
         Otherwise the first one's old log-probabilities are those of its own step: nothing has changed before.
         """
-        return self.correction_level is not None or self.kl_place == "reward"
+        return self.correction_level is not None or self.kl_place == "reward" or self.num_epochs > 1
 
     @property
     def uses_greedy_baseline(self) -> bool:

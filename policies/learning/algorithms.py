@@ -144,13 +144,17 @@ def register_algorithm(name: str, definition: Definition) -> None:
 
 
 def resolve(
-    config: AlgorithmConfig, max_response_tokens: int | None = None, max_staleness: int = 0
+    config: AlgorithmConfig,
+    max_response_tokens: int | None = None,
+    max_staleness: int = 0,
+    num_epochs: int = 1,
 ) -> Algorithm:
     """The algorithm that ``config`` names, with its settings.
 
     ``max_response_tokens`` is what a response may have at most. It is needed where the overlong penalty
     (dapo has it) or the aggregation seq-mean-token-sum-norm (dr_grpo) is in use. ``max_staleness`` is by how
-    many updates a token may be older than the policy that learns from it.
+    many updates a token may be older than the policy that learns from it, ``num_epochs`` how often an update
+    takes each rollout.
 
     Raises:
         ConfigError: an unknown name, a combination that makes no sense, or a setting that has no effect in
@@ -162,6 +166,7 @@ def resolve(
     estimator, loss = ESTIMATORS[definition.advantage], LOSSES[definition.loss]
     check_effect(config, definition, estimator, loss, ALGORITHMS)
     _check_thresholds(config, loss)
+    _check_epochs(config.name, definition.loss, num_epochs)
     overlong_penalty = _or(config.overlong_penalty, definition.overlong_penalty)
     aggregation = _or(config.loss_aggregation, definition.loss_aggregation or loss.aggregation)
     clip_low, clip_high = loss.clip or (0.0, 0.0)
@@ -184,6 +189,7 @@ def resolve(
         zero_signal_groups=zero_signal_groups,
         overlong_penalty=overlong_penalty,
         overlong_buffer_tokens=_overlong_buffer(config, overlong_penalty, max_response_tokens),
+        num_epochs=num_epochs,
         module=config.module,
         max_response_tokens=max_response_tokens,
         **resolve_kl(config.kl),
@@ -265,6 +271,17 @@ def _check_thresholds(config: AlgorithmConfig, loss: Loss) -> None:
             f"algorithm.loss={config.loss!r} with algorithm.clip_low={config.clip_low} and "
             f"algorithm.clip_high={config.clip_high}: they are thresholds of a divergence here and have no "
             "usual value. Set both."
+        )
+
+
+def _check_epochs(name: str, loss: str, num_epochs: int) -> None:
+    """Rollouts are taken again only where a ratio corrects that the policy has moved on since."""
+    if num_epochs > 1 and not LOSSES[loss].uses_ratio:
+        raise ConfigError(
+            f"learner.num_epochs={num_epochs} with algorithm.name={name!r}: its loss {loss} has no ratio to "
+            "the policy before the update. It holds for rollouts of the present policy only, and in a second "
+            "pass they are an older one's. Set learner.num_epochs=1, or choose an algorithm with a ratio, "
+            "such as algorithm.name=grpo."
         )
 
 

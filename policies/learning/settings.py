@@ -153,6 +153,9 @@ class LearnerConfig:
     """Type of the computation. Master weights stay in float32."""
     mini_batch_size: int = setting(64, at_least=1)
     """Trajectories per optimizer step."""
+    num_epochs: int = setting(1, at_least=1)
+    """Passes over the rollouts of one update of the stage reinforce: each takes the same mini-batches, in an
+    order of its own. More than one needs a loss with a ratio to the policy before the update."""
     micro_batch_tokens: int = setting(16384, at_least=1)
     """Most tokens in one forward pass of a rank, with those that rows are padded by: it bounds the memory."""
     max_call_seconds: float = setting(1800.0, above=0)

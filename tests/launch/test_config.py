@@ -48,6 +48,7 @@ def test_the_defaults_and_all_recipes_pass_the_check() -> None:
         ("learner.dtype=float16", r"learner\.dtype='float16' is not one of .*Did you mean '\w*float\w*'"),
         ("learner.optimizer.schedule=linear", r"learner\.optimizer\.schedule='linear' .*constant, cosine"),
         ("warm_start.optimizer.schedule=no", r"warm_start\.optimizer\.schedule='no' .*constant, cosine"),
+        ("learner.num_epochs=0", r"learner\.num_epochs=0 has to be at least 1"),
         ("learner.num_workers=0", r"learner\.num_workers=0 has to be at least 1"),
         ("learner.optimizer.min_lr_ratio=0.1", r"min_lr_ratio=0\.1 .*cosine.*min_lr_ratio=0"),
         ("learner.optimizer.max_grad_norm=0", r"max_grad_norm=0\.0 has to be above 0"),
@@ -83,6 +84,10 @@ def test_what_cannot_work_is_refused_with_value_and_remedy(override: str, messag
             r"credit=per_step compares turns.*max_steps=1",
         ),
         (["algorithm.name=gpg", "algorithm.correction.mode=bypass"], r"mode=bypass has no effect.*'gpg'"),
+        (
+            ["algorithm.name=rloo", "learner.num_epochs=2"],
+            r"num_epochs=2 .*'rloo'.* reinforce has no ratio.*num_epochs=1, or .*name=grpo",
+        ),
         (
             ["algorithm.kl.place=reward", "algorithm.kl.target=0.1", "algorithm.kl.horizon=5"],
             r"kl\.horizon=5 with 64 trajectories",

@@ -70,6 +70,16 @@ def test_steps_of_a_stage_that_is_not_listed_are_an_error() -> None:
         chosen_stages(wrong)
 
 
+def test_epochs_of_a_stage_that_is_not_listed_are_an_error() -> None:
+    wrong = config("warm_start", "expert_iteration")
+    wrong.learner.num_epochs = 2
+    with pytest.raises(ConfigError, match=r"learner.num_epochs=2 has no effect.*lacks reinforce"):
+        chosen_stages(wrong)
+    chosen = config("expert_iteration", "reinforce")
+    chosen.learner.num_epochs = 2
+    assert names(chosen) == ["expert_iteration", "reinforce"]
+
+
 def test_a_warm_start_without_demonstrations_is_an_error() -> None:
     workload = Workload(
         agent_class=ToolAgent, env_class=SingleTurnEnvironment, train_dataset=Dataset([{"a": 1}])

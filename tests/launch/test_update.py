@@ -17,7 +17,7 @@ from environments.errors import TroupeError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.config import SelectionConfig, TrainConfig
 from launch.reporting.tracker import Tracker
-from launch.training.mini_batches import make_batches
+from launch.training.mini_batches import in_epochs, make_batches
 from launch.training.mismatch import mismatch
 from launch.training.recovery import Recovery
 from launch.training.rollout_requests import group_name
@@ -151,6 +151,26 @@ def test_mini_batches_hold_every_trajectory_once() -> None:
 
 def test_without_groups_there_is_no_mini_batch() -> None:
     assert make_batches(TrainConfig(), [], "batches/0") == []
+    assert in_epochs(epochs(2), [], "epochs/0") == []
+
+
+def epochs(number: int) -> TrainConfig:
+    config = TrainConfig()
+    config.learner.num_epochs = number
+    return config
+
+
+def test_every_epoch_takes_the_same_mini_batches_in_an_order_of_its_own() -> None:
+    batches = [TrainBatch(samples=(), temperature=float(index)) for index in range(8)]
+    assert in_epochs(TrainConfig(), batches, "epochs/4") == batches
+    taken = in_epochs(epochs(3), batches, "epochs/4")
+    passes = [taken[:8], taken[8:16], taken[16:]]
+    assert passes[0] == batches
+    for order in passes[1:]:
+        assert sorted(each.temperature for each in order) == [each.temperature for each in batches]
+    assert passes[0] != passes[1] != passes[2] != passes[0]
+    assert taken == in_epochs(epochs(3), batches, "epochs/4"), "a resumed run agrees"
+    assert taken != in_epochs(epochs(3), batches, "epochs/5")
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,17 @@ def test_a_setting_without_effect_is_refused(name: str, setting: str, value: obj
         algorithm(name, **{setting: value})
 
 
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_rollouts_are_taken_again_only_by_a_loss_with_a_ratio(name: str) -> None:
+    assert not algorithm(name).needs_all_scores
+    if name in ("rloo", "remax", "opo", "gpg"):
+        with pytest.raises(ConfigError, match=rf"learner.num_epochs=2 .*'{name}'.* Set learner.num_epochs=1"):
+            resolve(AlgorithmConfig(name=name), LIMIT, num_epochs=2)
+    else:
+        again = resolve(AlgorithmConfig(name=name), LIMIT, num_epochs=2)
+        assert again.needs_all_scores, "the first mini-batch's second step is not its own"
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

@@ -92,6 +92,17 @@ CASES: dict[str, tuple[AlgorithmConfig, Rules]] = {
             entropy_coef=0.01,
         ),
     ),
+    "grpo, two epochs, k2 in the loss": (
+        AlgorithmConfig(name="grpo", kl=kl("loss", "k2", 0.1)),
+        Rules(
+            advantage=oracle.grpo_advantage,
+            loss=oracle.ppo_loss,
+            kl_place="loss",
+            kl=oracle.k2,
+            kl_coef=0.1,
+            num_epochs=2,
+        ),
+    ),
     "gspo, recorded, k1+ in the loss": (
         AlgorithmConfig(
             name="gspo",
@@ -142,6 +153,10 @@ CASES: dict[str, tuple[AlgorithmConfig, Rules]] = {
             kl_coef=0.1,
             critic=True,
         ),
+    ),
+    "ppo, three epochs": (
+        AlgorithmConfig(name="ppo"),
+        Rules(advantage=oracle.gae_advantage, loss=oracle.ppo_loss, critic=True, num_epochs=3),
     ),
     "ppo, recorded, k3 in the loss": (
         AlgorithmConfig(name="ppo", kl=kl("loss", "k3", 1e-3), correction=BYPASS),
@@ -199,6 +214,9 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
         {"advantage": oracle.dr_grpo_advantage},
     ),
     "another lambda": ("ppo, k1 in the reward", {"advantage": partial(oracle.gae_advantage, lam=0.9)}),
+    "a single epoch": ("grpo, two epochs, k2 in the loss", {"num_epochs": 1}),
+    "a ratio of 1 in all epochs": ("grpo, two epochs, k2 in the loss", {"loss": oracle.reinforce_loss}),
+    "a single epoch of the critic": ("ppo, three epochs", {"num_epochs": 1}),
     "a warm-up that is one step longer": ("cispo, recorded, small gradients", {"warmup_steps": 4}),
     "another temperature": ("cispo, recorded, small gradients", {"temperature": 1.0}),
 }
@@ -258,7 +276,7 @@ class Ours:
 
         self.policy, self._critic = rank, critic
         self._algorithm = rank._algorithm
-        self._temperature = rules.temperature
+        self._temperature, self._num_epochs = rules.temperature, rules.num_epochs
         rank.begin_phase(optimizer(rules), NUM_UPDATES)
         if critic is not None:
             critic.begin_phase(optimizer(rules), NUM_UPDATES)
@@ -295,9 +313,10 @@ class Ours:
             replace(batch, samples=tuple(by_id[sample.sample_id] for sample in batch.samples))
             for batch in batches
         ]
+        taken = oracle.passes(batches, self._num_epochs)
         if self._critic is not None:
-            self._critic.update(batches)
-        self.policy.update(batches)
+            self._critic.update(taken)
+        self.policy.update(taken)
 
 
 def optimizer(rules: Rules) -> OptimizerConfig:
@@ -317,6 +336,7 @@ def distances(
     config, rules = CASES[case]
     start = perturbed(weights_of(model), seed=7, scale=SCALE)
     learner = LearnerConfig(
+        num_epochs=rules.num_epochs,
         micro_batch_tokens=MICRO_BATCH_TOKENS,
         verl={"optimizer": {"override_optimizer_config": {"eps": rules.eps}}},
     )

@@ -37,7 +37,7 @@ def test_every_field_of_verl_is_either_acted_on_or_an_error(verl_on_cpu: None) -
 @pytest.mark.parametrize(
     ("section", "name", "remedy"),
     [
-        ("actor", "ppo_epochs", "leave it out"),
+        ("actor", "ppo_epochs", "set learner.num_epochs"),
         ("actor", "ppo_mini_batch_size", "set learner.mini_batch_size"),
         ("engine", "use_remove_padding", "learner.verl.model: set that"),
         ("engine", "max_token_len_per_gpu", "set learner.micro_batch_tokens"),

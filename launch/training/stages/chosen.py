@@ -62,6 +62,11 @@ def _check_idle_sections(config: TrainConfig, names: list[str]) -> None:
                 f"{name}.num_steps={num_steps} has no effect: stages={config.stages} lacks {name}. Add it "
                 f"there, or set {name}.num_steps=0."
             )
+    if config.learner.num_epochs > 1 and set(names) <= {"warm_start", "expert_iteration"}:
+        raise ConfigError(
+            f"learner.num_epochs={config.learner.num_epochs} has no effect: stages={config.stages} lacks "
+            "reinforce. Set learner.num_epochs=1; expert_iteration.num_epochs is that of expert_iteration."
+        )
     if "expert_iteration" in names and not config.expert_iteration.num_steps:
         raise ConfigError(
             f"stages={config.stages} has expert_iteration, and expert_iteration.num_steps=0: set it to "

@@ -9,7 +9,7 @@ from dataclasses import replace
 from environments.types import TrajectoryGroup
 from launch.training.clock import Clock
 from launch.training.components import Components
-from launch.training.mini_batches import make_batches
+from launch.training.mini_batches import in_epochs, make_batches
 from launch.training.mismatch import measured_mismatch, mismatch
 from launch.training.recovery import Recovery
 from launch.training.selection import select_groups
@@ -50,10 +50,11 @@ class Reinforce(Stage):
             learning = mismatch(run, version, batches) if config.rollout.max_staleness else {}
         with clock.measure("time/credit"):
             batches, credit = with_credit(run, selection.groups, batches)
+            taken = in_epochs(config, batches, f"epochs/{progress.step}")
         with run.interrupts.atomic_section():  # the weights and what we say of them change together
             with clock.measure("time/learn"):
                 # Where every group agreed with itself there is nothing to learn.
-                learned = run.learner.update(batches) if batches else NOTHING_LEARNED
+                learned = run.learner.update(taken) if taken else NOTHING_LEARNED
             with clock.measure("time/publish"):
                 if learned.num_optimizer_steps:  # else the weights are those that are served
                     publish(run, recovery)

@@ -98,7 +98,7 @@ FIXED: Mapping[str, Mapping[str, str]] = {
     },
     "actor": {
         "ppo_mini_batch_size": "set learner.mini_batch_size",
-        "ppo_epochs": "an update takes each rollout once: leave it out",
+        "ppo_epochs": "set learner.num_epochs",
         "shuffle": "rollouts are always shuffled before they are cut into mini-batches: leave it out",
         "data_loader_seed": "set seed, which is the run's",
         "ppo_micro_batch_size": _TOKENS,

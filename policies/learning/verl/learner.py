@@ -145,14 +145,15 @@ class VerlLearner(VerlWorker):
     @on_all_ranks
     def update(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
         """Policy gradient on scored samples with advantages: one optimizer step per mini-batch, then one of
-        the schedule. A mini-batch of which a correction has masked everything takes no step.
+        the schedule. A mini-batch of which a correction has masked everything takes no step. One that comes
+        several times, in as many epochs, takes a step each time.
 
         ``learn/rollout_*`` is how far engine and learner are apart on the first mini-batch, before its step.
         ``learn/entropy`` is estimated by the sampled tokens, as the mean of -log p over the steps;
         ``learn/entropy_bonus`` is exact, and as the loss aggregates it.
 
         Args:
-            batches: only the first may be without ``old_logprobs``.
+            batches: only the first may be without ``old_logprobs``, and only if it comes once.
         """
         batches = [batch for batch in batches if _has_sampled_tokens(batch)]
         if not batches:
@@ -232,12 +233,6 @@ class VerlLearner(VerlWorker):
         if self._reference is not None:
             self._reference.load(os.path.join(folder, REFERENCE))
         return left_out
-
-    def _load_weights(self, folder: str) -> None:
-        if self._has_adapters:  # what they are added to has never changed
-            verl_weights.read(os.path.join(folder, ADAPTERS), self._adapters())
-        else:
-            super()._load_weights(folder)
 
     def _adapters(self) -> dict[str, torch.Tensor]:
         tensors = verl_weights.trainable(self.engine.module)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import pickle
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import re
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,36 @@ from environments.errors import ConfigError
 
 NUMPY_TYPES = (np.zeros(0).__reduce__()[0], np.ndarray, np.dtype, type(np.dtype(np.uint32)))
 """What the state of numpy's random generator is made of. Tensors and plain values torch allows by itself."""
-FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-"""The variable by which torch allows no other types, also where its caller asks for them."""
+
+
+class StateFiles:
+    """What the ranks of a worker group have written to a folder: a file for each rank and part of its state,
+    which are ``model``, ``optim`` and ``extra_state``.
+
+    Raises:
+        ConfigError: the folder is not a whole checkpoint.
+    """
+
+    def __init__(self, folder: str) -> None:
+        paths = glob.glob(os.path.join(glob.escape(folder), "model_world_size_*_rank_0.pt"))
+        if len(paths) != 1:
+            raise ConfigError(
+                f"{folder} is not a whole checkpoint: it has {len(paths)} files of rank 0, not 1."
+            )
+        found = re.search(r"world_size_(\d+)_rank", os.path.basename(paths[0]))
+        assert found is not None
+        self._folder = folder
+        self.num_ranks = int(found.group(1))
+        """How many ranks wrote the checkpoint."""
+
+    def of_rank(self, part: str, rank: int) -> Any:
+        """A part of one rank's state. Raises as ``read_state`` does."""
+        name = f"{part}_world_size_{self.num_ranks}_rank_{rank}.pt"
+        return read_state(os.path.join(self._folder, name))
+
+    def of_all_ranks(self, part: str) -> list[Any]:
+        """A part of every rank's state, in their order. Raises as ``read_state`` does."""
+        return [self.of_rank(part, rank) for rank in range(self.num_ranks)]
 
 
 def read_state(path: str) -> Any:
@@ -33,24 +61,3 @@ def read_state(path: str) -> Any:
                 f"{path} is not the state of a learner, and was not loaded: {error} Start with a checkpoint "
                 "that nobody has changed, or with a new run.directory."
             ) from error
-
-
-@contextmanager
-def read_as_data(paths: Sequence[str]) -> Iterator[None]:
-    """In the block verl, which would run whatever code ``paths`` hold, loads them as ``read_state`` does.
-
-    Raises:
-        ConfigError: as ``read_state`` does, before the block begins.
-    """
-    for path in paths:
-        read_state(path)
-    before = os.environ.get(FORCE)
-    os.environ[FORCE] = "1"
-    try:
-        with torch.serialization.safe_globals(list(NUMPY_TYPES)):
-            yield
-    finally:
-        if before is None:
-            del os.environ[FORCE]
-        else:
-            os.environ[FORCE] = before

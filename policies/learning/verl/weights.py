@@ -65,14 +65,19 @@ def read(path: str, tensors: Mapping[str, torch.Tensor]) -> None:
         fill(tensors, file.get_tensor)
 
 
-@torch.no_grad()
 def fill(tensors: Mapping[str, torch.Tensor], whole_tensor: Callable[[str], torch.Tensor]) -> None:
     """Fill ``tensors``, sharded or not, from the whole ones of the same names."""
     for name, tensor in tensors.items():
-        full = whole_tensor(name).to(tensor.device)
-        if isinstance(tensor, DTensor):
-            full = distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None)
-        local(tensor).copy_(local(full))
+        take_share(tensor, whole_tensor(name))
+
+
+@torch.no_grad()
+def take_share(tensor: torch.Tensor, full: torch.Tensor) -> None:
+    """Fill ``tensor``, sharded or not, from the whole one."""
+    full = full.to(tensor.device)
+    if isinstance(tensor, DTensor):
+        full = distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None)
+    local(tensor).copy_(local(full))
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

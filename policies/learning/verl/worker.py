@@ -7,23 +7,22 @@ of the samples, so callers need to know nothing about ranks, padding or micro-ba
 from __future__ import annotations
 
 import functools
-import glob
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
-from environments.errors import ConfigError, LearnerError
+from environments.errors import LearnerError
 from policies.learning.samples import TrainBatch
 from policies.learning.settings import LearnerConfig, OptimizerConfig
 from policies.learning.verl import dropout
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.config import optimizer_config
 from policies.learning.verl.data import Share
-from policies.learning.verl.state_files import read_as_data, read_state
+from policies.learning.verl.shards import restore_model, restore_optimizer
+from policies.learning.verl.state_files import StateFiles
 
 # isort: split
 from tensordict import TensorDict
@@ -34,8 +33,6 @@ from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
 
 WEIGHTS = os.path.join("huggingface", "model.safetensors")
-PARTS = ("model", "optim", "extra_state")
-"""Of a rank's state: verl writes a file for each."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -140,19 +137,26 @@ class VerlWorker(TrainingWorker):
     def load(self, folder: str) -> str | None:
         """Restore what ``save`` wrote; return a sentence on what could not be restored, if there is any.
 
-        Weights, optimizer, schedule and generators with as many ranks as saved them; with another number
-        weights and schedule.
+        Weights, optimizer and schedule, however many ranks saved them; where they were as many as now, the
+        random generators too, of which each rank has its own.
+
+        Raises:
+            ConfigError: the checkpoint is damaged, or of another model.
         """
-        saved, present = _num_ranks_of(folder), dist.get_world_size()
-        if saved == present:
-            with read_as_data([_state_file(folder, part, saved, dist.get_rank()) for part in PARTS]):
-                self.load_checkpoint(folder)
+        files, present = StateFiles(folder), dist.get_world_size()
+        restore_model(self.engine.module, files.of_all_ranks("model"))
+        restore_optimizer(self.engine.optimizer, files.of_all_ranks("optim"))
+        if self.engine.is_optimizer_offload_enabled:
+            self.engine.to("cpu", model=False, grad=False)
+        is_same = files.num_ranks == present
+        extra = files.of_rank("extra_state", dist.get_rank() if is_same else 0)
+        self.set_schedule(extra["lr_scheduler"])
+        if is_same:
+            self.engine.checkpoint_manager.load_rng_state(extra["rng"])
             return None
-        self._load_weights(folder)
-        self._load_schedule(_state_file(folder, "extra_state", saved, 0))
         return (
-            f"The checkpoint was written by {saved} learner rank(s) and is loaded by {present}: weights and "
-            "schedule are as they were; the optimizer's moments and the random generators begin anew."
+            f"The checkpoint was written by {files.num_ranks} learner rank(s) and is loaded by {present}: "
+            "weights, optimizer and schedule are as they were; the random generators begin anew."
         )
 
     def schedule(self) -> dict[str, Any]:
@@ -160,17 +164,11 @@ class VerlWorker(TrainingWorker):
         state: dict[str, Any] = self.engine.lr_scheduler.state_dict()
         return state
 
-    def _load_weights(self, folder: str) -> None:
-        verl_weights.read(os.path.join(folder, WEIGHTS), self._tensors())
-
     def _tensors(self) -> dict[str, torch.Tensor]:
         """All that has a place in ``weights``, as this rank has it, by checkpoint name."""
         module = self.engine.module
         tensors = convert_weight_keys(module.state_dict(), module)
         return {name: tensor for name, tensor in tensors.items() if not self._is_tied(name)}
-
-    def _load_schedule(self, path: str) -> None:
-        self.set_schedule(read_state(path)["lr_scheduler"])
 
     def set_schedule(self, state: dict[str, Any]) -> None:
         """Let the learning rate go on from a state of ``schedule``."""
@@ -178,20 +176,6 @@ class VerlWorker(TrainingWorker):
         schedule.load_state_dict(state)
         for group, lr in zip(self.engine.optimizer.param_groups, schedule.get_last_lr(), strict=True):
             group["lr"] = lr
-
-
-def _state_file(folder: str, part: str, num_ranks: int, rank: int) -> str:
-    return os.path.join(folder, f"{part}_world_size_{num_ranks}_rank_{rank}.pt")
-
-
-def _num_ranks_of(folder: str) -> int:
-    """How many ranks wrote the checkpoint."""
-    paths = glob.glob(os.path.join(glob.escape(folder), "model_world_size_*_rank_0.pt"))
-    if len(paths) != 1:
-        raise ConfigError(f"{folder} is not a whole checkpoint: it has {len(paths)} files of rank 0, not 1.")
-    found = re.search(r"world_size_(\d+)_rank", os.path.basename(paths[0]))
-    assert found is not None
-    return int(found.group(1))
 
 
 # -- metrics -------------------------------------------------------------------------------------------

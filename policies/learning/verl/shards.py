@@ -1,0 +1,101 @@
+"""A sharded model and its optimizer, restored from the shards that any number of ranks have saved.
+
+A saved shard says how the whole tensor was divided. Every rank puts the shards of all ranks together, one
+tensor after the other, and keeps its own share.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Placement, Shard
+
+from environments.errors import ConfigError
+from policies.learning.verl import weights as verl_weights
+
+_REMEDY = "Resume with the model.path that it was trained with."
+
+
+def restore_model(module: torch.nn.Module, saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    """Fill all parameters and buffers of ``module``.
+
+    Args:
+        saved: what its ``state_dict`` was on each of the ranks that there were, in their order.
+
+    Raises:
+        ConfigError: they are of another model.
+    """
+    tensors = module.state_dict()
+    if different := sorted(_shapes(tensors).items() ^ _shapes(saved[0]).items()):
+        name, shape = different[0]
+        raise ConfigError(
+            f"The checkpoint is of another model: only one of the two has {name!r} of shape {shape}. "
+            f"{_REMEDY}"
+        )
+    verl_weights.fill(tensors, lambda name: put_together([state[name] for state in saved]))
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]]) -> None:
+    """Restore moments, numbers of steps and settings of ``optimizer``.
+
+    Args:
+        saved: what its ``state_dict`` was on each of the ranks that there were, in their order.
+
+    Raises:
+        ConfigError: they are of another model.
+    """
+    groups = saved[0]["param_groups"]
+    sizes, saved_sizes = (
+        [len(group["params"]) for group in each] for each in (optimizer.param_groups, groups)
+    )
+    if sizes != saved_sizes:
+        raise ConfigError(
+            f"The checkpoint is of another model: it trains {sum(saved_sizes)} parameters, and this one "
+            f"{sum(sizes)}. {_REMEDY}"
+        )
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = {
+        index: {
+            name: _share([each["state"][index][name] for each in saved], parameters[index])
+            for name in saved[0]["state"][index]
+        }
+        for index in saved[0]["state"]
+    }
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _share(saved: Sequence[Any], parameter: torch.Tensor) -> Any:
+    """One value of the state of ``parameter``: what is sharded as the parameter is, else all ranks' alike."""
+    if not isinstance(saved[0], DTensor):
+        return copy.deepcopy(saved[0])  # not the file's own memory
+    tensor = torch.zeros_like(parameter, dtype=saved[0].dtype)
+    verl_weights.take_share(tensor, put_together(saved))
+    return tensor
+
+
+def put_together(saved: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The whole tensor of which ``saved`` are the shards of ranks 0, 1, 2, ..."""
+    first = saved[0]
+    if not isinstance(first, DTensor):
+        return first
+    shards = [verl_weights.local(shard) for shard in saved]
+    return _joined(shards, first.device_mesh.mesh, first.placements)
+
+
+def _joined(
+    shards: Sequence[torch.Tensor], ranks: torch.Tensor, placements: Sequence[Placement]
+) -> torch.Tensor:
+    """The shards of ``ranks``, an array that has a dimension for each of ``placements``."""
+    if not placements:
+        return shards[int(ranks)]
+    placement, *others = placements
+    if isinstance(placement, Shard):
+        return torch.cat([_joined(shards, part, others) for part in ranks], placement.dim)
+    return _joined(shards, ranks[0], others)  # all of them have the same
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
