@@ -60,7 +60,9 @@ class CompletionOrder:
     for. For e and later the group leaves too, and nothing changes; nor where a group is dropped and its place
     stays free, or where a version learns from two updates. Groups that are requested now are due last, when
     all are, and the slots are as many as the places up to then: (max_staleness + 1) * groups_per_step, less
-    what is used of the present update.
+    what is used of the present update. An update that is made again, after a lost learner or a resume, finds
+    what it has dropped beside what has replaced it, which is more. But all that is too many is due last, and
+    holds up nothing; and what was dropped is complete and older, comes first, and leaves without a place.
 
     The oldest of the complete groups comes first since it leaves the most room to the others.
 
