@@ -27,6 +27,8 @@ MASKABLE = [
     if not reason.is_failure and reason is not TerminationReason.TIMEOUT
 ]
 """Endings whose trajectories are trained on unless ``selection.masked_reasons`` names them."""
+TASKS, COMPLETION = "tasks", "completion"
+"""Orders in which groups are trained on."""
 
 
 @dataclass
@@ -121,6 +123,10 @@ class RolloutConfig:
     max_staleness: int = setting(0, at_least=0)
     """Updates by which the policy in training may be ahead of the oldest token that it learns from. With 0,
     rollouts and learning alternate; above 0 the rollouts continue while the learner learns."""
+    group_order: str = setting(TASKS, one_of=(TASKS, COMPLETION))
+    """Order in which groups are trained on: tasks, or completion, which needs rollout.max_staleness above 0.
+    With completion an update waits only for groups that would otherwise become too old, and a clock decides
+    which tasks it is made of. It saves time where dropped groups are replaced, and else next to none."""
     task_weights: str | None = None
     """Key in a task under which its weight stands: a task of weight 2 is played on average twice as
     often as a task of weight 1. With null all tasks are played equally often."""

@@ -75,12 +75,18 @@ class TrajectoryStream:
             self._groups.setdefault(request.group_id, {})[request.rollout_id] = None
         self._send(requests)
 
-    def take(self, group_id: str) -> TrajectoryGroup:
-        """The group ``group_id``, once its last trajectory is there. Raises as ``trajectories`` does."""
-        while None in (members := self._groups[group_id]).values():
-            self._keep(self._next())
-        del self._groups[group_id]
-        return _group(group_id, members)
+    def take(self, *group_ids: str) -> TrajectoryGroup:
+        """The first of the groups ``group_ids`` that is complete. Raises as ``trajectories`` does.
+
+        Args:
+            group_ids: the one to prefer first, where several are complete.
+        """
+        complete = next(filter(self._is_complete, group_ids), None)
+        while complete is None:
+            group_id = self._keep(self._next())
+            if group_id in group_ids and self._is_complete(group_id):
+                complete = group_id
+        return _group(complete, self._groups.pop(complete))
 
     def put_back(self, groups: Sequence[TrajectoryGroup]) -> None:
         """Have ``groups`` taken again."""
@@ -93,7 +99,7 @@ class TrajectoryStream:
         waiting = {request.group_id for request in requests}
         while waiting:
             group_id = self._keep(self._next())
-            if group_id in waiting and None not in self._groups[group_id].values():
+            if group_id in waiting and self._is_complete(group_id):
                 waiting.remove(group_id)
                 yield self.take(group_id)
 
@@ -132,6 +138,9 @@ class TrajectoryStream:
     def _send(self, requests: Sequence[RolloutRequest]) -> None:
         assert self._fleet is not None, "connect() comes first"
         answers([self._fleet.submit.remote(list(requests))], "The fleet")
+
+    def _is_complete(self, group_id: str) -> bool:
+        return None not in self._groups[group_id].values()
 
     def _keep(self, trajectory: Trajectory) -> str:
         group_id, _, _ = trajectory.rollout_id.rpartition("/")

@@ -11,12 +11,15 @@ from typing import Any
 import yaml
 
 from environments.errors import TroupeError
+from launch.config import TASKS
 from launch.reporting.metrics import FRESH_MISMATCH
 from launch.reporting.tracker import SETTINGS, read_metrics
 from launch.run_folder.consumed_log import Consumed, read_consumed_log
 from launch.run_folder.trajectory_log import TRAIN, TRAINED, kept_steps, read_kept
 
 SCORE = "eval/reward_mean"
+SECTIONS = {"reinforce": "run", "expert_iteration": "expert_iteration"}
+"""The stages that roll out, and the settings that hold their updates."""
 MOST_NAMED = 5
 """Rollouts that a finding names; of the others it says how many they are."""
 
@@ -80,13 +83,30 @@ def each_rollout_once(run: RunRecords) -> Finding:
 
 
 def no_rollout_lost(run: RunRecords) -> Finding:
-    """The groups are those of the tasks in their order, with all of their members."""
+    """Groups are consumed with all of their members, and none is left out but those that may be under way."""
     ids = set(_consumed(run))
-    num_groups = max((int(rollout_id.partition("/")[0]) + 1 for rollout_id in ids), default=0)
+    consumed = {int(rollout_id.partition("/")[0]) for rollout_id in ids}
+    num_groups = max(consumed, default=-1) + 1
+    num_left_out = num_groups - len(consumed)
+    wanted = sorted(consumed) if num_left_out <= most_overtaken(run) else range(num_groups)
     num_members = int(run.settings["rollout"]["group_size"])
-    wanted = (f"{group:08d}/{member:04d}" for group in range(num_groups) for member in range(num_members))
-    lost = [rollout_id for rollout_id in wanted if rollout_id not in ids]
-    return _finding(lost, f"no rollout of the {num_groups} groups so far is missing", "missing")
+    members = (f"{group:08d}/{member:04d}" for group in wanted for member in range(num_members))
+    lost = [rollout_id for rollout_id in members if rollout_id not in ids]
+    under_way = f": {num_left_out} are still under way" if num_left_out else ""
+    return _finding(lost, f"no rollout of the {num_groups} groups so far is missing{under_way}", "missing")
+
+
+def most_overtaken(run: RunRecords) -> int:
+    """Most groups that others may have overtaken, and that are not consumed yet.
+
+    None in the order of the tasks. In that of completion as many as are under way after an update, as long as
+    there are updates to come: a run requests no group that it does not consume.
+    """
+    rollout = run.settings["rollout"]
+    # A run of before the setting has none.
+    if rollout.get("group_order", TASKS) == TASKS or _has_ended(run):
+        return 0
+    return int(rollout["max_staleness"]) * int(rollout["groups_per_step"])
 
 
 def staleness_within_bound(run: RunRecords) -> Finding:
@@ -124,7 +144,7 @@ def updates_were_made(run: RunRecords) -> Finding:
 
 def is_complete(run: RunRecords) -> Finding:
     """A run that has ended has made all of its updates. For one that was not interrupted by a person."""
-    made, planned = max((record["step"] for record in run.consumed), default=0), num_planned(run.settings)
+    made, planned = _num_made(run), num_planned(run.settings)
     text = f"the run has ended after {made} of {planned} updates"
     return Finding(True, text) if made >= planned else Finding(False, f"{text}: its last lines say why")
 
@@ -139,9 +159,8 @@ def score_reached(run: RunRecords, score: float) -> Finding:
 
 def num_planned(settings: dict[str, Any]) -> int:
     """Updates of the stages that roll out. A stage of somebody's own is not counted."""
-    sections = {"reinforce": "run", "expert_iteration": "expert_iteration"}
     return sum(
-        int(settings[sections[stage]]["num_steps"]) for stage in settings["stages"] if stage in sections
+        int(settings[SECTIONS[stage]]["num_steps"]) for stage in settings["stages"] if stage in SECTIONS
     )
 
 
@@ -153,6 +172,16 @@ CHECKS: tuple[Callable[[RunRecords], Finding], ...] = (
     tokens_are_of_their_version,
     updates_were_made,
 )
+
+
+def _num_made(run: RunRecords) -> int:
+    return max((record["step"] for record in run.consumed), default=0)
+
+
+def _has_ended(run: RunRecords) -> bool:
+    """Whether all updates are made; nobody knows how many a stage of somebody's own makes."""
+    known = set(run.settings["stages"]) <= {*SECTIONS, "warm_start"}
+    return known and _num_made(run) >= num_planned(run.settings)
 
 
 def _by_step(run: RunRecords, name: str) -> dict[int, float]:

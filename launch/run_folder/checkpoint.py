@@ -36,7 +36,8 @@ class Progress:
     version: int = 0
     """Version of the policy that is published."""
     num_groups: int = 0
-    """Groups consumed so far, trained on or dropped: the data cursor."""
+    """Groups consumed so far, trained on or dropped: the data cursor. These and the groups of ``StreamState``
+    are all that were requested."""
     tasks_digest: str = ""
     """Of what decides which task a group plays: what was under way belongs to these tasks."""
     kl_coef: float | None = None
@@ -53,6 +54,10 @@ class StreamState:
     """Finished and not consumed yet."""
     in_flight: tuple[str, ...] = ()
     """Ids of the rollouts that were requested and had not come back."""
+
+    def unplayed(self) -> StreamState:
+        """The same rollouts, none of which has come back: those of other tasks take their numbers."""
+        return StreamState(in_flight=(*(each.rollout_id for each in self.ready), *self.in_flight))
 
 
 @dataclass(frozen=True, kw_only=True)

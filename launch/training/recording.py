@@ -20,13 +20,16 @@ from launch.run_folder.trajectory_log import (
     kept_steps,
     read_kept,
 )
+from launch.training.rollout_requests import group_name
 from policies.sampler import QueueStatus, TokenRequest
 
 
 class RecordedStream:
-    """The groups that a run has kept, by their id; a stream in which all is there at once.
+    """The groups that a run has kept, numbered in the order in which its updates took them.
 
-    A group is read with the update that took it, so memory holds one update at a time.
+    A stream in which all is there at once. In the order of the tasks the groups have the numbers of the
+    recorded run; one of another order has left gaps, and here they have none. A group is read with the update
+    that took it, so memory holds one update at a time.
 
     Args:
         folder: of the run.
@@ -35,6 +38,7 @@ class RecordedStream:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._steps = iter(kept_steps(folder, TRAIN))
+        self._num_read = 0
         self._groups: dict[str, list[KeptTrajectory]] = {}
         self._put_back: dict[str, TrajectoryGroup] = {}
         self.last_arrival: float | None = None
@@ -42,12 +46,13 @@ class RecordedStream:
     def request(self, requests: Sequence[RolloutRequest]) -> None:
         """Nothing is to be done: the rollouts are there."""
 
-    def take(self, group_id: str) -> TrajectoryGroup:
-        """The group of this id, as it was taken in the recorded run.
+    def take(self, *group_ids: str) -> TrajectoryGroup:
+        """The first of ``group_ids``: all are there.
 
         Raises:
             TroupeError: the run has not kept it.
         """
+        group_id = group_ids[0]
         if group_id in self._put_back:
             return self._put_back.pop(group_id)
         while group_id not in self._groups:
@@ -58,11 +63,20 @@ class RecordedStream:
                     "left out fewer groups. Set run.num_steps to the updates that it made, and the same "
                     "rollout.groups_per_step and selection."
                 )
-            self._groups = {}
-            for kept in read_kept(self._folder, TRAIN, step):
-                self._groups.setdefault(kept.group_id, []).append(kept)
+            self._groups = self._read(step)
         self.last_arrival = time.monotonic()
         return _group(group_id, self._groups.pop(group_id))
+
+    def _read(self, step: int) -> dict[str, list[KeptTrajectory]]:
+        """The groups of an update, by the names that their places in the recording give them."""
+        groups: dict[str, list[KeptTrajectory]] = {}
+        for kept in read_kept(self._folder, TRAIN, step):
+            groups.setdefault(kept.group_id, []).append(kept)
+        numbers = range(self._num_read, self._num_read + len(groups))
+        self._num_read += len(groups)
+        return {
+            group_name(number): groups[name] for number, name in zip(numbers, sorted(groups), strict=True)
+        }
 
     def put_back(self, groups: Sequence[TrajectoryGroup]) -> None:
         """Have ``groups`` taken again."""
@@ -135,6 +149,8 @@ class RecordedService:
 
 
 def _group(group_id: str, kept: Sequence[KeptTrajectory]) -> TrajectoryGroup:
+    for each in kept:
+        each.trajectory.rollout_id = f"{group_id}/{each.trajectory.rollout_id.rpartition('/')[2]}"
     members = [each.trajectory for each in kept if each.fate != BASELINE]
     members.sort(key=lambda each: each.rollout_id)
     baseline = next((each.trajectory for each in kept if each.fate == BASELINE), None)

@@ -11,6 +11,7 @@ from launch.config import TrainConfig
 from launch.reporting.tracker import Tracker
 from launch.run_folder.checkpoint import StreamState
 from launch.training.failures import FailureBudget, fails_everywhere
+from launch.training.group_order import chosen_order
 from launch.training.group_scheduler import GroupScheduler
 from launch.training.recording import RecordedService
 from launch.training.recovery import SET_ASIDE, Recovery
@@ -53,7 +54,11 @@ class Rollouts:
         )
         num_slots = (config.rollout.max_staleness + 1) * config.rollout.groups_per_step
         self._scheduler = GroupScheduler(
-            service.stream, make_requests, num_slots, recovery.progress.num_groups
+            service.stream,
+            make_requests,
+            chosen_order(config.rollout),
+            num_slots,
+            first=recovery.progress.num_groups,
         )
         self.have_begun = False
         """Whether groups have been requested, so that their state is in the scheduler and not in a file."""
@@ -85,13 +90,14 @@ class Rollouts:
     def _restore(self) -> None:
         progress, waiting = self._recovery.progress, self._recovery.saved_stream()
         digest = tasks_digest(self._config, self._tasks)
-        if digest == progress.tasks_digest:
-            self._scheduler.restore(waiting, progress.version)
-        elif waiting.ready:
-            self._tracker.announce(
-                f"The tasks, their order or the temperature have changed: {len(waiting.ready)} finished "
-                "rollouts of the old ones are not used."
-            )
+        if digest != progress.tasks_digest:
+            if waiting.ready:
+                self._tracker.announce(
+                    f"The tasks, their order or the temperature have changed: {len(waiting.ready)} finished "
+                    "rollouts of the old ones are not used."
+                )
+            waiting = waiting.unplayed()
+        self._scheduler.restore(waiting, progress.version)
         progress.tasks_digest = digest
         self.have_begun = True
 
@@ -106,13 +112,13 @@ class Rollouts:
         self._scheduler.fill(progress.version, wanted - num_selected)
 
     def take(self) -> TrajectoryGroup:
-        """The next group in the order of the tasks, once complete; its task is set aside if it always fails.
+        """The next group of ``rollout.group_order``, once complete; its task is set aside if it always fails.
 
         Raises:
             EnvironmentFailure: too many rollouts have failed.
             The errors of ``TrajectoryStream.take``.
         """
-        group = self._scheduler.take()
+        group = self._scheduler.take(self._recovery.progress.version)
         self._budget.record(group.rollouts)
         if fails_everywhere(group, self._config.fleet.retries + 1):
             self._set_task_aside(group)

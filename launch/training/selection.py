@@ -1,4 +1,4 @@
-"""The groups of one update: taken in the order of the tasks, and replaced where one is dropped."""
+"""The groups of one update: taken in the order of the run, and replaced where one is dropped."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from environments.errors import TroupeError
-from environments.types import Trajectory, TrajectoryGroup
+from environments.types import TrajectoryGroup
 from launch.config import TrainConfig
 from launch.reporting.metrics import has_failed
 from launch.reporting.tracker import Tracker
+from launch.training.group_order import oldest_version
 from launch.training.rollouts import Rollouts
 from policies.learning.algorithm import Algorithm
 from policies.learning.samples import has_signal, is_judged
@@ -50,7 +51,7 @@ class Selection:
 def select_groups(
     config: TrainConfig, algorithm: Algorithm, rollouts: Rollouts, version: int, tracker: Tracker
 ) -> Selection:
-    """The next groups in the order of the tasks; another one is requested for each that is dropped.
+    """The next groups of ``rollout.group_order``; another one is requested for each that is dropped.
 
     Args:
         version: of the policy that is going to learn from them.
@@ -108,7 +109,7 @@ def reason_to_drop(
         return TOO_FEW_MEMBERS
     if group.baseline is not None and not is_judged(group.baseline):
         return TOO_FEW_MEMBERS
-    # The feed's slots keep groups from becoming stale. This is the check that they do.
+    # Slots and order keep groups from becoming stale. This is the check that they do.
     if version - min(map(oldest_version, judged), default=version) > config.rollout.max_staleness:
         return STALE
     mean = sum(each.reward for each in judged) / len(judged)
@@ -125,9 +126,3 @@ def mask(group: TrajectoryGroup, reasons: Collection[str]) -> None:
     """Mark the trajectories that ended for one of ``reasons``: nothing is learnt from their tokens."""
     for trajectory in group.trajectories:
         trajectory.masked = trajectory.masked or trajectory.termination_reason in reasons
-
-
-def oldest_version(trajectory: Trajectory) -> float:
-    """The oldest policy version that sampled any of its tokens; infinite if nothing was sampled."""
-    versions = [each.policy_version for each in trajectory.completions]
-    return min(versions, default=float("inf"))

@@ -7,7 +7,7 @@ from actors.settings import AccessConfig, ServerConfig
 from actors.weights.transport import transport_class
 from environments.bounds import check_bounds, check_choice
 from environments.errors import ConfigError
-from launch.config import RolloutConfig, TrainConfig, algorithm_of
+from launch.config import COMPLETION, TASKS, RolloutConfig, TrainConfig, algorithm_of
 from launch.reporting.metrics import evaluation_metrics
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import check_group_size
@@ -31,6 +31,7 @@ def check_settings(config: TrainConfig) -> None:
     _check_micro_batches(config)
     check_fleet(config)
     _check_selection(config)
+    _check_group_order(config.rollout)
     _check_effect_on_learning(config, algorithm)
     _check_effect_on_serving(config)
     _check_evaluation(config)
@@ -96,6 +97,15 @@ def _check_selection(config: TrainConfig) -> None:
         raise ConfigError(
             f"selection.min_members={selection.min_members} has to be at most rollout.group_size="
             f"{rollout.group_size}, or null, which means all of them."
+        )
+
+
+def _check_group_order(rollout: RolloutConfig) -> None:
+    if rollout.group_order == COMPLETION and rollout.max_staleness == 0:
+        raise ConfigError(
+            f"rollout.group_order={COMPLETION} has no effect with rollout.max_staleness=0, where each update "
+            "takes exactly the groups that were requested for it: set rollout.max_staleness=1, for example, "
+            f"or rollout.group_order={TASKS}."
         )
 
 

@@ -22,6 +22,11 @@ def test_the_defaults_and_all_recipes_pass_the_check() -> None:
         ("algorithm.name=grppo", r"algorithm\.name='grppo' is not one of .*Did you mean 'grpo'"),
         ("algorithm.advantage=gae", r"algorithm\.advantage='gae' has no effect in algorithm\.name='grpo'"),
         ("rollout.max_staleness=-1", r"rollout\.max_staleness=-1 has to be at least 0"),
+        ("rollout.group_order=task", r"group_order='task' is not one of .*Did you mean 'tasks'"),
+        (
+            "rollout.group_order=completion",
+            r"group_order=completion .*max_staleness=0.*max_staleness=1.* or rollout\.group_order=tasks",
+        ),
         ("selection.masked_reasons=[max_step]", r"masked_reasons\[0\]='max_step' .*Did you mean 'max_steps'"),
         ("selection.min_members=9", r"selection\.min_members=9 .*at most rollout\.group_size=8"),
         ("selection.max_dropped=0", r"selection\.max_dropped=0 has to be at least 1"),

@@ -1,4 +1,4 @@
-"""Groups come in the order of the tasks, never older than allowed, and nothing is lost between two runs."""
+"""Groups come in their order, never older than allowed, and nothing is lost between two runs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from simulated_rollouts import SimulatedRun
 
 from actors.rollouts.rollout import RolloutRequest
 from environments.types import Completion, Step, Trajectory, TrajectoryGroup
 from launch.run_folder.checkpoint import StreamState
+from launch.training.group_order import TaskOrder
 from launch.training.group_scheduler import GroupScheduler
 from launch.training.rollout_requests import group_name
 
@@ -55,7 +57,8 @@ class FakeStream:
     def num_groups(self) -> int:
         return len(self._requests)
 
-    def take(self, group_id: str) -> TrajectoryGroup:
+    def take(self, *group_ids: str) -> TrajectoryGroup:
+        group_id = group_ids[0]
         for request in self._requests[group_id]:
             self.play(request.rollout_id)
         requests = self._requests.pop(group_id)
@@ -99,13 +102,13 @@ def test_no_group_is_older_than_allowed_and_none_is_left_over(
     rng = random.Random(f"{max_staleness}/{dropped_share}")
     num_steps, per_step = 20, 4
     stream = FakeStream()
-    feed = GroupScheduler(stream, make_requests, (max_staleness + 1) * per_step, first=0)
+    feed = GroupScheduler(stream, make_requests, TaskOrder(), (max_staleness + 1) * per_step, first=0)
     feed.fill(0, num_steps * per_step)
     trained, worst = [], 0
     for version in range(num_steps):
         kept: list[str] = []
         while len(kept) < per_step:
-            group = feed.take()
+            group = feed.take(version)
             worst = max(worst, version - oldest(group))
             if random.Random(f"{dropped_share}/{group.group_id}").random() < dropped_share:
                 feed.drop()
@@ -128,11 +131,11 @@ def test_no_group_is_older_than_allowed_and_none_is_left_over(
 
 def test_slots_bound_what_is_under_way() -> None:
     stream = FakeStream()
-    feed = GroupScheduler(stream, make_requests, num_slots=6, first=0)
+    feed = GroupScheduler(stream, make_requests, TaskOrder(), num_slots=6, first=0)
     feed.fill(0, 100)
     feed.fill(0, 100)
     assert stream.num_groups() == 6
-    feed.take()
+    feed.take(0)
     feed.fill(0, 100)
     assert stream.num_groups() == 5, "what is in training keeps its slot"
     feed.drop()
@@ -146,86 +149,49 @@ def test_slots_bound_what_is_under_way() -> None:
 def test_a_feed_that_is_restored_anywhere_plays_the_rest_and_only_the_rest() -> None:
     for num_taken in range(5):
         stream = FakeStream()
-        feed = GroupScheduler(stream, make_requests, num_slots=4, first=8)
+        feed = GroupScheduler(stream, make_requests, TaskOrder(), num_slots=4, first=8)
         feed.fill(3, 4)
         for number in (9, 11):
             stream.play(f"{group_name(number)}/1")
         for _ in range(num_taken):  # taken by an update that was interrupted
-            feed.take()
+            feed.take(3)
         state = feed.state()
         everything = {request.rollout_id for number in range(8, 12) for request in make_requests(number, 0)}
         assert {each.rollout_id for each in state.ready} | set(state.in_flight) == everything
         assert len(state.ready) + len(state.in_flight) == len(everything)
 
         later = FakeStream()
-        resumed = GroupScheduler(later, make_requests, num_slots=4, first=feed.num_committed)
+        resumed = GroupScheduler(later, make_requests, TaskOrder(), num_slots=4, first=feed.num_committed)
         resumed.restore(state, version=3)
         resumed.fill(3, 4)
         assert {request.rollout_id for request in later.waiting()} == set(state.in_flight)
-        groups = [resumed.take() for _ in range(4)]
+        groups = [resumed.take(3) for _ in range(4)]
         assert [group.group_id for group in groups] == [group_name(number) for number in range(8, 12)]
         assert set(later.played) == set(state.in_flight)
 
 
 def test_a_dropped_group_of_an_interrupted_update_is_judged_again() -> None:
     stream = FakeStream()
-    feed = GroupScheduler(stream, make_requests, num_slots=2, first=0)
+    feed = GroupScheduler(stream, make_requests, TaskOrder(), num_slots=2, first=0)
     feed.fill(0, 2)
-    feed.take()
+    feed.take(0)
     feed.drop()
     feed.fill(0, 2)  # a third group is under way, more than there are slots
     state = feed.state()
-    resumed = GroupScheduler(FakeStream(), make_requests, num_slots=2, first=feed.num_committed)
+    resumed = GroupScheduler(FakeStream(), make_requests, TaskOrder(), num_slots=2, first=feed.num_committed)
     resumed.restore(state, version=0)
-    assert [resumed.take().group_id for _ in range(3)] == [group_name(number) for number in range(3)]
+    assert [resumed.take(0).group_id for _ in range(3)] == [group_name(number) for number in range(3)]
 
 
 def test_trajectories_of_an_evaluation_are_not_the_feeds() -> None:
     stream = FakeStream()
     stream.restore([], [Trajectory(rollout_id="eval-3-000001/0000")])
-    feed = GroupScheduler(stream, make_requests, num_slots=1, first=0)
+    feed = GroupScheduler(stream, make_requests, TaskOrder(), num_slots=1, first=0)
     assert feed.state() == StreamState(ready=(), in_flight=())
 
 
-class TimedStream(FakeStream):
-    """Plays on ``num_actors`` actors at once, by its own clock: most rollouts are short, a few long."""
-
-    def __init__(self, num_actors: int) -> None:
-        super().__init__()
-        self.seconds = 0.0
-        self._free = [0.0] * num_actors
-        self._end: dict[str, float] = {}
-
-    def request(self, requests: Sequence[RolloutRequest]) -> None:
-        super().request(requests)
-        for each in requests:
-            long = random.Random(each.rollout_id).random() < 0.1
-            actor = self._free.index(min(self._free))
-            self._free[actor] = max(self._free[actor], self.seconds) + (10.0 if long else 1.0)
-            self._end[each.group_id] = max(self._end.get(each.group_id, 0.0), self._free[actor])
-
-    def take(self, group_id: str) -> TrajectoryGroup:
-        self.seconds = max(self.seconds, self._end[group_id])
-        return super().take(group_id)
-
-
-def seconds_of_a_run(max_staleness: int) -> float:
-    """Of 30 updates of 4 groups, each a second long, as ``loop.train`` makes them."""
-    num_updates, groups_per_step = 30, 4
-    stream = TimedStream(num_actors=64)
-    scheduler = GroupScheduler(stream, make_requests, (max_staleness + 1) * groups_per_step, first=0)
-    for version in range(num_updates):
-        num_wanted = (num_updates - version) * groups_per_step
-        scheduler.fill(version, num_wanted)
-        for _ in range(groups_per_step):
-            scheduler.take()
-        stream.seconds += 1.0
-        scheduler.commit()
-    return stream.seconds
-
-
 def test_a_staleness_of_k_makes_a_run_faster_but_at_most_k_plus_one_times() -> None:
-    in_turns = seconds_of_a_run(max_staleness=0)
+    in_turns, _ = SimulatedRun(max_staleness=0, num_updates=30).play("tasks")
     for max_staleness, least in ((1, 1.5), (2, 2.0)):
-        gain = in_turns / seconds_of_a_run(max_staleness)
-        assert least < gain <= max_staleness + 1
+        seconds, _ = SimulatedRun(max_staleness, num_updates=30).play("tasks")
+        assert least < in_turns / seconds <= max_staleness + 1

@@ -71,6 +71,23 @@ def test_groups_come_whole_and_those_that_were_left_out_too(tmp_path: Path) -> N
         stream.take("00000006")
 
 
+def test_groups_of_a_run_in_another_order_come_in_the_order_of_its_updates_without_gaps(
+    tmp_path: Path,
+) -> None:
+    log = TrajectoryLog(tmp_path, 10)
+    log.record_update(1, [group(5), group(0)], {"zero_signal": [group(2)]}, {})
+    log.record_update(2, [group(4), group(1)], {}, {})
+    stream = RecordedStream(tmp_path)
+    taken = [stream.take(f"{number:08d}") for number in range(3)]
+    assert [each.task["group"] for each in taken] == [0, 2, 5]
+    assert [each.rollout_id for each in taken[2].rollouts] == [
+        f"00000002/{member}" for member in ("0000", "0001", "greedy")
+    ]
+    stream.put_back(taken)
+    assert [stream.take(f"{number:08d}") for number in range(3)] == taken
+    assert RecordedStream(tmp_path).take("00000004").task == {"group": 4}, "a resumed replay goes on there"
+
+
 def test_a_resumed_replay_finds_the_groups_that_come_next(tmp_path: Path) -> None:
     assert RecordedStream(recorded(tmp_path)).take("00000004") == group(4)
 

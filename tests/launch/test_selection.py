@@ -6,7 +6,8 @@ import pytest
 
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.config import SelectionConfig, TrainConfig
-from launch.training.selection import mask, oldest_version, reason_to_drop
+from launch.training.group_order import oldest_version
+from launch.training.selection import mask, reason_to_drop
 from policies.learning.algorithms import resolve
 from policies.learning.settings import AlgorithmConfig
 

@@ -42,7 +42,8 @@ class PlayedAtOnce:
         for request in requests:
             self._groups.setdefault(request.group_id, []).append(request)
 
-    def take(self, group_id: str) -> TrajectoryGroup:
+    def take(self, *group_ids: str) -> TrajectoryGroup:
+        group_id = group_ids[0]
         members = tuple(self._played(request) for request in self._groups.pop(group_id))
         return TrajectoryGroup(group_id=group_id, task=members[0].task, trajectories=members)
 

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from launch import chaos
-from launch.health.audit import RunRecords, audit, read_run, score_reached
+from launch.health.audit import RunRecords, audit, no_rollout_lost, read_run, score_reached
 from launch.health.members import ROLES, Member
 from launch.health.storm import (
     CUT,
@@ -135,6 +135,52 @@ HALF = [{"step": 1, "trained": ["00000000/0001"], "dropped": {}}]
 def test_a_run_that_broke_its_word_is_found_out(damage: dict[str, Any], told: str) -> None:
     (broken,) = [finding for finding in audit(replace(SOUND, **damage)) if not finding.is_sound]
     assert re.search(told, broken.text)
+
+
+OVERTAKING: dict[str, Any] = {
+    **SETTINGS,
+    "rollout": {
+        "group_size": 2,
+        "max_staleness": 1,
+        "groups_per_step": 1,
+        "group_order": "completion",
+    },
+    "stages": ["warm_start", "reinforce"],
+    "run": {**SETTINGS["run"], "num_steps": 3},
+}
+
+
+@pytest.mark.parametrize(
+    ("groups", "told"),
+    [
+        ([0, 2], "none missing"),
+        ([0, 2, 1], "none missing"),
+        ([0, 3], "missing: 00000001/0000"),  # more than can be under way
+        ([0, 2, 3], "missing: 00000001/0000"),  # the run has ended
+    ],
+)
+def test_in_the_order_of_completion_groups_may_be_overtaken_until_the_run_ends(
+    groups: list[int], told: str
+) -> None:
+    consumed: Any = [
+        {"step": step, "trained": [f"{group:08d}/{member:04d}" for member in range(2)], "dropped": {}}
+        for step, group in enumerate(groups, 1)
+    ]
+    found = no_rollout_lost(replace(SOUND, settings=OVERTAKING, consumed=consumed))
+    assert found.is_sound == (told == "none missing")
+    assert found.is_sound or told in found.text
+    in_task_order = {**OVERTAKING, "rollout": {**OVERTAKING["rollout"], "group_order": "tasks"}}
+    strict = no_rollout_lost(replace(SOUND, settings=in_task_order, consumed=consumed))
+    assert strict.is_sound == (sorted(groups) == list(range(len(groups))))
+
+
+def test_an_overtaken_group_is_told_and_half_a_group_is_lost() -> None:
+    consumed: Any = [{"step": 1, "trained": ["00000001/0000", "00000001/0001"], "dropped": {}}]
+    found = no_rollout_lost(replace(SOUND, settings=OVERTAKING, consumed=consumed))
+    assert found.text == "no rollout of the 2 groups so far is missing: 1 are still under way"
+    consumed[0]["trained"].pop()
+    found = no_rollout_lost(replace(SOUND, settings=OVERTAKING, consumed=consumed))
+    assert found.text == "missing: 00000001/0001"
 
 
 def test_many_faults_are_counted_and_a_few_named() -> None:

@@ -182,8 +182,8 @@ def test_updates_that_make_do_leave_nothing_behind_that_grows_stale(
     rng = random.Random(0)
 
     class Stream(FakeStream):
-        def take(self, group_id: str) -> TrajectoryGroup:
-            taken = super().take(group_id)
+        def take(self, *group_ids: str) -> TrajectoryGroup:
+            taken = super().take(*group_ids)
             alike = rng.random() < zero_signal_share
             for index, each in enumerate(taken.trajectories):
                 each.reward = each.steps[0].reward = 1.0 if alike else float(index == 0)

@@ -1,0 +1,46 @@
+"""Which of several groups a stream hands out, without a queue: trajectories come from a list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actors.rollouts.rollout import RolloutRequest
+from actors.rollouts.stream import TrajectoryStream
+from environments.types import Trajectory
+
+
+class ListedStream(TrajectoryStream):
+    """Gives the trajectories of these ids, one after the other."""
+
+    def __init__(self, rollout_ids: Sequence[str]) -> None:
+        self._left = list(rollout_ids)
+        self._groups = {}
+        self.request([request(rollout_id) for rollout_id in sorted(rollout_ids)])
+
+    def _send(self, requests: Sequence[RolloutRequest]) -> None:
+        """They are in the list already."""
+
+    def _next(self) -> Trajectory:
+        return Trajectory(rollout_id=self._left.pop(0))
+
+
+def request(rollout_id: str) -> RolloutRequest:
+    return RolloutRequest(rollout_id=rollout_id, group_id=rollout_id.partition("/")[0], task={})
+
+
+def test_the_first_that_is_complete_is_taken_and_the_others_keep_what_has_come_of_them() -> None:
+    stream = ListedStream(["a/0", "c/0", "c/1", "b/0", "b/1", "a/1"])
+    assert stream.take("a", "b").group_id == "b", "c was complete before, and was not asked for"
+    assert [each.rollout_id for each in stream.finished()] == ["a/0", "c/0", "c/1"]
+    group = stream.take("a", "c")
+    assert group.group_id == "c", "it is there, and nothing is waited for"
+    stream.put_back([group])
+    assert stream.take("c", "a") == group
+    assert stream.take("a").group_id == "a"
+    assert stream.finished() == []
+
+
+def test_of_several_that_are_complete_the_first_named_is_taken() -> None:
+    stream = ListedStream(["a/0", "b/0", "c/0"])
+    assert stream.take("c").group_id == "c"
+    assert stream.take("b", "a").group_id == "b"

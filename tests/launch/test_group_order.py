@@ -1,0 +1,248 @@
+"""In the order of completion nothing waits without need, grows too old, is lost or comes twice."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated_rollouts import SimulatedRun, SimulatedStream, log_normal, make_requests
+
+from environments.types import TrajectoryGroup
+from launch.run_folder.checkpoint import StreamState
+from launch.training.group_order import CompletionOrder, RequestedGroup, TaskOrder, oldest_version
+from launch.training.group_scheduler import GroupScheduler
+from launch.training.rollout_requests import group_name
+
+
+def requested(*versions: int) -> list[RequestedGroup]:
+    return [RequestedGroup(number=number, version=version) for number, version in enumerate(versions)]
+
+
+def numbers(groups: Sequence[RequestedGroup]) -> list[int]:
+    return [each.number for each in groups]
+
+
+@pytest.mark.parametrize(
+    ("versions", "version", "num_used", "allowed"),
+    [
+        ([0, 0, 0, 0], 0, 0, [0, 1, 2, 3]),  # half of them can wait
+        ([0, 0, 1, 1], 1, 0, [0, 1]),  # two are due, and there are two places
+        ([0, 1, 1, 1], 1, 0, [0, 1, 2, 3]),  # one is due, and there are two places
+        ([0, 1, 1, 1], 1, 1, [0]),  # one is left
+        ([1, 1, 1], 1, 1, [0, 1, 2]),
+    ],
+)
+def test_what_is_due_comes_first_when_no_other_place_is_left(
+    versions: list[int], version: int, num_used: int, allowed: list[int]
+) -> None:
+    order = CompletionOrder(groups_per_step=2, max_staleness=1)
+    assert numbers(order.candidates(requested(*versions), version, num_used)) == allowed
+
+
+def test_places_of_later_updates_are_kept_for_what_is_due_then() -> None:
+    order = CompletionOrder(groups_per_step=2, max_staleness=2)
+    waiting = requested(0, 0, 0, 0, 1, 1)  # four are due in two updates, each of two places
+    assert numbers(order.candidates(waiting, 1, 0)) == [0, 1, 2, 3]
+    assert numbers(order.candidates(waiting[1:], 1, 0)) == [1, 2, 3, 4, 5]
+
+
+def test_the_oldest_comes_first_and_the_order_of_tasks_has_one_candidate() -> None:
+    waiting = requested(3, 2, 3, 2)
+    assert numbers(CompletionOrder(9, 2).candidates(waiting, 3, 0)) == [1, 3, 0, 2]
+    assert numbers(TaskOrder().candidates(waiting, 3, 0)) == [0]
+
+
+# -- whole runs ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Script:
+    """A run, and what happens to it."""
+
+    seed: int
+    max_staleness: int
+    groups_per_step: int
+    group_size: int
+    num_actors: int
+    num_updates: int
+    sigma: float
+    max_dropped: int
+    dropped_share: float
+    unpublished_share: float
+    """Of the updates: they change nothing, so that the version stays."""
+    interrupted_share: float
+    """Of the takes: the learner is lost, or the run ends and is resumed."""
+
+
+scripts = st.builds(
+    Script,
+    seed=st.integers(0, 10**6),
+    max_staleness=st.integers(1, 4),
+    groups_per_step=st.integers(1, 5),
+    group_size=st.integers(1, 3),
+    num_actors=st.integers(1, 24),
+    num_updates=st.integers(1, 14),
+    sigma=st.sampled_from([0.3, 1.0, 2.0]),
+    max_dropped=st.integers(1, 5),
+    dropped_share=st.sampled_from([0.0, 0.2, 0.5]),
+    unpublished_share=st.sampled_from([0.0, 0.3]),
+    interrupted_share=st.sampled_from([0.0, 0.0, 0.05, 0.2]),
+)
+
+
+@dataclass
+class Run:
+    """Plays a script, and checks at each step what has to hold."""
+
+    script: Script
+    version: int = 0
+    step: int = 0
+    consumed: list[str] = field(default_factory=list)
+    was_interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(self.script.seed)
+        self._stream = self._new_stream(0.0)
+        self._scheduler = self._new_scheduler(first=0)
+        self._scheduler.fill(0, self._num_wanted(0))
+
+    def play(self) -> None:
+        """Make all updates."""
+        while self.step < self.script.num_updates:
+            groups = self._select()
+            if groups is None:
+                continue
+            self.consumed += [each.group_id for each in groups]
+            self._stream.seconds += 1.0
+            self.step += 1
+            self.version += self._rng.random() >= self.script.unpublished_share
+            self._scheduler.commit()
+            self._scheduler.fill(self.version, self._num_wanted(0))
+        assert self._stream.num_groups() == 0, "nothing was requested that nobody took"
+        assert sorted(self.consumed) == [group_name(number) for number in range(len(self.consumed))]
+        assert self._scheduler.num_committed == len(self.consumed)
+
+    def _select(self) -> list[TrajectoryGroup] | None:
+        """The groups of an update, as ``select_groups`` takes them; ``None`` if it was interrupted."""
+        wanted, most = self.script.groups_per_step, self.script.max_dropped
+        taken: list[TrajectoryGroup] = []
+        num_selected = num_replaced = 0
+        while num_selected < wanted and len(taken) < wanted + most:
+            if self._rng.random() < self.script.interrupted_share:
+                self._interrupt()
+                return None
+            taken.append(self._take(wanted - len(taken) + num_replaced))
+            if random.Random(taken[-1].group_id).random() >= self.script.dropped_share:
+                num_selected += 1
+            elif len(taken) - num_selected <= most:
+                num_replaced += 1
+                self._scheduler.drop()
+                self._scheduler.fill(self.version, self._num_wanted(num_selected))
+        assert num_selected == wanted or len(taken) == wanted + most
+        return taken
+
+    def _take(self, num_left: int) -> TrajectoryGroup:
+        complete, before = self._stream.complete(), self._stream.seconds
+        waiting = self._stream.oldest_allowed()
+        group = self._scheduler.take(self.version)
+        assert self.version - min(map(oldest_version, group.trajectories)) <= self.script.max_staleness
+        # What an interrupted update has dropped is there again, besides as many groups as there are slots.
+        if self._stream.seconds > before and not (self.was_interrupted and self.script.dropped_share):
+            late = [each for each in complete if self._could_be_taken(each, waiting, num_left)]
+            assert not late, "a group was waited for, though another was complete"
+        return group
+
+    def _could_be_taken(self, group_id: str, waiting: dict[str, int], num_left: int) -> bool:
+        """Whether all the others can still be in time after it: by placing them one by one, oldest first."""
+        places = [self.version] * (num_left - 1)
+        for ahead in range(1, self.script.max_staleness + 1):
+            places += [self.version + ahead] * self.script.groups_per_step
+        others = sorted(oldest for name, oldest in waiting.items() if name != group_id)
+        return len(others) <= len(places) and all(
+            place <= oldest + self.script.max_staleness for place, oldest in zip(places, others, strict=False)
+        )
+
+    def _interrupt(self) -> None:
+        self.was_interrupted = True
+        if self._rng.random() < 0.5:
+            self._scheduler.put_back()
+            return
+        state, first = self._scheduler.state(), self._scheduler.num_committed
+        assert first == len(self.consumed), "what an interrupted update has taken is not behind us"
+        there = Counter([*(each.rollout_id for each in state.ready), *state.in_flight])
+        assert set(there.values()) <= {1}
+        assert not {rollout_id.partition("/")[0] for rollout_id in there} & set(self.consumed)
+        self._stream = self._new_stream(self._stream.seconds)
+        self._scheduler = self._new_scheduler(first)
+        self._scheduler.restore(state, self.version)
+        assert self._stream.num_sent == len(state.in_flight), "nothing that is ready is played again"
+        self._scheduler.fill(self.version, self._num_wanted(0))
+
+    def _num_wanted(self, num_selected: int) -> int:
+        return (self.script.num_updates - self.step) * self.script.groups_per_step - num_selected
+
+    def _new_stream(self, seconds: float) -> SimulatedStream:
+        duration = partial(log_normal, self.script.seed, self.script.sigma)
+        return SimulatedStream(self.script.num_actors, duration, seconds)
+
+    def _new_scheduler(self, first: int) -> GroupScheduler:
+        script = self.script
+        return GroupScheduler(
+            self._stream,  # type: ignore[arg-type]
+            partial(make_requests, script.group_size),
+            CompletionOrder(script.groups_per_step, script.max_staleness),
+            num_slots=(script.max_staleness + 1) * script.groups_per_step,
+            first=first,
+        )
+
+
+@settings(max_examples=300, deadline=None)
+@given(scripts)
+def test_a_run_takes_each_group_once_in_time_and_waits_only_where_it_has_to(script: Script) -> None:
+    Run(script).play()
+
+
+def test_a_resumed_run_requests_no_number_again_that_has_overtaken_others() -> None:
+    stream = SimulatedStream(4, lambda rollout_id: 50.0 if rollout_id.startswith(group_name(1)) else 1.0)
+    order = CompletionOrder(groups_per_step=2, max_staleness=1)
+    scheduler = GroupScheduler(stream, partial(make_requests, 1), order, num_slots=4, first=0)  # type: ignore[arg-type]
+    scheduler.fill(0, 8)
+    taken = [scheduler.take(0).group_id for _ in range(2)]
+    scheduler.commit()
+    assert taken == [group_name(0), group_name(2)]
+    state = scheduler.state()
+    assert [each.rollout_id for each in state.ready] == ["00000003/0000"]
+    assert state.in_flight == ("00000001/0000",)
+
+    for resumed_state in (state, state.unplayed()):
+        later = SimulatedStream(4, lambda rollout_id: 1.0)
+        resumed = GroupScheduler(
+            later,  # type: ignore[arg-type]
+            partial(make_requests, 1),
+            TaskOrder(),  # the order may be another one now
+            num_slots=4,
+            first=scheduler.num_committed,
+        )
+        resumed.restore(resumed_state, version=1)
+        resumed.fill(1, 6)
+        assert [resumed.take(1).group_id for _ in range(4)] == [group_name(each) for each in (1, 3, 4, 5)]
+
+
+def test_nothing_is_restored_from_nothing() -> None:
+    stream = SimulatedStream(1, lambda rollout_id: 1.0)
+    scheduler = GroupScheduler(stream, partial(make_requests, 1), TaskOrder(), num_slots=1, first=7)  # type: ignore[arg-type]
+    scheduler.restore(StreamState(), version=3)
+    assert (scheduler.num_committed, scheduler.num_requested, stream.num_sent) == (7, 7, 0)
+
+
+def test_completion_saves_time_where_groups_are_replaced_and_next_to_none_where_none_is() -> None:
+    for replaced_share, least, most in ((0.0, 1.0, 1.1), (0.3, 1.1, 2.0)):
+        run = SimulatedRun(max_staleness=2, replaced_share=replaced_share, num_updates=30)
+        gain = run.play("tasks")[0] / run.play("completion")[0]
+        assert least <= gain <= most
