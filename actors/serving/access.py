@@ -29,7 +29,6 @@ from policies.openai.protocol import OpenAIError
 logger = logging.getLogger("ray.serve")
 
 
-
 class Caller:
     """The client of a request, and what it may still use. Routes find it as ``request.state.caller``."""
 
