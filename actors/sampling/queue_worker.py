@@ -6,13 +6,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from actors.sampling.request_queue import LEASE_SECONDS, Assignment, ReplicaReport
+from actors.sampling.request_queue import BUSY_REQUESTS, LEASE_SECONDS, Assignment, ReplicaReport
 from environments.errors import SamplerError, TroupeError
 from policies.engines.base import Engine
 from policies.sampler import TokenOutput, TokenRequest
 
 BATCH_SECONDS = 0.02
-"""How long a finished answer waits for others, so that one poll delivers them together."""
+"""How long a finished answer of a busy engine waits for others, so that one poll delivers them together."""
 
 
 class QueueWorker:
@@ -61,7 +61,7 @@ class QueueWorker:
                 if earlier is not None:
                     await earlier  # the queue ends it, now that there is a newer one
                 await self._news.wait()
-                if self._running:  # what finishes in the same moment is delivered with it
+                if len(self._running) >= BUSY_REQUESTS:
                     await asyncio.sleep(BATCH_SECONDS)
                 await self._catch_up_after_a_stop(start)
         finally:

@@ -17,7 +17,9 @@ from environments.errors import SamplerError
 from policies.sampler import EngineStats, QueueStatus, ReplicaStatus, TokenOutput, TokenRequest
 
 BATCH_SECONDS = 0.01
-"""How long a request waits for others that a replica can fetch with it."""
+"""How long a request waits for others that a replica can fetch with it, where all replicas are busy."""
+BUSY_REQUESTS = 16
+"""A replica that has so many has enough to do: fewer and larger polls are worth more to it than haste."""
 LEASE_SECONDS = 3.0
 """A replica that has not polled for this long has stopped or died: its requests go to others."""
 PATIENCE_SECONDS = 120.0
@@ -133,7 +135,7 @@ class RequestQueue:
         self._waiting.append(queued)
         if not self._gathering:
             self._gathering = True
-            loop.call_later(BATCH_SECONDS, self._gathered)
+            loop.call_later(BATCH_SECONDS if self._all_are_busy() else 0, self._gathered)
         try:
             return await queued.answer
         except asyncio.CancelledError:
@@ -143,6 +145,10 @@ class RequestQueue:
             elif queued in self._waiting:
                 self._waiting.remove(queued)
             raise
+
+    def _all_are_busy(self) -> bool:
+        loads = [_load(replica) for replica in self._replicas.values() if replica.is_live]
+        return min(loads, default=0) >= BUSY_REQUESTS
 
     def _gathered(self) -> None:
         self._gathering = False
