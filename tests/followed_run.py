@@ -19,6 +19,7 @@ INTERRUPTED = 130
 SMALL = (
     "recipe=calculator",
     "run.num_steps=1000",  # it is interrupted
+    "run.stall_limit_seconds=150",
     "warm_start.num_steps=10",
     "evaluation.num_tasks=2",
     "rollout.groups_per_step=2",
