@@ -1,0 +1,63 @@
+"""Requests that come all at once begin a few at a time, and a question for the health waits for none."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import psutil
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from actors.serving.intake import AT_ONCE, OPEN_PATH, PROXY_ENVIRONMENT, SECONDS, Intake
+
+COUNT = 40
+
+
+class Application:
+    """Notes when each request begins, and answers none before ``COUNT`` have."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, float]] = []
+        self._all = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.begun.append((scope["path"], time.monotonic()))
+        if len(self.begun) == COUNT:
+            self._all.set()
+        await self._all.wait()
+
+
+async def crowd(paths: list[str]) -> list[tuple[str, float]]:
+    """When each of ``paths`` begins, if all come at the same moment."""
+    application = Application()
+    intake = Intake(application)
+    # The application asks for nothing and says nothing.
+    requests = [intake({"type": "http", "path": path}, None, None) for path in paths]  # type: ignore[arg-type]
+    await asyncio.wait_for(asyncio.gather(*requests), 20)
+    return application.begun
+
+
+def test_requests_begin_in_their_order_a_few_at_a_time_and_do_not_wait_for_answers() -> None:
+    paths = [f"/{number}" for number in range(COUNT)]
+    begun = asyncio.run(crowd(paths))
+    assert [path for path, _ in begun] == paths
+    moments = [moment for _, moment in begun]
+    for first, later in zip(moments, moments[AT_ONCE:], strict=False):
+        assert later - first > 0.9 * SECONDS
+
+
+def test_a_request_for_the_health_waits_for_no_other() -> None:
+    paths = [f"/{number}" for number in range(COUNT - 1)]
+    begun = asyncio.run(crowd([*paths, OPEN_PATH]))
+    assert [path for path, _ in begun[: AT_ONCE + 1]] == [*paths[:AT_ONCE], OPEN_PATH]
+
+
+@pytest.mark.engine
+def test_serves_own_proxy_takes_requests_in_a_few_at_a_time(serve_port: int) -> None:
+    (proxy,) = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process.cmdline()[:1] == ["ray::ProxyActor"]
+    ]
+    assert PROXY_ENVIRONMENT.items() <= proxy.environ().items()
