@@ -14,6 +14,7 @@ import psutil
 
 from launch.config import TrainConfig, algorithm_of
 from launch.process.cluster import most_replicas, num_rollout_actors
+from policies.engines.vllm_settings import MAX_SEQUENCES, cache_bytes
 
 GB = 1e9
 FLOAT = 4
@@ -22,8 +23,6 @@ LEARNER_PROCESS = 1.2 * GB
 """A rank without its model: Python, torch and verl."""
 ENGINE_PROCESS = 1.6 * GB
 """A replica without its model: Python, torch, vLLM and Serve."""
-ENGINE_CACHE = 1.1 * GB
-"""Keys and values, as ``policies.engines.vllm_settings`` sets them."""
 PAIR = 0.065 * GB
 """A rollout actor."""
 REST = 1.5 * GB
@@ -63,7 +62,7 @@ def needed_bytes(config: TrainConfig, model_path: str) -> dict[str, float] | Non
         return None
     weights = weight_bytes(Path(model_path), shape)
     engine, learner = config.server.engine, config.learner
-    num_sequences = int(engine.options.get("max_num_seqs", 256))
+    num_sequences = int(engine.options.get("max_num_seqs", MAX_SEQUENCES))
     rank = learner_bytes(
         weights=weights,
         per_token=FLOAT * (num_layers * (13 * hidden + 4 * inner) + 2 * vocabulary),
@@ -71,7 +70,8 @@ def needed_bytes(config: TrainConfig, model_path: str) -> dict[str, float] | Non
         trains_all=not learner.lora.rank,
         keeps_reference=algorithm_of(config).uses_reference,
     )
-    replica = ENGINE_PROCESS + ENGINE_CACHE + 2 * weights + 6 * FLOAT * vocabulary * num_sequences
+    cache = cache_bytes(model_path, engine)
+    replica = ENGINE_PROCESS + cache + 2 * weights + 6 * FLOAT * vocabulary * num_sequences
     return {
         "for the learner": rank * learner.num_workers,
         "for the policy server": replica * most_replicas(config),

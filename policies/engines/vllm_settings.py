@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 from environments.errors import ConfigError
@@ -14,10 +16,16 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 CPU_ENVIRONMENT = ENVIRONMENT | {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every replica of a node binds to the same cores
     "TORCHDYNAMO_DISABLE": "1",  # else the first request waits for a C++ compiler
 }
+
+MAX_SEQUENCES = 256
+"""Requests in a step of the engine, unless its options say another number."""
+MAX_CACHE_BYTES = 1 << 30
+"""Of the keys and values on a CPU, unless VLLM_CPU_KVCACHE_SPACE is in the environment (in GiB)."""
+CPU_BLOCK_TOKENS = 128
+"""Tokens of a block of keys and values, unless the options say another number."""
 
 OWN_ARGUMENTS = {
     "enable_lora": "server.adapters decides",
@@ -61,13 +69,38 @@ def check_gpus(config: EngineConfig) -> None:
         )
 
 
+def cache_bytes(model_path: str, config: EngineConfig) -> int:
+    """Bytes for keys and values on a CPU, which vLLM fills with zeros: for as many requests as a step has,
+    each at its full length. ``MAX_CACHE_BYTES`` is the most, and for a model whose shape is not known here.
+    """
+    per_token = _bytes_of_a_token(Path(model_path), config)
+    if per_token is None:
+        return MAX_CACHE_BYTES
+    block = config.options.get("block_size") or CPU_BLOCK_TOKENS
+    tokens = block * math.ceil(config.max_model_tokens / block)
+    num_sequences = config.options.get("max_num_seqs") or MAX_SEQUENCES
+    return min(MAX_CACHE_BYTES, (num_sequences + 1) * tokens * per_token)  # vLLM keeps a block for itself
+
+
+def _bytes_of_a_token(folder: Path, config: EngineConfig) -> int | None:
+    """Bytes of a token's keys and values in a decoder of the usual shape; ``None`` for any other."""
+    try:
+        shape = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        num_heads = shape["num_attention_heads"]
+        head = shape.get("head_dim") or shape["hidden_size"] // num_heads
+        numbers = shape["num_hidden_layers"] * shape.get("num_key_value_heads", num_heads) * head
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return 2 * int(numbers) * (4 if config.dtype == "float32" else 2)
+
+
 def engine_arguments(model_path: str, config: EngineConfig) -> dict[str, Any]:
     """Arguments of vLLM's ``EngineArgs``, without ``config.options``, which go over them."""
     arguments: dict[str, Any] = {
         "model": model_path,
         "dtype": config.dtype,
         "max_model_len": config.max_model_tokens,
-        "max_num_seqs": 256,
+        "max_num_seqs": MAX_SEQUENCES,
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         # Else a step is always in flight when weights are exchanged: see _num_sampled in vllm.py.
@@ -80,6 +113,7 @@ def engine_arguments(model_path: str, config: EngineConfig) -> dict[str, Any]:
     # vLLM 0.29 rewinds a seeded request's generator after a partial prefill by a call that CPU generators
     # do not have, which ends the engine: so here a prompt is never split.
     return arguments | {
+        "kv_cache_memory_bytes": cache_bytes(model_path, config),
         "enforce_eager": True,
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(8192, config.max_model_tokens),

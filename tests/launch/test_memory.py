@@ -12,7 +12,14 @@ import pytest
 from launch.config import TrainConfig, compose
 from launch.training.memory import GB, memory_notice, needed_bytes
 
-SHAPE = {"num_hidden_layers": 30, "hidden_size": 576, "intermediate_size": 1536, "vocab_size": 49152}
+SHAPE = {
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "vocab_size": 49152,
+}
 
 
 @pytest.fixture

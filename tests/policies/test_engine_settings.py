@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from scripted_engine import ScriptedEngine
 from environments.errors import ConfigError
 from policies.engines.base import engine_class
 from policies.engines.vllm import VLLMEngine
+from policies.engines.vllm_settings import engine_arguments
 from policies.settings import EngineConfig
 
 SCRIPTED = "scripted_engine:ScriptedEngine"
@@ -54,6 +57,28 @@ def test_scheduling_that_would_blur_the_versions_of_tokens_is_an_error() -> None
 def test_what_the_adapter_of_vllm_decides_is_no_setting(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"server.engine.options\.{name} cannot be set"):
         VLLMEngine.check_config(EngineConfig(options={name: 1}))
+
+
+TINY = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+LARGE = {"num_hidden_layers": 30, "num_attention_heads": 9, "hidden_size": 576}
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings", "expected"),
+    [
+        # 2 (keys, values) x 2 layers x 2 heads x 32 x 4 bytes; 384 tokens are three blocks.
+        (TINY, {"max_model_tokens": 384}, 257 * 384 * 1024),
+        (TINY, {"max_model_tokens": 300, "dtype": "bfloat16"}, 257 * 384 * 512),
+        (TINY, {"max_model_tokens": 40, "options": {"max_num_seqs": 7, "block_size": 32}}, 8 * 64 * 1024),
+        (LARGE, {}, 1 << 30),
+        ({"model_type": "mamba"}, {}, 1 << 30),
+    ],
+)
+def test_a_cpu_engine_has_room_for_the_keys_and_values_of_a_whole_step_and_no_more(
+    shape: dict[str, Any], settings: dict[str, Any], expected: int, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    assert engine_arguments(str(tmp_path), EngineConfig(**settings))["kv_cache_memory_bytes"] == expected
 
 
 def test_an_engine_uses_all_gpus_that_it_reserves() -> None:
