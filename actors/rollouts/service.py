@@ -7,6 +7,7 @@ sampling actor, a stream and a fleet.
 from __future__ import annotations
 
 import math
+import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -35,6 +36,9 @@ if TYPE_CHECKING:  # Ray Serve is not needed where an outside server is sampled
 
 NAMESPACE, FLEET = "troupe", "fleet-"
 """Ray's namespace of the fleets, and the beginning of their names: ``launch.scale`` finds them by these."""
+FIRST_ACTORS = 8 * (os.cpu_count() or 1)
+"""Rollout actors that start beside the engines. More would take the cores that the engines need to load: the
+others start when the first ones can play."""
 STREAM_CAPACITY = 1024
 """Trajectories that wait for their consumer before the fleet waits for it."""
 
@@ -103,10 +107,11 @@ class RolloutService:
         Raises:
             SamplerError: the policy server did not start, or there is nothing to sample.
         """
-        self.start_actors(num_actors)  # they start while the engines load
+        self.start_actors(min(num_actors, FIRST_ACTORS))  # they start while the engines load
         if self._server is not None:
             self._server.start()
         self._open_sampler()
+        self.start_actors(num_actors)
 
     def start_in_background(self, num_actors: int) -> None:
         """``start`` in a thread; ``wait_until_up`` waits for it."""
