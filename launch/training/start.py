@@ -16,6 +16,7 @@ from pathlib import Path
 import ray
 
 from actors.learning.learner_group import LearnerGroup
+from actors.ray_tools.background import end_background_work, in_background
 from actors.ray_tools.placement import beside_driver
 from actors.rollouts.scaling import ScalingPolicy
 from actors.rollouts.service import RolloutService
@@ -73,11 +74,12 @@ def start(
     tracker.announce(f"Run folder: {recovery.directory}")
     if config.run.resume and recovery.checkpoint is None:
         tracker.announce("It holds no checkpoint to resume from: a new run begins.")
-    model_path = start_model(config, workload, recovery)
+    start_model = model_in_background(config, workload, recovery, ending)
+    end = join_cluster(config, tracker, interrupts, ending)
+    model_path = start_model()
     config = with_threads(config, model_path)
     if notice := memory_notice(config, model_path):
         tracker.announce(notice)
-    end = join_cluster(config, tracker, interrupts, ending)
     algorithm = algorithm_of(config)
     store = weight_store(config, recovery, "training", ending)
     if config.run.replay is not None:
@@ -214,17 +216,29 @@ def join_cluster(
     return end_with_run
 
 
-def start_model(config: TrainConfig, workload: Workload, recovery: Recovery) -> str:
-    """The model to start from: the configured one, or a tiny one built into the run's folder."""
+def model_in_background(
+    config: TrainConfig, workload: Workload, recovery: Recovery, ending: ExitStack
+) -> Callable[[], str]:
+    """A function that returns the model to start from: the configured one, or a tiny one.
+
+    A tiny one is built while Ray starts: most of the seconds that each takes are imports and waiting.
+    """
     if config.model.path is not None:
-        return model_folder(config.model.path)
+        folder = model_folder(config.model.path)
+        return lambda: folder
+    ending.callback(end_background_work)
+    return in_background(partial(build_tiny_model, workload, recovery, config.seed), "model").result
+
+
+def build_tiny_model(workload: Workload, recovery: Recovery, seed: int) -> str:
+    """A tiny model in the run's folder, from the tokens of the demonstrations."""
     from policies.tiny import build_model
 
     folder = recovery.directory / "model"
     if recovery.checkpoint is None or not folder.exists():  # else it may be of a start that failed
         temporary = recovery.directory / ".model.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
-        build_model(temporary, workload.demonstrations[:1000], seed=config.seed)
+        build_model(temporary, workload.demonstrations[:1000], seed=seed)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(temporary, folder)
     return str(folder)
