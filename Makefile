@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 run := .venv/bin/python -m
 # A process that crashed is not replaced: pytest-xdist would wait for the tests that it has lost.
 # Files in their order: else those with a single test come last, and the longest of them alone.
-in-two-processes := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+in-two-processes := -n 2 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install train serve test test-fast bench check format pins clean
@@ -30,7 +30,7 @@ serve: install  ## Serve a policy to OpenAI clients
 # pytest ends with 5 where ARGS chooses no test of a part.
 test: install  ## Run all tests, those with Ray and engines last: make test ARGS="-k parsers" chooses some
 	@$(run) pytest -m "not engine" $(in-two-processes) $(ARGS) || [ $$? -eq 5 ]
-	@$(run) pytest -m engine $(ARGS) || [ $$? -eq 5 ]
+	@$(run) pytest -m engine $(in-two-processes) $(ARGS) || [ $$? -eq 5 ]
 
 test-fast: install  ## Run the tests that start no engine and are quick, at every save, in two processes
 	@$(run) pytest -m "not engine and not slow" $(in-two-processes) $(ARGS)

@@ -71,9 +71,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     os._exit(config.stash.get(_exit_status, 1))
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first: what is broken in the small should show before anything large is started."""
+    """Fast tests first: what is broken in the small should show before anything large is started.
+
+    In two processes the tests of a file stay together, since they share what it starts, and so do those that
+    name a group.
+    """
     items.sort(key=lambda item: item.get_closest_marker("engine") is not None)
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 # -- models --------------------------------------------------------------------------------------------
@@ -241,25 +249,6 @@ def sampler(policy_app: ServedPolicy) -> Any:
     return policy_app.sampler()
 
 
-@pytest.fixture(scope="session")
-def late_policy(serve_port: int, untied_model: Path) -> ServedPolicy:
-    """``untied_model`` on two replicas that keep their cache, started when version 2 is there (seed 99).
-
-    The weights stay changed.
-    """
-    from transformers_reference import perturbed, weights_of
-
-    from actors.settings import ServerConfig
-    from actors.weights.store import WeightStore
-    from policies.settings import EngineConfig
-
-    store, weights = WeightStore.remote(), weights_of(untied_model)
-    for seed in (98, 99):
-        publish(store, perturbed(weights, seed))
-    config = ServerConfig(num_replicas=2, engine=EngineConfig(cache_after_publish="keep"))
-    return start_policy("late", untied_model, store, config)
-
-
 def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     """Return when ``condition`` holds; fail after ``seconds``."""
     deadline = time.monotonic() + seconds
@@ -284,14 +273,14 @@ RESPONSE_TOKENS = 160
 """Most tokens of a response in the tests of the learner."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def make_learner(
     weight_store: Any, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> MakeLearner:
+) -> Iterator[MakeLearner]:
     """``make_learner(learner, algorithm)``: a ``LearnerGroup`` on the weights of ``tiny_model``.
 
-    Groups take long to start, so one with the same settings is used again: its weights are put back and
-    its optimizer is a fresh one. Only the last ``MAX_LEARNERS`` groups that were asked for are alive.
+    Groups take long to start, so one with the same settings is used again in the file: its weights are put
+    back and its optimizer is a fresh one. Only the last ``MAX_LEARNERS`` that were asked for are alive.
     """
     from actors.learning.learner_group import LearnerGroup
     from policies.learning.algorithms import resolve
@@ -316,7 +305,9 @@ def make_learner(
         alive[key] = (group, beginning)  # last in line to be closed
         return group
 
-    return make
+    yield make
+    for group, _ in alive.values():
+        group.close()
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from actors.serving.intake import AT_ONCE, OPEN_PATH, PROXY_ENVIRONMENT, SECONDS, Intake
+from launch.health.members import role_of
 
 COUNT = 40
 
@@ -58,6 +59,6 @@ def test_serves_own_proxy_takes_requests_in_a_few_at_a_time(serve_port: int) -> 
     (proxy,) = [
         process
         for process in psutil.Process().children(recursive=True)
-        if process.cmdline()[:1] == ["ray::ProxyActor"]
+        if role_of(" ".join(process.cmdline())) == "proxy"
     ]
     assert PROXY_ENVIRONMENT.items() <= proxy.environ().items()
