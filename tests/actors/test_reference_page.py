@@ -97,7 +97,7 @@ def serve_vllm(model: Path, log: Path) -> Iterator[str]:
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
-            env=os.environ | CPU_ENVIRONMENT,
+            env=os.environ | CPU_ENVIRONMENT | {"VLLM_CPU_KVCACHE_SPACE": "1"},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
