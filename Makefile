@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 run := .venv/bin/python -m
 # A process that crashed is not replaced: pytest-xdist would wait for the tests that it has lost.
 # Files in their order: else those with a single test come last, and the longest of them alone.
-in-two-processes := -n 2 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
+in-two-processes := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install train serve test test-fast bench check format pins clean

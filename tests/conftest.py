@@ -71,17 +71,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     os._exit(config.stash.get(_exit_status, 1))
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first: what is broken in the small should show before anything large is started.
-
-    In two processes the tests of a file stay together, since they share what it starts, and so do those that
-    name a group.
-    """
+    """Fast tests first: what is broken in the small should show before anything large is started."""
     items.sort(key=lambda item: item.get_closest_marker("engine") is not None)
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 # -- models --------------------------------------------------------------------------------------------

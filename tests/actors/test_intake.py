@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -56,9 +57,10 @@ def test_a_request_for_the_health_waits_for_no_other() -> None:
 
 @pytest.mark.engine
 def test_serves_own_proxy_takes_requests_in_a_few_at_a_time(serve_port: int) -> None:
-    (proxy,) = [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if role_of(" ".join(process.cmdline())) == "proxy"
-    ]
-    assert PROXY_ENVIRONMENT.items() <= proxy.environ().items()
+    proxies = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            if role_of(" ".join(process.cmdline())) == "proxy":
+                proxies.append(process.environ())
+    assert len(proxies) == 1
+    assert PROXY_ENVIRONMENT.items() <= proxies[0].items()

@@ -107,7 +107,7 @@ def test_what_the_learner_publishes_is_what_the_engine_speaks(
     learner.begin_phase(OptimizerConfig(lr=1e-2), 10)
     answers = speak(sampler)
     learner.fit([TrainBatch(samples=tuple(_sample(answer) for answer in answers))] * 2)
-    version = ray.get(policy_app.store.newest.remote()).version + 1
+    version = policy_app.publish(weights_of(policy_app.model_path)) + 1
     learner.publish(version)
     learner.save(str(tmp_path))
     learned = speak(sampler, version)
