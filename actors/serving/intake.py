@@ -7,6 +7,7 @@ a small step in every round of the loop, and whoever asks something on the side 
 from __future__ import annotations
 
 import asyncio
+from weakref import WeakKeyDictionary
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -24,12 +25,15 @@ class Intake:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        """By loop: one application may be served by several, one after the other."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] != OPEN_PATH:
-            await self._places.acquire()
-            asyncio.get_running_loop().call_later(SECONDS, self._places.release)
+            loop = asyncio.get_running_loop()
+            places = self._places.setdefault(loop, asyncio.Semaphore(AT_ONCE))
+            await places.acquire()
+            loop.call_later(SECONDS, places.release)
         await self._app(scope, receive, send)
 
 

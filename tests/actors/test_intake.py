@@ -21,13 +21,13 @@ class Application:
 
     def __init__(self) -> None:
         self.begun: list[tuple[str, float]] = []
-        self._all = asyncio.Event()
+        self.all_have_begun = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.begun.append((scope["path"], time.monotonic()))
         if len(self.begun) == COUNT:
-            self._all.set()
-        await self._all.wait()
+            self.all_have_begun.set()
+        await self.all_have_begun.wait()
 
 
 async def crowd(paths: list[str]) -> list[tuple[str, float]]:
@@ -47,6 +47,21 @@ def test_requests_begin_in_their_order_a_few_at_a_time_and_do_not_wait_for_answe
     moments = [moment for _, moment in begun]
     for first, later in zip(moments, moments[AT_ONCE:], strict=False):
         assert later - first > 0.9 * SECONDS
+
+
+def test_an_application_can_be_served_by_one_loop_after_the_other() -> None:
+    application = Application()
+    intake = Intake(application)
+
+    async def serve() -> None:
+        application.begun.clear()
+        requests = [intake({"type": "http", "path": "/"}, None, None) for _ in range(COUNT)]  # type: ignore[arg-type]
+        await asyncio.wait_for(asyncio.gather(*requests), 20)
+
+    for _ in range(2):
+        application.all_have_begun = asyncio.Event()
+        asyncio.run(serve())
+        assert len(application.begun) == COUNT
 
 
 def test_a_request_for_the_health_waits_for_no_other() -> None:
