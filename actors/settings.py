@@ -26,6 +26,10 @@ RAYLET_ENVIRONMENT = {
 """Variables that have to be in the environment of a process before it starts Ray."""
 
 
+ACTORS_PER_CORE = 8
+"""Rollout actors for which a CPU core has the time: in a first wave, and in a run that sets no number."""
+
+
 def shows_worker_logs() -> bool:
     """Whether the program prints the logs of its actors: ``TROUPE_WORKER_LOGS=1``."""
     return os.environ.get("TROUPE_WORKER_LOGS", "0") not in ("", "0")
@@ -42,7 +46,8 @@ class FleetConfig:
     """The rollout actors. Each holds one agent and one environment."""
 
     num_actors: int = setting(16, at_least=1)
-    """Rollout actors, and so the rollouts that run at the same time."""
+    """Rollout actors, and so the rollouts that run at the same time. By default as many as an update has
+    rollouts, so that none waits for another, and at most eight for each CPU core of this machine."""
     min_actors: int | None = setting(None, at_least=1)
     """The fewest rollout actors. In training their number follows what an update waits for; in launch.serve
     there is one for each message and conversation, and one to spare. Null means fleet.num_actors."""

@@ -7,13 +7,14 @@ its bound, below it the sentence that ``--help`` prints.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from actors.rollouts.rollout import RolloutLimits
-from actors.settings import FleetConfig, ServerConfig
+from actors.settings import ACTORS_PER_CORE, FleetConfig, ServerConfig
 from environments.bounds import leaves, setting
 from environments.errors import ConfigError
 from environments.types import TerminationReason
@@ -27,6 +28,8 @@ MASKABLE = [
     if not reason.is_failure and reason is not TerminationReason.TIMEOUT
 ]
 """Endings whose trajectories are trained on unless ``selection.masked_reasons`` names them."""
+ROLLOUTS_OF_AN_UPDATE: Any = "${rollouts_of_an_update:}"
+"""A default that OmegaConf works out from the other settings: ``rollouts_of_an_update``."""
 TASKS, COMPLETION = "tasks", "completion"
 """Orders in which groups are trained on."""
 
@@ -192,6 +195,20 @@ class EvaluationConfig:
     policy server evaluates, between two updates."""
 
 
+def rollouts_of_an_update(*, _root_: Any) -> int:
+    """As many rollout actors as an update has rollouts, and no more than this machine's cores have time for.
+
+    A bound that is set, ``fleet.min_actors`` or ``fleet.max_actors``, holds before that.
+
+    Args:
+        _root_: the whole tree; OmegaConf gives it to an argument of this name.
+    """
+    rollout, fleet = _root_.rollout, _root_.fleet
+    number = min(rollout.groups_per_step * rollout.group_size, ACTORS_PER_CORE * (os.cpu_count() or 1))
+    number = max(number, fleet.min_actors or number)
+    return min(number, fleet.max_actors or number)
+
+
 @dataclass
 class TrainConfig:
     """All settings of ``python -m launch.train``."""
@@ -212,7 +229,7 @@ class TrainConfig:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     selection: SelectionConfig = field(default_factory=SelectionConfig)
-    fleet: FleetConfig = field(default_factory=FleetConfig)
+    fleet: FleetConfig = field(default_factory=lambda: FleetConfig(num_actors=ROLLOUTS_OF_AN_UPDATE))
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -243,6 +260,7 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import DictConfig, OmegaConf
 
+    OmegaConf.register_new_resolver(rollouts_of_an_update.__name__, rollouts_of_an_update)
     tree = OmegaConf.structured(TrainConfig)
     for name in field_names():
         node = OmegaConf.select(tree, name, throw_on_resolution_failure=False)
@@ -281,6 +299,7 @@ def as_train_config(tree: Any) -> TrainConfig:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    register()
     setup_globals()  # for ${now:...}: a program that makes a TrainConfig has not started Hydra
     try:
         # Also for a ``TrainConfig``: its values may have any type, and its run.directory has no time yet.

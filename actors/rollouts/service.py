@@ -27,7 +27,7 @@ from actors.rollouts.fleet_report import FleetStatus
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.stream import POLL_SECONDS, TrajectoryStream
 from actors.sampling.sampler_actor import SamplerActor
-from actors.settings import FleetConfig
+from actors.settings import ACTORS_PER_CORE, FleetConfig
 from environments.errors import SamplerError
 from policies.sampler import QueueStatus, Sampler, TokenRequest
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # Ray Serve is not needed where an outside server is sampled
 
 NAMESPACE, FLEET = "troupe", "fleet-"
 """Ray's namespace of the fleets, and the beginning of their names: ``launch.scale`` finds them by these."""
-FIRST_ACTORS = 8 * (os.cpu_count() or 1)
+FIRST_ACTORS = ACTORS_PER_CORE * (os.cpu_count() or 1)
 """Rollout actors that start beside the engines. More would take the cores that the engines need to load: the
 others start when the first ones can play."""
 STREAM_CAPACITY = 1024

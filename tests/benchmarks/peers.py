@@ -1,12 +1,12 @@
 """Seconds of a GRPO step, beside those of other trainers on the same machine.
 
-    python tests/benchmarks/peers.py [--peers trl] [--rounds 5] [--updates 12]
+    python tests/benchmarks/peers.py [--peers trl] [--model smollm2-135m-instruct] [--rounds 5] [--updates 12]
 
-Single-turn answers of the tiny model: 8 groups of 8, at most 48 tokens each, one optimizer step. The arms
+Single-turn answers of the tiny model, or of another: 8 groups of 8, at most 48 tokens each, one optimizer step. The arms
 take turns, each as a program of its own: Troupe in turns (``max_staleness=0``), Troupe with rollouts beside
 the learner (1), and each peer. The first two steps of a program do not count. A peer is a file of this
 folder, ``peer_NAME.py``, whose packages are installed into an environment of its own; see ``peer_trl.py``.
-Takes about a quarter of an hour.
+Takes about a quarter of an hour with the tiny model.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from report import Report
 
 from environments import Dataset, SingleTurnEnvironment
 from launch.reporting.tracker import read_metrics
+from launch.run_folder.model_paths import model_folder
 from launch.workload import Workload
 from policies import GameAgent
 
 GROUPS, GROUP_SIZE, MAX_TOKENS, LR = 8, 8, 48, 1e-5
+TINY = "tiny"
 NOT_COUNTED = 2
 """First steps of a program, in which it still starts."""
 QUESTIONS = [f"What is {a}+{b}?" for a in range(10, 40) for b in range(10, 40)]
@@ -129,20 +131,21 @@ def peer_seconds(peer: str, python: Path, model: str, folder: Path, num_updates:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--peers", default="trl", help="names of files peer_NAME.py, with commas between")
+    parser.add_argument("--model", default=TINY, help=f"{TINY}, or one that model.path takes")
     parser.add_argument("--rounds", type=int, default=5, help="programs of each arm")
     parser.add_argument("--updates", type=int, default=12, help="of each program")
     parser.add_argument("overrides", nargs="*", help="settings of Troupe's runs, such as fleet.num_actors=32")
     arguments = parser.parse_args()
     peers = [name for name in arguments.peers.split(",") if name]
     report = Report(
-        f"a GRPO step of {GROUPS * GROUP_SIZE} single-turn answers of at most {MAX_TOKENS} tokens, tiny "
-        f"model: median of {arguments.rounds} programs",
+        f"a GRPO step of {GROUPS * GROUP_SIZE} single-turn answers of at most {MAX_TOKENS} tokens, model "
+        f"{arguments.model}: median of {arguments.rounds} programs",
         ("arm", "seconds", *[f"of {peer}" for peer in peers], "all rounds"),
     )
     arms: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        model = models.tiny(folder)
+        model = models.tiny(folder) if arguments.model == TINY else model_folder(arguments.model)
         pythons = {peer: environment_of(peer, folder / f"environment-{peer}") for peer in peers}
         for number in range(arguments.rounds):
             for peer, python in pythons.items():

@@ -106,7 +106,10 @@ SETTINGS = [
     ("serve run.num_steps=-3", r"run\.num_steps.*launch\.train"),
     ("serve recipe=guess", "task_from_message"),
     ("train recipe=calculator fleet.nodes.resources={a:0}", r"nodes\.resources={a: 0.0} reserves nothing"),
-    ("serve recipe=calculator fleet.max_actors=8", r"fleet\.num_actors=16 .* fleet\.max_actors=8"),
+    (
+        "serve recipe=calculator fleet.num_actors=16 fleet.max_actors=8",
+        r"fleet\.num_actors=16 .* fleet\.max_actors=8",
+    ),
     ("serve server.weights.transport=files", r"server\.weights\.transport"),
     ("serve server.http_prt=1", r"server\.http_port"),
     ("serve server.http_port=70000", r"server\.http_port=70000"),

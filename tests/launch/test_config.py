@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 from omegaconf import OmegaConf
 
+from actors.settings import ACTORS_PER_CORE
 from environments.errors import ConfigError
 from launch.config import TrainConfig, as_train_config, compose, recipe_names
 from launch.validation.settings import check_training_settings
 
 
 def test_the_defaults_and_all_recipes_pass_the_check() -> None:
-    check_training_settings(TrainConfig())
+    check_training_settings(compose([]))
     assert recipe_names()
     for name in recipe_names():
         check_training_settings(compose([f"recipe={name}"]))
@@ -148,6 +151,22 @@ def test_a_configuration_of_dataclasses_is_completed_and_checked_like_any_other(
     config.rollout.group_size = "four"  # type: ignore[assignment]
     with pytest.raises(ConfigError, match="four"):
         as_train_config(config)
+
+
+@pytest.mark.parametrize(
+    "overrides, expected",
+    [
+        (["rollout.groups_per_step=2", "rollout.group_size=3"], 6),
+        (["rollout.groups_per_step=1000"], ACTORS_PER_CORE * (os.cpu_count() or 1)),
+        (["rollout.group_size=1000", "fleet.max_actors=5"], 5),
+        (["rollout.groups_per_step=1", "rollout.group_size=1", "fleet.min_actors=3"], 3),
+        (["fleet.num_actors=9", "fleet.max_actors=5"], 9),
+    ],
+)
+def test_there_are_as_many_rollout_actors_as_an_update_has_rollouts_within_cores_and_bounds(
+    overrides: list[str], expected: int
+) -> None:
+    assert compose(overrides).fleet.num_actors == expected
 
 
 def test_a_tree_with_an_unknown_key_is_refused() -> None:

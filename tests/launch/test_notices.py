@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from launch.config import TrainConfig, algorithm_of, compose
+from launch.config import algorithm_of, compose
 from launch.validation.notices import notices
 
 
@@ -40,4 +40,4 @@ def test_the_run_corrects_what_it_says_that_it_corrects() -> None:
 
 
 def test_the_defaults_need_no_notice() -> None:
-    assert notices(TrainConfig()) == []
+    assert notices(compose([])) == []

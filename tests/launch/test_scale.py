@@ -71,7 +71,7 @@ def test_a_number_that_was_set_by_hand_stays_where_the_load_decides_nothing() ->
 @pytest.mark.parametrize("bounds", ["fleet.min_actors=17", "fleet.max_actors=15"])
 def test_bounds_that_exclude_the_number_at_the_start_are_an_error(bounds: str) -> None:
     with pytest.raises(ConfigError, match=r"fleet\.num_actors=16 .* fleet\.min_actors"):
-        check_training_settings(compose(["recipe=calculator", bounds]))
+        check_training_settings(compose(["recipe=calculator", "fleet.num_actors=16", bounds]))
 
 
 def test_the_fleet_that_is_meant_has_to_be_clear() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from environments.bounds import Leaf, check_bounds, leaves
 from environments.errors import ConfigError
-from launch.config import TrainConfig
+from launch.config import TrainConfig, as_train_config
 from launch.validation.settings import check_settings
 
 LEAVES = list(leaves(TrainConfig()))
@@ -58,7 +58,7 @@ def limits() -> list[tuple[Leaf, float, float]]:
 
 
 def config_with(leaf: Leaf, value: object) -> TrainConfig:
-    config = TrainConfig()
+    config = as_train_config(TrainConfig())
     *sections, name = leaf.name.split(".")
     if leaf.bound.length is not None:
         value = [value] * leaf.bound.length

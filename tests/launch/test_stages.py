@@ -10,7 +10,7 @@ from test_train import comparable, small_run, weights
 
 from environments import Dataset, SingleTurnEnvironment
 from environments.errors import ConfigError
-from launch.config import TrainConfig
+from launch.config import TrainConfig, as_train_config
 from launch.reporting.tracker import read_metrics
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.training.stages.chosen import chosen_stages
@@ -85,7 +85,7 @@ def test_a_warm_start_without_demonstrations_is_an_error() -> None:
         agent_class=ToolAgent, env_class=SingleTurnEnvironment, train_dataset=Dataset([{"a": 1}])
     )
     with pytest.raises(ConfigError, match=r"warm_start.num_steps=5 needs demonstrations"):
-        check_training(config("warm_start", "reinforce"), workload)
+        check_training(as_train_config(config("warm_start", "reinforce")), workload)
 
 
 @pytest.mark.engine
