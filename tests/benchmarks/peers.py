@@ -2,11 +2,11 @@
 
     python tests/benchmarks/peers.py [--peers trl] [--model smollm2-135m-instruct] [--rounds 5] [--updates 12]
 
-Single-turn answers of the tiny model, or of another: 8 groups of 8, at most 48 tokens each, one optimizer step. The arms
-take turns, each as a program of its own: Troupe in turns (``max_staleness=0``), Troupe with rollouts beside
-the learner (1), and each peer. The first two steps of a program do not count. A peer is a file of this
-folder, ``peer_NAME.py``, whose packages are installed into an environment of its own; see ``peer_trl.py``.
-Takes about a quarter of an hour with the tiny model.
+Single-turn answers of the tiny model, or of another: 8 groups of 8, at most 48 tokens each, one optimizer
+step. The arms take turns, each as a program of its own: Troupe in turns (``max_staleness=0``), Troupe with
+rollouts beside the learner (1), and each peer. The first two steps of a program do not count. A peer is a
+file of this folder, ``peer_NAME.py``, whose packages are installed into an environment of its own; see
+``peer_trl.py``. Takes about a quarter of an hour with the tiny model.
 """
 
 from __future__ import annotations
