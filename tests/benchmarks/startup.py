@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import repository
@@ -54,7 +55,14 @@ def main() -> None:
     stages = Report("an update: mean seconds, and shares of its time", ("metric", "mean"))
     for stage in sorted(name for name in steps[0] if name.startswith("time/")):
         stages.add(stage, f"{sum(step[stage] for step in steps) / len(steps):.2f}")
+    stages.add("share of time/wait in which the engine idles", f"{idle_while_waiting(steps):.2f}")
     stages.print()
+
+
+def idle_while_waiting(steps: Sequence[Mapping[str, float]]) -> float:
+    """Share of the time for which the learner waits for rollouts, in which the engine computes nothing."""
+    busy = sum((1 - step["time/engine_idle"]) * step["time/step"] for step in steps)
+    return 1 - busy / sum(step["time/wait"] for step in steps)
 
 
 if __name__ == "__main__":
