@@ -1,11 +1,13 @@
 """Two-turn episodes on real Ray, Serve and vLLM, against the bare engine on the same prompts.
 
-    python tests/benchmarks/throughput.py [--episodes 256] [--pairs 64] [--rounds 3] [--replicas 1]
+    python tests/benchmarks/throughput.py [--episodes 256] [--pairs 64] [--rounds 3]
+        [--replicas 1] [--model smollm2-135m-instruct]
 
 First ``AgentExecutionEngine`` plays the episodes; then a bare in-process engine is given exactly the prompts
 that it has sent, with the same limits: all at once, as offline, and as many at a time as there are pairs.
-The tiny model answers so fast that this is the worst case for whatever surrounds the engine. Below the
-rates stands which processes have used the CPU time of a request.
+The tiny model answers so fast that this is the worst case for whatever surrounds the engine; with another
+model an engine takes as many requests at a time as there are pairs, so that its cache fits into memory. Below
+the rates stands which processes have used the CPU time of a request.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import models
@@ -33,9 +36,11 @@ from actors.serving.policy_app import PolicyApp
 from actors.settings import RAYLET_ENVIRONMENT, ServerConfig
 from actors.weights.store import WeightStore
 from environments.types import Completion, Trajectory
+from launch.run_folder.model_paths import model_folder
 from policies import GameAgent
 from policies.settings import EngineConfig
 
+TINY = "tiny"
 NUM_TURNS = 2
 TURN_TOKENS = 64
 QUESTION = "What is the sum of all numbers that you can think of? "
@@ -48,15 +53,20 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3, help="the median counts")
     parser.add_argument("--replicas", type=int, default=1, help="engines of the policy server")
+    parser.add_argument("--model", default=TINY, help=f"{TINY}, or one that model.path takes")
     arguments = parser.parse_args()
     os.environ["TQDM_DISABLE"] = "1"
     report = Report(
-        f"throughput: {arguments.episodes} episodes of {NUM_TURNS} turns of at most {TURN_TOKENS} tokens, "
+        f"throughput of the model {arguments.model}: {arguments.episodes} episodes of {NUM_TURNS} turns of at most {TURN_TOKENS} tokens, "
         f"{arguments.pairs} pairs, {arguments.replicas} replica(s), median of {arguments.rounds}",
         ("arm", "requests/s", "tokens/s", "of bare", "all rounds"),
     )
     with tempfile.TemporaryDirectory() as folder:
-        rates, cpu = _rounds(models.tiny(Path(folder)), arguments)
+        if arguments.model == TINY:
+            rates, cpu = _rounds(models.tiny(Path(folder)), ENGINE, arguments)
+        else:
+            engine = replace(ENGINE, options={"max_num_seqs": arguments.pairs})
+            rates, cpu = _rounds(model_folder(arguments.model), engine, arguments)
     bare = statistics.median(rate for rate, _ in rates["bare engine, all at once"])
     for arm, each in rates.items():
         middle = statistics.median(rate for rate, _ in each)
@@ -71,15 +81,16 @@ def main() -> None:
 
 
 def _rounds(
-    model: str, arguments: argparse.Namespace
+    model: str, engine_config: EngineConfig, arguments: argparse.Namespace
 ) -> tuple[dict[str, list[tuple[float, float]]], Counter[str]]:
     """Requests and tokens per second of each arm by round; CPU seconds per request by process title."""
-    bare = BareArm(model, ENGINE)
+    bare = BareArm(model, engine_config)
     # Never a cluster that happens to run here: its work would be measured too.
     os.environ.update(RAYLET_ENVIRONMENT)
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
     store = WeightStore.remote()  # type: ignore[attr-defined]
-    app = PolicyApp("benchmark", model, ServerConfig(num_replicas=arguments.replicas, engine=ENGINE), store)
+    server = ServerConfig(num_replicas=arguments.replicas, engine=engine_config)
+    app = PolicyApp("benchmark", model, server, store)
     app.start()
     pairs_at_once = f"bare engine, {arguments.pairs} at a time"
     rates: dict[str, list[tuple[float, float]]] = {
