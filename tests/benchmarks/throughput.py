@@ -57,7 +57,8 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ["TQDM_DISABLE"] = "1"
     report = Report(
-        f"throughput of the model {arguments.model}: {arguments.episodes} episodes of {NUM_TURNS} turns of at most {TURN_TOKENS} tokens, "
+        f"throughput, model {arguments.model}: "
+        f"{arguments.episodes} episodes of {NUM_TURNS} turns of at most {TURN_TOKENS} tokens, "
         f"{arguments.pairs} pairs, {arguments.replicas} replica(s), median of {arguments.rounds}",
         ("arm", "requests/s", "tokens/s", "of bare", "all rounds"),
     )
