@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,6 +36,8 @@ DRAIN_POLL_SECONDS = 1.0
 """Between two looks for nodes that are about to leave."""
 CANCEL_SECONDS = 1.0
 """Between two attempts to end what is sampled for a rollout that was cancelled."""
+START_SECONDS = 1.0
+"""CPU time for which an actor that starts is given a core. Many at a time would starve a learner beside them."""
 MAX_START_FAILURES = 3
 """Actors of a slot that may fail to start, one after the other, before the fleet itself has failed."""
 
@@ -76,6 +79,8 @@ class RolloutFleet:
         self._delivery: asyncio.Task[None] | None = None
         self._drain_watch: asyncio.Task[None] | None = None
         self._node_watch = NodeWatch()
+        self._starts = asyncio.Semaphore(1)
+        """Places of actors that start, as many as there are cores."""
         self._slots: dict[int, asyncio.Task[None]] = {}
         self._nodes: dict[int, str] = {}
         """Where the actor of a slot is, for the slots whose actors are up."""
@@ -96,7 +101,12 @@ class RolloutFleet:
         self._waited_seconds = 0.0
 
     async def resize(self, num_actors: int) -> None:
-        """Grow or shrink at once; an actor that is still playing ends with its rollout."""
+        """Grow or shrink; an actor that is still playing ends with its rollout.
+
+        Actors that are too many end at once. New ones start one for each core and second.
+        """
+        if num_actors > len(self._slots):
+            self._starts = asyncio.Semaphore(await asyncio.to_thread(num_cores))
         self._config.num_actors = num_actors
         if self._delivery is None:
             self._delivery = asyncio.create_task(self._deliver())
@@ -208,6 +218,7 @@ class RolloutFleet:
     async def _slot(self, index: int) -> None:
         num_failures = 0
         while index < self._config.num_actors:
+            await self._wait_for_core()
             labels = self._options["label_selector"] | self._node_watch.elsewhere()
             actor = RolloutActor.options(**self._options | {"label_selector": labels}).remote(  # type: ignore[attr-defined]
                 self._pair,
@@ -236,6 +247,12 @@ class RolloutFleet:
                     raise
             finally:
                 ray.kill(actor)
+
+    async def _wait_for_core(self) -> None:
+        """Return when a core has the time to start an actor; it is that actor's for ``START_SECONDS``."""
+        starts = self._starts  # a resize may put others in its place
+        await starts.acquire()
+        asyncio.get_running_loop().call_later(START_SECONDS, starts.release)
 
     async def _keep_busy(self, index: int, actor: ray.actor.ActorHandle) -> None:
         """Play requests with ``actor`` until it is lost, or one too many, or its node is about to leave."""
@@ -353,6 +370,11 @@ def actor_options(pair: Pair, config: FleetConfig) -> dict[str, Any]:
         "runtime_env": dict(needs.runtime_env),
         **EVERYWHERE,
     }
+
+
+def num_cores() -> int:
+    """CPU cores of the cluster, as if all nodes were like this one: what Ray counts may be set by hand."""
+    return (os.cpu_count() or 1) * sum(node["Alive"] for node in ray.nodes())
 
 
 def check_room(options: dict[str, Any]) -> None:

@@ -340,6 +340,7 @@ def simulated_fleet(cluster: Cluster, loop: SimulatedLoop, retries: int) -> Iter
         patch.setattr(fleet, "RolloutActor", Options(make_actor))
         patch.setattr(node_watch, "NodePulse", Options(make_pulse))
         patch.setattr(fleet, "draining_nodes", cluster.draining)
+        patch.setattr(fleet, "num_cores", lambda: 2 * len(cluster.nodes))
         patch.setattr(fleet.asyncio, "to_thread", here)
         patch.setattr(fleet, "time", clock)
         patch.setattr(attempts, "time", clock)
