@@ -37,7 +37,7 @@ DRAIN_POLL_SECONDS = 1.0
 CANCEL_SECONDS = 1.0
 """Between two attempts to end what is sampled for a rollout that was cancelled."""
 START_SECONDS = 1.0
-"""CPU time for which an actor that starts is given a core. Many at a time would starve a learner beside them."""
+"""CPU time of a core that an actor is given to start. Many at a time would starve a learner beside them."""
 MAX_START_FAILURES = 3
 """Actors of a slot that may fail to start, one after the other, before the fleet itself has failed."""
 

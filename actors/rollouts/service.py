@@ -37,8 +37,8 @@ if TYPE_CHECKING:  # Ray Serve is not needed where an outside server is sampled
 NAMESPACE, FLEET = "troupe", "fleet-"
 """Ray's namespace of the fleets, and the beginning of their names: ``launch.scale`` finds them by these."""
 FIRST_ACTORS = ACTORS_PER_CORE * max(0, (os.cpu_count() or 1) - 2)
-"""Rollout actors that start beside the engines. Two cores are left to an engine and a learner, which take longer
-to start: on a machine with no more, all rollout actors start when the engines are up."""
+"""Rollout actors that start beside the engines. Two cores are left to an engine and a learner, which start
+more slowly: on a machine with no more, all rollout actors start when the engines are up."""
 STREAM_CAPACITY = 1024
 """Trajectories that wait for their consumer before the fleet waits for it."""
 
