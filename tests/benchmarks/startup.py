@@ -2,40 +2,80 @@
 
     python tests/benchmarks/startup.py [overrides of launch.train]
 
-Runs the calculator recipe for five updates, as a user would, and reads its terminal and its metrics.
+Runs the calculator recipe for ten updates, as a user would, and reads its terminal and its metrics. Meanwhile
+it asks the policy server until it answers.
 """
 
 from __future__ import annotations
 
+import json
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import repository
 from report import Report
 
+from actors.settings import MODEL_NAME
 from launch.reporting.tracker import read_metrics
 
-COMMAND = ("-m", "launch.train", "recipe=calculator", "run.num_steps=5", "evaluation.num_tasks=16")
+COMMAND = ("-m", "launch.train", "recipe=calculator", "run.num_steps=10", "evaluation.num_tasks=16")
 MOMENTS = {
-    "learner is up": "Learner:",
+    "first steps of the warm start (5)": "warm start    5/",
     "a tenth of the warm start (35 steps)": "warm start   35/",
-    "policy server and rollout actors are up": "Policy server:",
+    "rollouts begin, after the warm start": "Policy server:",
     "first rollouts are in (evaluation)": "held-out success after step 0",
     "first update": "step    1/",
 }
 """What is reached, and what the line says that tells it."""
 
 
+class FirstAnswer(threading.Thread):
+    """Asks a policy server twice a second for a token, until it has sampled one."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self.seconds: float | None = None
+        """From the start of this thread to the answer."""
+        body = {"model": MODEL_NAME, "max_tokens": 1, "messages": [{"role": "user", "content": "1"}]}
+        self._request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+
+    def run(self) -> None:
+        start = time.perf_counter()
+        while self.seconds is None:
+            with suppress(OSError), urllib.request.urlopen(self._request) as answer:
+                json.load(answer)
+                self.seconds = time.perf_counter() - start
+            time.sleep(0.5)
+
+
+def free_port() -> int:
+    """A port that no program listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
 def main() -> None:
     report = Report("startup: seconds from the command", ("moment", "seconds"))
     with tempfile.TemporaryDirectory() as folder:
-        start = time.perf_counter()
+        start, port = time.perf_counter(), free_port()
+        first_answer = FirstAnswer(port)
+        first_answer.start()
+        settings = [f"run.directory={folder}", f"server.http_port={port}", *sys.argv[1:]]
         process = subprocess.Popen(
-            [sys.executable, "-u", *COMMAND, f"run.directory={folder}", *sys.argv[1:]],
+            [sys.executable, "-u", *COMMAND, *settings],
             cwd=repository.ROOT,
             stdout=subprocess.PIPE,
             text=True,
@@ -49,13 +89,16 @@ def main() -> None:
                 del waiting[moment]
         if process.wait():
             sys.exit(f"The run failed with status {process.returncode}: its error stands above.")
+        assert first_answer.seconds is not None, "the policy server has never answered"
+        report.add("the policy server answers a client", f"{first_answer.seconds:.1f}")
         report.add("the command ends", f"{time.perf_counter() - start:.1f}")
         steps = [record for record in read_metrics(Path(folder)) if "time/step" in record]
     report.print()
     stages = Report("an update: mean seconds, and shares of its time", ("metric", "mean"))
     for stage in sorted(name for name in steps[0] if name.startswith("time/")):
         stages.add(stage, f"{sum(step[stage] for step in steps) / len(steps):.2f}")
-    stages.add("share of time/wait in which the engine idles", f"{idle_while_waiting(steps):.2f}")
+    in_turns = [step for step in steps[1:] if not step["time/evaluate"]]
+    stages.add("share of time/wait in which the engine idles", f"{idle_while_waiting(in_turns):.2f}")
     stages.print()
 
 
