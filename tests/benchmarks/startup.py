@@ -97,7 +97,7 @@ def main() -> None:
     stages = Report("an update: mean seconds, and shares of its time", ("metric", "mean"))
     for stage in sorted(name for name in steps[0] if name.startswith("time/")):
         stages.add(stage, f"{sum(step[stage] for step in steps) / len(steps):.2f}")
-    in_turns = [step for step in steps[1:] if not step["time/evaluate"]]
+    in_turns = [step for step in steps[1:] if step["time/evaluate"] < 0.01]
     stages.add("share of time/wait in which the engine idles", f"{idle_while_waiting(in_turns):.2f}")
     stages.print()
 
