@@ -72,8 +72,8 @@ def main() -> None:
     for arm, each in rates.items():
         middle = statistics.median(rate for rate, _ in each)
         tokens = statistics.median(tokens for _, tokens in each)
-        listed = " ".join(f"{rate:.0f}" for rate, _ in each)
-        report.add(arm, f"{middle:.0f}", f"{tokens:.0f}", f"{middle / bare:.2f}", listed)
+        listed = " ".join(f"{rate:.3g}" for rate, _ in each)
+        report.add(arm, f"{middle:.3g}", f"{tokens:.0f}", f"{middle / bare:.2f}", listed)
     report.print()
     processes = Report("CPU time of a request of AgentExecutionEngine", ("process", "ms"))
     for title, seconds in cpu.most_common(8):
