@@ -61,7 +61,7 @@ def test_the_learner_needs_about_as_much_as_was_measured(
 def test_a_whole_run_needs_about_as_much_as_was_measured(
     num_actors: int, measured: float, smollm2: Path
 ) -> None:
-    """The memory that was free fell by so many GB in three updates of the recipe, and the checkpoint after."""
+    """Free memory fell by so many GB in three updates of the recipe and the checkpoint after them."""
     parts = needed_bytes(config(f"fleet.num_actors={num_actors}"), str(smollm2))
     assert parts is not None
     assert 0.85 < sum(parts.values()) / GB / measured < 1.15
