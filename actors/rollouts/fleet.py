@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from ray.util.queue import Queue
 from actors.ray_tools.draining import draining_nodes
 from actors.ray_tools.placement import EVERYWHERE, has_labels, with_labels
 from actors.rollouts.attempts import Attempt, WaitingAttempts
+from actors.rollouts.core_places import CorePlaces
 from actors.rollouts.fleet_report import ActorFailure, FleetReport, FleetStatus, RolloutInPlay
 from actors.rollouts.journal import JournalStore
 from actors.rollouts.kept_pairs import RESUMED_AFTER, KeptPairs
@@ -36,8 +36,6 @@ DRAIN_POLL_SECONDS = 1.0
 """Between two looks for nodes that are about to leave."""
 CANCEL_SECONDS = 1.0
 """Between two attempts to end what is sampled for a rollout that was cancelled."""
-START_SECONDS = 1.0
-"""CPU time of a core that an actor is given to start. Many at a time would starve a learner beside them."""
 MAX_START_FAILURES = 3
 """Actors of a slot that may fail to start, one after the other, before the fleet itself has failed."""
 
@@ -79,8 +77,7 @@ class RolloutFleet:
         self._delivery: asyncio.Task[None] | None = None
         self._drain_watch: asyncio.Task[None] | None = None
         self._node_watch = NodeWatch()
-        self._starts = asyncio.Semaphore(1)
-        """Places of actors that start, as many as there are cores."""
+        self._places = CorePlaces()
         self._slots: dict[int, asyncio.Task[None]] = {}
         self._nodes: dict[int, str] = {}
         """Where the actor of a slot is, for the slots whose actors are up."""
@@ -95,18 +92,14 @@ class RolloutFleet:
         self._failures: dict[int, ActorFailure] = {}
         """By slot, with the time of the failure as its ``seconds``."""
         self._start = time.monotonic()
-        self._busy_seconds = 0.0
+        self._busy_seconds = self._waited_seconds = 0.0
         self._num_ready = self._num_lost = 0
         self._num_replayed_tokens = self._num_retries = self._num_resumed_turns = 0
-        self._waited_seconds = 0.0
 
     async def resize(self, num_actors: int) -> None:
-        """Grow or shrink; an actor that is still playing ends with its rollout.
-
-        Actors that are too many end at once. New ones start one for each core and second.
-        """
+        """Shrink at once, but for actors that still play; or grow by an actor for each core and second."""
         if num_actors > len(self._slots):
-            self._starts = asyncio.Semaphore(await asyncio.to_thread(num_cores))
+            await self._places.count()
         self._config.num_actors = num_actors
         if self._delivery is None:
             self._delivery = asyncio.create_task(self._deliver())
@@ -218,14 +211,11 @@ class RolloutFleet:
     async def _slot(self, index: int) -> None:
         num_failures = 0
         while index < self._config.num_actors:
-            await self._wait_for_core()
+            await self._places.take()
             labels = self._options["label_selector"] | self._node_watch.elsewhere()
+            own = ray.get_runtime_context().current_actor
             actor = RolloutActor.options(**self._options | {"label_selector": labels}).remote(  # type: ignore[attr-defined]
-                self._pair,
-                self._sampler,
-                self._limits,
-                ray.get_runtime_context().current_actor,
-                self._listener,
+                self._pair, self._sampler, self._limits, own, self._listener
             )
             try:
                 if (node := await started(actor, self._node_watch)) is None:
@@ -247,12 +237,6 @@ class RolloutFleet:
                     raise
             finally:
                 ray.kill(actor)
-
-    async def _wait_for_core(self) -> None:
-        """Return when a core has the time to start an actor; it is that actor's for ``START_SECONDS``."""
-        starts = self._starts  # a resize may put others in its place
-        await starts.acquire()
-        asyncio.get_running_loop().call_later(START_SECONDS, starts.release)
 
     async def _keep_busy(self, index: int, actor: ray.actor.ActorHandle) -> None:
         """Play requests with ``actor`` until it is lost, or one too many, or its node is about to leave."""
@@ -370,11 +354,6 @@ def actor_options(pair: Pair, config: FleetConfig) -> dict[str, Any]:
         "runtime_env": dict(needs.runtime_env),
         **EVERYWHERE,
     }
-
-
-def num_cores() -> int:
-    """CPU cores of the cluster, as if all nodes were like this one: what Ray counts may be set by hand."""
-    return (os.cpu_count() or 1) * sum(node["Alive"] for node in ray.nodes())
 
 
 def check_room(options: dict[str, Any]) -> None:

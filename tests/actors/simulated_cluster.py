@@ -16,7 +16,7 @@ import pytest
 import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 
-from actors.rollouts import attempts, fleet, node_watch
+from actors.rollouts import attempts, core_places, fleet, node_watch
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.rollout_actor import Played
 from actors.settings import FleetConfig
@@ -340,7 +340,7 @@ def simulated_fleet(cluster: Cluster, loop: SimulatedLoop, retries: int) -> Iter
         patch.setattr(fleet, "RolloutActor", Options(make_actor))
         patch.setattr(node_watch, "NodePulse", Options(make_pulse))
         patch.setattr(fleet, "draining_nodes", cluster.draining)
-        patch.setattr(fleet, "num_cores", lambda: 2 * len(cluster.nodes))
+        patch.setattr(core_places, "num_cores", lambda: 2 * len(cluster.nodes))
         patch.setattr(fleet.asyncio, "to_thread", here)
         patch.setattr(fleet, "time", clock)
         patch.setattr(attempts, "time", clock)
