@@ -25,7 +25,7 @@ from policies import GameAgent
 pytestmark = pytest.mark.engine
 
 NUM_TASKS = 100
-TIMEOUT_SECONDS = 8.0
+TIMEOUT_SECONDS = 12.0
 ENDINGS = {
     "raise": TerminationReason.ENV_ERROR,
     "hang in reset": TerminationReason.TIMEOUT,
