@@ -5,12 +5,13 @@
 Single-turn answers of the tiny model in groups of 8 and in turns, as in ``peers.py``, with one optimizer step
 an update. One of the three numbers grows and the other two stay. The model is changed so that it never ends
 an answer by itself: each answer has as many tokens as it may have. Each size is a program of its own, whose
-first two updates do not count; the figures are medians of the others.
+first two updates do not count, nor do those in which an actor still starts; the figures are medians of the
+others.
 
 More samples and longer answers are more work: the line that they are compared with is linear growth from the
 smallest size. More rollout actors play the same samples: their line is flat. The table has the seconds as a
-multiple of that line, and whether they grew at most as fast as the size, up to a tenth. Takes about a quarter
-of an hour and, with 128 rollout actors, 13 GB of memory.
+multiple of that line, and whether they grew at most as fast as the size, up to a tenth. Takes about half
+an hour and, with 128 rollout actors, 13 GB of memory.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -130,7 +132,10 @@ def measure(update: Update, model: str, folder: Path, num_updates: int, options:
         f"server.engine.max_model_tokens={MAX_PROMPT_TOKENS + LONGEST}",
     ]
     run([*RUN, *overrides, *options], {"RAY_worker_niceness": "0"})
-    counted = [each for each in read_metrics(folder) if "learn/loss" in each][NOT_COUNTED:]
+    updates = [each for each in read_metrics(folder) if "learn/loss" in each][NOT_COUNTED:]
+    counted = [each for each in updates if each["time/actors_ready"] == update.actors]
+    if not counted:
+        sys.exit(f"{update}: in no update all actors were up. Give more --updates than {num_updates}.")
     return Cost(
         seconds=statistics.median(each["time/step"] for each in counted),
         rollouts=statistics.median(each["time/wait"] for each in counted),
@@ -193,7 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", default=",".join(SERIES), help="what grows, with commas between")
     parser.add_argument(
-        "--updates", type=int, default=7, help=f"of each program; the first {NOT_COUNTED} do not count"
+        "--updates", type=int, default=25, help=f"of each program; the first {NOT_COUNTED} do not count"
     )
     parser.add_argument("--plot", type=Path, help="draw the seconds over the sizes into this file")
     parser.add_argument("overrides", nargs="*", help="settings of the runs, such as rollout.max_staleness=1")
