@@ -201,6 +201,7 @@ def measure(path: str, model: Model, num_rounds: int) -> dict[str, Cost]:
     )
     learner = LearnerGroup(path, config, resolve(AlgorithmConfig()), 1000, 0, store)
     plain = PlainLoop(path, model)
+    learner.update(learner.score([TrainBatch(samples=model.loads[EVEN])]))  # returns when the rank is up
     memory = PeakMemory()
     costs = {}
     for load, samples in model.loads.items():
