@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import socket
 import statistics
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from typing import Any
 
 import httpx
 import repository
-from programs import Program
+from programs import Program, free_port
 from report import Report
 
 from launch.reporting.tracker import read_metrics
@@ -198,9 +197,7 @@ def main() -> None:
         f"{arguments.rate:g} questions a second, {arguments.updates} updates",
         ("client", "seconds an update", "answers", "errors", "versions", "p50", "p99"),
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     busy, alone = Client(url, arguments.rate), Client(url, arguments.rate)
     with tempfile.TemporaryDirectory() as temporary:
         trained = Path(temporary) / "asked"

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import socket
 import sys
 import tempfile
 import time
@@ -27,7 +26,7 @@ from typing import Any
 
 import psutil
 import repository  # noqa: F401
-from programs import Program, run, warm_started_model
+from programs import Program, free_port, run, warm_started_model
 from report import Report
 
 from environments.errors import ConfigError
@@ -247,12 +246,6 @@ def _weights(directory: Path) -> dict[str, Any]:
     return load_file(checkpoint / "huggingface" / "model.safetensors")
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--kinds", default=",".join(KINDS), help="of strikes; one may come several times")
@@ -276,7 +269,7 @@ def main() -> None:
         for staleness in arguments.staleness.split(","):
             overrides = [*RUN, f"model.path={model}", f"rollout.max_staleness={staleness}"]
             overrides.append(f"run.num_steps={STEPS_PER_MOMENT * len(kinds)}")
-            overrides.append(f"server.http_port={_free_port()}")  # else there is no proxy
+            overrides.append(f"server.http_port={free_port()}")  # else there is no proxy
             overrides.append(f"run.max_recoveries={100 if arguments.recover else 0}")
             overrides += arguments.overrides
             undisturbed, harried = (

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
-import socket
 import tempfile
 import time
 from collections import Counter
@@ -24,7 +23,7 @@ from typing import Any
 
 import httpx
 import repository  # noqa: F401
-from programs import Program
+from programs import Program, free_port
 from report import Report
 
 from launch.health.members import role_of
@@ -146,9 +145,7 @@ def main() -> None:
         "connections at once, one replica",
         ("connections", "statuses", "last answer, s", "/health p50, s", "most, s", "replica, MB", "updates"),
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     with tempfile.TemporaryDirectory() as temporary:
         port = f"server.http_port={url.rsplit(':', 1)[1]}"
         program = (training if arguments.while_training else server)(Path(temporary), port)

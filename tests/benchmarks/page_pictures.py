@@ -8,13 +8,13 @@ A run that is over has no actors; its views of the run, of a step's groups and o
 from __future__ import annotations
 
 import argparse
-import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import repository
+from programs import free_port
 
 sys.path.insert(0, str(Path(repository.__file__).resolve().parents[1]))
 from browser import Browser
@@ -30,9 +30,7 @@ def main() -> None:
     parser.add_argument("--step", type=int, default=5, help="the update whose groups are shown")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "launch.view", str(options.run), "--port", str(port)]
     with (
         tempfile.TemporaryDirectory() as profile,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +20,13 @@ from launch.health.members import role_of
 HERE = Path(__file__).resolve().parent
 END_SECONDS = 30.0
 """What the processes of a run get to be gone once its driver is."""
+
+
+def free_port() -> int:
+    """A port of this machine on which no program listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 class Program:

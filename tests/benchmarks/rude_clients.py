@@ -14,7 +14,6 @@ import argparse
 import http.client
 import json
 import multiprocessing
-import socket
 import sys
 import tempfile
 import threading
@@ -29,7 +28,7 @@ from typing import Any
 import httpx
 import repository  # noqa: F401
 from crowd import is_up, wait_until
-from programs import Program
+from programs import Program, free_port
 from report import Report
 
 from launch.recipes.calculator import workload
@@ -202,9 +201,7 @@ def main() -> None:
     kinds = parser.parse_args().kinds
     columns = ("rude clients", "statuses", "polite answers", "p50, s", "most, s")
     report, faults = Report("four rude connections and a polite one, one replica", columns), []
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     with tempfile.TemporaryDirectory() as folder:
         model = build_model(Path(folder), workload(0).demonstrations[:300])
         settings = [

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import socket
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from a2a.client import ClientConfig, ClientFactory
 from a2a.helpers.proto_helpers import new_text_message
 from a2a.types.a2a_pb2 import Role, SendMessageRequest
 from openai import OpenAI
-from programs import Program, run
+from programs import Program, free_port, run
 from report import Report
 
 from environments import math_reward_fn
@@ -137,9 +136,7 @@ def main() -> None:
         start = time.monotonic()
         right = evaluated(model, len(problems), folder / "evaluation")
         report.add("launch.evaluate, with its start", str(right), f"{time.monotonic() - start:.0f}")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        url = f"http://127.0.0.1:{free_port()}"
         settings = [
             "recipe=calculator",
             f"model.path={model}",

@@ -9,7 +9,6 @@ it asks the policy server until it answers.
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import repository
+from programs import free_port
 from report import Report
 
 from actors.settings import MODEL_NAME
@@ -58,13 +58,6 @@ class FirstAnswer(threading.Thread):
                 json.load(answer)
                 self.seconds = time.perf_counter() - start
             time.sleep(0.5)
-
-
-def free_port() -> int:
-    """A port that no program listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def main() -> None:
