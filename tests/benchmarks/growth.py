@@ -209,7 +209,7 @@ def main() -> None:
     if arguments.updates <= NOT_COUNTED:
         parser.error(f"--updates: the first {NOT_COUNTED} do not count, so {NOT_COUNTED + 1} are the fewest")
     report = Report(
-        f"an update of single-turn answers, tiny model: medians of {arguments.updates - NOT_COUNTED} updates",
+        f"an update of single-turn answers, tiny model: medians of programs of {arguments.updates} updates",
         (
             "what grows",
             "size",

@@ -1,4 +1,4 @@
-"""The two models that are measured, both with random weights."""
+"""The models that are measured: two with random weights, or any that ``model.path`` takes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ from pathlib import Path
 
 import repository  # noqa: F401
 
+from launch.run_folder.model_paths import model_folder
 from policies.tiny import build_model, build_tokenizer
 
+TINY = "tiny"
 CONVERSATIONS = [
     [{"role": "user", "content": f"What is {a}+{b}?"}, {"role": "assistant", "content": str(a + b)}]
     for a in range(10, 60)
     for b in range(10, 60)
 ]
+
+
+def chosen(name: str, folder: Path) -> str:
+    """The folder of the tiny model, which is made in ``folder``, or of one that ``model.path`` takes."""
+    return tiny(folder) if name == TINY else model_folder(name)
 
 
 def tiny(folder: Path) -> str:

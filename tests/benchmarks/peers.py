@@ -31,12 +31,10 @@ from report import Report
 
 from environments import Dataset, SingleTurnEnvironment
 from launch.reporting.tracker import read_metrics
-from launch.run_folder.model_paths import model_folder
 from launch.workload import Workload
 from policies import GameAgent
 
 GROUPS, GROUP_SIZE, MAX_TOKENS, LR = 8, 8, 48, 1e-5
-TINY = "tiny"
 NOT_COUNTED = 2
 """First steps of a program, in which it still starts."""
 QUESTIONS = [f"What is {a}+{b}?" for a in range(10, 40) for b in range(10, 40)]
@@ -131,7 +129,7 @@ def peer_seconds(peer: str, python: Path, model: str, folder: Path, num_updates:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--peers", default="trl", help="names of files peer_NAME.py, with commas between")
-    parser.add_argument("--model", default=TINY, help=f"{TINY}, or one that model.path takes")
+    parser.add_argument("--model", default=models.TINY, help=f"{models.TINY}, or one that model.path takes")
     parser.add_argument("--rounds", type=int, default=5, help="programs of each arm")
     parser.add_argument("--updates", type=int, default=12, help="of each program")
     parser.add_argument("overrides", nargs="*", help="settings of Troupe's runs, such as fleet.num_actors=32")
@@ -145,7 +143,7 @@ def main() -> None:
     arms: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        model = models.tiny(folder) if arguments.model == TINY else model_folder(arguments.model)
+        model = models.chosen(arguments.model, folder)
         pythons = {peer: environment_of(peer, folder / f"environment-{peer}") for peer in peers}
         for number in range(arguments.rounds):
             for peer, python in pythons.items():

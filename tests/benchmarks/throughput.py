@@ -36,11 +36,9 @@ from actors.serving.policy_app import PolicyApp
 from actors.settings import RAYLET_ENVIRONMENT, ServerConfig
 from actors.weights.store import WeightStore
 from environments.types import Completion, Trajectory
-from launch.run_folder.model_paths import model_folder
 from policies import GameAgent
 from policies.settings import EngineConfig
 
-TINY = "tiny"
 NUM_TURNS = 2
 TURN_TOKENS = 64
 QUESTION = "What is the sum of all numbers that you can think of? "
@@ -53,7 +51,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3, help="the median counts")
     parser.add_argument("--replicas", type=int, default=1, help="engines of the policy server")
-    parser.add_argument("--model", default=TINY, help=f"{TINY}, or one that model.path takes")
+    parser.add_argument("--model", default=models.TINY, help=f"{models.TINY}, or one that model.path takes")
     arguments = parser.parse_args()
     os.environ["TQDM_DISABLE"] = "1"
     report = Report(
@@ -63,11 +61,9 @@ def main() -> None:
         ("arm", "requests/s", "tokens/s", "of bare", "all rounds"),
     )
     with tempfile.TemporaryDirectory() as folder:
-        if arguments.model == TINY:
-            rates, cpu = _rounds(models.tiny(Path(folder)), ENGINE, arguments)
-        else:
-            engine = replace(ENGINE, options={"max_num_seqs": arguments.pairs})
-            rates, cpu = _rounds(model_folder(arguments.model), engine, arguments)
+        options = {} if arguments.model == models.TINY else {"max_num_seqs": arguments.pairs}
+        model = models.chosen(arguments.model, Path(folder))
+        rates, cpu = _rounds(model, replace(ENGINE, options=options), arguments)
     bare = statistics.median(rate for rate, _ in rates["bare engine, all at once"])
     for arm, each in rates.items():
         middle = statistics.median(rate for rate, _ in each)
