@@ -46,8 +46,8 @@ class FleetConfig:
     """The rollout actors. Each holds one agent and one environment."""
 
     num_actors: int = setting(16, at_least=1)
-    """Rollout actors, and so the rollouts that run at the same time. By default as many as an update has
-    rollouts, so that none waits for another, and at most eight for each CPU core of this machine."""
+    """Rollout actors, and so the rollouts that run at the same time. A run has by default as many
+    as an update has rollouts, so that none waits for another, but at most eight for a CPU core."""
     min_actors: int | None = setting(None, at_least=1)
     """The fewest rollout actors. In training their number follows what an update waits for; in launch.serve
     there is one for each message and conversation, and one to spare. Null means fleet.num_actors."""
