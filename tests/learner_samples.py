@@ -54,7 +54,6 @@ def with_random_columns(samples: Sequence[TrainingSample], seed: int = 0) -> tup
                 ),
                 values=column(sample, -1.0, 1.0),
                 returns=column(sample, -1.0, 1.0),
-                weights=column(sample, 0.2, 2.0),
             )
         )
     return tuple(filled)

@@ -38,6 +38,8 @@ class Rules:
     kl: Callable[[torch.Tensor], torch.Tensor] = lambda gap: 0 * gap
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
+    weight: Callable[[torch.Tensor], torch.Tensor] = torch.ones_like
+    """Of the loss of a token, by how many nats its old log-probability is above the recorded one."""
     recorded_is_old: bool = False
     """The ratio is taken to the recorded log-probabilities, not to those before the update."""
     critic: bool = False
@@ -152,10 +154,11 @@ class Oracle:
         rules, losses, penalties, entropies = self.rules, [], [], []
         for each, (new, entropy) in zip(batch, self._distribution(self.policy, batch), strict=True):
             entropies += entropy
-            for now, old, reference, advantage in zip(
-                new, each.old, each.reference, each.advantages, strict=True
+            for turns, now, old, reference, advantage in zip(
+                each.sequences, new, each.old, each.reference, each.advantages, strict=True
             ):
-                losses.append(rules.loss(now, old, advantage, rules.clip))
+                weight = rules.weight(old - recorded(turns))
+                losses.append(weight * rules.loss(now, old, advantage, rules.clip))
                 penalties.append(rules.kl(now - reference))
         loss = rules.aggregate(losses) - rules.entropy_coef * rules.aggregate(entropies)
         if rules.kl_place == "loss":
@@ -319,6 +322,16 @@ def ppo_loss(new: torch.Tensor, old: torch.Tensor, advantage: torch.Tensor, clip
     ratio = (new - old).exp()
     surrogate = torch.minimum(ratio * advantage, clipped(ratio, clip) * advantage)
     return -torch.where(advantage < 0, torch.maximum(surrogate, 3 * advantage), surrogate)
+
+
+def truncated_weight(gap: torch.Tensor) -> torch.Tensor:
+    """Yao et al. 2025 (Your efficient RL framework secretly brings you off-policy RL training)."""
+    return gap.exp().clamp(max=2)
+
+
+def truncated_weight_of_the_sequence(gap: torch.Tensor) -> torch.Tensor:
+    """Ionides 2008 (Truncated Importance Sampling), of all that a sequence has sampled."""
+    return truncated_weight(gap.sum()).expand_as(gap)
 
 
 def gspo_loss(new: torch.Tensor, old: torch.Tensor, advantage: torch.Tensor, clip: Clip) -> torch.Tensor:

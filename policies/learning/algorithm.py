@@ -67,13 +67,18 @@ class Algorithm:
         return self.kl_place != "none"
 
     @property
+    def masks_far_tokens(self) -> bool:
+        """Whether tokens are left out for their importance weight."""
+        return self.mask_below is not None or self.mask_above is not None
+
+    @property
     def needs_all_scores(self) -> bool:
-        """Whether the learner has to score every mini-batch before the update: for weights, for rewards, or
+        """Whether the learner has to score every mini-batch before the update: for masks, for rewards, or
         because it takes each of them again.
 
         Otherwise the first one's old log-probabilities are those of its own step: nothing has changed before.
         """
-        return self.correction_level is not None or self.kl_place == "reward" or self.num_epochs > 1
+        return self.masks_far_tokens or self.kl_place == "reward" or self.num_epochs > 1
 
     @property
     def uses_greedy_baseline(self) -> bool:

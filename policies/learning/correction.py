@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from environments.errors import ConfigError
@@ -20,41 +19,50 @@ if TYPE_CHECKING:
 
 USUAL_TRUNCATION = 2.0
 """Yao et al. 2025 (Your efficient RL framework secretly brings you off-policy RL training)."""
+LARGEST_LOG_WEIGHT = 20.0
+"""A weight stays finite, and above 0, however far the policies are apart; verl has the same bound."""
 
 
-def correct(
+def importance_weights(log_ratio: torch.Tensor, mask: torch.Tensor, level: str) -> torch.Tensor:
+    """The learner's probability over the engine's, of a token or of all that a sample has sampled.
+
+    Args:
+        log_ratio: [N, T] the learner's log-probabilities less the engine's; any number where the mask is 0.
+        mask: [N, T] True on the tokens that are trained.
+        level: ``token`` or ``sequence``.
+
+    Returns:
+        [N, T], 0 where the mask is 0.
+
+    Source: importance sampling as in verl's ``compute_rollout_correction_weights``, which is not called
+    since it rejects a micro-batch that has only padding.
+    """
+    log_ratio = log_ratio.masked_fill(~mask, 0.0)
+    if level == "sequence":
+        log_ratio = log_ratio.sum(-1, keepdim=True).expand_as(log_ratio)
+    return log_ratio.clamp(-LARGEST_LOG_WEIGHT, LARGEST_LOG_WEIGHT).exp() * mask
+
+
+def without_far_tokens(
     samples: Sequence[TrainingSample], algorithm: Algorithm
 ) -> tuple[list[TrainingSample], dict[str, float]]:
-    """The samples with importance weights, without the tokens that are masked; and how large these are.
+    """The samples without the tokens whose importance weight is out of the bounds; and how many those are.
 
-    A weight is the learner's probability over the engine's, of a token or of all that a sample has sampled
-    (``old_logprobs`` against ``rollout_logprobs``). Masked tokens leave ``loss_mask``: they are not in the
-    loss and not in what it is divided by either, for the mean over what is trained must not become smaller
-    because something else is not. A sample may come back with an empty mask.
+    They leave ``loss_mask``: they are not in the loss and not in what it is divided by either, for the mean
+    over what is trained must not become smaller because something else is not. A sample may come back with
+    an empty mask.
 
-    Source: truncated and masked importance sampling as in verl's ``rollout_corr_helper``; the former is
-    Ionides 2008 (Truncated Importance Sampling), per token in Yao et al. 2025, the latter per token is
-    IcePop.
+    Source: masked importance sampling as in verl's ``rollout_corr_helper``; per token it is IcePop.
     """
-    if algorithm.correction_level is None or not samples:
+    if not algorithm.masks_far_tokens or not samples:
         return list(samples), {}
     old, engine, mask = _rows(samples)
-    weights = _weights(old - engine, mask, algorithm, algorithm.truncate_above or math.inf)
-    untouched = _weights(old - engine, mask, algorithm, math.inf)
-    kept = _kept(old - engine, mask, algorithm)
-    sampled, trained = mask.bool(), kept.bool()
-    metrics = {
-        "learn/weight_mean": float(untouched[sampled].mean()),
-        "learn/weight_max": float(untouched[sampled].max()),
-        "learn/weight_truncated_fraction": float((weights < untouched)[sampled].float().mean()),
-        "learn/weight_masked_fraction": float((~trained)[sampled].float().mean()),
-        "learn/weight_effective_fraction": _effective_fraction(weights[trained]),
-    }
-    corrected = [
-        _with_weights(sample, row[bits].tolist(), keep[bits].tolist())
-        for sample, row, keep, bits in zip(samples, weights, trained, sampled, strict=True)
+    sampled, trained = mask.bool(), _kept(old - engine, mask, algorithm).bool()
+    result = [
+        sample if keep[bits].all() else sample.without_tokens((~keep[bits]).tolist())
+        for sample, keep, bits in zip(samples, trained, sampled, strict=True)
     ]
-    return corrected, metrics
+    return result, {"learn/weight_masked_fraction": float((~trained)[sampled].float().mean())}
 
 
 def _rows(samples: Sequence[TrainingSample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -74,26 +82,10 @@ def _rows(samples: Sequence[TrainingSample]) -> tuple[torch.Tensor, torch.Tensor
     return old, engine, (torch.arange(old.shape[1]) < lengths.unsqueeze(1)).float()
 
 
-def _weights(
-    log_ratio: torch.Tensor, mask: torch.Tensor, algorithm: Algorithm, threshold: float
-) -> torch.Tensor:
-    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
-
-    weights, _ = compute_rollout_correction_weights(
-        log_ratio=log_ratio,
-        response_mask=mask,
-        rollout_is=algorithm.correction_level,
-        rollout_is_threshold=threshold,
-    )
-    return weights
-
-
 def _kept(log_ratio: torch.Tensor, mask: torch.Tensor, algorithm: Algorithm) -> torch.Tensor:
     """The mask [N, T] without what lies outside of the bounds."""
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 
-    if algorithm.mask_below is None and algorithm.mask_above is None:
-        return mask
     # verl's bounds are those of engine over learner, the other way round, and have to be positive.
     low = 1 / algorithm.mask_above if algorithm.mask_above else sys.float_info.min
     high = 1 / algorithm.mask_below if algorithm.mask_below else sys.float_info.max
@@ -104,17 +96,6 @@ def _kept(log_ratio: torch.Tensor, mask: torch.Tensor, algorithm: Algorithm) -> 
         rollout_rs_threshold=f"{low}_{high}",
     )
     return kept
-
-
-def _effective_fraction(weights: torch.Tensor) -> float:
-    """Kish's effective sample size, as a share of the tokens that are trained; 0 if there are none."""
-    return float(weights.sum().square() / weights.square().sum() / len(weights)) if len(weights) else 0.0
-
-
-def _with_weights(sample: TrainingSample, weights: list[float], kept: list[bool]) -> TrainingSample:
-    """The sample with a weight for each token that it has sampled, and without the tokens not kept."""
-    weighted = replace(sample, weights=sample.on_sampled_tokens(weights))
-    return weighted if all(kept) else weighted.without_tokens([not bit for bit in kept])
 
 
 def resolve_correction(config: CorrectionConfig, max_staleness: int) -> dict[str, Any]:

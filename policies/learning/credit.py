@@ -12,7 +12,7 @@ import numpy as np
 
 from environments.errors import LearnerError
 from environments.types import Trajectory, TrajectoryGroup
-from policies.learning.correction import correct
+from policies.learning.correction import without_far_tokens
 from policies.learning.kl import kl_estimate
 from policies.learning.samples import ALIKE, TrainingSample, is_judged, returns_to_go, turn_rewards
 
@@ -28,7 +28,7 @@ def assign_credit(
     algorithm: Algorithm,
     kl_coef: float,
 ) -> tuple[dict[str, list[TrainingSample]], dict[str, float]]:
-    """The samples with advantages, returns (where a critic learns them) and weights on their sampled tokens.
+    """The samples with advantages and returns (where a critic learns them) on their sampled tokens.
 
     ``samples`` holds, by rollout id, all samples of each trajectory that is trained on, in order and scored.
     ``kl_coef`` is the present weight of a KL penalty in the reward; other algorithms do not look at it.
@@ -73,11 +73,11 @@ def assign_credit(
         for trail, parts in zip(trails, spans, strict=True)
         for sample in _laid_out(trail.samples, parts, algorithm)
     ]
-    corrected, gap = correct(credited, algorithm)
+    trained, masked = without_far_tokens(credited, algorithm)
     result: dict[str, list[TrainingSample]] = {}
-    for sample in corrected:
+    for sample in trained:
         result.setdefault(sample.rollout_id, []).append(sample)
-    return result, metrics | gap
+    return result, metrics | masked
 
 
 @dataclass(eq=False, slots=True)

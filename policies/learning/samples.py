@@ -26,7 +26,7 @@ class TrainingSample:
     from there to the last sampled token; ``loss_mask`` [R] is 1 on sampled tokens and 0 on what the
     environment said in between. All further columns are [R] too, and 0 where the mask is 0. What is filled
     in later is empty until then: ``old_logprobs``, ``reference_logprobs`` and ``values`` by the learner's
-    ``score``, ``advantages``, ``returns`` and ``weights`` by ``assign_credit``.
+    ``score``, ``advantages`` and ``returns`` by ``assign_credit``.
     """
 
     sample_id: str
@@ -46,8 +46,6 @@ class TrainingSample:
     values: tuple[float, ...] = ()
     advantages: tuple[float, ...] = ()
     returns: tuple[float, ...] = ()
-    weights: tuple[float, ...] = ()
-    """Importance weights against the difference between engine and learner."""
     policy_version: int = 0
     """The oldest version that sampled any of it."""
 
@@ -87,7 +85,6 @@ class TrainingSample:
             values=thinned(self.values),
             advantages=thinned(self.advantages),
             returns=thinned(self.returns),
-            weights=thinned(self.weights),
         )
 
 
@@ -259,5 +256,4 @@ def padding_sample(token_id: int) -> TrainingSample:
         values=(0.0,),
         advantages=(0.0,),
         returns=(0.0,),
-        weights=(0.0,),
     )

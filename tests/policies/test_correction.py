@@ -1,16 +1,16 @@
-"""Truncated and masked importance sampling, against their formulas in plain numpy."""
+"""Importance weights, and the tokens that are left out for theirs, against the formulas."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
+import torch
 
 from environments.errors import ConfigError
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import resolve
-from policies.learning.correction import correct
+from policies.learning.correction import importance_weights, without_far_tokens
 from policies.learning.samples import TrainingSample
 from policies.learning.settings import AlgorithmConfig, CorrectionConfig
 
@@ -50,52 +50,40 @@ def sample(sample_id: str, ratios: list[float]) -> TrainingSample:
 SAMPLES = [sample(sample_id, ratios) for sample_id, ratios in RATIOS.items()]
 
 
-def weights(samples: list[TrainingSample]) -> list[list[float]]:
-    """Of the tokens that are trained; everything else has to be 0."""
-    result = []
-    for each in samples:
-        mask = np.array(each.loss_mask) == 1
-        assert not np.array(each.weights)[~mask].any() and not np.array(each.advantages)[~mask].any()
-        result.append(np.array(each.weights)[mask].tolist())
-    return result
+def test_a_weight_is_the_ratio_of_a_token_or_the_product_over_a_sample() -> None:
+    ratios = torch.tensor([[0.25, 1.0, 3.0], [1.1, 0.5, 7.0]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    weights = importance_weights(ratios.log(), mask, "token")
+    torch.testing.assert_close(weights, torch.tensor([[0.25, 1.0, 3.0], [1.1, 0.5, 0.0]]))
+    weights = importance_weights(ratios.log(), mask, "sequence")
+    torch.testing.assert_close(weights, torch.tensor([[0.75, 0.75, 0.75], [0.55, 0.55, 0.0]]))
 
 
-def assert_weights(samples: list[TrainingSample], expected: list[list[float]]) -> None:
-    for found, values in zip(weights(samples), expected, strict=True):
-        np.testing.assert_allclose(found, values, rtol=1e-5)
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_weights_are_those_of_verl_and_stay_finite_however_far_the_policies_are_apart(level: str) -> None:
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+
+    gap = torch.tensor([[-60.0, 0.5, 0.0], [60.0, -1.0, 0.0], [0.1, 0.2, 0.3], [0.0, -500.0, 0.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 0, 0]])
+    theirs, _ = compute_rollout_correction_weights(gap, mask, level, rollout_is_threshold=math.inf)
+    ours = importance_weights(gap, mask.bool(), level)
+    torch.testing.assert_close(ours, theirs)
+    assert ours.isfinite().all() and (ours[mask.bool()] > 0).all()
 
 
-def test_truncated_weights_per_token() -> None:
-    corrected, metrics = correct(SAMPLES, algorithm(level="token", truncate_above=2.0))
-    assert_weights(corrected, [[min(ratio, 2.0) for ratio in ratios] for ratios in RATIOS.values()])
-    assert [each.loss_mask for each in corrected] == [each.loss_mask for each in SAMPLES]
-    everything = np.concatenate(list(RATIOS.values()))
-    cut = np.minimum(everything, 2.0)
-    assert metrics["learn/weight_mean"] == pytest.approx(everything.mean(), rel=1e-5)
-    assert metrics["learn/weight_max"] == pytest.approx(6.0, rel=1e-5)
-    assert metrics["learn/weight_truncated_fraction"] == pytest.approx(2 / 9)
-    assert metrics["learn/weight_masked_fraction"] == 0.0
-    effective = cut.sum() ** 2 / (cut**2).sum() / len(cut)
-    assert metrics["learn/weight_effective_fraction"] == pytest.approx(effective, rel=1e-5)
-
-
-def test_truncated_weights_per_sequence_are_the_product_over_a_sample() -> None:
-    corrected, metrics = correct(SAMPLES, algorithm(level="sequence", truncate_above=2.0))
-    products = [min(math.prod(ratios), 2.0) for ratios in RATIOS.values()]
-    assert_weights(
-        corrected, [[each] * len(ratios) for each, ratios in zip(products, RATIOS.values(), strict=True)]
-    )
-    assert metrics["learn/weight_truncated_fraction"] == pytest.approx(5 / 9)
+def test_what_is_not_trained_may_be_any_number() -> None:
+    gap, mask = torch.tensor([[math.nan, 0.0], [math.inf, math.inf]]), torch.tensor([[0, 1], [0, 0]]).bool()
+    for level in ("token", "sequence"):
+        assert importance_weights(gap, mask, level).tolist() == [[0.0, 1.0], [0.0, 0.0]]
 
 
 def test_masked_tokens_leave_the_loss_and_its_denominator() -> None:
     """The mean is one over what is trained: both of verl's masks come from ``loss_mask``."""
-    corrected, metrics = correct(SAMPLES, algorithm(level="token", mask_below=0.5, mask_above=2.5))
+    corrected, metrics = without_far_tokens(SAMPLES, algorithm(level="token", mask_below=0.5, mask_above=2.5))
     assert corrected[0].loss_mask == (0, 1, 0, 0)
     assert corrected[2].loss_mask == (1, 1, 0, 1, 0, 1)
     assert corrected[0].num_sampled_tokens == 1
     assert corrected[0].turns == (-1, 0, -1, -1)
-    assert_weights(corrected, [[1.0], [1.1], [0.8, 0.5, 0.9, 1.0]])
     assert metrics["learn/weight_masked_fraction"] == pytest.approx(3 / 9)
     # What is left out, the environment's tokens too, has no number in any column.
     assert corrected[0].old_logprobs == pytest.approx((0.0, -1.0, 0.0, 0.0))
@@ -111,32 +99,25 @@ def test_masked_tokens_leave_the_loss_and_its_denominator() -> None:
     ],
 )
 def test_bounds_may_be_one_sided_or_of_both_kinds(bounds: dict[str, float], kept: list[int]) -> None:
-    corrected, _ = correct(SAMPLES, algorithm(level="token", **bounds))
+    corrected, _ = without_far_tokens(SAMPLES, algorithm(level="token", **bounds))
     assert [each.num_sampled_tokens for each in corrected] == kept
-    assert max(max(each.weights) for each in corrected) <= bounds.get("truncate_above", math.inf)
 
 
 def test_a_masked_sequence_comes_back_empty() -> None:
-    corrected, metrics = correct(SAMPLES, algorithm(level="sequence", mask_below=0.8, mask_above=2.0))
+    settings = algorithm(level="sequence", mask_below=0.8, mask_above=2.0)
+    corrected, metrics = without_far_tokens(SAMPLES, settings)
     # The products are 0.75, 1.1 and 2.16.
     assert [each.num_sampled_tokens for each in corrected] == [0, 1, 0]
     assert metrics["learn/weight_masked_fraction"] == pytest.approx(8 / 9)
-    nothing, metrics = correct(SAMPLES[:1], algorithm(level="sequence", mask_below=0.8, mask_above=2.0))
+    nothing, metrics = without_far_tokens(SAMPLES[:1], settings)
     assert nothing[0].num_sampled_tokens == 0
-    assert metrics["learn/weight_effective_fraction"] == 0.0
+    assert metrics["learn/weight_masked_fraction"] == 1.0
 
 
-def test_weights_stay_finite_however_far_the_policies_are_apart() -> None:
-    far = sample("g/2#0", [math.exp(-60), math.exp(60)])
-    for level in ("token", "sequence"):
-        (corrected,), metrics = correct([far], algorithm(level=level, truncate_above=2.0))
-        assert all(map(math.isfinite, corrected.weights)) and all(map(math.isfinite, metrics.values()))
-
-
-def test_without_a_level_and_in_bypass_mode_nothing_is_changed() -> None:
-    assert correct(SAMPLES, algorithm()) == (SAMPLES, {})
-    assert correct(SAMPLES, algorithm(mode="bypass")) == (SAMPLES, {})
-    assert correct([], algorithm(level="token", truncate_above=2.0)) == ([], {})
+def test_without_bounds_nothing_is_left_out() -> None:
+    for correction in ({}, {"mode": "bypass"}, {"level": "token", "truncate_above": 2.0}):
+        assert without_far_tokens(SAMPLES, algorithm(**correction)) == (SAMPLES, {})
+    assert without_far_tokens([], algorithm(level="token", mask_above=2.0)) == ([], {})
 
 
 def resolved(max_staleness: int, **correction: object) -> tuple[str | None, float | None]:

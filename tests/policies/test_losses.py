@@ -55,7 +55,7 @@ def column(name: str, samples: Samples = SAMPLES) -> Tokens:
         "advantages": [each.advantages for each in samples],
         "old": [each.old_logprobs for each in samples],
         "reference": [each.reference_logprobs for each in samples],
-        "weights": [each.weights for each in samples],
+        "engine": [each.rollout_logprobs for each in samples],
         "values": [each.values for each in samples],
         "returns": [each.returns for each in samples],
     }[name]
@@ -143,7 +143,6 @@ def policy_loss_through_verl(
     settings: Algorithm,
     outputs: dict[str, Tokens],
     cut: tuple[int, int],
-    weighted: bool = False,
     samples: Samples = SAMPLES,
 ) -> tuple[float, list[dict[str, Any]]]:
     from policies.learning.verl.config import actor_config
@@ -153,8 +152,6 @@ def policy_loss_through_verl(
     columns = POLICY_COLUMNS | OLD_LOGPROBS
     if settings.kl_place == "loss":
         columns["reference_logprobs"] = "ref_log_prob"
-    if weighted:
-        columns["weights"] = "rollout_is_weights"
     loss = partial(policy_loss, settings, actor_config(LearnerConfig(), settings))
     return through_verl(loss, columns, outputs, cut, samples)
 
@@ -255,26 +252,45 @@ def test_the_policy_loss_is_the_formula(formula: Any, aggregation: str, cut: tup
     torch.testing.assert_close(gradient(rows), gradient(expected_rows), rtol=1e-5, atol=1e-7)
 
 
+TRUNCATE_ABOVE = 1.3
+
+
+def importance_weights(level: str) -> Tokens:
+    """Before they are cut: Yao et al. 2025, Your efficient RL framework secretly brings you off-policy RL
+    training; of a sequence, Ionides 2008, Truncated Importance Sampling."""
+    gaps = [old - engine for old, engine in zip(column("old"), column("engine"), strict=True)]
+    return [(gap if level == "token" else gap.sum().expand_as(gap)).exp() for gap in gaps]
+
+
 @pytest.mark.parametrize("cut", CUTS, ids=["whole", "micro-batches", "two ranks"])
-def test_importance_weights_multiply_each_tokens_loss(cut: tuple[int, int]) -> None:
-    """Truncated importance sampling: Yao et al. 2025, Your efficient RL framework secretly brings you
-    off-policy RL training."""
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_importance_weights_multiply_each_tokens_loss(level: str, cut: tuple[int, int]) -> None:
     expected_rows, rows = new_logprobs(), new_logprobs()
+    weights = importance_weights(level)
     losses = [
-        weight * vanilla(new, old, advantage)
+        weight.clamp(max=TRUNCATE_ABOVE) * vanilla(new, old, advantage)
         for new, old, advantage, weight in zip(
-            sampled_tokens(expected_rows),
-            column("old"),
-            column("advantages"),
-            column("weights"),
-            strict=True,
+            sampled_tokens(expected_rows), column("old"), column("advantages"), weights, strict=True
         )
     ]
     expected = torch.cat(losses).mean()
     expected.backward()
-    loss, _ = policy_loss_through_verl(algorithm(), {"log_probs": rows}, cut, weighted=True)
+    settings = algorithm(correction_level=level, truncate_above=TRUNCATE_ABOVE)
+    loss, parts = policy_loss_through_verl(settings, {"log_probs": rows}, cut)
     assert loss == pytest.approx(expected.item(), rel=1e-5)
     torch.testing.assert_close(gradient(rows), gradient(expected_rows), rtol=1e-5, atol=1e-7)
+
+    def total(name: str) -> float:
+        return sum(part[name].aggregate() for part in parts) / cut[0]
+
+    untouched = torch.cat(weights)
+    used = untouched.clamp(max=TRUNCATE_ABOVE)
+    assert 0.1 < (used < untouched).float().mean() < 0.9
+    assert total("weight_mean") == pytest.approx(float(untouched.mean()), rel=1e-5)
+    assert max(part["weight_max"].aggregate() for part in parts) == pytest.approx(float(untouched.max()))
+    assert total("weight_truncated_fraction") == pytest.approx(float((used < untouched).float().mean()))
+    assert total("weight_used_mean") == pytest.approx(float(used.mean()), rel=1e-5)
+    assert total("weight_used_square") == pytest.approx(float(used.square().mean()), rel=1e-5)
 
 
 KL_TERMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

@@ -80,6 +80,19 @@ CASES: dict[str, tuple[AlgorithmConfig, Rules]] = {
             recorded_is_old=True,
         ),
     ),
+    "grpo, tokens weighted": (
+        AlgorithmConfig(name="grpo", correction=CorrectionConfig(level="token")),
+        Rules(advantage=oracle.grpo_advantage, loss=oracle.ppo_loss, weight=oracle.truncated_weight),
+    ),
+    "grpo, sequences weighted, two epochs": (
+        AlgorithmConfig(name="grpo", correction=CorrectionConfig(level="sequence")),
+        Rules(
+            advantage=oracle.grpo_advantage,
+            loss=oracle.ppo_loss,
+            weight=oracle.truncated_weight_of_the_sequence,
+            num_epochs=2,
+        ),
+    ),
     "dr_grpo, k2 in the loss, entropy": (
         AlgorithmConfig(name="dr_grpo", kl=kl("loss", "k2", 0.1), entropy_coef=0.01),
         Rules(
@@ -214,6 +227,13 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
         {"advantage": oracle.dr_grpo_advantage},
     ),
     "another lambda": ("ppo, k1 in the reward", {"advantage": partial(oracle.gae_advantage, lam=0.9)}),
+    "no weights": ("grpo, tokens weighted", {"weight": torch.ones_like}),
+    "weights of sequences": (
+        "grpo, tokens weighted",
+        {"weight": oracle.truncated_weight_of_the_sequence},
+    ),
+    "weights of tokens": ("grpo, sequences weighted, two epochs", {"weight": oracle.truncated_weight}),
+    "weights that are not cut": ("grpo, tokens weighted", {"weight": torch.exp}),
     "a single epoch": ("grpo, two epochs, k2 in the loss", {"num_epochs": 1}),
     "a ratio of 1 in all epochs": ("grpo, two epochs, k2 in the loss", {"loss": oracle.reinforce_loss}),
     "a single epoch of the critic": ("ppo, three epochs", {"num_epochs": 1}),

@@ -92,8 +92,12 @@ def test_a_score_is_the_log_probability_of_the_sampled_tokens(make_rank: MakeRan
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "cispo"])
-def test_the_first_mini_batch_needs_no_score_and_changes_no_bit(make_rank: MakeRank, name: str) -> None:
-    ranks = [make_rank(algorithm=AlgorithmConfig(name=name)) for _ in range(2)]
+@pytest.mark.parametrize("level", ["none", "token", "sequence"])
+def test_the_first_mini_batch_needs_no_score_and_changes_no_bit(
+    make_rank: MakeRank, name: str, level: str
+) -> None:
+    algorithm = AlgorithmConfig(name=name, correction=CorrectionConfig(level=level))
+    ranks = [make_rank(algorithm=algorithm) for _ in range(2)]
     for _ in range(2):
         unscored, scored = (rank.score(batches(2)) for rank in ranks)
         assert not any(sample.old_logprobs for sample in unscored[0].samples)
@@ -106,11 +110,11 @@ def test_the_first_mini_batch_needs_no_score_and_changes_no_bit(make_rank: MakeR
 @pytest.mark.parametrize(
     "algorithm",
     [
-        AlgorithmConfig(correction=CorrectionConfig(level="token")),
+        AlgorithmConfig(correction=CorrectionConfig(level="token", mask_above=2.0)),
         AlgorithmConfig(kl=KLConfig(place="reward", coef=0.1)),
     ],
 )
-def test_weights_and_a_penalty_in_the_reward_need_the_first_mini_batch_scored(
+def test_masks_and_a_penalty_in_the_reward_need_the_first_mini_batch_scored(
     make_rank: MakeRank, algorithm: AlgorithmConfig
 ) -> None:
     scored = make_rank(algorithm=algorithm).score(batches(2))

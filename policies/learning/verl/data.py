@@ -122,7 +122,6 @@ def _column(row: TrainingSample, name: str) -> torch.Tensor:
         "values": row.values,
         "advantages": row.advantages,
         "returns": row.returns,
-        "weights": row.weights,
     }[name]
     if not any(row.loss_mask):  # padding, or all of it was masked: whatever it holds counts nowhere
         return torch.zeros(len(row.response_ids))

@@ -46,6 +46,9 @@ METRIC_NAMES = {
     "clip_fraction_dual": "learn/clip_fraction_dual",
     "kl": "learn/kl",
     "ratio_mean": "learn/ratio_mean",
+    "weight_mean": "learn/weight_mean",
+    "weight_truncated_fraction": "learn/weight_truncated_fraction",
+    "weight_effective_fraction": "learn/weight_effective_fraction",
     "surprise": "learn/entropy",
     "kl_loss": "learn/kl_loss",
     "actor/entropy_loss": "learn/entropy_bonus",
@@ -162,8 +165,6 @@ class VerlLearner(VerlWorker):
         columns = POLICY_COLUMNS
         if self._algorithm.kl_place == "loss":
             columns = columns | {"reference_logprobs": "ref_log_prob"}
-        if any(sample.weights for batch in batches for sample in batch.samples if sample.num_sampled_tokens):
-            columns = columns | {"weights": "rollout_is_weights"}
         last = len(batches) - 1
         steps = [
             self._step(
@@ -175,8 +176,13 @@ class VerlLearner(VerlWorker):
             )
             for index, batch in enumerate(batches)
         ]
+        for step in steps:
+            if "weight_used_square" in step:  # Kish's effective sample size, as a share of the tokens
+                step["weight_effective_fraction"] = step["weight_used_mean"] ** 2 / step["weight_used_square"]
         metrics = mean_metrics(steps, METRIC_NAMES) | mean_metrics(steps[:1], FIRST_STEP_NAMES)
-        metrics["learn/ratio_max"] = max(step["ratio_max"] for step in steps)
+        for name in ("ratio_max", "weight_max"):
+            if name in steps[0]:
+                metrics[f"learn/{name}"] = max(step[name] for step in steps)
         return LearnerUpdate(metrics=metrics, num_optimizer_steps=len(steps))
 
     @on_all_ranks

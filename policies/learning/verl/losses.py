@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from policies.learning.correction import importance_weights
 from policies.learning.kl import kl_estimate
 from policies.learning.verl import config as verl_config  # noqa: F401  # before verl: see there
 
@@ -40,24 +42,55 @@ def policy_loss(
     means over the sampled tokens of the whole batch.
 
     Args:
-        data: without ``old_log_probs`` where the weights are still those that it would be scored with: they
-            are the model's own then, detached.
+        data: without ``old_log_probs`` where the model is still the one that it would be scored with: they
+            are its own then, detached.
     """
+    data = data.copy()
     if "old_log_probs" not in data.keys():  # noqa: SIM118  # a TensorDict is no dict
-        data = data.copy()
-        data["old_log_probs"] = _of_responses(model_output["log_probs"].detach(), data)
+        data["old_log_probs"] = _jagged(no_padding_2_padding(model_output["log_probs"].detach(), data), data)
+    corrected: dict[str, Metric] = {}
+    if algorithm.correction_level is not None:
+        truncate_above = algorithm.truncate_above or math.inf
+        weights, corrected = _weights(data, algorithm.correction_level, truncate_above)
+        data["rollout_is_weights"] = _jagged(weights, data)
     loss, metrics = ppo_loss(config, model_output, data, dp_group)
     if algorithm.kl_place == "loss":
         kl = _kl_term(algorithm, config, model_output["log_probs"], data)
         loss = loss + algorithm.kl_coef * kl
         metrics["kl_loss"] = Metric(AggregationType.SUM, kl.detach())
     with torch.no_grad():
-        return loss, metrics | _ratio_metrics(config, model_output["log_probs"], data)
+        return loss, metrics | corrected | _ratio_metrics(config, model_output["log_probs"], data)
 
 
-def _of_responses(log_probs: torch.Tensor, data: TensorDict) -> torch.Tensor:
-    """verl's columns [P + R] of each sample cut to its response [R]."""
-    rows = zip(no_padding_2_padding(log_probs, data), data["responses"].offsets().diff(), strict=True)
+def _weights(data: TensorDict, level: str, truncate_above: float) -> tuple[torch.Tensor, dict[str, Metric]]:
+    """The importance weights [N, T] of a micro-batch, truncated, and how large they are.
+
+    They are made here, not before the update: here the old log-probabilities of the first mini-batch are
+    known without a forward pass of their own.
+    """
+    padded = data.select("response_mask", "old_log_probs", "rollout_log_probs").to_padded_tensor()
+    mask, log_ratio = padded["response_mask"].bool(), padded["old_log_probs"] - padded["rollout_log_probs"]
+    untouched = importance_weights(log_ratio, mask, level)
+    weights = untouched.clamp(max=truncate_above)
+    mean = partial(_mean, mask=mask, data=data)
+    return weights, {
+        "weight_mean": mean(untouched),
+        "weight_max": Metric(AggregationType.MAX, untouched.max()),
+        "weight_truncated_fraction": mean(weights < untouched),
+        "weight_used_mean": mean(weights),
+        "weight_used_square": mean(weights.square()),
+    }
+
+
+def _mean(values: torch.Tensor, mask: torch.Tensor, data: TensorDict) -> Metric:
+    """A micro-batch's share of the mean over the trained tokens of the whole batch."""
+    scale = data["dp_size"] / data["batch_num_tokens"]
+    return Metric(AggregationType.SUM, (values * mask).sum(dtype=torch.float64) * scale)
+
+
+def _jagged(padded: torch.Tensor, data: TensorDict) -> torch.Tensor:
+    """A column [N, T] of the responses without its padding, as ``data`` holds its columns."""
+    rows = zip(padded, data["responses"].offsets().diff(), strict=True)
     return torch.nested.as_nested_tensor([row[:length] for row, length in rows], layout=torch.jagged)
 
 
@@ -83,10 +116,7 @@ def _ratio_metrics(config: ActorConfig, log_probs: torch.Tensor, data: TensorDic
     log_ratio = (new - padded["old_log_probs"]) * mask
     gap = (new - padded["rollout_log_probs"]) * mask
     ratio = log_ratio.exp()
-    scale = data["dp_size"] / data["batch_num_tokens"]
-
-    def mean(values: torch.Tensor) -> Metric:
-        return Metric(AggregationType.SUM, (values * mask).sum(dtype=torch.float64) * scale)
+    mean = partial(_mean, mask=mask, data=data)
 
     def largest(values: torch.Tensor) -> Metric:
         return Metric(AggregationType.MAX, torch.where(mask, values, 0.0).max())
