@@ -72,6 +72,7 @@ def policy_app(
             cluster.end()
         elif app is not None:
             app.stop()
+            ray.kill(store)
 
 
 def agents(

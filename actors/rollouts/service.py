@@ -107,11 +107,11 @@ class RolloutService:
         Raises:
             SamplerError: the policy server did not start, or there is nothing to sample.
         """
-        self.start_actors(min(num_actors, FIRST_ACTORS))  # they start while the engines load
         if self._server is not None:
+            self.start_actors(min(num_actors, FIRST_ACTORS))  # they start while the engines load
             self._server.start()
-        self._open_sampler()
         self.start_actors(num_actors)
+        self._open_sampler()
 
     def start_in_background(self, num_actors: int) -> None:
         """``start`` in a thread; ``wait_until_up`` waits for it."""

@@ -81,7 +81,7 @@ def start(
     if notice := memory_notice(config, model_path):
         tracker.announce(notice)
     algorithm = algorithm_of(config)
-    store = weight_store(config, recovery, "training", ending)
+    store = weight_store(config, recovery, "training", ending, end)
     if config.run.replay is not None:
         workload = replace(workload, val_dataset=None)  # nothing can play them
     service = rollout_service(config, config.server, workload, model_path, store)
@@ -89,7 +89,7 @@ def start(
     pinned = None
     end(service.stop)
     if config.evaluation.num_replicas:
-        pinned = weight_store(config, recovery, "evaluation", ending)
+        pinned = weight_store(config, recovery, "evaluation", ending, end)
         services.append(rollout_service(config, evaluation_server(config), workload, model_path, pinned))
         end(services[-1].stop)
     stage = next((each for each in stages if each.num_done(recovery) < each.num_steps), stages[-1])
@@ -178,16 +178,22 @@ def watch(run: Components, recovery: Recovery, ending: ExitStack) -> None:
 
 
 def weight_store(
-    config: TrainConfig, recovery: Recovery, purpose: str, ending: ExitStack
+    config: TrainConfig,
+    recovery: Recovery,
+    purpose: str,
+    ending: ExitStack,
+    end: Callable[[Callable[[], None]], None],
 ) -> ray.actor.ActorHandle:
-    """A weight store with the transport of ``server.weights``.
+    """A weight store with the transport of ``server.weights``; ``end`` is of ``join_cluster``.
 
     Raises:
         ConfigError: the transport cannot work here.
     """
     transport = make_transport(config.server.weights, str(recovery.directory), purpose)
     ending.callback(transport.close)
-    return WeightStore.options(**beside_driver()).remote(transport)  # type: ignore[attr-defined]
+    store = WeightStore.options(**beside_driver()).remote(transport)  # type: ignore[attr-defined]
+    end(partial(ray.kill, store))
+    return store
 
 
 def join_cluster(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
+from conftest import wait_until
 from test_train import comparable, small_run, weights
 
 from environments import Dataset, SingleTurnEnvironment
@@ -88,6 +90,11 @@ def test_a_warm_start_without_demonstrations_is_an_error() -> None:
         check_training(as_train_config(config("warm_start", "reinforce")), workload)
 
 
+def weight_stores() -> set[int]:
+    """Processes of the weight stores in this process's Ray."""
+    return {each.pid for each in psutil.Process().children(recursive=True) if "WeightStore" in each.name()}
+
+
 @pytest.mark.engine
 def test_stages_train_in_turn_and_a_run_that_stops_between_two_resumes_as_if_it_had_not(
     ray_cluster: None, tmp_path: Path
@@ -104,7 +111,9 @@ def test_stages_train_in_turn_and_a_run_that_stops_between_two_resumes_as_if_it_
         "run.checkpoints_kept=9",
         *EXPERT,
     ]
+    before = weight_stores()
     small_run(whole, *settings)
+    wait_until(lambda: weight_stores() <= before)  # the last weights would stay in memory
 
     updates = [each for each in read_metrics(whole) if "rollout/reward_mean" in each]
     assert [each["step"] for each in updates] == [1, 2, 3]
