@@ -6,6 +6,7 @@ Only tests marked ``engine`` may ask for ``ray_cluster`` and what builds on it; 
 from __future__ import annotations
 
 import os
+import random
 import socket
 import sys
 import time
@@ -250,10 +251,12 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """A port on which no program listens. Connections of other programs begin at ports above these, so that
+    none of them takes it before it is used."""
+    while True:
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", random.SystemRandom().randrange(20_000, 32_768)))
+            return int(free.getsockname()[1])
 
 
 # -- learners ------------------------------------------------------------------------------------------

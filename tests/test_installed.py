@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_until
+from conftest import free_port, wait_until
 from openai import AuthenticationError, OpenAI, PermissionDeniedError
 from openai.types.chat import ChatCompletion
 from test_readme import SHOP
@@ -371,9 +371,3 @@ def answers(port: int) -> bool:
     """Whether something listens on ``port``."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import wait_until
+from conftest import free_port, wait_until
 
 from environments import ConfigError
 from environments.errors import EnvironmentFailure
@@ -43,12 +43,6 @@ def start_http_server(port: int = 0) -> tuple[subprocess.Popen[bytes], str]:
     process = subprocess.Popen([sys.executable, ECHO, str(port)], stderr=subprocess.DEVNULL)
     wait_until(lambda: is_open(port))
     return process, f"http://127.0.0.1:{port}/mcp"
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def is_open(port: int) -> bool:

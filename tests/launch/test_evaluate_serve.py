@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import free_port
 from openai import AsyncOpenAI, ConflictError, NotFoundError, OpenAI
 from transformers_reference import load, token_logprobs
 
@@ -456,9 +457,3 @@ def curl_example(greeting: str) -> dict[str, Any]:
     with urllib.request.urlopen(request, timeout=60) as response:
         answer: dict[str, Any] = json.load(response)
     return answer
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
