@@ -288,7 +288,7 @@ def log_of_job(dashboard: str, name: str) -> str:
 
 def answer_of(dashboard: str, question: str) -> dict[str, Any]:
     """What the dashboard knows of its cluster."""
-    with urllib.request.urlopen(f"{dashboard}/api/{question}", timeout=10) as response:
+    with urllib.request.urlopen(f"{dashboard}/api/{question}", timeout=60) as response:
         answer: dict[str, Any] = json.load(response)
     return answer
 

@@ -87,7 +87,7 @@ def told(service: RolloutService, activity: str) -> Iterator[Pulse]:
 
     heartbeat = Heartbeat(pulse)
     try:
-        assert within(10, lambda: pulses())
+        assert within(60, lambda: pulses())
         (found,) = pulses()
         yield found
     finally:
