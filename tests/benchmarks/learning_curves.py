@@ -52,7 +52,7 @@ RECIPES = {
     "calculator": Recipe(30, 3, ("warm_start",), TINY, warm_start_steps=350),
     "guess": Recipe(30, 3, ("warm_start",), TINY, warm_start_steps=250),
     "smollm2": Recipe(10, 1, (), PRETRAINED),
-    "word_problems": Recipe(14, 1, (), PRETRAINED),
+    "word_problems": Recipe(28, 2, (), PRETRAINED),
 }
 METHODS = {
     "reinforce": Method("reinforcement", "#2a6fb0"),
