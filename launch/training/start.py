@@ -184,7 +184,10 @@ def weight_store(
     ending: ExitStack,
     end: Callable[[Callable[[], None]], None],
 ) -> ray.actor.ActorHandle:
-    """A weight store with the transport of ``server.weights``; ``end`` is of ``join_cluster``.
+    """A weight store with the transport of ``server.weights``. It ends with the run.
+
+    Args:
+        end: the function that ``join_cluster`` returned.
 
     Raises:
         ConfigError: the transport cannot work here.

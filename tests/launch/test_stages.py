@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import psutil
 import pytest
 from conftest import wait_until
 from test_train import comparable, small_run, weights
@@ -13,6 +12,7 @@ from test_train import comparable, small_run, weights
 from environments import Dataset, SingleTurnEnvironment
 from environments.errors import ConfigError
 from launch.config import TrainConfig, as_train_config
+from launch.health.inspection import processes_here
 from launch.reporting.tracker import read_metrics
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.training.stages.chosen import chosen_stages
@@ -92,7 +92,7 @@ def test_a_warm_start_without_demonstrations_is_an_error() -> None:
 
 def weight_stores() -> set[int]:
     """Processes of the weight stores in this process's Ray."""
-    return {each.pid for each in psutil.Process().children(recursive=True) if "WeightStore" in each.name()}
+    return {each.pid for each in processes_here() if each.role == "store"}
 
 
 @pytest.mark.engine

@@ -105,10 +105,7 @@ def within(seconds: float, holds: Callable[[], Any]) -> Any:
 
 def assert_verdict(pulse: Pulse, text: str) -> None:
     """``text`` is in the verdict once all has started; beside other tests that takes a while."""
-    deadline = time.monotonic() + 90
-    while text not in (found := verdict(inspect(pulse))) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert text in found
+    assert within(90, lambda: text in verdict(inspect(pulse))), verdict(inspect(pulse))
 
 
 def started(

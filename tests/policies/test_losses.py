@@ -156,6 +156,11 @@ def policy_loss_through_verl(
     return through_verl(loss, columns, outputs, cut, samples)
 
 
+def batch_mean(parts: list[dict[str, Any]], cut: tuple[int, int], name: str) -> float:
+    """A metric of the whole batch, of the shares that its micro-batches have reported."""
+    return sum(part[name].aggregate() for part in parts) / cut[0]
+
+
 # -- the papers' formulas ------------------------------------------------------------------------------
 
 
@@ -280,9 +285,7 @@ def test_importance_weights_multiply_each_tokens_loss(level: str, cut: tuple[int
     assert loss == pytest.approx(expected.item(), rel=1e-5)
     torch.testing.assert_close(gradient(rows), gradient(expected_rows), rtol=1e-5, atol=1e-7)
 
-    def total(name: str) -> float:
-        return sum(part[name].aggregate() for part in parts) / cut[0]
-
+    total = partial(batch_mean, parts, cut)
     untouched = torch.cat(weights)
     used = untouched.clamp(max=TRUNCATE_ABOVE)
     assert 0.1 < (used < untouched).float().mean() < 0.9
@@ -367,9 +370,7 @@ def test_metrics_are_means_over_the_tokens_of_the_whole_batch(cut: tuple[int, in
     ratio = (new - old).exp()
     _, parts = policy_loss_through_verl(algorithm(), {"log_probs": rows}, cut)
 
-    def total(name: str) -> float:
-        return sum(part[name].aggregate() for part in parts) / cut[0]
-
+    total = partial(batch_mean, parts, cut)
     low = ((ratio < 1 - LOW) & (advantages < 0)).float().mean()
     high = ((ratio > 1 + HIGH) & (advantages > 0)).float().mean()
     dual = ((ratio > 3) & (advantages < 0)).float().mean()

@@ -347,6 +347,56 @@ def test_the_mismatch_is_that_between_engine_and_learner(make_rank: MakeRank) ->
     assert metrics["learn/rollout_k3_kl"] == pytest.approx((math.exp(-0.5) - 0.5) * share, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("correction", "most"),
+    [
+        (CorrectionConfig(level="token", truncate_above=1.0), 1.0),
+        (CorrectionConfig(level="token", mask_above=1e6), math.inf),  # so far that no token is masked
+    ],
+)
+def test_the_size_of_the_importance_weights_is_told(
+    make_rank: MakeRank, correction: CorrectionConfig, most: float
+) -> None:
+    rank = make_rank(LearnerConfig(optimizer=FROZEN), AlgorithmConfig(correction=correction))
+    near = [  # as if the engine had nearly the learner's weights
+        replace(
+            batch,
+            samples=tuple(
+                replace(
+                    sample,
+                    rollout_logprobs=tuple(
+                        (value + 0.5 * math.sin(index)) * bit
+                        for index, (value, bit) in enumerate(zip(row, sample.loss_mask, strict=True))
+                    ),
+                )
+                for sample, row in zip(batch.samples, rank.logprobs(batch), strict=True)
+            ),
+        )
+        for batch in batches()
+    ]
+    metrics = rank.update(rank.score(near)).metrics
+    weights = [
+        torch.tensor(
+            [
+                math.exp(-0.5 * math.sin(index))
+                for sample in batch.samples
+                for index, bit in enumerate(sample.loss_mask)
+                if bit
+            ]
+        )
+        for batch in near
+    ]
+    used = [each.clamp(max=most) for each in weights]
+    expected = {
+        "learn/weight_mean": [each.mean() for each in weights],
+        "learn/weight_truncated_fraction": [(each > most).float().mean() for each in weights],
+        "learn/weight_effective_fraction": [each.sum() ** 2 / (each**2).sum() / len(each) for each in used],
+    }
+    for name, steps in expected.items():
+        assert metrics[name] == pytest.approx(float(torch.stack(steps).mean()), rel=1e-3), name
+    assert metrics["learn/weight_max"] == pytest.approx(float(torch.cat(weights).max()), rel=1e-3)
+
+
 def test_in_bypass_mode_the_old_policy_is_the_engines(make_rank: MakeRank) -> None:
     learner = LearnerConfig(optimizer=FROZEN)
     rank = make_rank(learner, AlgorithmConfig(correction=CorrectionConfig(mode="bypass")))

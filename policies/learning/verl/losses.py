@@ -48,10 +48,10 @@ def policy_loss(
     data = data.copy()
     if "old_log_probs" not in data.keys():  # noqa: SIM118  # a TensorDict is no dict
         data["old_log_probs"] = _jagged(no_padding_2_padding(model_output["log_probs"].detach(), data), data)
-    corrected: dict[str, Metric] = {}
+    weight_metrics: dict[str, Metric] = {}
     if algorithm.correction_level is not None:
-        truncate_above = algorithm.truncate_above or math.inf
-        weights, corrected = _weights(data, algorithm.correction_level, truncate_above)
+        most = algorithm.truncate_above or math.inf
+        weights, weight_metrics = _truncated_weights(data, algorithm.correction_level, most)
         data["rollout_is_weights"] = _jagged(weights, data)
     loss, metrics = ppo_loss(config, model_output, data, dp_group)
     if algorithm.kl_place == "loss":
@@ -59,19 +59,21 @@ def policy_loss(
         loss = loss + algorithm.kl_coef * kl
         metrics["kl_loss"] = Metric(AggregationType.SUM, kl.detach())
     with torch.no_grad():
-        return loss, metrics | corrected | _ratio_metrics(config, model_output["log_probs"], data)
+        return loss, metrics | weight_metrics | _ratio_metrics(config, model_output["log_probs"], data)
 
 
-def _weights(data: TensorDict, level: str, truncate_above: float) -> tuple[torch.Tensor, dict[str, Metric]]:
-    """The importance weights [N, T] of a micro-batch, truncated, and how large they are.
+def _truncated_weights(data: TensorDict, level: str, most: float) -> tuple[torch.Tensor, dict[str, Metric]]:
+    """The importance weights [N, T] of a micro-batch, cut to ``most``, and how large they are.
 
     They are made here, not before the update: here the old log-probabilities of the first mini-batch are
     known without a forward pass of their own.
+
+    Source: Ionides 2008 (Truncated Importance Sampling); per token in Yao et al. 2025.
     """
     padded = data.select("response_mask", "old_log_probs", "rollout_log_probs").to_padded_tensor()
     mask, log_ratio = padded["response_mask"].bool(), padded["old_log_probs"] - padded["rollout_log_probs"]
     untouched = importance_weights(log_ratio, mask, level)
-    weights = untouched.clamp(max=truncate_above)
+    weights = untouched.clamp(max=most)
     mean = partial(_mean, mask=mask, data=data)
     return weights, {
         "weight_mean": mean(untouched),
