@@ -1,6 +1,6 @@
 """How the seconds of an update grow: with its samples, with the rollout actors, with the tokens of an answer.
 
-    python tests/benchmarks/growth.py [--only samples,actors,tokens] [--plot growth.png]
+    python tests/benchmarks/growth.py [--only samples,actors,tokens] [--up-to 256] [--plot growth.png]
 
 Single-turn answers of the tiny model in groups of 8 and in turns, as in ``peers.py``, with one optimizer step
 an update. One of the three numbers grows and the other two stay. The model is changed so that it never ends
@@ -22,7 +22,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import models
@@ -64,6 +64,17 @@ class Series:
     is_flat: bool = False
     """Whether the work stays the same, so that the seconds should too."""
 
+    def up_to(self, largest: int) -> Series:
+        """Without the larger sizes.
+
+        Raises:
+            ValueError: none is left but the smallest, or not even that.
+        """
+        updates = {size: update for size, update in self.updates.items() if size <= largest}
+        if len(updates) < 2:
+            raise ValueError(f"{self.label}: of {', '.join(map(str, self.updates))} two have to be left")
+        return replace(self, updates=updates)
+
     def times(self, size: int) -> float:
         """``size`` as a multiple of the smallest one."""
         return size / min(self.updates)
@@ -81,6 +92,7 @@ SERIES = {
     "tokens": Series("tokens of an answer", {size: Update(tokens=size) for size in (48, 256, 1024)}),
 }
 LONGEST = max(SERIES["tokens"].updates)
+LARGEST = max(size for series in SERIES.values() for size in series.updates)
 
 
 @dataclass(frozen=True)
@@ -166,7 +178,7 @@ def add_rows(report: Report, series: Series, costs: Mapping[Update, Cost]) -> No
         )
 
 
-def draw(names: Sequence[str], costs: Mapping[Update, Cost], path: Path) -> None:
+def draw(chosen: Sequence[Series], costs: Mapping[Update, Cost], path: Path) -> None:
     """A panel for each series: the seconds over the size, and the line that they are compared with."""
     import matplotlib
 
@@ -174,9 +186,10 @@ def draw(names: Sequence[str], costs: Mapping[Update, Cost], path: Path) -> None
     from matplotlib import pyplot as plt
     from matplotlib.ticker import LogFormatter
 
-    figure, panels = plt.subplots(1, len(names), sharey=True, squeeze=False, figsize=(3.5 * len(names), 3.5))
-    for name, axes in zip(names, panels[0], strict=True):
-        series = SERIES[name]
+    figure, panels = plt.subplots(
+        1, len(chosen), sharey=True, squeeze=False, figsize=(3.5 * len(chosen), 3.5)
+    )
+    for series, axes in zip(chosen, panels[0], strict=True):
         sizes = list(series.updates)
         seconds = [costs[update].seconds for update in series.updates.values()]
         line = [seconds[0] * series.line(size) for size in sizes]
@@ -202,12 +215,17 @@ def main() -> None:
     )
     parser.add_argument("--plot", type=Path, help="draw the seconds over the sizes into this file")
     parser.add_argument("overrides", nargs="*", help="settings of the runs, such as rollout.max_staleness=1")
+    parser.add_argument("--up-to", type=int, default=LARGEST, help="leave out larger sizes")
     arguments = parser.parse_args()
     names = arguments.only.split(",")
     if unknown := sorted({*names} - {*SERIES}):
         parser.error(f"--only: {unknown[0]!r} is none of {', '.join(SERIES)}")
     if arguments.updates <= NOT_COUNTED:
         parser.error(f"--updates: the first {NOT_COUNTED} do not count, so {NOT_COUNTED + 1} are the fewest")
+    try:
+        chosen = [SERIES[name].up_to(arguments.up_to) for name in names]
+    except ValueError as error:
+        parser.error(f"--up-to {arguments.up_to}: {error}")
     report = Report(
         f"an update of single-turn answers, tiny model: medians of programs of {arguments.updates} updates",
         (
@@ -227,15 +245,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         model = without_end(models.tiny(Path(temporary)))
         # The smallest updates of two series are the same: it is measured once.
-        for update in dict.fromkeys(each for name in names for each in SERIES[name].updates.values()):
+        for update in dict.fromkeys(each for series in chosen for each in series.updates.values()):
             folder = Path(temporary) / str(len(costs))
             costs[update] = measure(update, model, folder, arguments.updates, arguments.overrides)
             print(f"{update}: {costs[update].seconds:.2f} s", flush=True)
-    for name in names:
-        add_rows(report, SERIES[name], costs)
+    for series in chosen:
+        add_rows(report, series, costs)
     report.print()
     if arguments.plot:
-        draw(names, costs, arguments.plot)
+        draw(chosen, costs, arguments.plot)
 
 
 if __name__ == "__main__":

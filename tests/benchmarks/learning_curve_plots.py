@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from readme_tables import markdown
+
 Points = Sequence[tuple[int, float]]
 """Steps and values of a metric in one run."""
 Runs = dict[str, dict[str, dict[str, list[tuple[int, float]]]]]
@@ -90,17 +92,16 @@ def table(runs: Runs, methods: Mapping[str, Method]) -> str:
     """In Markdown: held-out values of each method at its end, and before any reinforcement."""
     names = metric_names(runs)
     heads = ["success" if name == "reward_mean" else f"`{name}`" for name in names]
-    lines = [f"| held-out tasks | {' | '.join(heads)} |", "|---" * (len(names) + 1) + "|"]
     before = [beginnings(runs.get(CURVE, {}).get(f"eval/{name}", {})) for name in names]
-    lines.append(_row(BEFORE, before))
+    rows = [_row(BEFORE, before)]
     for name, method in methods.items():
         if name in runs:
-            lines.append(_row(method.label, [ends(runs[name].get(f"eval/{metric}", {})) for metric in names]))
-    return "\n".join(lines)
+            rows.append(_row(method.label, [ends(runs[name].get(f"eval/{metric}", {})) for metric in names]))
+    return markdown(["held-out tasks", *heads], rows)
 
 
-def _row(label: str, cells: Sequence[Summary | None]) -> str:
-    return f"| {label} | {' | '.join('' if each is None else str(each) for each in cells)} |"
+def _row(label: str, cells: Sequence[Summary | None]) -> list[str]:
+    return [label, *("" if each is None else str(each) for each in cells)]
 
 
 # -- the plot --------------------------------------------------------------------------------------------

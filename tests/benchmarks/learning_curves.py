@@ -27,6 +27,7 @@ import repository
 from learning_curve_plots import Method, Runs, draw, table
 from memory_watch import MemoryWatch
 from programs import run
+from readme_tables import PUBLISHED, write_measured
 
 from launch.reporting.metrics import is_standard
 from launch.reporting.tracker import read_metrics
@@ -61,10 +62,7 @@ METHODS = {
     "sft": Method("supervised learning on successful demonstrations", "#5aa469"),
 }
 LORA = ("learner.lora.rank=16", "learner.optimizer.lr=2e-4")
-PUBLISHED = repository.ROOT / ".github"
 FINISHED = "finished.json"
-RESULTS = "<!-- measured: {} -->"
-RESULTS_END = "<!-- end -->"
 
 
 def main() -> None:
@@ -134,7 +132,7 @@ def report(recipe: str, folder: Path, publish: bool) -> None:
     rows = table(runs, METHODS)
     print(f"\n{recipe}\n\n{rows}", flush=True)
     if publish:
-        write_between(repository.ROOT / "launch/recipes/README.md", RESULTS.format(recipe), RESULTS_END, rows)
+        write_measured(repository.ROOT / "launch/recipes/README.md", recipe, rows)
 
 
 def read_runs(folder: Path) -> tuple[Runs, dict[str, Any]]:
@@ -158,22 +156,13 @@ def add_published(runs: Runs, about: dict[str, Any], recipe: str) -> None:
     path = PUBLISHED / f"{recipe}.json"
     if not path.exists():
         return
-    published = json.loads(path.read_text())
-    for run_name in published["runs"].keys() - about.keys():
-        about[run_name] = published["runs"][run_name]
+    values = json.loads(path.read_text())
+    for run_name in values["runs"].keys() - about.keys():
+        about[run_name] = values["runs"][run_name]
         method, seed = run_name.split("/")
-        for metric, points in published["metrics"][method].items():
+        for metric, points in values["metrics"][method].items():
             if seed in points:
                 runs.setdefault(method, {}).setdefault(metric, {})[seed] = points[seed]
-
-
-def write_between(path: Path, begin: str, end: str, text: str) -> None:
-    """Replace what stands between the line ``begin`` and the next line ``end``."""
-    before, _, rest = path.read_text().partition(f"{begin}\n")
-    if not rest:
-        raise SystemExit(f"{path} has no line {begin!r}: add it, and {end!r} below it.")
-    _, _, after = rest.partition(f"{end}\n")
-    path.write_text(f"{before}{begin}\n{text}\n{end}\n{after}")
 
 
 def _is_shown(name: str) -> bool:

@@ -4,7 +4,8 @@
         [--replicas 1] [--model smollm2-135m-instruct]
 
 First ``AgentExecutionEngine`` plays the episodes; then a bare in-process engine is given exactly the prompts
-that it has sent, with the same limits: all at once, as offline, and as many at a time as there are pairs.
+that it has sent, with the same limits: as many at a time as there are pairs, and all at once, as offline.
+The ratios are to the former.
 The tiny model answers so fast that this is the worst case for whatever surrounds the engine; with another
 model an engine takes as many requests at a time as there are pairs, so that its cache fits into memory. Below
 the rates stands which processes have used the CPU time of a request.
@@ -64,7 +65,7 @@ def main() -> None:
         options = {} if arguments.model == models.TINY else {"max_num_seqs": arguments.pairs}
         model = models.chosen(arguments.model, Path(folder))
         rates, cpu = _rounds(model, replace(ENGINE, options=options), arguments)
-    bare = statistics.median(rate for rate, _ in rates["bare engine, all at once"])
+    bare = statistics.median(rate for rate, _ in rates[_as_many_at_a_time(arguments.pairs)])
     for arm, each in rates.items():
         middle = statistics.median(rate for rate, _ in each)
         tokens = statistics.median(tokens for _, tokens in each)
@@ -75,6 +76,10 @@ def main() -> None:
     for title, seconds in cpu.most_common(8):
         processes.add(title, f"{seconds * 1e3:.2f}")
     processes.print()
+
+
+def _as_many_at_a_time(num_pairs: int) -> str:
+    return f"bare engine, {num_pairs} at a time"
 
 
 def _rounds(
@@ -89,7 +94,7 @@ def _rounds(
     server = ServerConfig(num_replicas=arguments.replicas, engine=engine_config)
     app = PolicyApp("benchmark", model, server, store)
     app.start()
-    pairs_at_once = f"bare engine, {arguments.pairs} at a time"
+    pairs_at_once = _as_many_at_a_time(arguments.pairs)
     rates: dict[str, list[tuple[float, float]]] = {
         "AgentExecutionEngine": [],
         pairs_at_once: [],

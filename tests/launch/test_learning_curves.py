@@ -104,12 +104,13 @@ def test_the_table_shows_what_the_environment_names_and_nothing_else_of_a_run(
 
 
 def test_a_table_is_written_between_its_markers(curves: Any, tmp_path: Path) -> None:
+    write_measured = importlib.import_module("readme_tables").write_measured
     page = tmp_path / "README.md"
     page.write_text("a\n<!-- measured: guess -->\nold\n<!-- end -->\nb\n")
-    curves.write_between(page, "<!-- measured: guess -->", "<!-- end -->", "new")
+    write_measured(page, "guess", "new")
     assert page.read_text() == "a\n<!-- measured: guess -->\nnew\n<!-- end -->\nb\n"
     with pytest.raises(SystemExit, match="no line '<!-- measured: other -->'"):
-        curves.write_between(page, "<!-- measured: other -->", "<!-- end -->", "new")
+        write_measured(page, "other", "new")
 
 
 def test_a_finished_run_is_not_run_again(
