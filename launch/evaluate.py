@@ -16,7 +16,7 @@ from launch.command import Command
 from launch.config import TrainConfig
 from launch.reporting.conversation import best_and_worst, conversation
 from launch.reporting.metrics import environment_metrics
-from launch.run_folder.lock import writing_to
+from launch.run_folder.lock import run_directory, writing_to
 from launch.run_folder.model_paths import model_folder
 from launch.validation.startup import check_evaluated_workload, check_evaluation
 from launch.validation.workload import check_held_out_tasks
@@ -62,7 +62,7 @@ def held_out_tasks(config: TrainConfig, workload: Workload) -> Dataset:
 
 def results_file(config: TrainConfig) -> Path:
     """The file of the trajectories; its folder is made. Raises ``ConfigError`` if it cannot be."""
-    path = Path(config.run.directory) / TRAJECTORIES
+    path = run_directory(config.run.directory) / TRAJECTORIES
     with writing_to(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     return path
@@ -161,9 +161,11 @@ COMMAND = Command(
         "fleet.min_actors": "An evaluation has fleet.num_actors from its beginning to its end.",
         "fleet.max_actors": "An evaluation has fleet.num_actors from its beginning to its end.",
         "fleet.num_cpus_per_actor": "An evaluation reserves no CPUs for its actors.",
+        "fleet.failure_budget": "An evaluation says at its end how many rollouts failed.",
         "fleet.nodes": "An evaluation's actors live on any node.",
         "server.versions": "launch.serve serves older versions.",
         "server.adapters": "launch.serve serves adapters; a run with adapters is evaluated by model.path.",
+        "server.agents": "launch.serve serves agents.",
         "server.weights": "Weights are published in training only.",
         "server.engine.cache_after_publish": "Weights are published in training only.",
     },

@@ -136,11 +136,13 @@ def _check_effect_on_learning(config: TrainConfig, algorithm: Algorithm) -> None
 
 def _check_effect_on_serving(config: TrainConfig) -> None:
     server = config.server
-    if server.http_port is None and server.http_host != ServerConfig().http_host:
-        raise ConfigError(
-            f"server.http_host={server.http_host} has no effect without server.http_port: set that too, for "
-            "example server.http_port=8000, or leave it out."
-        )
+    for name in ("http_host", "tool_parser"):
+        value = vars(server)[name]
+        if server.http_port is None and value != vars(ServerConfig())[name]:
+            raise ConfigError(
+                f"server.{name}={value} has no effect without server.http_port: set that too, for example "
+                "server.http_port=8000, or leave it out."
+            )
     if server.http_port is None and server.access != AccessConfig():
         raise ConfigError(
             "server.access was changed, and has no effect without server.http_port: set that too, for "

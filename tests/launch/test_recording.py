@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -217,4 +218,32 @@ def test_a_recording_of_another_tokenizer_is_an_error_that_shows_both_texts(tmp_
     folder = recorded_update(tmp_path / "run", sampled)
     check_tokenizer(folder, str(tmp_path / "own"))
     with pytest.raises(ConfigError, match=r"another tokenizer: .*'The answer is 42\.'.*Set model\.path"):
+        check_tokenizer(folder, str(tmp_path / "other"))
+
+
+@pytest.mark.slow
+def test_a_prompt_that_another_vocabulary_reads_otherwise_is_an_error(tmp_path: Path) -> None:
+    answer = {"role": "assistant", "content": "42"}
+    questions = {"own": "Which number is it?", "other": "Find a word, please."}
+    for name, words in questions.items():
+        talk = [{"role": "user", "content": words}, answer]
+        build_tokenizer([talk] * 3).save_pretrained(tmp_path / name)
+    own = ChatRenderer(load_tokenizer(tmp_path / "own"))
+    other = ChatRenderer(load_tokenizer(tmp_path / "other"))
+    answer_ids = tuple(own.encode("42"))
+    assert other.decode(answer_ids) == "42"  # the answers tell nothing
+    sampled = trajectory(0, "0000")
+    sampled.steps[0].completion = Completion(
+        prompt_ids=tuple(own.encode(questions["own"])),
+        completion_ids=answer_ids,
+        logprobs=(-1.0,) * len(answer_ids),
+        text="42",
+        finish_reason="stop",
+    )
+    folder = recorded_update(tmp_path / "run", sampled)
+    checkpoints = folder / "checkpoints"
+    shutil.copytree(tmp_path / "own", checkpoints / "step_000001" / "huggingface")
+    (checkpoints / "latest").symlink_to("step_000001")
+    check_tokenizer(folder, str(tmp_path / "own"))
+    with pytest.raises(ConfigError, match=r"the text 'Which number is it\?'.*set seed as well"):
         check_tokenizer(folder, str(tmp_path / "other"))
