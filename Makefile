@@ -35,7 +35,7 @@ test: install  ## Run all tests, those with Ray and engines last: make test ARGS
 test-fast: install  ## Run the tests that start no engine and are quick, at every save, in two processes
 	@$(run) pytest -m "not engine and not slow" $(in-two-processes) $(ARGS)
 
-bench: install  ## Measure start, learner, episodes, publishing and recovery: figures and a picture in runs/bench
+bench: install  ## Measure speed, start, publishing and recovery: figures and a plot in runs/bench
 	@.venv/bin/python tests/benchmarks/bench.py $(ARGS)
 
 check: install  ## Lint, formatting, types and layers, in under a minute

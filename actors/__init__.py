@@ -1,4 +1,4 @@
-"""Where agents, environments and the policy run: every Ray actor of the project.
+"""Where agents, environments and the policy run: every Ray actor of a run.
 
 Who runs where, and what passes between them::
 

@@ -93,9 +93,11 @@ class AccessConfig:
     """File with one API key a line: its name and its SHA-256 in hexadecimal. Keys may also stand in the
     variable TROUPE_API_KEYS=name:key,name:key. An address other than loopback needs at least one."""
     requests_per_minute: int | None = setting(None, at_least=1)
-    """Of each key; null means no limit. As many replicas as there may be share it evenly."""
+    """Requests a minute of an API key; null means no limit. A replica allows its share: the limit divided by
+    the largest number of replicas."""
     tokens_per_minute: int | None = setting(None, at_least=1)
-    """Of each key, prompts and answers together; null means no limit. It is shared as requests are."""
+    """Tokens a minute of an API key, prompts and answers together; null means no limit. A replica allows its
+    share, as of requests."""
     max_open_requests: int = setting(256, at_least=1)
     """Requests over HTTP that a replica answers at the same time; one more gets status 503."""
     max_sampled_answers: int = setting(64, at_least=1)
@@ -116,9 +118,9 @@ class AgentsConfig:
     rollout actors are taken and another message comes. A later message rebuilds an environment that has
     resumes_by, and is an error for any other."""
     second_message: str = setting("reject", one_of=("reject", "wait"))
-    """What becomes of a message while another one of its conversation is under way: reject is status 409,
-    which OpenAI's clients try again by themselves, and which shows a double click; wait answers them in their
-    order."""
+    """What happens to a message while another message of its conversation is being answered. reject: status
+    409, after which OpenAI's clients send it again by themselves. wait: the messages are answered one after
+    the other."""
 
 
 @dataclass
@@ -128,8 +130,8 @@ class ServerConfig:
     num_replicas: int = setting(1, at_least=1)
     """Replicas of the engine that serve the policy."""
     max_replicas: int | None = setting(None, at_least=1)
-    """As many replicas as Serve may start while more than server.tokens_per_replica tokens are in flight for
-    each. Null means server.num_replicas, always."""
+    """The most replicas. Serve starts another one while more than server.tokens_per_replica tokens are in
+    flight for each. Null means server.num_replicas, always."""
     tokens_per_replica: int = setting(16384, at_least=1)
     """With server.max_replicas, the tokens in flight that one replica is to have: of prompts, and of the
     answers that they may get."""

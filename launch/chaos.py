@@ -8,14 +8,15 @@
                                                     kill, stop and slow down what chance chooses, then check
                                                     the run's folder
 
-What strikes needs ``--below``, so that it never meets the run of somebody else: the driver of a run that has
-started its own Ray, or the raylet of a cluster's node. Only processes of this node are seen, unless a storm
-gets the address of a cluster: then it also strikes what runs on its other nodes, whose run that may be, and
-cuts nodes off, by stopping all of their processes.
+kill, stop, go-on and storm need ``--below PID``, so that they cannot hit another person's run. PID is the
+driver of a run that has started its own Ray, or the raylet of a cluster's node. Only processes of this node
+are seen, unless a storm gets the address of a cluster: then it strikes the processes of all runs on the
+other nodes too, and cuts nodes off, by stopping all of their processes.
 
-A storm waits until the run has made an update. Then it kills what a run goes on without, a learner as often
-as run.max_recoveries allows, and stops and slows down everything. Roles of --kill are killed too. Without
-its driver or Ray's own processes a run ends, so let something start it again, and name that:
+A storm waits until the run has made an update. Then it kills processes without which a run goes on, a
+learner as often as run.max_recoveries allows, and stops and slows down processes of every role. Roles of
+--kill are killed too. A run ends when its driver or one of Ray's own processes is killed. To test that, start
+the run in a loop, and give the PID of the loop:
 sh -c 'until python -m launch.train ... run.resume=true; do :; done'.
 """
 

@@ -5,10 +5,10 @@
     python -m launch.scale --replicas 4     have 4 replicas of the policy in the only server
     python -m launch.scale --actors 64 --fleet fleet-1a2b3c4d --address 10.0.0.1:6379
 
-No rollout is lost: an actor too many ends with the rollout that it is playing, and another replica does what
-one too many was doing. An outside client whose answer takes longer than two seconds more gets an error. A run
-whose fleet.min_actors and fleet.max_actors differ goes on to choose by itself, from the new number. The
-replicas of a server with server.max_replicas are chosen by Serve alone.
+No rollout is lost. A surplus rollout actor finishes its rollout and then ends. A surplus replica ends after
+two seconds: another replica samples for its rollouts again, and a client that has no answer by then gets an
+error. A run whose fleet.min_actors and fleet.max_actors differ goes on to choose by itself, from the new
+number. The replicas of a server with server.max_replicas are chosen by Serve alone.
 """
 
 from __future__ import annotations

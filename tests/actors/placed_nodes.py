@@ -51,8 +51,8 @@ def main() -> None:
     fleet = RolloutFleet.remote(pair, sampler, stream.queue, RolloutLimits(), config)
     stream.connect(fleet)
     ray.get(fleet.resize.remote(2))
-    orders = [RolloutRequest(rollout_id=f"spot/{index}", group_id="spot", task={}) for index in range(4)]
-    ray.get(fleet.submit.remote(orders))
+    requests = [RolloutRequest(rollout_id=f"spot/{index}", group_id="spot", task={}) for index in range(4)]
+    ray.get(fleet.submit.remote(requests))
     assert nodes(list(stream.trajectories(4))) == {node}
     ray.kill(fleet)
 

@@ -67,10 +67,10 @@ def main() -> None:
     ray.get(fleet.resize.remote(NUM_ACTORS))
 
     def order(name: str, count: int) -> None:
-        orders = [
+        requests = [
             RolloutRequest(rollout_id=f"{name}/{index}", group_id=name, task={}) for index in range(count)
         ]
-        ray.get(fleet.submit.remote(orders))
+        ray.get(fleet.submit.remote(requests))
 
     while ray.get(fleet.status.remote()).num_ready < NUM_ACTORS:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Two hundred tasks, a third of them on environments that misbehave: nothing is lost, nobody else notices."""
+"""A hundred tasks, thirty with environments that misbehave: nothing is lost, and no other task notices."""
 
 from __future__ import annotations
 

@@ -141,13 +141,7 @@ PARTS = {
         "growth.py",
         ["--up-to", "256", "--only", "samples,tokens", "--updates", "6"],
         {"ms a token": ["what grows", "size"]},
-        [
-            Highlight(
-                "seconds of an update of 256 samples, of four times one of 64",
-                ["samples of an update", "256"],
-                "of the line",
-            )
-        ],
+        [],
     ),
 }
 

@@ -102,25 +102,25 @@ def test_no_group_is_older_than_allowed_and_none_is_left_over(
     rng = random.Random(f"{max_staleness}/{dropped_share}")
     num_steps, per_step = 20, 4
     stream = FakeStream()
-    feed = GroupScheduler(stream, make_requests, TaskOrder(), (max_staleness + 1) * per_step, first=0)
-    feed.fill(0, num_steps * per_step)
+    scheduler = GroupScheduler(stream, make_requests, TaskOrder(), (max_staleness + 1) * per_step, first=0)
+    scheduler.fill(0, num_steps * per_step)
     trained, worst = [], 0
     for version in range(num_steps):
         kept: list[str] = []
         while len(kept) < per_step:
-            group = feed.take(version)
+            group = scheduler.take(version)
             worst = max(worst, version - oldest(group))
             if random.Random(f"{dropped_share}/{group.group_id}").random() < dropped_share:
-                feed.drop()
-                feed.fill(version, (num_steps - version) * per_step - len(kept))
+                scheduler.drop()
+                scheduler.fill(version, (num_steps - version) * per_step - len(kept))
             else:
                 kept.append(group.group_id)
             if rng.random() < 0.1:  # the learner was lost: the update is made again
-                feed.put_back()
+                scheduler.put_back()
                 kept.clear()
         trained += kept
-        feed.commit()
-        feed.fill(version + 1, (num_steps - version - 1) * per_step)
+        scheduler.commit()
+        scheduler.fill(version + 1, (num_steps - version - 1) * per_step)
 
     assert worst <= max_staleness
     assert dropped_share or worst == max_staleness, "the fleet is kept as busy as is allowed"
@@ -131,37 +131,39 @@ def test_no_group_is_older_than_allowed_and_none_is_left_over(
 
 def test_slots_bound_what_is_under_way() -> None:
     stream = FakeStream()
-    feed = GroupScheduler(stream, make_requests, TaskOrder(), num_slots=6, first=0)
-    feed.fill(0, 100)
-    feed.fill(0, 100)
+    scheduler = GroupScheduler(stream, make_requests, TaskOrder(), num_slots=6, first=0)
+    scheduler.fill(0, 100)
+    scheduler.fill(0, 100)
     assert stream.num_groups() == 6
-    feed.take(0)
-    feed.fill(0, 100)
+    scheduler.take(0)
+    scheduler.fill(0, 100)
     assert stream.num_groups() == 5, "what is in training keeps its slot"
-    feed.drop()
-    feed.fill(0, 100)
+    scheduler.drop()
+    scheduler.fill(0, 100)
     assert stream.num_groups() == 6, "what is dropped does not"
-    feed.commit()
-    feed.fill(1, 100)
+    scheduler.commit()
+    scheduler.fill(1, 100)
     assert stream.num_groups() == 6
 
 
-def test_a_feed_that_is_restored_anywhere_plays_the_rest_and_only_the_rest() -> None:
+def test_a_scheduler_that_is_restored_anywhere_plays_the_rest_and_only_the_rest() -> None:
     for num_taken in range(5):
         stream = FakeStream()
-        feed = GroupScheduler(stream, make_requests, TaskOrder(), num_slots=4, first=8)
-        feed.fill(3, 4)
+        scheduler = GroupScheduler(stream, make_requests, TaskOrder(), num_slots=4, first=8)
+        scheduler.fill(3, 4)
         for number in (9, 11):
             stream.play(f"{group_name(number)}/1")
         for _ in range(num_taken):  # taken by an update that was interrupted
-            feed.take(3)
-        state = feed.state()
+            scheduler.take(3)
+        state = scheduler.state()
         everything = {request.rollout_id for number in range(8, 12) for request in make_requests(number, 0)}
         assert {each.rollout_id for each in state.ready} | set(state.in_flight) == everything
         assert len(state.ready) + len(state.in_flight) == len(everything)
 
         later = FakeStream()
-        resumed = GroupScheduler(later, make_requests, TaskOrder(), num_slots=4, first=feed.num_committed)
+        resumed = GroupScheduler(
+            later, make_requests, TaskOrder(), num_slots=4, first=scheduler.num_committed
+        )
         resumed.restore(state, version=3)
         resumed.fill(3, 4)
         assert {request.rollout_id for request in later.waiting()} == set(state.in_flight)
@@ -172,13 +174,15 @@ def test_a_feed_that_is_restored_anywhere_plays_the_rest_and_only_the_rest() -> 
 
 def test_a_dropped_group_of_an_interrupted_update_is_judged_again() -> None:
     stream = FakeStream()
-    feed = GroupScheduler(stream, make_requests, TaskOrder(), num_slots=2, first=0)
-    feed.fill(0, 2)
-    feed.take(0)
-    feed.drop()
-    feed.fill(0, 2)  # a third group is under way, more than there are slots
-    state = feed.state()
-    resumed = GroupScheduler(FakeStream(), make_requests, TaskOrder(), num_slots=2, first=feed.num_committed)
+    scheduler = GroupScheduler(stream, make_requests, TaskOrder(), num_slots=2, first=0)
+    scheduler.fill(0, 2)
+    scheduler.take(0)
+    scheduler.drop()
+    scheduler.fill(0, 2)  # a third group is under way, more than there are slots
+    state = scheduler.state()
+    resumed = GroupScheduler(
+        FakeStream(), make_requests, TaskOrder(), num_slots=2, first=scheduler.num_committed
+    )
     resumed.restore(state, version=0)
     assert [resumed.take(0).group_id for _ in range(3)] == [group_name(number) for number in range(3)]
 
@@ -186,8 +190,8 @@ def test_a_dropped_group_of_an_interrupted_update_is_judged_again() -> None:
 def test_trajectories_of_an_evaluation_are_not_the_feeds() -> None:
     stream = FakeStream()
     stream.restore([], [Trajectory(rollout_id="eval-3-000001/0000")])
-    feed = GroupScheduler(stream, make_requests, TaskOrder(), num_slots=1, first=0)
-    assert feed.state() == StreamState(ready=(), in_flight=())
+    scheduler = GroupScheduler(stream, make_requests, TaskOrder(), num_slots=1, first=0)
+    assert scheduler.state() == StreamState(ready=(), in_flight=())
 
 
 def test_a_staleness_of_k_makes_a_run_faster_but_at_most_k_plus_one_times() -> None:
