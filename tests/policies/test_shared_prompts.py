@@ -48,18 +48,53 @@ def test_a_response_sees_its_prompt_and_itself_at_the_positions_that_it_would_ha
     assert layout.attention_mask().any(-1).all()
 
 
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("config", "shares"),
+    ("name", "settings", "shares"),
     [
-        ({}, True),
-        ({"layer_types": ["full_attention"] * 2, "sliding_window": None}, True),
-        ({"layer_types": ["full_attention", "linear_attention"]}, False),
-        ({"sliding_window": 4096}, False),
+        ("Qwen3", {}, True),
+        ("Llama", {}, True),
+        ("Mistral", {"sliding_window": 4096}, False),
+        ("Gemma3Text", {"sliding_window": 8}, False),
+        ("Lfm2", {"layer_types": ["conv", "full_attention"]}, False),
+        ("FalconH1", {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16}, False),
+        ("Jamba", {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2}, False),
+        ("RecurrentGemma", {}, False),
     ],
 )
 def test_models_with_windows_or_recurrent_layers_compute_every_prompt(
-    config: dict[str, object], shares: bool
+    name: str, settings: dict[str, object], shares: bool
 ) -> None:
+    import transformers
+
     from policies.learning.verl.shared_prompts import can_share
 
-    assert can_share(config) == shares
+    config = getattr(transformers, f"{name}Config")(**SIZES, **settings)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    assert can_share(model, config) == shares
+
+
+@pytest.mark.slow
+def test_a_window_is_found_in_a_model_that_reads_pictures_too_and_below_adapters() -> None:
+    import peft
+    import transformers
+
+    from policies.learning.verl.shared_prompts import can_share
+
+    text = transformers.Gemma3Config(text_config={**SIZES, "sliding_window": 8})
+    assert not can_share(torch.nn.Module(), text)
+    config = transformers.Qwen3Config(**SIZES)
+    model = transformers.Qwen3ForCausalLM(config)
+    with_adapters = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    assert can_share(with_adapters, config)

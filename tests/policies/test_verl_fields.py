@@ -39,7 +39,10 @@ def test_every_field_of_verl_is_either_acted_on_or_an_error(verl_on_cpu: None) -
     [
         ("actor", "ppo_epochs", "set learner.num_epochs"),
         ("actor", "ppo_mini_batch_size", "set learner.mini_batch_size"),
-        ("engine", "use_remove_padding", "learner.verl.model: set that"),
+        ("model", "use_remove_padding", "not packed: leave it out"),
+        ("engine", "entropy_checkpointing", "lower learner.micro_batch_tokens"),
+        ("model", "use_fused_kernels", "lower learner.micro_batch_tokens"),
+        ("actor", "use_torch_compile", "leave it out"),
         ("engine", "max_token_len_per_gpu", "set learner.micro_batch_tokens"),
         ("optimizer", "lr", "set learner.optimizer.lr"),
         ("model", "path", "set model.path"),
@@ -60,8 +63,6 @@ def test_unknown_names_are_errors() -> None:
 
 
 def test_a_field_that_needs_another_setting_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"pad_to_length=True .* without learner.verl.model.use_remove_pad"):
-        check("engine", pad_to_length=True)
     with pytest.raises(ConfigError, match=r"exclude_modules='lm_head' .* without learner.lora.rank"):
         check("model", exclude_modules="lm_head")
     with pytest.raises(ConfigError, match=r"tau_pos=1.5 .* its loss vanilla does not read it, but sapo"):
@@ -71,4 +72,4 @@ def test_a_field_that_needs_another_setting_says_so() -> None:
 def test_what_verl_acts_on_is_passed() -> None:
     check("model", lora=4, exclude_modules="lm_head")
     check("actor", clip_ratio_c=4.0)
-    check("engine", entropy_from_logits_with_chunking=True, entropy_from_logits_chunk_size=64)
+    check("engine", reshard_after_forward=False)

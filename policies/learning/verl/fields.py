@@ -18,14 +18,12 @@ FREE: Mapping[str, tuple[str, ...]] = {
     "engine": (
         *("param_offload", "optimizer_offload", "offload_policy", "full_determinism", "wrap_policy"),
         *("reshard_after_forward", "fsdp_size", "forward_prefetch", "model_dtype", "mixed_precision"),
-        *("entropy_from_logits_with_chunking", "entropy_from_logits_chunk_size", "entropy_checkpointing"),
-        *("use_torch_compile", "use_no_sync_for_gradient_accumulation", "qat"),
-        *("pad_to_length", "pad_to_length_bucket"),
+        *("use_no_sync_for_gradient_accumulation", "qat"),
     ),
     "model": (
-        *("use_shm", "trust_remote_code", "external_lib", "override_config", "use_remove_padding"),
-        *("enable_gradient_checkpointing", "enable_activation_offload", "use_liger", "use_fused_kernels"),
-        *("fused_kernel_options", "target_parameters", "exclude_modules", "lora_adapter_path"),
+        *("use_shm", "trust_remote_code", "external_lib", "override_config"),
+        *("enable_gradient_checkpointing", "enable_activation_offload", "use_liger"),
+        *("target_parameters", "exclude_modules", "lora_adapter_path"),
     ),
     "optimizer": ("optimizer", "optimizer_impl", "override_optimizer_config"),
     "actor": ("clip_ratio_c", "tau_pos", "tau_neg"),
@@ -33,7 +31,9 @@ FREE: Mapping[str, tuple[str, ...]] = {
 """What verl acts on, and nothing here sets or contradicts."""
 
 _TOKENS = "set learner.micro_batch_tokens, which is what fits through the model at once"
-_FROM_MODEL = "verl overwrites it by the field of the same name in learner.verl.model: set that"
+_ROWS = "rows of like length go through the model together, and are not packed: leave it out"
+_LOGITS = "logits are made for response tokens only: lower learner.micro_batch_tokens if they do not fit"
+_NO_COMPILE = "no part of the learner is compiled: leave it out"
 _READ_FROM_PATH = "it comes with the weights from the folder of model.path"
 _FSDP1 = "only verl's first FSDP reads it, and the learner runs on FSDP2: leave it out"
 _OTHER_BACKEND = "verl's FSDP engine does not read it: leave it out"
@@ -52,8 +52,14 @@ FIXED: Mapping[str, Mapping[str, str]] = {
         "micro_batch_size_per_gpu": _TOKENS,
         "infer_max_token_len_per_gpu": _TOKENS,
         "infer_micro_batch_size_per_gpu": _TOKENS,
-        "use_remove_padding": _FROM_MODEL,
-        "use_fused_kernels": _FROM_MODEL,
+        "use_remove_padding": _ROWS,
+        "pad_to_length": _ROWS,
+        "pad_to_length_bucket": _ROWS,
+        "use_fused_kernels": _LOGITS,
+        "entropy_from_logits_with_chunking": _LOGITS,
+        "entropy_from_logits_chunk_size": _LOGITS,
+        "entropy_checkpointing": _LOGITS,
+        "use_torch_compile": _NO_COMPILE,
         "ulysses_sequence_parallel_size": "every rank takes samples of its own: set learner.num_workers",
         "router_replay": _OTHER_BACKEND,
         "turbo_config": _OTHER_BACKEND,
@@ -78,6 +84,9 @@ FIXED: Mapping[str, Mapping[str, str]] = {
         "lora_alpha": "set learner.lora.alpha",
         "target_modules": "set learner.lora.target_modules",
         "lora": "set learner.lora; the engines get the weights with the adapters merged in",
+        "use_remove_padding": _ROWS,
+        "use_fused_kernels": _LOGITS,
+        "fused_kernel_options": _LOGITS,
         "tiled_mlp": _OTHER_BACKEND,
         "mtp": _OTHER_BACKEND,
     },
@@ -123,17 +132,17 @@ FIXED: Mapping[str, Mapping[str, str]] = {
         "optim": "set learner.optimizer, or learner.verl.optimizer",
         "checkpoint": "checkpoints are always whole: leave it out",
         "strategy": "weights and checkpoints are read from the shards of fsdp2: leave it out",
-        "use_remove_padding": "set learner.verl.model.use_remove_padding",
-        "use_fused_kernels": "set learner.verl.model.use_fused_kernels",
+        "use_remove_padding": _ROWS,
+        "use_fused_kernels": _LOGITS,
         "ulysses_sequence_parallel_size": "every rank takes samples of its own: set learner.num_workers",
         "fsdp_config": _ENGINE,
         "engine": _ENGINE,
         "qat": _ENGINE,
-        "use_torch_compile": _ENGINE,
-        "pad_to_length": _ENGINE,
-        "entropy_from_logits_with_chunking": _ENGINE,
-        "entropy_from_logits_chunk_size": _ENGINE,
-        "entropy_checkpointing": _ENGINE,
+        "use_torch_compile": _NO_COMPILE,
+        "pad_to_length": _ROWS,
+        "entropy_from_logits_with_chunking": _LOGITS,
+        "entropy_from_logits_chunk_size": _LOGITS,
+        "entropy_checkpointing": _LOGITS,
         "calculate_sum_pi_squared": _TRAINER,
         "freeze_vision_tower": _TRAINER,
         "use_prefix_grouper": _TRAINER,
@@ -145,6 +154,7 @@ FIXED: Mapping[str, Mapping[str, str]] = {
 }
 """Fields that would be overwritten or not be read, each with what to do instead."""
 
+OF_ADAPTERS = ("target_parameters", "exclude_modules", "lora_adapter_path")
 LOSSES_THAT_READ: Mapping[str, tuple[str, ...]] = {
     "clip_ratio_c": ("vanilla", "dppo_tv", "dppo_kl"),
     "tau_pos": ("sapo",),
@@ -175,22 +185,7 @@ def _check_field(section: str, name: str, value: Any, learner: LearnerConfig, al
             f"{setting} would have no effect in algorithm.name={algorithm.name!r}: its loss {algorithm.loss} "
             f"does not read it, but {', '.join(LOSSES_THAT_READ[name])}. Leave it out."
         )
-    if needed := _missing(section, name, learner):
-        raise ConfigError(f"{setting} would have no effect without {needed}: set that too, or leave it out.")
-
-
-def _missing(section: str, name: str, learner: LearnerConfig) -> str | None:
-    """The setting without which verl does not read this one."""
-    engine, model = learner.verl.get("engine", {}), learner.verl.get("model", {})
-    switches = {
-        ("engine", "pad_to_length"): (model, "model.use_remove_padding"),
-        ("engine", "pad_to_length_bucket"): (engine, "engine.pad_to_length"),
-        ("engine", "entropy_from_logits_chunk_size"): (engine, "engine.entropy_from_logits_with_chunking"),
-        ("model", "fused_kernel_options"): (model, "model.use_fused_kernels"),
-    }
-    if (section, name) in switches:
-        given, switch = switches[section, name]
-        return None if given.get(switch.rpartition(".")[2]) else f"learner.verl.{switch}=true"
-    if name in ("target_parameters", "exclude_modules", "lora_adapter_path") and not learner.lora.rank:
-        return "learner.lora.rank"
-    return None
+    if name in OF_ADAPTERS and not learner.lora.rank:
+        raise ConfigError(
+            f"{setting} would have no effect without learner.lora.rank: set that too, or leave it out."
+        )

@@ -98,7 +98,7 @@ class VerlLearner(VerlWorker):
         if self._has_adapters:
             verl_weights.check_adapters(self.engine.module, self.model_config.hf_config.tie_word_embeddings)
         self._reference = Reference(self.engine.module) if algorithm.uses_reference else None
-        self._shares_prompts = can_share(self.model_config.hf_config.to_dict())
+        self._shares_prompts = can_share(self.engine.module, self.model_config.hf_config)
 
     @property
     def _has_adapters(self) -> bool:

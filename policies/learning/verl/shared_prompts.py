@@ -10,12 +10,12 @@ have alone. The log-probabilities are the same but for rounding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from tensordict import TensorDict
+from transformers import PreTrainedConfig, PreTrainedModel
 
 ROW = "row"
 """Column of a micro-batch: the row of each sample. Samples of a row stand next to each other."""
@@ -25,12 +25,19 @@ three times the width of the smallest that is trained here. Wider models would g
 FULL_ATTENTION = "full_attention"
 
 
-def can_share(model_config: Mapping[str, Any]) -> bool:
+def can_share(module: torch.nn.Module, config: PreTrainedConfig) -> bool:
     """Whether every layer of the model computes what the attention mask says: none is recurrent or has a
     window.
+
+    Args:
+        module: the model, which adapters may be wrapped around.
     """
-    layers = set(model_config.get("layer_types") or [FULL_ATTENTION])
-    return model_config.get("sliding_window") is None and layers == {FULL_ATTENTION}
+    text = config.get_text_config()  # of a model that reads pictures too
+    # Some configurations list the types of their layers, some compute them, and many have neither.
+    layers = set(getattr(text, "layer_types", None) or [FULL_ATTENTION])
+    has_window = getattr(text, "sliding_window", None) is not None
+    models = (each for each in module.modules() if isinstance(each, PreTrainedModel))
+    return layers == {FULL_ATTENTION} and not has_window and not any(each._is_stateful for each in models)
 
 
 def share_prompts(prompts: Sequence[Sequence[int]], responses: Sequence[int], most: int) -> list[list[int]]:
