@@ -43,7 +43,8 @@ def assign_credit(
     and with ReMax one whose greedy rollout was spoilt; ``learn/uncompared_fraction`` says how many.
     Trajectories that sampled nothing, or are not trained on, count in the baseline of their group; those that
     infrastructure has spoilt do not, for they say nothing about the policy. A group of which nothing is
-    trained on counts nowhere.
+    trained on counts nowhere. With a KL penalty in the reward, a token that is not trained on pays the mean
+    of its group's trained tokens: else a failure that pays nothing could be worth more than a success.
 
     Every sample comes back; one whose tokens the correction has masked altogether has an empty mask.
 
@@ -170,8 +171,13 @@ def _penalize(trails: Sequence[Trail], algorithm: Algorithm, kl_coef: float) -> 
     if algorithm.kl_place == "reward":
         trained = [trail for trail in trails if trail.samples]
         divergences = [_divergence(trail.samples, algorithm) for trail in trained]
+        by_group: dict[str, list[np.ndarray]] = defaultdict(list)
         for trail, divergence in zip(trained, divergences, strict=True):
             trail.rewards -= kl_coef * divergence
+            by_group[trail.group.group_id].append(divergence)
+        for trail in trails:
+            if not trail.samples and trail.turns[0] >= 0:
+                trail.rewards -= kl_coef * np.concatenate(by_group[trail.group.group_id]).mean()
         metrics["learn/reward_kl"] = float(np.concatenate(divergences).mean())
     return metrics
 

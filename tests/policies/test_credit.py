@@ -357,6 +357,22 @@ def test_kl_in_the_reward_is_subtracted_at_every_token(estimator: str) -> None:
     assert metrics["learn/reward_kl"] == pytest.approx(np.concatenate(list(kl.values())).mean(), abs=1e-5)
 
 
+def test_what_is_not_trained_on_pays_the_kl_of_its_groups_tokens() -> None:
+    """Two successes far from the reference stay ahead of a failure of as many tokens that is left out."""
+    members = group("g", [(50, 1.0)], [(50, 1.0)], [(50, 0.0)])
+    trained = {
+        each.rollout_id: [
+            replace(sample, old_logprobs=(-1.0,) * 50, reference_logprobs=(-2.0,) * 50)
+            for sample in training_samples(each)
+        ]
+        for each in members.trajectories[:2]
+    }
+    settings = algorithm("dr_grpo", kl=KLConfig(place="reward", coef=0.1, estimator="k1"))
+    found, _ = assign_credit([members], trained, settings, kl_coef=0.1)
+    for samples in found.values():
+        assert samples[0].advantages == pytest.approx((1 / 3,) * 50), "5 are taken from every reward"
+
+
 def test_dapo_penalizes_what_comes_near_the_limit() -> None:
     """Yu et al. 2025 (DAPO), eq. 13: limit 12, buffer 4, so that 8 tokens are free and 12 cost all."""
     groups = [
