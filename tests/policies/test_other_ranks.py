@@ -61,6 +61,7 @@ def two_ranks_go_on(model: Path, folder: Path) -> None:
             if kind == "critic"
             else VerlLearner(str(model), POLICIES[kind], resolve(WITH_REFERENCE, RESPONSE_TOKENS), 100, 1)
         )
+        worker.begin_phase(OPTIMIZER, 100)
         worker.load(str(folder / kind / "one"))
         worker.save(str(folder / kind / "two"))
         worker.update(samples())
@@ -121,6 +122,7 @@ def test_what_goes_from_one_rank_to_two_and_back_is_the_same_to_the_last_bit(
     saved: Saved, make: MakeRank, kind: str
 ) -> None:
     alone, back = saved.alone[kind], make(kind)
+    back.begin_phase(OPTIMIZER, 100)
     left_out = back.load(str(saved.folder / kind / "two"))
     assert left_out is not None
     assert "written by 2 learner rank(s) and is loaded by 1" in left_out
@@ -142,6 +144,7 @@ def test_two_ranks_learn_from_it_what_one_would(saved: Saved, make: MakeRank, ki
     differences = []
     for moments_are_kept in (True, False):
         worker = make(kind)
+        worker.begin_phase(OPTIMIZER, 100)
         worker.load(str(saved.folder / kind / "one"))
         schedule = worker.schedule()
         if not moments_are_kept:

@@ -495,6 +495,23 @@ def test_a_loaded_checkpoint_goes_on_bit_by_bit(
     assert reference_logprobs(second) == reference_logprobs(first)
 
 
+def test_a_resumed_learner_has_the_settings_of_its_run_and_the_moments_of_the_checkpoint(
+    make_rank: MakeRank, tmp_path: Path
+) -> None:
+    first = make_rank()
+    first.begin_phase(OptimizerConfig(lr=1e-3, warmup_steps=4), 100)
+    first.update(first.score(batches()))
+    first.save(str(tmp_path))
+    second = make_rank()
+    second.begin_phase(OptimizerConfig(lr=1e-4, weight_decay=0.3, betas=[0.5, 0.6], warmup_steps=4), 100)
+    second.load(str(tmp_path))
+    (group,) = second.engine.optimizer.param_groups
+    assert (group["weight_decay"], group["betas"]) == (0.3, (0.5, 0.6))
+    assert {int(each["step"]) for each in second.engine.optimizer.state_dict()["state"].values()} == {2}
+    metrics = second.update(second.score(batches())).metrics
+    assert metrics["learn/lr"] == pytest.approx(1e-4 * 2 / 4), "the second of the four steps of the warm-up"
+
+
 def test_a_checkpoint_that_does_not_fit_the_settings_is_refused(make_rank: MakeRank, tmp_path: Path) -> None:
     plain = make_rank()
     with pytest.raises(ConfigError, match="is not a whole checkpoint"):

@@ -39,7 +39,8 @@ def restore_model(module: torch.nn.Module, saved: Sequence[Mapping[str, torch.Te
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]]) -> None:
-    """Restore moments, numbers of steps and settings of ``optimizer``.
+    """Restore moments and numbers of steps of ``optimizer``. Its settings, such as betas, stay as they are:
+    a run may be resumed with others.
 
     Args:
         saved: what its ``state_dict`` was on each of the ranks that there were, in their order.
@@ -64,7 +65,12 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[
         }
         for index in saved[0]["state"]
     }
+    settings = [
+        {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
+    ]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    for group, chosen in zip(optimizer.param_groups, settings, strict=True):
+        group.update(chosen)
 
 
 def _share(saved: Sequence[Any], parameter: torch.Tensor) -> Any:

@@ -137,8 +137,9 @@ class VerlWorker(TrainingWorker):
     def load(self, folder: str) -> str | None:
         """Restore what ``save`` wrote; return a sentence on what could not be restored, if there is any.
 
-        Weights, optimizer and schedule, however many ranks saved them; where they were as many as now, the
-        random generators too, of which each rank has its own.
+        Weights, moments and the place in the schedule, however many ranks saved them; where they were as many
+        as now, the random generators too, of which each rank has its own. Settings of the optimizer are this
+        run's.
 
         Raises:
             ConfigError: the checkpoint is damaged, or of another model.
@@ -171,10 +172,12 @@ class VerlWorker(TrainingWorker):
         return {name: tensor for name, tensor in tensors.items() if not self._is_tied(name)}
 
     def set_schedule(self, state: dict[str, Any]) -> None:
-        """Let the learning rate go on from a state of ``schedule``."""
-        schedule = self.engine.lr_scheduler
-        schedule.load_state_dict(state)
-        for group, lr in zip(self.engine.optimizer.param_groups, schedule.get_last_lr(), strict=True):
+        """Let the schedule go on from a state of ``schedule``, with this run's ``learner.optimizer.lr``."""
+        schedule, groups = self.engine.lr_scheduler, self.engine.optimizer.param_groups
+        schedule.load_state_dict({**state, "base_lrs": schedule.base_lrs})
+        shares = [share_of(schedule.last_epoch) for share_of in schedule.lr_lambdas]
+        schedule._last_lr = [lr * share for lr, share in zip(schedule.base_lrs, shares, strict=True)]
+        for group, lr in zip(groups, schedule.get_last_lr(), strict=True):
             group["lr"] = lr
 
 
