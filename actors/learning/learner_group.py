@@ -67,12 +67,13 @@ class LearnerGroup:
         self._critic_optimizer = learner.critic.optimizer
         self._store = store
         self._schedule: dict[str, Any] = {}
-        """Of the learning rate, at the time of the last publish."""
+        """Of the learning rate, at the time of this phase's last publish; empty before it."""
 
     # -- learning ------------------------------------------------------------------------------------
 
     def begin_phase(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
         """A fresh optimizer and schedule on the present weights, which become the reference policy."""
+        self._schedule = {}
         calls = [self._policy.begin("begin_phase", optimizer, num_schedule_steps)]
         if self._critic is not None:
             calls.append(self._critic.begin("begin_phase", self._critic_optimizer, num_schedule_steps))
@@ -143,16 +144,17 @@ class LearnerGroup:
             self._critic.call("load", os.path.join(folder, CRITIC))
         return left_out
 
-    def rebuild(self, optimizer: OptimizerConfig, num_schedule_steps: int, folder: str) -> int:
-        """Replace all ranks, after ``LearnerLostError``: they go on from the weights and the schedule of the
-        last publish, and for the rest (optimizer's moments, reference policy, critic) from a checkpoint.
+    def rebuild(self, optimizer: OptimizerConfig, num_schedule_steps: int, folder: str) -> int | None:
+        """Replace all ranks, after ``LearnerLostError``: they go on from the weights and the schedule of this
+        phase's last publish, and for the rest (optimizer's moments, reference policy, critic) from a
+        checkpoint.
 
         Args:
             optimizer, num_schedule_steps: of the phase of training that the checkpoint is of.
             folder: of ``save``.
 
         Returns:
-            The version of the weights.
+            The version of the weights; ``None`` if none was published, and they are the checkpoint's.
 
         Raises:
             As ``load`` does; ``WeightTransportError`` if the weights cannot be read.
@@ -161,7 +163,9 @@ class LearnerGroup:
             if group is not None:
                 group.start_anew(optimizer, num_schedule_steps)
         self.load(folder)
-        published: PublishedWeights = ray.get(self._store.newest.remote())
+        published: PublishedWeights | None = ray.get(self._store.newest.remote())
+        if published is None:
+            return None
         self._policy.call("take_over", published, self._schedule)
         return published.version
 

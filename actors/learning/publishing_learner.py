@@ -48,13 +48,17 @@ class PublishingLearner(VerlLearner):
     def take_over(self, published: PublishedWeights, schedule: dict[str, Any]) -> None:
         """Go on from published weights, and with the learning rate that came after them.
 
+        Args:
+            schedule: as ``publish_weights`` has returned it; empty to leave the present one.
+
         Raises:
             WeightTransportError: they cannot be read.
         """
         fetched = FetchedWeights()
         asyncio.run(self._transport.fetch(published.version, published.location, fetched))
         verl_weights.fill(self._tensors(), fetched.tensors.__getitem__)
-        self.set_schedule(schedule)
+        if schedule:
+            self.set_schedule(schedule)
 
 
 class FetchedWeights:

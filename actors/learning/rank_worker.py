@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from environments.errors import ConfigError
+from environments.errors import ConfigError, LearnerError
 
 if TYPE_CHECKING:
     from policies.learning.verl.worker import VerlWorker
@@ -66,8 +66,21 @@ class RankWorker(ABC):
         """The model. This imports verl."""
 
     def work(self, method: str, *args: Any) -> Any:
-        """Call ``method`` of the model, as all ranks do at the same time."""
-        return methodcaller(method, *args)(self._model)
+        """Call ``method`` of the model, as all ranks do at the same time.
+
+        Raises:
+            LearnerError: the GPU's memory is full.
+        """
+        from torch import OutOfMemoryError
+
+        try:
+            return methodcaller(method, *args)(self._model)
+        except OutOfMemoryError as error:
+            most = self._arguments["learner"].micro_batch_tokens
+            raise LearnerError(
+                f"The GPU of a learner rank on {socket.gethostname()} has no memory left ({error}). Lower "
+                f"learner.micro_batch_tokens={most}, or raise learner.num_workers, which divide the model."
+            ) from error
 
 
 class LearnerWorker(RankWorker):

@@ -102,6 +102,8 @@ class WorkerGroup:
             ray.get(self._questions(), timeout=ANSWER_SECONDS)
         except RayActorError as error:
             raise LearnerLostError("A learner rank has died.") from error
+        except GetTimeoutError:  # it waits for the rank that has raised an error, which is what is to be told
+            return
 
     def _kill(self) -> None:
         for rank in self._ranks:

@@ -33,9 +33,10 @@ def rebuild_or_raise(
         run.kl.go_back(recovery.progress.kl_coef)
         run.rollouts.put_back()
     behind = recovery.progress.step - recovery.saved_step
+    weights = f"weights of {folder.name}" if version is None else f"published weights of version {version}"
     run.tracker.announce(
-        f"The learner has the published weights of version {version}, and its optimizer's moments from "
-        f"{folder.name}, {behind} update(s) earlier. No update is lost."
+        f"The learner has the {weights}, and its optimizer's moments from {folder.name}, {behind} update(s) "
+        "earlier. No update is lost."
     )
 
 

@@ -59,3 +59,24 @@ def test_a_killed_and_a_stopped_rank_are_noticed_and_replaced_with_the_published
     assert group.logprobs(batches(1)[0]) == published, "not those of the checkpoint"
     metrics = group.update(group.score(batches(1))).metrics
     assert metrics["learn/lr"] == pytest.approx(3e-4), "the third step's"
+
+
+@pytest.mark.engine
+def test_before_its_first_publish_a_phase_goes_on_with_the_rate_of_its_checkpoint(
+    learner: tuple[Any, list[int]], tmp_path: Path
+) -> None:
+    group, (rank,) = learner
+    group.begin_phase(RISING, 100)
+    group.save(str(tmp_path / "unpublished"))
+    os.kill(rank, signal.SIGKILL)
+    with pytest.raises(LearnerLostError, match="has died"):
+        group.score(batches(1))
+    assert group.rebuild(RISING, 100, str(tmp_path / "unpublished")) is None
+
+    group.publish(3)
+    later = OptimizerConfig(lr=1e-5)
+    group.begin_phase(later, 100)
+    group.save(str(tmp_path / "later"))
+    assert group.rebuild(later, 100, str(tmp_path / "later")) == 3
+    metrics = group.update(group.score(batches(1))).metrics
+    assert metrics["learn/lr"] == pytest.approx(1e-5), "that of the phase before was 1e-3"

@@ -1,0 +1,57 @@
+"""The error of one learner rank is told, whatever the others do meanwhile. The model is a stand-in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from actors.learning import worker_group
+from actors.learning.rank_worker import RankWorker
+from actors.learning.worker_group import WorkerGroup, places_of_ranks
+from environments.errors import LearnerError
+from policies.learning.settings import LearnerConfig
+
+pytestmark = pytest.mark.engine
+
+
+class FaultyModel:
+    """Of the second rank. The first one waits for it, as in a collective."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def fail(self, kind: str) -> None:
+        import torch
+
+        if self._rank == 0:
+            time.sleep(60)
+        raise {"index": IndexError("no such row"), "memory": torch.OutOfMemoryError("2 GiB wanted")}[kind]
+
+
+class FaultyRank(RankWorker):
+    def _load(self, **_: Any) -> Any:
+        import os
+
+        return FaultyModel(int(os.environ["RANK"]))
+
+
+@pytest.fixture
+def ranks(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerGroup]:
+    monkeypatch.setattr(worker_group, "ANSWER_SECONDS", 1.0)
+    settings = LearnerConfig(num_workers=2, micro_batch_tokens=4096)
+    group = WorkerGroup(FaultyRank, places_of_ranks(settings), settings, shared_file=None, learner=settings)
+    yield group
+    group.close()
+
+
+def test_an_error_of_one_rank_is_told_while_another_waits_for_it(ranks: WorkerGroup) -> None:
+    with pytest.raises(IndexError, match="no such row"):
+        ranks.call("fail", "index")
+
+
+def test_a_full_gpu_names_the_setting_to_lower(ranks: WorkerGroup) -> None:
+    with pytest.raises(LearnerError, match=r"2 GiB wanted.*Lower learner\.micro_batch_tokens=4096"):
+        ranks.call("fail", "memory")
