@@ -94,14 +94,17 @@ class TrajectoryStream:
             self._groups[group.group_id] = {each.rollout_id: each for each in group.rollouts}
 
     def groups(self, requests: Sequence[RolloutRequest]) -> Iterator[TrajectoryGroup]:
-        """Have ``requests`` rolled out; their groups, each as soon as it is complete."""
-        self.request(requests)
-        waiting = {request.group_id for request in requests}
+        """Have ``requests`` rolled out; their groups, each as soon as it is complete.
+
+        After an error it may be called again with the same requests: those that are under way or there
+        already are not sent once more.
+        """
+        self.request([request for request in requests if request.group_id not in self._groups])
+        waiting = dict.fromkeys(request.group_id for request in requests)
         while waiting:
-            group_id = self._keep(self._next())
-            if group_id in waiting and self._is_complete(group_id):
-                waiting.remove(group_id)
-                yield self.take(group_id)
+            group = self.take(*waiting)
+            del waiting[group.group_id]
+            yield group
 
     # -- what a checkpoint holds ---------------------------------------------------------------------
 

@@ -77,6 +77,8 @@ class FileTransport(WeightTransport):
     def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]], rank: int) -> str | None:
         if rank != 0:
             return None
+        for left in self._folder.glob(f"{UNFINISHED}*"):  # by a rank that was killed while it wrote
+            shutil.rmtree(left, ignore_errors=True)
         unfinished = self._unfinished()
         try:
             with self._writing(f"Version {version} of the weights"):
@@ -129,7 +131,7 @@ class FileTransport(WeightTransport):
                 location = Path(self._finish(unfinished, version))
         versions = sorted(self._folder.glob("version-*"), key=lambda path: int(path.name.partition("-")[2]))
         for old in versions[:-NUM_KEPT]:
-            old.rename(self._folder / f"{DELETED}{uuid.uuid4().hex}")  # gone at once, for all who read it
+            self._put_away(old)
         for deleted in self._folder.glob(f"{DELETED}*"):
             # A file that is open on another node may stay: then the next version deletes it.
             shutil.rmtree(deleted, ignore_errors=True)
@@ -138,9 +140,15 @@ class FileTransport(WeightTransport):
     def _finish(self, unfinished: Path, version: int) -> str:
         final = self._folder / f"version-{version:06d}"
         _sync(unfinished)
+        if final.exists():  # no store has heard of it: a rank was lost before it could say that it was done
+            self._put_away(final)
         unfinished.rename(final)
         _sync(self._folder)
         return str(final)
+
+    def _put_away(self, folder: Path) -> None:
+        """Have a version gone at once, for all who read it; ``_keep`` deletes it."""
+        folder.rename(self._folder / f"{DELETED}{uuid.uuid4().hex}")
 
     def _unfinished(self) -> Path:
         return self._folder / f"{UNFINISHED}{uuid.uuid4().hex}"

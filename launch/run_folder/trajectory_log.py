@@ -55,6 +55,13 @@ class TrajectoryLog:
     def __post_init__(self) -> None:
         self._folder = self.directory / FOLDER
 
+    def forget_after(self, step: int) -> None:
+        """Delete what later updates have left: a resumed run makes them again, with other rollouts."""
+        for kind in (TRAIN, EVALUATION):
+            for later in kept_steps(self.directory, kind):
+                if later > step:
+                    (self._folder / f"{kind}_{later:06d}.jsonl").unlink(missing_ok=True)
+
     def record_update(
         self,
         step: int,

@@ -21,7 +21,11 @@ def mismatch(run: Components, version: int, batches: Sequence[TrainBatch]) -> di
     Args:
         batches: the mini-batches of an update, before the update. Where none of them is scored, and in bypass
             mode, a few samples are scored here.
+
+    A recording has been sampled by the weights of another run, so there is nothing to compare in a replay.
     """
+    if run.config.run.replay is not None:
+        return {}
     fresh = [sample for batch in batches for sample in batch.samples if sample.policy_version == version]
     if run.algorithm.bypass or not any(sample.old_logprobs for sample in fresh):
         # In bypass mode the old log-probabilities are the engine's own.
@@ -29,9 +33,9 @@ def mismatch(run: Components, version: int, batches: Sequence[TrainBatch]) -> di
     return metrics.mismatch_metrics(fresh or _scored(run, _probed(run, version)), version)
 
 
-def measured_mismatch(update: LearnerUpdate) -> dict[str, float]:
+def measured_mismatch(run: Components, update: LearnerUpdate) -> dict[str, float]:
     """The same metrics as ``update`` has found them, where the newest version has sampled all its tokens."""
-    if not update.num_optimizer_steps:
+    if run.config.run.replay is not None or not update.num_optimizer_steps:
         return {}
     return {
         metrics.FRESH_MISMATCH: update.metrics["learn/rollout_logprob_diff_mean"],

@@ -47,6 +47,7 @@ class Recovery:
         self._consumed = ConsumedLog(directory, self.progress.step)
         self._set_aside = JsonlLog(directory / SET_ASIDE, self.progress.step)
         self.trajectories = TrajectoryLog(directory, config.run.trajectories_kept)
+        self.trajectories.forget_after(self.progress.step)
         """What was said in this run's updates and evaluations."""
 
     @property
@@ -67,10 +68,12 @@ class Recovery:
 
     def record_set_aside(self, index: int, task: Mapping[str, Any], error: str | None) -> None:
         """Write down that the task at ``index`` failed everywhere, with the error of one of its rollouts."""
-        if index in {each["index"] for each in self._set_aside.kept}:  # by the process that was resumed
+        found = {"step": self.progress.step, "index": index, "task": task, "error": error}
+        record = json.loads(json.dumps(found, default=str))
+        # By the process that was resumed. In other tasks another one may have the place.
+        if any(each["index"] == index and each["task"] == record["task"] for each in self._set_aside.kept):
             return
-        record = {"step": self.progress.step, "index": index, "task": task, "error": error}
-        self._set_aside.append(json.loads(json.dumps(record, default=str)))
+        self._set_aside.append(record)
 
     def save(self, stream: StreamState, save_learner: Callable[[str], None]) -> Path:
         """Write a checkpoint; ``save_learner`` writes the learner's part into the folder that it is given."""

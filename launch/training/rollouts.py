@@ -97,6 +97,11 @@ class Rollouts:
                     "rollouts of the old ones are not used."
                 )
             waiting = waiting.unplayed()
+            if self._set_aside:
+                self._tracker.announce(
+                    f"{len(self._set_aside)} of the old tasks were set aside. All of the new ones are played."
+                )
+                self._set_aside.clear()  # they are known by their place
         self._scheduler.restore(waiting, progress.version)
         progress.tasks_digest = digest
         self.have_begun = True

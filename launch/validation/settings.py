@@ -27,6 +27,7 @@ def check_settings(config: TrainConfig) -> None:
     _check_optimizer("learner.optimizer", config.learner.optimizer)
     _check_optimizer("learner.critic.optimizer", config.learner.critic.optimizer)
     _check_optimizer("warm_start.optimizer", config.warm_start.optimizer)
+    _check_optimizer("expert_iteration.optimizer", config.expert_iteration.optimizer)
     _check_context(config)
     _check_micro_batches(config)
     check_fleet(config)

@@ -171,6 +171,17 @@ def test_what_a_killed_process_has_left_is_deleted_at_the_next_start(
     assert [path.name for path in folder.iterdir()] == ["run.txt"]
 
 
+def test_a_version_that_is_published_again_takes_the_place_of_the_one_that_no_store_knows(
+    transport: FileTransport, folder: Path
+) -> None:
+    (folder / ".unfinished-of-a-killed-rank").mkdir()
+    transport.publish(7, weights(1).items(), rank=0)  # and then another rank dies
+    location = transport.publish(7, weights(2).items(), rank=0)
+    assert location is not None
+    assert_equal(fetched(transport, 7, asyncio.run(transport.keep(7, location))), weights(2))
+    assert sorted(each.name for each in folder.iterdir()) == ["run.txt", "version-000007"]
+
+
 def test_a_full_disk_is_an_error_that_names_the_folder_and_the_remedy(
     transport: FileTransport, folder: Path
 ) -> None:

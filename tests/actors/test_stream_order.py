@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from actors.rollouts.rollout import RolloutRequest
 from actors.rollouts.stream import TrajectoryStream
 from environments.types import Trajectory
@@ -44,3 +46,31 @@ def test_of_several_that_are_complete_the_first_named_is_taken() -> None:
     stream = ListedStream(["a/0", "b/0", "c/0"])
     assert stream.take("c").group_id == "c"
     assert stream.take("b", "a").group_id == "b"
+
+
+class InterruptedStream(ListedStream):
+    """Counts what is sent, and fails once when ``left`` trajectories are still to come."""
+
+    def __init__(self, rollout_ids: Sequence[str], left: int) -> None:
+        self.sent: list[str] = []
+        self._fails_at = left
+        super().__init__([])
+        self._left = list(rollout_ids)
+
+    def _send(self, requests: Sequence[RolloutRequest]) -> None:
+        self.sent += [each.rollout_id for each in requests]
+
+    def _next(self) -> Trajectory:
+        if len(self._left) == self._fails_at:
+            self._fails_at = -1
+            raise RuntimeError("a learner rank has died")
+        return super()._next()
+
+
+def test_groups_that_are_asked_for_again_after_an_error_are_not_played_twice() -> None:
+    stream = InterruptedStream(["b/1", "a/0", "b/0", "a/1"], left=2)
+    requests = [request(name) for name in ("a/0", "a/1", "b/0", "b/1")]
+    with pytest.raises(RuntimeError, match="has died"):
+        next(stream.groups(requests))
+    assert [each.group_id for each in stream.groups(requests)] == ["b", "a"]
+    assert stream.sent == ["a/0", "a/1", "b/0", "b/1"]

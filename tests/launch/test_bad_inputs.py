@@ -98,6 +98,10 @@ SETTINGS = [
     (f"train {RECIPE} server.http_host=10.0.0.1 server.http_port=8000", "10.0.0.1 would.*TROUPE_API_KEYS"),
     (f"train {RECIPE} server.tool_parser=hermse", "'hermse'.*'hermes'"),
     (f"train {RECIPE} server.tool_parser=hermes", r"tool_parser=hermes .*server\.http_port=8000"),
+    (
+        f"train {RECIPE} expert_iteration.optimizer.min_lr_ratio=0.5",
+        r"expert_iteration\.optimizer\.min_lr_ratio=0\.5 .*schedule=cosine",
+    ),
     (f"train {RECIPE} server.agents.keep_seconds=5", r"agents\.keep_seconds.*launch\.serve"),
     (f"train {RECIPE} evaluation.show=3", r"evaluation\.show.*launch\.evaluate"),
     (f"evaluate {RECIPE} fleet.failure_budget=0.1", r"fleet\.failure_budget.*at its end"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +16,13 @@ from environments.types import Completion, Step, TerminationReason, Trajectory, 
 from launch.config import compose
 from launch.process.cluster import num_gpus, num_replicas, num_rollout_actors
 from launch.run_folder.trajectory_log import TrajectoryLog
+from launch.training.mismatch import measured_mismatch, mismatch
 from launch.training.recording import RecordedStream, check_tokenizer
 from launch.validation.replay import check_recording, check_replay
 from launch.validation.startup import check_training
 from launch.workload import load_workload
 from policies.chat import ChatRenderer, load_tokenizer
+from policies.learning.samples import LearnerUpdate
 from policies.tiny import build_tokenizer
 
 
@@ -247,3 +250,9 @@ def test_a_prompt_that_another_vocabulary_reads_otherwise_is_an_error(tmp_path: 
     check_tokenizer(folder, str(tmp_path / "own"))
     with pytest.raises(ConfigError, match=r"the text 'Which number is it\?'.*set seed as well"):
         check_tokenizer(folder, str(tmp_path / "other"))
+
+
+def test_a_replay_does_not_compare_the_learner_with_an_engine_that_had_other_weights() -> None:
+    run: Any = SimpleNamespace(config=compose(["run.replay=runs/a"]))
+    update = LearnerUpdate(metrics={"learn/rollout_logprob_diff_mean": 0.3}, num_optimizer_steps=1)
+    assert measured_mismatch(run, update) == mismatch(run, 0, []) == {}

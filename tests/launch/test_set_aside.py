@@ -57,13 +57,18 @@ class PlayedAtOnce:
         )
 
 
-def begun(folder: Path, broken: set[int], said: list[str]) -> tuple[Rollouts, Recovery]:
+def begun(
+    folder: Path, broken: set[int], said: list[str], tasks: Dataset = TASKS, before: Recovery | None = None
+) -> tuple[Rollouts, Recovery]:
+    """A run on ``tasks``, which goes on from the progress of ``before``."""
     config = TrainConfig()
     config.rollout.groups_per_step = 2
     recovery = Recovery(config, folder)
+    if before is not None:
+        recovery.progress = before.progress
     rollouts = Rollouts(
         config,
-        Workload(agent_class=BaseAgent, env_class=BaseEnv, train_dataset=TASKS),
+        Workload(agent_class=BaseAgent, env_class=BaseEnv, train_dataset=tasks),
         False,
         cast(Any, SimpleNamespace(stream=PlayedAtOnce(broken))),
         recovery,
@@ -93,6 +98,18 @@ def test_a_broken_task_is_met_once_and_then_no_more(tmp_path: Path) -> None:
     assert "Task 4 is set aside" in said[0] and "no shop" in said[0]
     assert "1 of 6 tasks failed everywhere" in said[-1] and "set_aside_tasks.jsonl" in said[-1]
     recovery.close()
+
+
+def test_other_tasks_are_played_whatever_was_set_aside_of_the_old_ones(tmp_path: Path) -> None:
+    said: list[str] = []
+    rollouts, recovery = begun(tmp_path, {4}, said)
+    take_groups(rollouts, 60)
+    recovery.close()
+    repaired = Dataset([{"number": number} for number in (0, 1, 2, 3, 7, 5)])
+    rollouts, resumed = begun(tmp_path, set(), said, repaired, before=recovery)
+    assert set(take_groups(rollouts, 60)) == {0, 1, 2, 3, 7, 5}
+    assert said[-1] == "1 of the old tasks were set aside. All of the new ones are played."
+    resumed.close()
 
 
 def test_nothing_is_said_of_tasks_where_all_can_be_played(tmp_path: Path) -> None:

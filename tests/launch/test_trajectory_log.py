@@ -99,6 +99,20 @@ def test_an_update_that_is_done_again_replaces_its_file_and_the_oldest_go(tmp_pa
     assert not list((tmp_path / FOLDER).glob(".*")), "no temporary file is left"
 
 
+def test_what_a_resumed_run_makes_again_is_forgotten_and_the_rest_stays(tmp_path: Path) -> None:
+    log = TrajectoryLog(tmp_path, 2)
+    for step in (19, 20):
+        log.record_update(step, [group(0, conversation("0/0", 1))], {}, {})
+        log.record_evaluation(step, [group(0, conversation("0/0", 1))])
+    log = TrajectoryLog(tmp_path, 2)
+    log.forget_after(19)
+    assert kept_steps(tmp_path, TRAIN) == kept_steps(tmp_path, EVALUATION) == [19]
+    log.forget_after(10)
+    for step in (11, 12):
+        log.record_update(step, [group(0, conversation("0/0", 1))], {}, {})
+    assert kept_steps(tmp_path, TRAIN) == [11, 12]
+
+
 def test_a_run_that_is_to_keep_none_writes_none(tmp_path: Path) -> None:
     TrajectoryLog(tmp_path, 0).record_evaluation(0, [group(0, conversation("0/0", 1))])
     assert not (tmp_path / FOLDER).exists() and kept_steps(tmp_path, EVALUATION) == []

@@ -67,7 +67,7 @@ class Reinforce(Stage):
             )
             run.rollouts.commit()
             if not config.rollout.max_staleness:
-                learning |= measured_mismatch(learned)
+                learning |= measured_mismatch(run, learned)
             elif learned.num_optimizer_steps:
                 run.probe.begin(selection.groups, progress.version)
             learning |= credit | learned.metrics | {"learn/num_optimizer_steps": learned.num_optimizer_steps}
