@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable
+
+from ray.exceptions import ActorUnavailableError
 
 from actors.sampling.request_queue import BUSY_REQUESTS, LEASE_SECONDS, Assignment, ReplicaReport
 from environments.errors import SamplerError, TroupeError
@@ -13,6 +16,8 @@ from policies.sampler import TokenOutput, TokenRequest
 
 BATCH_SECONDS = 0.02
 """How long a finished answer of a busy engine waits for others, so that one poll delivers them together."""
+RETRY_SECONDS = 1.0
+"""Between two connections to a queue whose actor does not answer just now, or is started anew by Ray."""
 
 
 class QueueWorker:
@@ -116,3 +121,29 @@ class QueueWorker:
             f"{type(self._engine).__name__} of replica {self._replica} could not answer a request: "
             f"{type(error).__name__}: {error}"
         )
+
+
+async def serve_queue(
+    replica: str,
+    engine: Engine,
+    poll: Callable[[ReplicaReport], Awaitable[Assignment]],
+    catch_up: Callable[[], Awaitable[None]],
+    connected: Callable[[QueueWorker], None],
+) -> None:
+    """Sample for one queue as long as it lives, by another ``QueueWorker`` after each lost connection.
+
+    Args:
+        replica, engine, poll, catch_up: as for ``QueueWorker``.
+        connected: hears of each worker.
+
+    Raises:
+        As ``QueueWorker.run``, but for a queue that is only unavailable.
+    """
+    for number in itertools.count(1):
+        # A name of its own: the queue gives to others what a connection had, once that one polls no more.
+        worker = QueueWorker(f"{replica}, connection {number}", engine, poll, catch_up)
+        connected(worker)
+        try:
+            await worker.run()
+        except ActorUnavailableError:
+            await asyncio.sleep(RETRY_SECONDS)

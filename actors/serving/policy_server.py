@@ -8,16 +8,17 @@ import os
 import socket
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import ray
 from fastapi import Request
 from fastapi.responses import PlainTextResponse, Response
 from ray import serve
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+from ray.exceptions import ActorDiedError, RayError
 from ray.serve.handle import DeploymentHandle
 
-from actors.sampling.queue_worker import QueueWorker
+from actors.sampling.queue_worker import QueueWorker, serve_queue
 from actors.serving.access import Access
 from actors.serving.agent_routes import AgentProtocols
 from actors.serving.autoscaling import TOKENS_IN_FLIGHT
@@ -42,8 +43,6 @@ T = TypeVar("T")
 Body = TypeVar("Body", ChatRequest, CompletionRequest)
 Parts = AsyncGenerator[Json, None]
 
-RETRY_SECONDS = 1.0
-"""Between two attempts to reach a sampling actor that Ray is starting anew."""
 # The engine's thread needs the interpreter's lock all the time: each further thread of a replica slows it
 # down, and so does a line of log per request.
 REPLICA_ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
@@ -187,14 +186,9 @@ class PolicyServer:
         """consumes a sampling actor's requests · waits for the actor · produces answers, until it dies"""
         replica_id = serve.get_replica_context().replica_id.unique_id
         name = f"{replica_id} (pid {os.getpid()} on {socket.gethostname()})"
+        connected = partial(self._queue_workers.__setitem__, sampler)
         try:
-            while True:
-                worker = QueueWorker(name, self._engine, sampler.poll.remote, self._weights.catch_up)
-                self._queue_workers[sampler] = worker
-                try:
-                    await worker.run()
-                except ActorUnavailableError:
-                    await asyncio.sleep(RETRY_SECONDS)
+            await serve_queue(name, self._engine, sampler.poll.remote, self._weights.catch_up, connected)
         except RayError as error:  # if it is alive after all, it misses the replicas and adds itself again
             logger.info("A sampling actor is gone: %s", error)
             await self._directory.remove.remote(number)

@@ -8,9 +8,10 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorUnavailableError
 
 import actors.sampling.queue_worker
-from actors.sampling.queue_worker import QueueWorker
+from actors.sampling.queue_worker import QueueWorker, serve_queue
 from actors.sampling.request_queue import Assignment, ReplicaReport, RequestQueue
 from environments.errors import LogprobError, PromptTooLongError, SamplerError
 from policies.engines.base import Engine
@@ -247,3 +248,33 @@ def test_after_a_stop_the_newest_weights_come_first(monkeypatch: pytest.MonkeyPa
 
     run(test())
     assert versions == [7]
+
+
+def test_what_a_lost_connection_was_sampling_is_sampled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors.sampling.queue_worker, "RETRY_SECONDS", 0.1)
+
+    async def test() -> None:
+        queue, engine = RequestQueue("policy", lease_seconds=0.5), EchoEngine()
+        is_broken = False
+
+        async def poll(report: ReplicaReport) -> Assignment:
+            if is_broken:
+                raise ActorUnavailableError("The connection was reset.", None)
+            return await queue.poll(report)
+
+        workers: list[QueueWorker] = []
+        link = asyncio.create_task(serve_queue("a", engine, poll, nothing_new, workers.append))
+        engine.go.clear()
+        answer = asyncio.create_task(queue.sample(request(1)))
+        await asyncio.sleep(0.1)
+        is_broken = True
+        while len(workers) < 2:
+            workers[0].wake()
+            await asyncio.sleep(0.05)
+        is_broken = False
+        engine.go.set()
+        assert (await answer).token_ids == (1,)
+        assert engine.num_cancelled == 1 and len(workers) > 1
+        link.cancel()
+
+    run(test())
