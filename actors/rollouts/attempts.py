@@ -98,6 +98,12 @@ class WaitingAttempts:
         self._num_pausing += 1
         asyncio.get_running_loop().call_later(pause_before(attempt.number), self._end_pause, attempt)
 
+    def withdraw(self, rollout_id: str) -> bool:
+        """Let no actor take the attempt at a rollout; return whether one was waiting."""
+        left = [each for each in self._waiting if each.request.rollout_id != rollout_id]
+        was_waiting, self._waiting = len(left) < len(self._waiting), left
+        return was_waiting
+
     def look_again(self) -> None:
         """Wake who waits in ``take``: other attempts or other slots are there."""
         for taker in self._takers:

@@ -40,7 +40,7 @@ MAX_START_FAILURES = 3
 """Actors of a slot that may fail to start, one after the other, before the fleet itself has failed."""
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0, max_concurrency=100_000)
 class RolloutFleet:
     """Hands requests to rollout actors and puts each trajectory into the stream, exactly once per request.
 
@@ -123,9 +123,10 @@ class RolloutFleet:
 
         What its environment is doing at the moment goes on to the end of the step.
         """
-        if rollout_id not in self._undelivered:
-            return
-        self._cancelled.add(rollout_id)
+        if rollout_id in self._undelivered:
+            self._cancelled.add(rollout_id)
+        if self._attempts.withdraw(rollout_id):
+            self._forget(rollout_id)
         while rollout_id in self._cancelled:  # it may be in its environment, and sample later
             await self._sampler.cancel.remote(rollout_id)
             await asyncio.sleep(CANCEL_SECONDS)
@@ -181,11 +182,7 @@ class RolloutFleet:
         )
 
     async def report(self) -> FleetReport:
-        """What ``status`` tells, and the rollouts in play, the longest without a turn first.
-
-        Raises:
-            As ``status`` does.
-        """
+        """What ``status`` tells or raises, and the rollouts in play, the longest without a turn first."""
         status, now = await self.status(), time.monotonic()
         in_play = [
             RolloutInPlay(

@@ -83,3 +83,13 @@ def test_urgent_requests_go_first() -> None:
         return [(await waiting.take(1)).request.rollout_id for _ in range(2)]
 
     assert asyncio.run(play()) == ["eval", "g/5"]
+
+
+def test_an_attempt_that_is_withdrawn_waits_no_more() -> None:
+    waiting = WaitingAttempts(lambda: ())
+    for position in (0, 1):
+        waiting.put(attempt(position))
+    assert waiting.withdraw("g/0")
+    assert not waiting.withdraw("g/0")
+    assert len(waiting) == 1
+    assert asyncio.run(waiting.take(1)) == attempt(1)
