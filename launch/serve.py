@@ -6,7 +6,7 @@ import importlib.util
 import json
 import socket
 import sys
-import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -35,12 +35,15 @@ from policies.model_files import check_loadable
 from policies.openai.agent_frontend import PREFIX
 from policies.settings import ADAPTER, adapter_config
 
+CHECK_SECONDS = 5.0
+"""Between two looks whether all parts that answers need are alive."""
+
 
 def serve(config: TrainConfig) -> None:
     """Serve ``model.path``, or the newest checkpoint, until SIGINT or SIGTERM.
 
     Raises:
-        TroupeError: something is wrong that its message explains.
+        TroupeError: something is wrong that its message explains, or a part has died that answers need.
     """
     port = DEFAULT_PORT if config.server.http_port is None else config.server.http_port
     config = replace(config, server=replace(config.server, http_port=port))
@@ -64,7 +67,9 @@ def serve(config: TrainConfig) -> None:
         sys.stdout.write(greeting(url, [*served_models(server), *app.agents], server))
         sys.stdout.flush()
         with suppress(KeyboardInterrupt):  # the way in which serving is meant to end
-            threading.Event().wait()
+            while True:
+                app.check()
+                time.sleep(CHECK_SECONDS)
         sys.stdout.write("\nStopping.\n")
 
 

@@ -113,6 +113,10 @@ class AgentPool:
         if self._smallest < self._largest:
             self._following = asyncio.create_task(self._follow_conversations())
 
+    async def check(self) -> None:
+        """Raise ``SamplerError`` if no message can be answered any more."""
+        self._check_alive()
+
     async def description(self) -> str:
         """What the agent does."""
         return self._description

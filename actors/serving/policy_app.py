@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from actors.ray_tools.get_soon import answers
@@ -21,13 +21,15 @@ from actors.serving.keys import access_keys
 from actors.serving.pinned import PinnedPolicy
 from actors.serving.policy_server import LOGGING, REPLICA_ENVIRONMENT, PolicyServer
 from actors.settings import MODEL_NAME, PinnedVersion, ServerConfig
-from environments.errors import SamplerError
+from environments.errors import PartLostError, SamplerError
 from policies.engines.base import engine_class
 
 GRACE_SECONDS = 2.0
 """How long a replica may take to end: all do at the end of a program, whose clients know."""
 ANSWER_SECONDS = 60.0
 """How long a replica that Serve has taken for one too many goes on with what it is answering."""
+CHECK_SECONDS = 30.0
+"""How long ``check`` waits for an answer."""
 END_SECONDS = 20.0
 """How long the environments of conversations may take to close."""
 
@@ -187,6 +189,24 @@ class PolicyApp:
         """Raise the error that replicas have reported, if there was one: see ``WeightStore.report``."""
         try:
             answers([self._store.check_followers.remote()], "The weight store")
+        except RayTaskError as error:  # Ray's wrapper around it
+            raise error.cause from error
+
+    def check(self) -> None:
+        """Raise the error of a part without which clients get no answer.
+
+        Raises:
+            PartLostError: the weight store has died, or the actor of an agent.
+            The error that replicas have reported, or that has ended an agent.
+        """
+        parts = [self._store.check_followers.remote()]
+        parts += [pool.check.remote() for pool in self.agents.values()]
+        try:
+            ray.get(parts, timeout=CHECK_SECONDS)
+        except GetTimeoutError:  # it is busy, and is asked again
+            return
+        except RayActorError as error:
+            raise PartLostError(f"Clients get no answers any more: {error}") from error
         except RayTaskError as error:  # Ray's wrapper around it
             raise error.cause from error
 

@@ -29,6 +29,7 @@ from actors.sampling.serve_sampler import ServeSampler
 from actors.serving.policy_app import PolicyApp
 from actors.settings import FleetConfig, ServerConfig
 from actors.weights.store import WeightStore
+from environments.errors import PartLostError
 from environments.types import PlayedStep, TerminationReason, Trajectory
 from launch.recipes.calculator import task_from_message, workload
 from policies.openai.envelope import Envelope
@@ -121,6 +122,10 @@ def test_a2a_and_mcp_clients_are_answered_through_serve(serve_port: int, tiny_mo
     try:
         assert asyncio.run(states_and_answer(url)) == (["SUBMITTED", "WORKING", "COMPLETED"], "\\boxed{46}")
         assert asyncio.run(tool_answer(url)) == "\\boxed{46}"
+        app.check()
+        ray.kill(agents)
+        with pytest.raises(PartLostError, match="Clients get no answers any more"):
+            app.check()
     finally:
         app.stop()
 
