@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 import time
@@ -28,6 +29,8 @@ from policies.openai.protocol import OpenAIError
 # Serve writes its own logger into the replica's log file, and no other one at this level.
 logger = logging.getLogger("ray.serve")
 
+EVENTS = "text/event-stream"
+
 
 class Caller:
     """The client of a request, and what it may still use. Routes find it as ``request.state.caller``."""
@@ -41,7 +44,11 @@ class Caller:
         self._tokens.spend(number)
 
     def charge_request(self) -> None:
-        """Count one request. Raises ``OpenAIError`` (429) where the caller has used too much."""
+        """Count one request."""
+        self._requests.spend(1)
+
+    def check_allowance(self) -> None:
+        """Raise ``OpenAIError`` (429) where the caller has used too much."""
         for kind, allowance in (("requests", self._requests), ("tokens", self._tokens)):
             if seconds := allowance.seconds_to_wait():
                 retry_after = math.ceil(seconds)
@@ -52,7 +59,6 @@ class Caller:
                     code="rate_limit_exceeded",
                     retry_after=retry_after,
                 )
-        self._requests.spend(1)
 
 
 class Access:
@@ -85,7 +91,7 @@ class Access:
             yield self._anybody
             return
         caller = self._caller(headers)
-        caller.charge_request()
+        caller.check_allowance()
         if self._num_open >= self._max_open_requests:
             raise OpenAIError(
                 503,
@@ -93,6 +99,7 @@ class Access:
                 type="server_error",
                 retry_after=1,
             )
+        caller.charge_request()
         self._num_open += 1
         try:
             yield caller
@@ -177,18 +184,24 @@ class _Answer:
 
     sender: Send
     status: int | None = None
+    is_stream: bool = False
+    """Whether it is a stream of events."""
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            self.is_stream = Headers(scope=message).get("content-type", "").startswith(EVENTS)
         await self.sender(message)
 
     async def end(self, error: OpenAIError, scope: Scope, receive: Receive) -> None:
-        """Answer by the error. Where the answer has begun, it ends without one: its status is sent."""
+        """Answer by the error. Where the answer has begun, its status is sent: a stream of events gets the
+        error as its last event, and any other answer ends.
+        """
         if self.status is None:
             await reject(error, scope, receive, self.send)
-        else:
-            await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
+        body = f"data: {json.dumps(error.body())}\n\n".encode() if self.is_stream else b""
+        await self.send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 async def reject(error: OpenAIError, scope: Scope, receive: Receive, send: Send) -> None:

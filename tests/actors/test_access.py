@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -59,6 +60,14 @@ def application() -> FastAPI:
             await asyncio.sleep(60)
 
         return StreamingResponse(parts())
+
+    @app.get("/events")
+    async def events() -> StreamingResponse:
+        async def pieces() -> AsyncIterator[str]:
+            yield 'data: {"piece": 1}\n\n'
+            await asyncio.sleep(60)
+
+        return StreamingResponse(pieces(), media_type="text/event-stream")
 
     return app
 
@@ -193,7 +202,24 @@ def test_a_request_that_takes_too_long_is_ended() -> None:
         stream = client.get("/stream", headers=bearer(ALICE))
     assert response.status_code == 504
     assert "more than 0.1 s" in response.json()["error"]["message"]
-    assert (stream.status_code, stream.text) == (200, "first")
+    assert (stream.status_code, stream.text) == (200, "first"), "its form is not known, so it only ends"
+
+
+def test_a_stream_of_events_that_takes_too_long_ends_with_the_error() -> None:
+    with behind(max_request_seconds=0.1) as (client, _):
+        text = client.get("/events", headers=bearer(ALICE)).text
+    first, last = (json.loads(line.removeprefix("data: ")) for line in text.strip().split("\n\n"))
+    assert first == {"piece": 1}
+    assert last["error"]["code"] == "request_timeout" and "more than 0.1 s" in last["error"]["message"]
+
+
+def test_a_request_that_finds_no_place_is_not_counted() -> None:
+    with behind(max_open_requests=1, requests_per_minute=2) as (client, access), ExitStack() as requests:
+        requests.enter_context(access.admitted("/anything", Headers({"host": "localhost", **bearer(BOB)})))
+        statuses = [client.get("/anything", headers=bearer(ALICE)).status_code for _ in range(5)]
+        requests.close()
+        assert client.get("/anything", headers=bearer(ALICE)).status_code == 200
+    assert statuses == [503] * 5
 
 
 def test_the_log_says_why_a_request_was_rejected(caplog: pytest.LogCaptureFixture) -> None:
