@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +14,8 @@ from policies.openai.responses import MAX_STORED
 
 MAX_NAME = 256
 """Characters of a session's name or of an idempotency key."""
+MAX_FORGOTTEN = 100_000
+"""Names of sessions that are known to be forgotten."""
 
 
 class Conversation:
@@ -37,9 +39,14 @@ class Conversation:
         async with self._turn:
             yield
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a message is under way."""
+        return self._turn.locked()
+
     def check_idle(self) -> None:
         """Raise ``OpenAIError`` (409) if a message is under way."""
-        if self._turn.locked():
+        if self.is_busy:
             raise OpenAIError(
                 409,
                 "A message of this conversation is under way: wait for its answer. With "
@@ -57,17 +64,24 @@ class Place:
     rollout_id: str | None = None
 
 
+Places = OrderedDict[tuple[str, str], Place]
+
+
 class Conversations:
     """Conversations by their names: sessions and ids of responses, each of the key that it came with.
 
     Args:
         waits: as for ``Conversation``.
-        most: names that are kept; those that were not used for the longest time go first.
+        most: names that are kept of a key; those that were not used for the longest time go first, but for
+            those with a message under way.
     """
 
     def __init__(self, waits: bool, most: int = MAX_STORED) -> None:
         self._waits, self._most = waits, most
-        self._places: OrderedDict[tuple[str, str, str], Place] = OrderedDict()
+        self._places: defaultdict[str, Places] = defaultdict(OrderedDict)
+        """By owner, and then by kind and name."""
+        self._forgotten: OrderedDict[tuple[str, str], None] = OrderedDict()
+        """Sessions, by owner and name, that must not begin anew as if nothing had been said."""
 
     def find(self, envelope: Envelope) -> Place:
         """Where a message goes on; a conversation of its own if it names none.
@@ -82,8 +96,8 @@ class Conversations:
                     "previous_response_id and a session both say which conversation goes on: send one.",
                     param="previous_response_id",
                 )
-            name = (envelope.owner, "response", envelope.after)
-            if name not in self._places:
+            places, name = self._places[envelope.owner], ("response", envelope.after)
+            if name not in places:
                 raise OpenAIError(
                     400,
                     f"There is no response {envelope.after!r} to go on from: it was never made, made with "
@@ -91,27 +105,28 @@ class Conversations:
                     param="previous_response_id",
                     code="previous_response_not_found",
                 )
-            self._places.move_to_end(name)
-            return self._places[name]
+            places.move_to_end(name)
+            return places[name]
         if envelope.session is None:
             return Place(Conversation(self._waits))
         check_name("The session", envelope.session)
-        name = (envelope.owner, "session", envelope.session)
-        if name not in self._places:
-            self._add(name, Place(Conversation(self._waits)))
-        self._places.move_to_end(name)
-        return self._places[name]
+        if (envelope.owner, envelope.session) in self._forgotten:
+            raise lost(f"the server has forgotten this session after {self._most} newer conversations.")
+        places, name = self._places[envelope.owner], ("session", envelope.session)
+        if name not in places:
+            self._add(envelope.owner, name, Place(Conversation(self._waits)))
+        places.move_to_end(name)
+        return places[name]
 
     def advance(self, conversation: Conversation, rollout_id: str, envelope: Envelope) -> None:
         """An answer has come: the next message goes on from it."""
         conversation.newest = rollout_id
         if envelope.can_be_followed:
-            name = (envelope.owner, "response", envelope.answer_id)
-            self._add(name, Place(conversation, rollout_id))
+            self._add(envelope.owner, ("response", envelope.answer_id), Place(conversation, rollout_id))
 
     def end_response(self, owner: str, response_id: str) -> str | None:
         """Let no message come after a response; return its rollout if it is its conversation's newest."""
-        place = self._places.pop((owner, "response", response_id), None)
+        place = self._places[owner].pop(("response", response_id), None)
         if place is None or place.rollout_id != place.conversation.newest:
             return None
         return place.rollout_id
@@ -122,21 +137,30 @@ class Conversations:
         Raises:
             OpenAIError: there is none (404), or a message of it is under way (409).
         """
-        name = (owner, "session", session)
-        if name not in self._places:
+        self._forgotten.pop((owner, session), None)
+        places, name = self._places[owner], ("session", session)
+        if name not in places:
             raise OpenAIError(
                 404,
                 f"There is no session {session!r}: no message has named it, it was closed, or {self._most} "
                 "newer conversations have come since.",
                 code="session_not_found",
             )
-        self._places[name].conversation.check_idle()
-        return self._places.pop(name).conversation.newest
+        places[name].conversation.check_idle()
+        return places.pop(name).conversation.newest
 
-    def _add(self, name: tuple[str, str, str], place: Place) -> None:
-        self._places[name] = place
-        while len(self._places) > self._most:
-            self._places.popitem(last=False)
+    def _add(self, owner: str, name: tuple[str, str], place: Place) -> None:
+        places = self._places[owner]
+        places[name] = place
+        while len(places) > self._most:
+            idle = (each for each in places if each != name and not places[each].conversation.is_busy)
+            if (oldest := next(idle, None)) is None:
+                break
+            del places[oldest]
+            if oldest[0] == "session":
+                self._forgotten[owner, oldest[1]] = None
+        while len(self._forgotten) > MAX_FORGOTTEN:
+            self._forgotten.popitem(last=False)
 
 
 def check_name(kind: str, name: str) -> None:

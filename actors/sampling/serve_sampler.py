@@ -70,9 +70,15 @@ class ServeSampler(Sampler):
 
         try:
             handle = serve.get_app_handle(self._app_name)
-            return await handle.sampler_directory.remote()
+            directory = await handle.sampler_directory.remote()
         except RayServeException as error:
             raise SamplerError(f"No policy server is called {self._app_name!r} here: {error}") from error
+        if directory is None:
+            raise SamplerError(
+                f"The policy server {self._app_name!r} was started by `serve deploy` and answers over "
+                "HTTP only: use engine_name='openai' with its base_url."
+            )
+        return directory
 
     async def sample(self, request: SampleRequest) -> Completion:
         """Render, sample, decode. Raises ``AgentError``, ``PromptTooLongError`` or ``SamplerError``."""

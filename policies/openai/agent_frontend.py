@@ -70,7 +70,8 @@ class AgentFrontend:
             ConfigError: the sampling parameters are impossible.
         """
         head: Json = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
-        placed = replace(envelope, answer_id=head["id"], created=head["created"], body=digest(body))
+        body_digest = digest(body, envelope)
+        placed = replace(envelope, answer_id=head["id"], created=head["created"], body=body_digest)
         async with aclosing(self.episode(body, charge, placed)) as parts:
             async for part in parts:
                 if isinstance(part, Repeated):
@@ -135,9 +136,10 @@ def _num_tokens(trajectory: Trajectory) -> int:
     return sum(each.num_prompt_tokens + each.num_completion_tokens for each in trajectory.completions)
 
 
-def digest(body: BaseModel) -> str:
-    """By which two bodies can be told to be the same."""
-    return hashlib.sha256(f"{type(body).__name__} {body.model_dump_json()}".encode()).hexdigest()
+def digest(body: BaseModel, envelope: Envelope) -> str:
+    """By which two requests can be told to be the same: by their bodies and their sessions."""
+    text = f"{type(body).__name__} {envelope.session!r} {body.model_dump_json()}"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _question(body: ChatRequest, has_session: bool) -> str:

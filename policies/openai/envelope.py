@@ -26,7 +26,7 @@ class Envelope:
     idempotency_key: str | None = None
     """A message with the key and ``body`` of an earlier one gets that one's answer."""
     body: str = ""
-    """Digest of the request's body."""
+    """Digest of the request: of its body and its session."""
     withdraw_key: str | None = None
     """By which its owner can withdraw the message."""
 

@@ -181,7 +181,7 @@ class ResponsesFrontend:
             created=draft.response["created_at"],
             can_be_followed=body.store is not False,
             withdraw_key=draft.response["id"],
-            body=digest(body),
+            body=digest(body, envelope),
         )
         async with aclosing(self._events(draft, charge, placed)) as events:
             async for event in events:

@@ -1,0 +1,61 @@
+"""Which conversations are kept by their names, and which are forgotten: by key, and not under way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from actors.rollouts.conversations import Conversations
+from policies.openai.agent_frontend import digest
+from policies.openai.envelope import Envelope
+from policies.openai.protocol import ChatRequest, OpenAIError
+
+
+def stored(owner: str, number: int) -> Envelope:
+    return Envelope(owner=owner, answer_id=f"resp_{number}", can_be_followed=True)
+
+
+def test_the_conversations_of_one_key_push_out_none_of_another_s() -> None:
+    kept = Conversations(waits=False, most=3)
+    of_bob = kept.find(Envelope(owner="bob", session="support")).conversation
+    kept.advance(of_bob, "00000001/0000", Envelope(owner="bob", session="support"))
+    for number in range(10):
+        alone = kept.find(Envelope(owner="alice")).conversation
+        kept.advance(alone, f"{number}", stored("alice", number))
+    assert kept.find(Envelope(owner="bob", session="support")).conversation is of_bob
+    assert kept.find(Envelope(owner="alice", after="resp_9")).rollout_id == "9"
+    with pytest.raises(OpenAIError, match="forgotten after 3 newer ones"):
+        kept.find(Envelope(owner="alice", after="resp_6"))
+
+
+def test_a_session_that_was_forgotten_is_an_error_until_it_is_ended() -> None:
+    kept = Conversations(waits=False, most=1)
+    for session in ("old", "new"):
+        kept.find(Envelope(session=session))
+    with pytest.raises(OpenAIError, match="has forgotten this session after 1 newer") as error:
+        kept.find(Envelope(session="old"))
+    assert error.value.status == 409
+    with pytest.raises(OpenAIError, match="There is no session 'old'"):
+        kept.end_session("", "old")
+    assert kept.find(Envelope(session="old")).conversation.newest is None
+
+
+def test_a_conversation_with_a_message_under_way_is_kept() -> None:
+    async def play() -> None:
+        kept = Conversations(waits=False, most=1)
+        busy = kept.find(Envelope(session="busy")).conversation
+        async with busy.turn():
+            kept.find(Envelope(session="other"))
+            with pytest.raises(OpenAIError, match="is under way"):
+                async with kept.find(Envelope(session="busy")).conversation.turn():
+                    pass
+
+    asyncio.run(play())
+
+
+def test_the_same_body_in_another_session_is_another_request() -> None:
+    body = ChatRequest.model_validate({"model": "agent/a", "messages": [{"role": "user", "content": "hi"}]})
+    assert digest(body, Envelope(session="a")) == digest(body, Envelope(session="a"))
+    assert digest(body, Envelope(session="a")) != digest(body, Envelope(session="b"))
+    assert digest(body, Envelope()) != digest(body, Envelope(session="None"))
