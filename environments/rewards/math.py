@@ -23,12 +23,25 @@ _NUMBER = rf"{_DECIMAL}(?:[eE][+-]?\d{{1,3}})?"
 _POWER_OF_TEN = (
     rf"(?:({_DECIMAL})(?:\\times|\\cdot|\*)|([+-]?))10\^(?:\{{([+-]?\d{{1,3}})\}}|([+-]?\d{{1,3}}))"
 )
+_D = r"(?:d|\\partial|\\mathrm ?\{d\})"
+_OPERATOR = re.compile(
+    r"\\(?:operatorname\*? ?\{ ?)?(sum|prod|i*int|oint|lim|limsup|liminf|gcd|lcm|max|min|det|mod)(?![a-zA-Z])"
+    rf"|\\frac ?\{{? ?{_D}[^{{}}]*\}}? ?\{{ ?{_D} ?[a-zA-Z]"
+)
+"""What asks for a calculation, also where the answer is an expression."""
+_ARITHMETIC = re.compile(
+    r"(?<=[\d.)!%])(?:[-+*]|\\times|\\cdot)(?=[-+]?(?:[\d.(]|\\))"
+    r"|\\(?:log|ln|lg|arc|sin|cos|tan|cot|sec|csc)"
+)
+"""What asks for a calculation where the answer is a number: numbers that are joined, and functions."""
 _SIGNS = str.maketrans(
     {
         "\N{MINUS SIGN}": "-",
         "\N{EN DASH}": "-",
         "\N{MULTIPLICATION SIGN}": r"\times ",
         "\N{MIDDLE DOT}": r"\cdot ",
+        "\N{DOT OPERATOR}": r"\cdot ",
+        "\N{ASTERISK OPERATOR}": "*",
         "\N{DEGREE SIGN}": r"^\circ",
     }
 )
@@ -48,9 +61,15 @@ def math_reward_fn(
     1.5, 2e3 and 2\times10^3. A percent sign at the end is a unit: 50\% is 50. So is a \text{...} after a
     number, unless the other side has another one. Words are compared as text, in upper or lower case. Two
     that are not equal as numbers or texts are expressions, and math-verify decides, which rounds irrational
-    numbers to six decimals. It runs in a process of its own for at most ``time_limit_seconds``; an answer
-    that could not be graded is wrong, and ``metadata["error"]`` says why. ``metadata["judged_by"]`` is
-    "number", "text" or "math-verify".
+    numbers to six decimals. It runs in a process of its own for at most ``time_limit_seconds``.
+
+    math-verify would also do the calculation that the task asks for. So an answer with an operator such as
+    \sum, \int, \lim, \gcd or \frac{d}{dx} is wrong unless the ground truth has it too; and where that is a
+    number, so is one that joins numbers by +, -, *, \times or \cdot, or has a logarithm or an angle's
+    function. 1/2, 2^{10} and \sqrt{16} may stay, and so may an equation that ends with the result.
+
+    An answer that could not be graded, or leaves a calculation, is wrong, and ``metadata["error"]`` says why.
+    ``metadata["judged_by"]`` is "number", "text" or "math-verify".
 
     Raises:
         DatasetError: the task has no ground truth, or one of another type.
@@ -69,6 +88,11 @@ def math_reward_fn(
     open_truths = [truth for truth in truths if _is_open(reading, read(truth))]
     if not open_truths:
         return RewardOutput(0.0, metadata, is_correct=False)
+    calculations = [_calculation(answer, truth) for truth in open_truths]
+    if all(calculations):
+        error = f"The answer leaves a calculation to be done ({calculations[0]!r}): box its result instead."
+        return RewardOutput(0.0, {**metadata, "error": error}, is_correct=False)
+    open_truths = [truth for truth, found in zip(open_truths, calculations, strict=True) if not found]
     metadata["judged_by"] = "math-verify"
     try:
         given = [_without_end(_in_latex(truth)) for truth in open_truths], _without_end(_in_latex(answer))
@@ -152,6 +176,20 @@ def _ground_truths(task_info: dict[str, Any]) -> list[str]:
             f"The task has no 'ground_truth' that says something (its keys: {keys}): add the expected answer."
         )
     return truths
+
+
+def _calculation(answer: str, truth: str) -> str | None:
+    """What ``answer`` leaves to be calculated, and ``truth`` does not, or None."""
+    plain, reading = _plain(answer), read(truth.rpartition("=")[2])
+    if "=" in plain and _same(read(plain.rpartition("=")[2]), reading):
+        return None
+    allowed = set(_OPERATOR.findall(_plain(truth)))
+    operator = next((found for found in _OPERATOR.finditer(plain) if (found[1] or "") not in allowed), None)
+    if operator is not None or not isinstance(reading.value, Fraction):
+        return operator[0] if operator else None
+    compact = re.sub(r"\^\\circ|[{}]", "", re.sub(_POWER_OF_TEN, "1", _compact(plain)))
+    arithmetic = _ARITHMETIC.search(compact)
+    return arithmetic[0] if arithmetic else None
 
 
 def _same(answer: Reading, truth: Reading) -> bool:

@@ -162,6 +162,61 @@ def test_the_verdict_says_what_was_compared_and_how(answer, truth, judged_by, co
     assert output.metadata == {"answer": answer, "judged_by": judged_by}
 
 
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        (r"\sum_{k=1}^{100} k", "5050"),
+        (r"\prod_{k=1}^{3} k", "6"),
+        (r"\int_0^1 x^2 dx", "1/3"),
+        (r"\lim_{x\to 0}\frac{\sin x}{x}", "1"),
+        (r"\gcd(12,18)", "6"),
+        (r"\operatorname{lcm}(4,6)", "12"),
+        (r"\max(3,5)", "5"),
+        (r"\frac{d}{dx}x^2", "2x"),
+        (r"\frac{\mathrm{d}}{\mathrm{d}x} x^2", "2x"),
+        (r"123456\times 789", "97406784"),
+        ("74*66", "4884"),
+        ("74 \N{DOT OPERATOR} 66", "4884"),
+        ("53+87", "140"),
+        ("x=53+87", "x=140"),
+        ("53 + 87 =", "140"),
+        (r"53+87\text{ cm}", "140"),
+        (r"\frac{12\cdot 5}{6}", "10"),
+        (r"90^\circ - 30^\circ", "60"),
+        (r"10^3 \times 5", "5000"),
+        (r"\sqrt{16}+2", "6"),
+        (r"\log_2 8", "3"),
+        (r"\sin\frac{\pi}{6}", "1/2"),
+    ],
+)
+def test_a_question_that_is_only_restated_is_wrong(answer, truth):
+    output = math_reward_fn({"ground_truth": truth}, rf"\boxed{{{answer}}}")
+    assert (output.reward, output.is_correct) == (0.0, False)
+    assert "leaves a calculation to be done" in output.metadata["error"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        (r"\sqrt{2}+1", r"1+\sqrt{2}"),
+        (r"\frac{6\pi}{8}", r"3\pi/4"),
+        (r"\sqrt{12}", r"2\sqrt{3}"),
+        ("1+x", "x+1"),
+        ("3+4i", "4i+3"),
+        ("2^{10}", "1024"),
+        (r"x=2\times 10^3", "2000"),
+        (r"2\times 10^{-3}\ \mathrm{m}", "0.002"),
+        ("53+87=140", "140"),
+        (r"\frac{d}{dx}x^2=2x", "2x"),
+        (r"\sin\frac{\pi}{3}", r"\frac{\sqrt{3}}{2}"),
+        (r"\sum_{j=1}^{100} j", r"\sum_{k=1}^{100} k"),
+        (r"1+\sqrt{2}", ["7", r"\sqrt{2}+1"]),
+    ],
+)
+def test_an_answer_that_leaves_no_calculation_stays_right(answer, truth):
+    assert reward(answer, truth) == 1.0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("answer", ["10^{10^{10}}", "9^{9^{9^{9}}}"])
 def test_an_answer_that_takes_for_ever_is_wrong_and_costs_its_time_limit_alone(answer):
