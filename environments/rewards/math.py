@@ -23,6 +23,11 @@ _NUMBER = rf"{_DECIMAL}(?:[eE][+-]?\d{{1,3}})?"
 _POWER_OF_TEN = (
     rf"(?:({_DECIMAL})(?:\\times|\\cdot|\*)|([+-]?))10\^(?:\{{([+-]?\d{{1,3}})\}}|([+-]?\d{{1,3}}))"
 )
+_UNIT = re.compile(
+    r"(?:\\(?P<command>text|mathrm) ?\{(?P<text>[^{}]*)\}|(?<=[\d} ])(?P<words>[a-zA-Z]+(?: [a-zA-Z]+)*))"
+    r" ?(?:\^ ?\{?(?P<power>\d)\}?)?$"
+)
+_BASE = re.compile(r"[\dA-F]+_\{?(\d+)\}?")
 _D = r"(?:d|\\partial|\\mathrm ?\{d\})"
 _OPERATOR = re.compile(
     r"\\(?:operatorname\*? ?\{ ?)?(sum|prod|i*int|oint|lim|limsup|liminf|gcd|lcm|max|min|det|mod)(?![a-zA-Z])"
@@ -58,8 +63,9 @@ def math_reward_fn(
     The answer is the last ``\boxed{...}`` with balanced braces after the last ``</think>``; there is no
     other way to give one. The ground truth is a text, a number, or a list of these of which any will do.
     Numbers are compared exactly: 0.50, 1/2 and \frac{1}{2} are equal, and so are 1,000 and 1000, 1 1/2 and
-    1.5, 2e3 and 2\times10^3. A percent sign at the end is a unit: 50\% is 50. So is a \text{...} after a
-    number, unless the other side has another one. Words are compared as text, in upper or lower case. Two
+    1.5, 2e3 and 2\times10^3. A percent sign at the end is a unit: 50\% is 50. A \text{...}, \mathrm{...} or
+    word after a number is one too, with its power, and so is the base in 101_2: a missing one does not
+    matter, another one does. Words are compared as text, in upper or lower case. Two
     that are not equal as numbers or texts are expressions, and math-verify decides, which rounds irrational
     numbers to six decimals. It runs in a process of its own for at most ``time_limit_seconds``.
 
@@ -131,7 +137,7 @@ def last_boxed(text: str) -> str | None:
 
 
 class Reading(NamedTuple):
-    """A parsed answer: its value, exact if it is a number, and the ``\\text{...}`` at its end, if any."""
+    """A parsed answer: its value, exact if it is a number, and the unit or text at its end, if any."""
 
     value: Fraction | str
     ending: str
@@ -140,12 +146,19 @@ class Reading(NamedTuple):
 def read(text: str) -> Reading:
     """Parse ``text`` without LaTeX's trimmings; the unit of a number is not part of its value."""
     plain = _plain(text)
-    rest, _, last = plain.rpartition(r"\text")
-    match = re.fullmatch(r" ?\{([^{}]*)\}", last) if rest.strip() else None
-    ending = match[1].strip(" .").casefold() if match else ""
-    number = _number(_compact(rest)) if match and _may_be_unit(ending) else None
     compact = _compact(plain)
-    number = _number(compact) if number is None else number
+    unit = _UNIT.search(plain) if len(plain) <= _MAX_LENGTH else None
+    rest = plain[: unit.start()].strip() if unit else ""
+    number = _number(_compact(rest))
+    if unit is None or not rest or (number is None and unit["command"] != "text"):  # 2x+3\mathrm{i}
+        base = _BASE.fullmatch(compact)
+        ending = f"_{base[1]}" if base else ""
+    else:
+        words = (unit["text"] or unit["words"] or "").strip(" .").casefold()
+        ending = words + (f"^{unit['power']}" if unit["power"] else "")
+        ending = re.sub("^square (.+)", r"\1^2", re.sub("^cubic (.+)", r"\1^3", ending))
+    if number is None or unit is None or unit["command"] != "text" or not _may_be_unit(ending):
+        number = _number(compact)
     return Reading(compact.replace(", ", ",") if number is None else number, ending)
 
 
@@ -214,11 +227,13 @@ def _is_open(answer: Reading, truth: Reading) -> bool:
 
 def _endings_differ(answer: Reading, truth: Reading) -> bool:
     """Whether both have a unit, and different ones: a missing unit is no difference."""
-    return bool(answer.ending and truth.ending) and answer.ending != truth.ending
+    units = [sorted(re.sub(r"(?<=\w\w)s\b| ", "", side.ending)) for side in (answer, truth)]
+    return all(units) and units[0] != units[1]  # sorted, since the words may be factors: 5ab is 5ba
 
 
 def _may_be_unit(ending: str) -> bool:
-    return not re.search(r"\d|\bor\b", ending)  # "7\text{ or 8}" is not 7
+    words = re.sub(r"[\^_]\d+$", "", ending)
+    return not re.search(r"\d|\bor\b", words)  # "7\text{ or 8}" is not 7
 
 
 def _are_words(*sides: Fraction | str) -> bool:
