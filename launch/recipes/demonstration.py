@@ -20,18 +20,20 @@ class Demonstration:
 
 def demonstrate(agent: BaseAgent, env: BaseEnv, replies: Sequence[str]) -> Demonstration:
     """Play ``replies`` as the model's, up to the last of them or the end of the episode."""
-    observation, info = env.reset()
-    agent.reset()
-    agent.update_from_env(observation, 0.0, False, info)
     messages: list[Message] = []
     total = 0.0
-    for reply in replies:
-        action = agent.update_from_model(reply)
-        messages = list(agent.chat_completions)  # ends with this reply, before the environment answers
-        observation, reward, done, info = env.step(action.action)
-        total += reward
-        agent.update_from_env(observation, reward, done, info)
-        if done:
-            break
-    env.close()
+    try:
+        observation, info = env.reset()
+        agent.reset()
+        agent.update_from_env(observation, 0.0, False, info)
+        for reply in replies:
+            action = agent.update_from_model(reply)
+            messages = list(agent.chat_completions)  # ends with this reply, before the environment answers
+            observation, reward, done, info = env.step(action.action)
+            total += reward
+            agent.update_from_env(observation, reward, done, info)
+            if done:
+                break
+    finally:
+        env.close()
     return Demonstration(messages, total)

@@ -29,6 +29,12 @@ def _as_played(renderer: ChatRenderer, messages: list[Message], index: int) -> T
     for position, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
+        if not isinstance(message.get("content"), str) or message.get("tool_calls"):
+            raise DatasetError(
+                f"Message {position} of demonstration {index} has tool_calls or a content that is no text: "
+                f"{message!r:.200}. Write its calls into the content, as the model would say them, which "
+                "launch.recipes.demonstration.demonstrate does."
+            )
         prompt_ids = tuple(renderer.prompt_ids(messages[:position], previous))
         completion_ids = (*renderer.encode(message["content"]), renderer.eos_token_id)
         completion = Completion(

@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from environments.check import check_environment
+from environments.errors import EnvironmentFailure
+from environments.text_games import GuessEnvironment
 from launch.recipes import calculator, guess
+from launch.recipes.demonstration import demonstrate
 from launch.workload import Workload
+from policies import GameAgent
 
 
 @cache
@@ -77,6 +82,22 @@ def test_a_demonstration_ends_with_the_assistant_and_knows_its_reward() -> None:
         assert last["role"] == "assistant"
         assert (len(each.messages) < 8) <= (each.reward == 1.0), "only a hit ends a game early"
         assert answer["content"] in ("Higher.", "Lower.") or len(each.messages) == 2
+
+
+def test_a_demonstration_whose_step_raises_closes_its_environment() -> None:
+    closed = []
+
+    class Breaking(GuessEnvironment):
+        def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+            raise EnvironmentFailure("It broke.")
+
+        def close(self) -> None:
+            closed.append(self)
+
+    env = Breaking.from_dict({"low": 1, "high": 9, "secret": 3})
+    with pytest.raises(EnvironmentFailure, match="It broke"):
+        demonstrate(GameAgent(), env, ["5"])
+    assert closed == [env]
 
 
 def test_most_demonstrations_of_guess_are_weak() -> None:

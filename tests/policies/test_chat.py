@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from environments.errors import ConfigError
+from environments.errors import ConfigError, DatasetError
 from environments.types import Completion, Message
 from policies.chat import ChatRenderer, load_tokenizer
+from policies.learning.demonstrations import demonstration_samples
 from policies.sampler import Turn
 from policies.tiny import build_tokenizer
 
@@ -54,6 +55,21 @@ def _symbol(byte: int) -> str:
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [other for other in range(256) if other not in kept]
     return chr(byte) if byte in kept else chr(256 + others.index(byte))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"content": None},
+        {},
+        {"content": "", "tool_calls": [{"function": {"name": "calculator", "arguments": "{}"}}]},
+    ],
+)
+def test_a_demonstration_whose_calls_are_not_in_its_text_is_an_error(said: Message) -> None:
+    wrong = [*CONVERSATION[:2], {"role": "assistant", **said}]
+    assert len(demonstration_samples(renderer(), [CONVERSATION])) == 1
+    with pytest.raises(DatasetError, match=r"Message 2 of demonstration 1 .*into the content.*demonstrate"):
+        demonstration_samples(renderer(), [CONVERSATION, wrong])
 
 
 @pytest.mark.parametrize("ended", [True, False])
