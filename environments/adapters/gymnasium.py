@@ -130,7 +130,7 @@ class FrozenLakeEnvironment(GymnasiumEnvironment):
     def __init__(
         self, size: int = 4, p: float = 0.8, seed: int = 0, is_slippery: bool = False, max_steps: int = 16
     ) -> None:
-        self.map = _frozen_lake_map(size, p, seed)
+        self.map = frozen_lake_map(size, p, seed)
         super().__init__(
             "FrozenLake-v1",
             seed=seed,
@@ -220,7 +220,7 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=convert, skipkeys=True))
 
 
-def _frozen_lake_map(size: int, p: float, seed: int) -> list[str]:
+def frozen_lake_map(size: int, p: float, seed: int) -> list[str]:
     """Draw maps until one has a way. Gymnasium's own function searches for ever where there is none."""
     frozen_lake = foreign("gymnasium.envs.toy_text.frozen_lake", "gymnasium")
     if not (2 <= size <= 64 and 0 <= p <= 1):

@@ -64,8 +64,18 @@ def test_the_recipe_finds_the_same_way_and_shows_it(monkeypatch):
     assert workload.agent_class is GameAgent
     assert {message["role"] for message in workload.demonstrations[0]} == {"user", "assistant"}
     assert workload.demonstrations == frozen_lake.workload(0).demonstrations
-    seeds = [{row["seed"] for row in data} for data in (workload.train_dataset, workload.val_dataset)]
-    assert not seeds[0] & seeds[1]
+
+
+def test_no_map_of_the_evaluation_occurs_in_training_or_demonstrations(monkeypatch):
+    monkeypatch.setattr(frozen_lake, "NUM_DEMONSTRATIONS", 300)
+    workload = frozen_lake.workload(0)
+    held_out, seen = (
+        {FrozenLakeEnvironment.from_dict(task).reset()[0]["question"] for task in tasks}
+        for tasks in (workload.val_dataset, workload.train_dataset)
+    )
+    assert (len(held_out), len(seen)) == (len(workload.val_dataset), len(workload.train_dataset))
+    assert not held_out & (seen | {messages[0]["content"] for messages in workload.demonstrations})
+    assert list(workload.val_dataset) == list(frozen_lake.workload(1).val_dataset)
 
 
 def test_the_recipe_says_where_there_is_no_way():
