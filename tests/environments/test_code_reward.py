@@ -6,10 +6,10 @@ import time
 import pytest
 
 from environments.errors import DatasetError
+from environments.rewards.code.answer import last_code_block
 from environments.rewards.code.reward import (
     CodeTest,
     code_reward_fn,
-    last_code_block,
     read_tests,
     run_tests,
     same_output,
@@ -514,6 +514,9 @@ def test_a_solution_does_not_learn_how_long_the_expected_output_is():
         ("```py\na\n```\ntext\n```Python\nb\n\nc\n```", "b\n\nc\n"),
         ("```python\na\n```\n```bash\nrun\n```", "a\n"),
         ("  ```python\na\n  ```", "a\n"),
+        ("1. So:\n   ```python\n   if a:\n       b\n  c\n\n   ```", "if a:\n    b\nc\n\n"),
+        ("```python\na\n```\nIt prints:\n```\n3\n```", "a\n"),
+        ("```\na\n```\n```\nb\n```", "b\n"),
         ("```python\na", None),
         ("```bash\na\n```", None),
         ("```bash\na\n```\n```\nb\n```", "b\n"),

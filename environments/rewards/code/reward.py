@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from environments.errors import DatasetError
 from environments.rewards.base import RewardOutput
+from environments.rewards.code.answer import last_code_block
 from environments.rewards.code.assertions import calls_check
 from environments.sandbox.base import SandboxLimits, SandboxResult, SandboxSource, clip, make_sandbox
 
@@ -70,6 +71,8 @@ class Failure:
 def code_reward_fn(task_info: dict[str, Any], action: str, sandbox: SandboxSource = "local") -> RewardOutput:
     """Reward 1 if the last fenced code block after the last ``</think>`` passes all tests, else 0.
 
+    A block without a language counts only where none is called Python: see ``last_code_block``.
+
     The tests are ``task_info["tests"]`` or else ``["ground_truth"]``: data, or JSON text of it, in one of the
     shapes that public sets have (LiveCodeBench, TACO and APPS, CodeContests, HumanEval, MBPP, KodCode,
     LeetCode), in which two lists of equal length hold a test in each place. ``"entry_point"``, ``"fn_name"``
@@ -103,24 +106,6 @@ def code_reward_fn(task_info: dict[str, Any], action: str, sandbox: SandboxSourc
         "failures": [vars(failure) for failure in failures[:MAX_FAILURES]],
     }
     return RewardOutput(float(not failures), metadata, is_correct=not failures)
-
-
-def last_code_block(text: str) -> str | None:
-    """Return the inside of the last closed block fenced by three backticks, of Python or of no language."""
-    last: str | None = None
-    language: str | None = None  # of the block that is open
-    body: list[str] = []
-    for line in text.split("\n"):
-        fence = re.match(r"\s*```\s*(\w*)", line)
-        if not fence:
-            body.append(line)
-        elif language is not None and line.strip() == "```":
-            if language in ("", "python", "python3", "py"):
-                last = "\n".join([*body, ""])
-            language = None
-        else:
-            language, body = fence[1].lower(), []
-    return last
 
 
 def run_tests(
