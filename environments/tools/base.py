@@ -32,6 +32,8 @@ class ToolCall:
     def from_openai(call: Any) -> ToolCall:
         """Read ``{"function": {"name": ..., "arguments": JSON text or dict}}``.
 
+        Servers send an empty text or "null" for a tool without parameters: no arguments.
+
         Raises:
             ValueError: the call is malformed. The sentence is meant for the model.
         """
@@ -41,7 +43,7 @@ class ToolCall:
         name, arguments = function["name"], function.get("arguments")
         if isinstance(arguments, str):
             try:
-                arguments = json.loads(arguments)
+                arguments = json.loads(arguments) if arguments.strip() not in ("", "null") else {}
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"the arguments of {name!r} are no valid JSON: {error}.") from error
         if not isinstance(arguments, dict):

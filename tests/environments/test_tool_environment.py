@@ -7,7 +7,7 @@ import pytest
 
 from environments import ConfigError, RewardOutput, ToolEnvironment, math_reward_fn
 from environments.errors import AgentError, EnvironmentFailure
-from environments.tools import Tool, ToolOutput
+from environments.tools import Tool, ToolCall, ToolOutput
 
 TASK = {"question": "What is 41*31?", "ground_truth": "1271"}
 
@@ -79,6 +79,11 @@ def test_several_calls_are_answered_in_order():
     env = calculator_env()
     action = [call("calculator", {"expression": f"{n}+1"}, f"c{n}") for n in range(3)]
     assert list(outputs(env, action).items()) == [("c0", "1"), ("c1", "2"), ("c2", "3")]
+
+
+@pytest.mark.parametrize("arguments", ["", " \n", "null", "{}"])
+def test_a_tool_without_parameters_may_be_called_without_arguments(arguments):
+    assert ToolCall.from_openai(call("clock", arguments)) == ToolCall("clock", {})
 
 
 @pytest.mark.parametrize(
