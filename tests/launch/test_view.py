@@ -139,6 +139,17 @@ def test_a_page_of_another_server_may_not_talk_to_the_model(run: Path) -> None:
     assert (answer.status_code, answer.json()["detail"]) == (403, "http://evil.example may not ask here.")
 
 
+@pytest.mark.parametrize(("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200)])
+def test_a_page_of_another_site_may_not_even_load_an_image_from_here(
+    site: str, status: int, run: Path
+) -> None:
+    """Such a request has no origin, and would start what it asks for although the page sees no answer."""
+    answer = client(run).get("/api/runs", headers={"sec-fetch-site": site})
+    assert answer.status_code == status
+    assert status == 200 or site in answer.json()["detail"]
+    assert client(run).get("/", headers={"sec-fetch-site": "none"}).status_code == 200
+
+
 def test_without_a_policy_server_the_talk_says_how_to_get_one(run: Path) -> None:
     browser = TestClient(application([run], server="http://127.0.0.1:9/v1"), base_url="http://127.0.0.1")
     said = {"model": "policy", "messages": [{"role": "user", "content": "Hi"}]}
