@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Self
 
 from environments.adapters import foreign
-from environments.adapters.verifiers_episode import AgentAsModel, ModelCall, play
+from environments.adapters.verifiers_episode import AgentAsModel, ModelCall, check_limits, play
 from environments.base import BaseEnv, split_info
 from environments.data.datasets import Dataset
 from environments.errors import AgentError, ConfigError, DatasetError, EnvironmentFailure, TroupeError
@@ -246,6 +246,7 @@ def _world(config: str) -> tuple[Any, Any]:
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         hint = _OLD_API if _is_of_old_api(error) else ""
         raise ConfigError(f"verifiers cannot load the environment {config}: {error}{hint}") from error
+    check_limits(world.config)
     return world, type(world.taskset).task_type()
 
 

@@ -26,6 +26,7 @@ from environments.types import Message
 
 MODEL = "policy"
 """The model's name in traces of verifiers."""
+TOKEN_LIMITS = ("max_input_tokens", "max_output_tokens", "max_total_tokens")
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,23 @@ async def play(world: Any, task: Any, model: AgentAsModel) -> Any:
                 await world.stop()
     await world.finalize(task, episode)
     return episode
+
+
+def check_limits(config: Any) -> None:
+    """No seat of our agent has a limit on tokens: verifiers counts those that a client reports, so none.
+
+    Raises:
+        ConfigError: a seat that our agent plays has one.
+    """
+    fields = foreign("verifiers.v1.configs.agent", "verifiers").agent_config_fields(config)
+    for name, seat in fields.items():
+        for limit in TOKEN_LIMITS if seat.client is None else ():
+            if (value := getattr(seat, limit)) is not None:
+                raise ConfigError(
+                    f"The setting {limit}={value} of the seat {name!r} of the verifiers environment "
+                    f"{config.env_id!r} has no effect where our agent plays it: leave it out, and set "
+                    "rollout.max_response_tokens instead."
+                )
 
 
 def _check_seats(config: Any, agents: Any) -> None:

@@ -253,6 +253,15 @@ def test_the_configuration_limits_the_turns(begun):
     assert info["traces"][0]["stop"] == "max_turns"
 
 
+@pytest.mark.parametrize("limit", ["max_input_tokens", "max_output_tokens", "max_total_tokens"])
+def test_a_limit_on_tokens_that_would_do_nothing_is_an_error(limit):
+    config = {"taskset": {"id": "troupe-duel"}, "second": {limit: 9}}
+    with pytest.raises(ConfigError, match=rf"{limit}=9 of the seat 'second'.*rollout\.max_response_tokens"):
+        verifiers_tasks(config)
+    other = config["second"] | played_by("http://127.0.0.1:9/v1")
+    assert len(verifiers_tasks(config | {"second": other})) == 1
+
+
 def test_several_attempts_of_one_episode_are_played_one_after_another(begun):
     config = {"id": "best-of-n", "n": 2, "taskset": {"id": "troupe-sums"}}
     env, agent = begun(config)
