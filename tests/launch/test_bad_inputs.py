@@ -99,7 +99,7 @@ SETTINGS = [
     (f"train {RECIPE} server.tool_parser=hermse", "'hermse'.*'hermes'"),
     (f"train {RECIPE} server.tool_parser=hermes", r"tool_parser=hermes .*server\.http_port=8000"),
     (
-        f"train {RECIPE} expert_iteration.optimizer.min_lr_ratio=0.5",
+        f"train {RECIPE} expert_iteration.optimizer={{schedule:constant,min_lr_ratio:0.5}}",
         r"expert_iteration\.optimizer\.min_lr_ratio=0\.5 .*schedule=cosine",
     ),
     (f"train {RECIPE} server.agents.keep_seconds=5", r"agents\.keep_seconds.*launch\.serve"),
