@@ -36,3 +36,10 @@ def test_the_first_page_gets_figures_with_the_load(bench: Any) -> None:
 def test_a_figure_that_was_not_measured_is_named(bench: Any) -> None:
     with pytest.raises(LookupError, match=r"\['the policy server answers a client'\].*'seconds'"):
         bench.highlights(measured([["first steps of the warm start (5)", "19.7"]]))
+
+
+def test_the_first_page_shows_all_highlights_and_no_others(bench: Any) -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- measured: bench -->\n")[2].partition("<!-- end -->")[0]
+    shown = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:]]
+    assert shown == [each.text for part in bench.PARTS.values() for each in part.highlights]
