@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import time
@@ -21,6 +20,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.serving.allowance import Allowance
+from actors.serving.events import EVENTS, event
 from actors.serving.intake import OPEN_PATH
 from actors.serving.keys import WILDCARDS, ApiKeys, is_loopback
 from actors.settings import ServerConfig
@@ -28,8 +28,6 @@ from policies.openai.protocol import OpenAIError
 
 # Serve writes its own logger into the replica's log file, and no other one at this level.
 logger = logging.getLogger("ray.serve")
-
-EVENTS = "text/event-stream"
 
 
 class Caller:
@@ -200,7 +198,7 @@ class _Answer:
         if self.status is None:
             await reject(error, scope, receive, self.send)
             return
-        body = f"data: {json.dumps(error.body())}\n\n".encode() if self.is_stream else b""
+        body = event(error.body()).encode() if self.is_stream else b""
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -15,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.serving.access import AccessControl, reject
+from actors.serving.events import EVENTS, event
 from actors.serving.intake import Intake
 from environments.errors import TroupeError
 from policies.openai.envelope import Envelope
@@ -125,7 +125,7 @@ class _EventStream(StreamingResponse):
     def __init__(
         self, first: dict[str, Any], rest: AsyncGenerator[dict[str, Any], None], headers: dict[str, str]
     ) -> None:
-        super().__init__(_events(first, rest), headers=headers, media_type="text/event-stream")
+        super().__init__(_events(first, rest), headers=headers, media_type=EVENTS)
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,19 +134,14 @@ class _EventStream(StreamingResponse):
 
 
 async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    yield _event(first)
+    yield event(first)
     try:
         async for part in rest:
-            yield _event(part)
+            yield event(part)
     except TroupeError as error:  # the status is sent already: OpenAI clients look for an error in the events
-        yield _event(openai_error(error).body())
+        yield event(openai_error(error).body())
         return
     yield "data: [DONE]\n\n"
-
-
-def _event(part: dict[str, Any]) -> str:
-    named = f"event: {part['type']}\n" if "type" in part else ""  # the Responses API names its events
-    return f"{named}data: {json.dumps(part)}\n\n"
 
 
 def welcome_text(models: Sequence[str], url: str) -> str:

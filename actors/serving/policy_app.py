@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,15 @@ CHECK_SECONDS = 30.0
 """How long ``check`` waits for an answer."""
 END_SECONDS = 20.0
 """How long the environments of conversations may take to close."""
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raise an actor's error as the actor has raised it, without Ray's wrapper around it."""
+    try:
+        yield
+    except RayTaskError as error:
+        raise error.cause from error
 
 
 def start_serve(config: ServerConfig) -> None:
@@ -176,10 +185,8 @@ class PolicyApp:
         except (RuntimeError, RayServeException) as error:
             self.check_replicas()  # whose own words say more than Serve's
             raise SamplerError(f"The policy server did not start: {error}") from error
-        try:
+        with _own_errors():
             ray.get([pool.open.remote() for pool in self.agents.values()])
-        except RayTaskError as error:  # Ray's wrapper around it
-            raise error.cause from error
 
     def wait_for_version(self, version: int) -> None:
         """Return when every running replica serves ``version`` or a newer one."""
@@ -187,10 +194,8 @@ class PolicyApp:
 
     def check_replicas(self) -> None:
         """Raise the error that replicas have reported, if there was one: see ``WeightStore.report``."""
-        try:
+        with _own_errors():
             answers([self._store.check_followers.remote()], "The weight store")
-        except RayTaskError as error:  # Ray's wrapper around it
-            raise error.cause from error
 
     def check(self) -> None:
         """Raise the error of a part without which clients get no answer.
@@ -202,13 +207,12 @@ class PolicyApp:
         parts = [self._store.check_followers.remote()]
         parts += [pool.check.remote() for pool in self.agents.values()]
         try:
-            ray.get(parts, timeout=CHECK_SECONDS)
+            with _own_errors():
+                ray.get(parts, timeout=CHECK_SECONDS)
         except GetTimeoutError:  # it is busy, and is asked again
             return
         except RayActorError as error:
             raise PartLostError(f"Clients get no answers any more: {error}") from error
-        except RayTaskError as error:  # Ray's wrapper around it
-            raise error.cause from error
 
     def end_conversations(self) -> None:
         """Close the environments that wait for a client's next message. Agents answer nothing afterwards."""

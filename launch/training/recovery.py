@@ -47,8 +47,8 @@ class Recovery:
         self._consumed = ConsumedLog(directory, self.progress.step)
         self._set_aside = JsonlLog(directory / SET_ASIDE, self.progress.step)
         self.trajectories = TrajectoryLog(directory, config.run.trajectories_kept)
-        self.trajectories.forget_after(self.progress.step)
         """What was said in this run's updates and evaluations."""
+        self.trajectories.forget_after(self.progress.step)
 
     @property
     def saved_step(self) -> int:

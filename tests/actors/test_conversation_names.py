@@ -16,7 +16,7 @@ def stored(owner: str, number: int) -> Envelope:
     return Envelope(owner=owner, answer_id=f"resp_{number}", can_be_followed=True)
 
 
-def test_the_conversations_of_one_key_push_out_none_of_another_s() -> None:
+def test_the_conversations_of_one_key_push_out_none_of_another() -> None:
     kept = Conversations(waits=False, most=3)
     of_bob = kept.find(Envelope(owner="bob", session="support")).conversation
     kept.advance(of_bob, "00000001/0000", Envelope(owner="bob", session="support"))

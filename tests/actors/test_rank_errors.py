@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -33,8 +34,6 @@ class FaultyModel:
 
 class FaultyRank(RankWorker):
     def _load(self, **_: Any) -> Any:
-        import os
-
         return FaultyModel(int(os.environ["RANK"]))
 
 

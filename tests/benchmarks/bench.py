@@ -82,11 +82,13 @@ PARTS = {
         {"of plain": ["model, load"]},
         [
             Highlight(
-                "speed of the learner, of a plain loop's: tiny model (0.35 M)", ["tiny, even"], "of plain"
+                "tokens a second of the learner, divided by a plain loop's: tiny model (0.35 M)",
+                ["tiny, even"],
+                "of plain",
             ),
-            Highlight("the same: SmolLM2-135M", ["smollm2, even"], "of plain"),
+            Highlight("the same with SmolLM2-135M", ["smollm2, even"], "of plain"),
             Highlight(
-                "the same: SmolLM2-135M, a prompt shared by eight samples",
+                "the same with SmolLM2-135M, where eight samples share a prompt",
                 ["smollm2, 10 x prompt, shared by 8"],
                 "of plain",
             ),
@@ -98,7 +100,7 @@ PARTS = {
         {"requests/s": ["arm"], "ms": ["process"]},
         [
             Highlight(
-                "requests a second of 64 agents, of the bare engine's: tiny model",
+                "requests a second of 64 agents, divided by the bare engine's: tiny model",
                 ["AgentExecutionEngine"],
                 "of bare",
             )
@@ -131,7 +133,7 @@ PARTS = {
         {"seconds": ["arm"]},
         [
             Highlight(
-                "seconds of a GRPO step, of TRL's: tiny model, in turns",
+                "seconds of a GRPO step in turns, divided by TRL's: tiny model",
                 ["troupe, max_staleness=0"],
                 "of trl",
             )

@@ -1,0 +1,15 @@
+"""Server-sent events, in which the policy server streams its answers and their errors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+EVENTS = "text/event-stream"
+"""The media type of a stream of events."""
+
+
+def event(part: dict[str, Any]) -> str:
+    """One event. The Responses API names its events by their ``type``."""
+    named = f"event: {part['type']}\n" if "type" in part else ""
+    return f"{named}data: {json.dumps(part)}\n\n"
