@@ -30,6 +30,11 @@ ACTORS_PER_CORE = 8
 """Rollout actors for which a CPU core has the time: in a first wave, and in a run that sets no number."""
 
 
+MANY_CALLS = 100_000
+"""That an actor takes in at a time where a call may wait for minutes: Ray's own limit of 1,000 would make it
+deaf, also to the calls by which the waiting ones are answered or cancelled."""
+
+
 def shows_worker_logs() -> bool:
     """Whether the program prints the logs of its actors: ``TROUPE_WORKER_LOGS=1``."""
     return os.environ.get("TROUPE_WORKER_LOGS", "0") not in ("", "0")

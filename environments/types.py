@@ -140,6 +140,8 @@ class PlayedStep:
     observation: str
     done: bool = False
     policy_version: int = 0
+    num_tokens: int = 0
+    """That the model has read and sampled for it."""
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import aclosing, contextmanager
@@ -19,12 +18,12 @@ from actors.rollouts.recordings import Recordings, repeated
 from actors.rollouts.rollout import FollowUp, Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.scaling import PoolSize
 from actors.rollouts.service import RolloutService
-from actors.settings import AgentsConfig, FleetConfig
+from actors.settings import MANY_CALLS, AgentsConfig, FleetConfig
 from environments.errors import EnvironmentFailure, SamplerError
 from environments.types import PlayedStep, Trajectory
 from policies.openai.envelope import Envelope, Repeated
+from policies.openai.owned import NewestOfOwner
 from policies.openai.protocol import OpenAIError
-from policies.openai.responses import MAX_STORED, MemoryStore
 from policies.sampler import Sampler, SamplingParams
 
 Part = PlayedStep | Trajectory
@@ -34,34 +33,7 @@ MAX_WAITING_PER_ACTOR = 16
 """Messages that may be in play or wait, for each rollout actor: more are sent away."""
 
 
-class KeptTasks:
-    """The newest tasks of A2A clients, in the SDK's own bytes. Each belongs to the key that it came with."""
-
-    def __init__(self, most: int = MAX_STORED) -> None:
-        self._most = most
-        self._tasks: OrderedDict[tuple[str, str], bytes] = OrderedDict()
-
-    def keep(self, owner: str, task_id: str, task: bytes) -> None:
-        """Keep a task, new or changed. The one that has not changed for the longest time may have to go."""
-        self._tasks[owner, task_id] = task
-        self._tasks.move_to_end((owner, task_id))
-        while len(self._tasks) > self._most:
-            self._tasks.popitem(last=False)
-
-    def kept(self, owner: str, task_id: str) -> bytes | None:
-        """The task, if it is kept and belongs to ``owner``."""
-        return self._tasks.get((owner, task_id))
-
-    def all_kept(self, owner: str) -> list[bytes]:
-        """The tasks of ``owner``."""
-        return [task for (of, _), task in self._tasks.items() if of == owner]
-
-    def forget(self, owner: str, task_id: str) -> None:
-        """Keep the task no more."""
-        self._tasks.pop((owner, task_id), None)
-
-
-@ray.remote(num_cpus=0, max_concurrency=100_000)
+@ray.remote(num_cpus=0, max_concurrency=MANY_CALLS)
 class AgentPool:
     """Plays an episode of a trained agent for each message. The policy server's replicas ask it.
 
@@ -97,8 +69,9 @@ class AgentPool:
         own_handle = ray.get_runtime_context().current_actor
         self._service = RolloutService(pair, make_sampler, limits, fleet, listener=own_handle)
         self._numbers = itertools.count()
-        self._responses = MemoryStore()
-        self._tasks = KeptTasks()
+        self._responses: NewestOfOwner[dict[str, Any]] = NewestOfOwner()
+        self._tasks: NewestOfOwner[bytes] = NewestOfOwner()
+        """Tasks of A2A clients, in the SDK's own bytes."""
         self._episodes: dict[str, asyncio.Queue[Part | Exception]] = {}
         """What is heard of the episodes that clients wait for."""
         self._rollouts: dict[tuple[str, str], str] = {}
@@ -211,16 +184,18 @@ class AgentPool:
     async def _episode(
         self, request: RolloutRequest, heard: asyncio.Queue[Part | Exception]
     ) -> AsyncGenerator[Part, None]:
-        num_steps, part = 0, None
+        told: list[PlayedStep] = []
+        part = None
         try:
             await asyncio.to_thread(self._service.submit, [request])
             while not isinstance(part, Trajectory):
                 part = await heard.get()
                 if isinstance(part, Exception):
                     raise part
-                if isinstance(part, PlayedStep) and part.index < num_steps:
-                    continue  # an episode that was resumed plays its first steps again
-                num_steps += 1
+                if isinstance(part, PlayedStep):
+                    if part in told:
+                        continue  # an episode that was resumed plays its first steps again
+                    told = [*told[: part.index], part]  # one that was begun anew has others in their place
                 yield part
         finally:
             if not isinstance(part, Trajectory):
@@ -228,11 +203,15 @@ class AgentPool:
 
     async def withdraw(self, owner: str, key: str) -> bool:
         """End the episode of a message, or take it back if it waits; return whether it had not ended."""
-        if (owner, key) not in self._rollouts:
+        if not await self.is_under_way(owner, key):
             return False
         error = OpenAIError(409, "The message was withdrawn.", code="withdrawn")
         self._tell(self._rollouts[owner, key], error)
         return True
+
+    async def is_under_way(self, owner: str, key: str) -> bool:
+        """Whether the message that can be withdrawn by ``key`` waits or is played."""
+        return (owner, key) in self._rollouts
 
     async def hear(self, rollout_id: str, step: PlayedStep) -> None:
         """Take a step that a rollout actor tells of."""
@@ -253,7 +232,7 @@ class AgentPool:
 
     async def keep(self, owner: str, response: dict[str, Any]) -> None:
         """Keep a response for clients that ask for it again: see ``ResponseStore``, as for the next two."""
-        self._responses.keep(owner, response)
+        self._responses.keep(owner, response["id"], response)
 
     async def kept(self, owner: str, response_id: str) -> dict[str, Any] | None:
         return self._responses.kept(owner, response_id)
@@ -265,7 +244,7 @@ class AgentPool:
         return self._responses.forget(owner, response_id)
 
     async def keep_task(self, owner: str, task_id: str, task: bytes) -> None:
-        """Keep a task of A2A: see ``KeptTasks``, as for the next three."""
+        """Keep a task of A2A, new or changed, for those who ask for it again: as for the next three."""
         self._tasks.keep(owner, task_id, task)
 
     async def kept_task(self, owner: str, task_id: str) -> bytes | None:

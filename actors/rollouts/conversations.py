@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from policies.openai.envelope import Envelope
+from policies.openai.owned import MAX_STORED
 from policies.openai.protocol import OpenAIError
-from policies.openai.responses import MAX_STORED
 
 MAX_NAME = 256
 """Characters of a session's name or of an idempotency key."""

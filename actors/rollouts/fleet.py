@@ -24,7 +24,7 @@ from actors.rollouts.node_watch import NodeWatch
 from actors.rollouts.outcome import is_there, outcome, started
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.rollout_actor import Played, RolloutActor
-from actors.settings import FleetConfig
+from actors.settings import MANY_CALLS, FleetConfig
 from environments.errors import ConfigError
 from environments.types import Trajectory
 
@@ -40,7 +40,7 @@ MAX_START_FAILURES = 3
 """Actors of a slot that may fail to start, one after the other, before the fleet itself has failed."""
 
 
-@ray.remote(num_cpus=0, max_concurrency=100_000)
+@ray.remote(num_cpus=0, max_concurrency=MANY_CALLS)
 class RolloutFleet:
     """Hands requests to rollout actors and puts each trajectory into the stream, exactly once per request.
 

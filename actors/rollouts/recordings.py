@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from actors.rollouts.conversations import check_name
 from environments.types import PlayedStep, Trajectory
 from policies.openai.envelope import Envelope, Repeated
+from policies.openai.owned import NewestOfOwner
 from policies.openai.protocol import OpenAIError
 
 Part = PlayedStep | Trajectory
 MAX_RECORDINGS = 256
-"""Answers that can be repeated: the oldest are forgotten first."""
+"""Answers of one key that can be repeated: the oldest are forgotten first."""
 
 
 class Recording:
@@ -66,15 +66,14 @@ class Recordings:
     """
 
     def __init__(self, most: int = MAX_RECORDINGS) -> None:
-        self._most = most
-        self._recordings: OrderedDict[tuple[str, str], Recording] = OrderedDict()
+        self._recordings: NewestOfOwner[Recording] = NewestOfOwner(most)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def find(self, envelope: Envelope) -> Recording | None:
         """The answer that a request has got, or gets. Raises ``OpenAIError`` (422) if it had another body."""
         assert envelope.idempotency_key is not None
         check_name("The idempotency key", envelope.idempotency_key)
-        recording = self._recordings.get((envelope.owner, envelope.idempotency_key))
+        recording = self._recordings.kept(envelope.owner, envelope.idempotency_key)
         if recording is not None and recording.envelope.body != envelope.body:
             raise OpenAIError(
                 422,
@@ -88,9 +87,7 @@ class Recordings:
         """Play ``parts`` for this request and all that repeat it."""
         assert envelope.idempotency_key is not None
         recording = Recording(envelope)
-        self._recordings[envelope.owner, envelope.idempotency_key] = recording
-        while len(self._recordings) > self._most:
-            self._recordings.popitem(last=False)
+        self._recordings.keep(envelope.owner, envelope.idempotency_key, recording)
         task = asyncio.create_task(self._record(recording, parts))
         self._tasks.add(task)  # asyncio itself keeps no reference to a running task
         task.add_done_callback(self._tasks.discard)
@@ -99,10 +96,9 @@ class Recordings:
     async def _record(self, recording: Recording, parts: AsyncGenerator[Part, None]) -> None:
         if await recording.record(parts):
             return
-        envelope = recording.envelope
-        name = (envelope.owner, envelope.idempotency_key or "")
-        if self._recordings.get(name) is recording:
-            del self._recordings[name]
+        owner, key = recording.envelope.owner, recording.envelope.idempotency_key or ""
+        if self._recordings.kept(owner, key) is recording:
+            self._recordings.forget(owner, key)
 
 
 def repeated(recording: Recording) -> Repeated:

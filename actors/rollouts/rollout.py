@@ -213,6 +213,7 @@ def _played(turn: int, step: Step, observation: Any, completion: Completion) -> 
         observation=plain[:MAX_OBSERVATION],
         done=step.done,
         policy_version=completion.policy_version,
+        num_tokens=completion.num_prompt_tokens + completion.num_completion_tokens,
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import ray
 
 from actors.sampling.request_queue import Assignment, ReplicaReport
+from actors.settings import MANY_CALLS
 from environments.errors import SamplerError
 from environments.types import Completion
 from policies.sampler import QueueStatus, Sampler, SampleRequest, TokenOutput, TokenRequest, check_logprobs
@@ -30,7 +31,7 @@ class _Call:
 
 
 # A request is a call that waits. The limit must never keep a replica's call out.
-@ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=100_000)
+@ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=MANY_CALLS)
 class SamplerActor:
     """Hosts one sampler for all rollout actors of a fleet.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
 from a2a.auth.user import User
-from a2a.helpers.proto_helpers import new_task_from_user_message, new_text_message
+from a2a.helpers.proto_helpers import new_task_from_user_message
 from a2a.server.agent_execution import AgentExecutor, RequestContext
 from a2a.server.context import ServerCallContext
 from a2a.server.events import Event, EventQueue
@@ -18,7 +18,7 @@ from a2a.server.routes import (
     create_agent_card_routes,
     create_jsonrpc_routes,
 )
-from a2a.server.tasks import InMemoryTaskStore, TaskStore, TaskUpdater
+from a2a.server.tasks import TaskUpdater
 from a2a.types.a2a_pb2 import (
     AgentCapabilities,
     AgentCard,
@@ -26,8 +26,6 @@ from a2a.types.a2a_pb2 import (
     AgentSkill,
     CancelTaskRequest,
     HTTPAuthSecurityScheme,
-    ListTasksRequest,
-    ListTasksResponse,
     Message,
     Part,
     Role,
@@ -51,6 +49,7 @@ from a2a.utils.errors import (
 from starlette.requests import Request
 from starlette.responses import Response
 
+from actors.serving.a2a_tasks import ENDED, PoolTaskStore, end_task
 from actors.serving.pool_client import PoolClient
 from environments.errors import TroupeError
 from policies.openai.agent_frontend import AgentFrontend
@@ -59,12 +58,6 @@ from policies.openai.protocol import OpenAIError, openai_error
 
 TEXT = "text/plain"
 CANCELLED = "The message was cancelled."
-ENDED = {
-    TaskState.TASK_STATE_COMPLETED,
-    TaskState.TASK_STATE_CANCELED,
-    TaskState.TASK_STATE_FAILED,
-    TaskState.TASK_STATE_REJECTED,
-}
 
 
 class A2AFrontend:
@@ -101,7 +94,8 @@ class A2AFrontend:
 
     def _endpoint(self, name: str, pool: PoolClient) -> Callable[[Request], Awaitable[Response]]:
         card = self._card(name, url=f"/{name}", description=name)  # the handler looks at what it can do
-        handler = _Handler(_Episodes(name, pool, self._agents), PoolTaskStore(pool), card)
+        episodes = _Episodes(name, pool, self._agents)
+        handler = _Handler(episodes, PoolTaskStore(pool, episodes.running), card)
         (route,) = create_jsonrpc_routes(handler, "/", _CallerContext())
         endpoint: Callable[[Request], Awaitable[Response]] = route.endpoint
         return endpoint
@@ -203,10 +197,7 @@ class _Handler(DefaultRequestHandlerV2):
             raise TaskNotCancelableError(f"The task {params.id!r} has ended: its state is {state}.")
         if not await self._episodes.withdraw(context.user.user_name, params.id):
             raise TaskNotCancelableError(f"The task {params.id!r} is ending just now: ask for its answer.")
-        task.status.state = TaskState.TASK_STATE_CANCELED
-        task.status.timestamp.GetCurrentTime()
-        said = new_text_message(CANCELLED, context_id=task.context_id, task_id=task.id)
-        task.status.message.CopyFrom(said)
+        end_task(task, TaskState.TASK_STATE_CANCELED, CANCELLED)
         await self._tasks.save(task, context)
         return task
 
@@ -298,26 +289,3 @@ async def _end_by_error(updater: TaskUpdater, error: OpenAIError) -> None:
     if error.code == "withdrawn":
         state, text = TaskState.TASK_STATE_CANCELED, CANCELLED
     await updater.update_status(state, updater.new_agent_message([Part(text=text)]))
-
-
-class PoolTaskStore(TaskStore):
-    """Keeps the tasks of an agent in its pool, each for the key that it belongs to."""
-
-    def __init__(self, pool: PoolClient) -> None:
-        self._pool = pool
-
-    async def save(self, task: Task, context: ServerCallContext) -> None:
-        await self._pool.keep_task(context.user.user_name, task.id, task.SerializeToString())
-
-    async def get(self, task_id: str, context: ServerCallContext) -> Task | None:
-        kept = await self._pool.kept_task(context.user.user_name, task_id)
-        return None if kept is None else Task.FromString(kept)
-
-    async def list(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
-        found = InMemoryTaskStore()  # it knows how to filter, to sort and to page
-        for kept in await self._pool.kept_tasks(context.user.user_name):
-            await found.save(Task.FromString(kept), context)
-        return await found.list(params, context)
-
-    async def delete(self, task_id: str, context: ServerCallContext) -> None:
-        await self._pool.forget_task(context.user.user_name, task_id)

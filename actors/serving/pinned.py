@@ -12,7 +12,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from actors.settings import PinnedVersion, ServerConfig
+from actors.settings import MANY_CALLS, PinnedVersion, ServerConfig
 from environments.errors import SamplerError, TroupeError
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.base import Engine, engine_class
@@ -38,7 +38,7 @@ async def started_engine(
     return engine
 
 
-@serve.deployment(max_ongoing_requests=100_000)
+@serve.deployment(max_ongoing_requests=MANY_CALLS)
 class PinnedPolicy:
     """An engine with a version that does not change. Replicas of ``PolicyServer`` ask it for answers."""
 

@@ -26,7 +26,7 @@ from actors.serving.http import envelope, http, prometheus_text, respond, welcom
 from actors.serving.keys import ApiKeys
 from actors.serving.pinned import PinnedClient, started_engine
 from actors.serving.pool_client import PoolClient
-from actors.settings import PinnedVersion, ServerConfig
+from actors.settings import MANY_CALLS, PinnedVersion, ServerConfig
 from actors.weights.follower import WeightFollower, open_transport
 from actors.weights.transport import WeightTransport
 from environments.errors import PartLostError, SamplerError
@@ -70,7 +70,7 @@ async def _unless_gone(call: Awaitable[T]) -> T:
         raise
 
 
-@serve.deployment(max_ongoing_requests=100_000)
+@serve.deployment(max_ongoing_requests=MANY_CALLS)
 @serve.ingress(http)
 class PolicyServer:
     """One replica: an engine that follows a ``WeightStore``, and samples for all actors in a

@@ -37,6 +37,10 @@ class PoolClient:
         """``AgentPool.withdraw``."""
         return await _answer(self._pool.withdraw.remote(owner, key))
 
+    async def is_under_way(self, owner: str, key: str) -> bool:
+        """``AgentPool.is_under_way``."""
+        return await _answer(self._pool.is_under_way.remote(owner, key))
+
     async def description(self) -> str:
         """What the agent does."""
         return await _answer(self._pool.description.remote())
@@ -59,7 +63,7 @@ class PoolClient:
     async def end_session(self, owner: str, session: str) -> None:
         await _answer(self._pool.end_session.remote(owner, session))
 
-    # -- tasks of A2A, as in ``KeptTasks`` -----------------------------------------------------------
+    # -- tasks of A2A, as in ``AgentPool`` -----------------------------------------------------------
 
     async def keep_task(self, owner: str, task_id: str, task: bytes) -> None:
         await _answer(self._pool.keep_task.remote(owner, task_id, task))

@@ -12,7 +12,7 @@ from environments.adapters import foreign, unknown
 from environments.adapters.gymnasium_text import described
 from environments.base import BaseEnv, split_info
 from environments.errors import ConfigError, EnvironmentFailure
-from environments.rewards.math import last_boxed
+from environments.rewards.boxed import last_boxed
 
 Describe = Callable[[Any, Any], str]
 """``describe(observation, env)``: the text for the model. ``env`` is Gymnasium's environment."""

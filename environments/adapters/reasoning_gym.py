@@ -16,7 +16,7 @@ from environments.adapters.reasoning_gym_answers import is_data
 from environments.base import BaseEnv, split_info
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, DatasetError, EnvironmentFailure
-from environments.rewards.math import last_boxed
+from environments.rewards.boxed import last_boxed
 from environments.sandbox.child import die_with_parent
 from environments.sandbox.grader import Grader, GradingError
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from environments.errors import DatasetError
 from environments.rewards.base import RewardOutput
-from environments.rewards.math import expected_texts, last_boxed
+from environments.rewards.boxed import last_boxed
+from environments.rewards.math import expected_texts
 
 MIN_F1 = 0.3
 """Below this, sharing words with the expected answer is chance, and earns nothing."""

@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from environments import Dataset, RewardOutput, ToolEnvironment
-from environments.rewards.math import last_boxed
+from environments.rewards.boxed import last_boxed
 from environments.types import Message
 from launch.recipes.calculator import split_problems, task_from_message
 from launch.workload import Workload

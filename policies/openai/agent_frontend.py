@@ -62,8 +62,9 @@ class AgentFrontend:
         """One ``chat.completion``, or with ``stream`` a chunk for each step and those of the answer.
 
         The steps before the answer are its ``reasoning_content``, as other servers call what comes first;
-        ``step`` has their parts. ``charge`` hears of the number of tokens that the episode took, also where
-        it has failed. With a session in ``envelope`` only the last message is new to the agent.
+        ``step`` has their parts. ``charge`` hears of the tokens of each step as it ends, so that a client
+        pays for what was played until it hung up, and of those of an episode that has failed. With a session
+        in ``envelope`` only the last message is new to the agent.
 
         Raises:
             OpenAIError: the request cannot be served, or the episode has failed.
@@ -108,14 +109,18 @@ class AgentFrontend:
         message = _question(body, has_session=envelope.session is not None)
         has_earlier_turns = any(each.role == "assistant" for each in body.messages)
         envelope = replace(envelope, has_earlier_turns=has_earlier_turns)
-        params, is_repeated = body.sampling_params(), False
+        params, is_repeated, num_charged = body.sampling_params(), False, 0
         if body.temperature is None:
             params = params.replace(temperature=self._temperature)
         async with aclosing(play(message, params, envelope)) as parts:
             async for part in parts:
-                is_repeated = is_repeated or isinstance(part, Repeated)
+                if isinstance(part, Repeated):
+                    is_repeated = True
+                elif not is_repeated:
+                    num_used = _num_tokens(part, num_charged)
+                    charge(num_used)
+                    num_charged += num_used
                 if isinstance(part, Trajectory):
-                    charge(0 if is_repeated else _num_tokens(part))
                     _check_ended_well(part)
                 yield part
 
@@ -131,9 +136,12 @@ class AgentFrontend:
         return self._agents[name]
 
 
-def _num_tokens(trajectory: Trajectory) -> int:
-    """Tokens that the model has read and sampled in all steps."""
-    return sum(each.num_prompt_tokens + each.num_completion_tokens for each in trajectory.completions)
+def _num_tokens(part: PlayedStep | Trajectory, num_charged: int) -> int:
+    """Tokens that the model has read and sampled in a step; of the whole, those beyond ``num_charged``."""
+    if isinstance(part, PlayedStep):
+        return part.num_tokens
+    total = sum(each.num_prompt_tokens + each.num_completion_tokens for each in part.completions)
+    return max(0, total - num_charged)
 
 
 def digest(body: BaseModel, envelope: Envelope) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -20,14 +19,13 @@ from environments.types import PlayedStep, TerminationReason, Trajectory
 from policies.openai.agent_frontend import ALONE, AgentFrontend, digest
 from policies.openai.envelope import Envelope, Repeated
 from policies.openai.limits import MAX_MESSAGES
+from policies.openai.owned import MAX_STORED
 from policies.openai.protocol import MAX_SEED, ChatRequest, OpenAIError
 
 Json = dict[str, Any]
 
 ENDS = ("response.completed", "response.incomplete")
 """The last event of a stream."""
-MAX_STORED = 1000
-"""Responses that are remembered: the oldest are forgotten first."""
 
 
 class _Item(BaseModel):
@@ -117,28 +115,6 @@ class ResponseStore(Protocol):
     async def end_session(self, owner: str, session: str) -> None:
         """End a conversation. Raises ``OpenAIError`` (404) if there is none of this name."""
         ...
-
-
-class MemoryStore:
-    """Keeps the newest responses in this process, each for the key that it belongs to."""
-
-    def __init__(self, most: int = MAX_STORED) -> None:
-        self._most = most
-        self._responses: OrderedDict[tuple[str, str], Json] = OrderedDict()
-
-    def keep(self, owner: str, response: Json) -> None:
-        """Keep ``response`` by its id."""
-        self._responses[owner, response["id"]] = response
-        while len(self._responses) > self._most:
-            self._responses.popitem(last=False)
-
-    def kept(self, owner: str, response_id: str) -> Json | None:
-        """The response of this id, if it is kept and belongs to ``owner``."""
-        return self._responses.get((owner, response_id))
-
-    def forget(self, owner: str, response_id: str) -> bool:
-        """Forget the response of this id; return whether it was kept."""
-        return self._responses.pop((owner, response_id), None) is not None
 
 
 class ResponsesFrontend:

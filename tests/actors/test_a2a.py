@@ -34,8 +34,6 @@ from agent_server import ALICE, BOB, KEYS, AgentServer, agent_server
 from ray import serve
 from test_policy_http import tokenizer_folder  # noqa: F401  # a fixture
 
-from actors.rollouts.agent_pool import KeptTasks
-
 pytestmark = pytest.mark.slow  # with the official clients, over a real port
 
 QUESTION = "What is 12+34?"
@@ -498,11 +496,3 @@ def test_without_the_package_the_server_says_how_to_install_it(
         models = httpx.get(f"{server.url}/v1/models")
     assert answer.status_code == 501 and "pip install 'troupe[a2a]'" in answer.json()["error"]["message"]
     assert models.status_code == 200
-
-
-def test_the_oldest_tasks_are_forgotten_first() -> None:
-    tasks = KeptTasks(most=2)
-    for task_id in ("a", "b", "a", "c"):
-        tasks.keep("alice", task_id, task_id.encode())
-    assert tasks.all_kept("alice") == [b"a", b"c"] and tasks.kept("alice", "b") is None
-    assert tasks.kept("bob", "a") is None and tasks.all_kept("bob") == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -319,4 +320,79 @@ def test_a_repeated_answer_costs_no_tokens(
     with agent_server(tokenizer_folder, KEYS) as server:
         for _ in range(2):
             ask(server, ALICE, {"Idempotency-Key": "1"})
-    assert charged == [11, 0]
+    assert charged == [11]
+
+
+def test_a_client_that_hangs_up_pays_for_the_steps_that_were_played(
+    tokenizer_folder: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    threads: ThreadPoolExecutor,
+) -> None:
+    charged: list[int] = []
+    monkeypatch.setattr(
+        "actors.serving.access.Caller.charge_tokens", lambda self, number: charged.append(number)
+    )
+    with agent_server(tokenizer_folder, KEYS) as server:
+        server.service.is_busy = True
+        asked = threads.submit(ask, server, ALICE, stream=True)
+        wait_until(lambda: server.service.waiting)
+        rollout_id = server.service.asked[0].rollout_id
+        server.hear(rollout_id, PlayedStep(index=0, text="12+34", observation="46", num_tokens=9))
+        stream = asked.result()
+        next(iter(stream))
+        stream.close()
+        wait_until(lambda: not server.service.waiting)
+        assert charged == [9]
+
+
+def test_steps_that_were_charged_are_not_charged_again_with_the_whole(
+    tokenizer_folder: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    threads: ThreadPoolExecutor,
+) -> None:
+    charged: list[int] = []
+    monkeypatch.setattr(
+        "actors.serving.access.Caller.charge_tokens", lambda self, number: charged.append(number)
+    )
+    with agent_server(tokenizer_folder, KEYS) as server:
+        server.service.is_busy = True
+        asked = threads.submit(ask, server, ALICE)
+        wait_until(lambda: server.service.waiting)
+        rollout_id = server.service.asked[0].rollout_id
+        server.hear(rollout_id, PlayedStep(index=0, text="12+34", observation="46", num_tokens=4))
+        server.service.finish(server.service.take())
+        asked.result()
+    assert charged == [4, 7]
+
+
+def test_a_stream_has_the_steps_of_an_episode_that_was_begun_anew_and_resumed_ones_once(
+    server: AgentServer, threads: ThreadPoolExecutor
+) -> None:
+    server.service.is_busy = True
+    asked = threads.submit(ask, server, stream=True)
+    wait_until(lambda: server.service.waiting)
+    rollout_id = server.service.asked[0].rollout_id
+    resumed, lost, anew = (
+        PlayedStep(index=index, text=text, observation="") for index, text in enumerate("abc")
+    )
+    anew = replace(anew, index=1)
+    for step in (resumed, lost, resumed, anew):
+        server.hear(rollout_id, step)
+    server.service.finish(server.service.take())
+    *_, end = asked.result()
+    texts = [item.summary[0].text.strip() for item in end.response.output if item.type == "reasoning"]
+    assert texts == ["a", "b", "c"] and end.response.output_text == "46"
+
+
+def test_a_chunk_says_which_step_it_replaces(server: AgentServer, threads: ThreadPoolExecutor) -> None:
+    server.service.is_busy = True
+    messages = [{"role": "user", "content": "Say hi"}]
+    create = client(server).chat.completions.create
+    asked = threads.submit(create, model=AGENT, messages=messages, stream=True)
+    wait_until(lambda: server.service.waiting)
+    rollout_id = server.service.asked[0].rollout_id
+    for index, text in ((0, "a"), (1, "b"), (0, "c"), (1, "d")):
+        server.hear(rollout_id, PlayedStep(index=index, text=text, observation=""))
+    server.service.finish(server.service.take())
+    steps = [chunk.model_extra["step"] for chunk in asked.result() if "step" in chunk.model_extra]
+    assert [(step["number"], step["text"]) for step in steps] == [(1, "a"), (2, "b"), (1, "c"), (2, "d")]

@@ -35,8 +35,8 @@ from policies.chat import ChatRenderer, load_tokenizer
 from policies.openai.envelope import Envelope
 from policies.openai.frontend import OpenAIFrontend
 from policies.openai.limits import MAX_BODY_BYTES
+from policies.openai.owned import NewestOfOwner
 from policies.openai.protocol import ChatRequest
-from policies.openai.responses import MemoryStore
 from policies.sampler import SamplingParams
 from policies.settings import EngineConfig
 from policies.tiny import build_tokenizer
@@ -303,8 +303,12 @@ class Pool:
             yield PlayedStep(index=1, text="46", observation="", done=True)
             yield Trajectory(steps=steps, termination_reason=TerminationReason.ENV_DONE)
 
-        store = MemoryStore()
-        for name, method in {"keep": store.keep, "kept": store.kept, "forget": store.forget}.items():
+        store: NewestOfOwner[dict[str, Any]] = NewestOfOwner()
+
+        def keep(owner: str, response: dict[str, Any]) -> None:
+            store.keep(owner, response["id"], response)
+
+        for name, method in {"keep": keep, "kept": store.kept, "forget": store.forget}.items():
             setattr(self, name, SimpleNamespace(remote=asynchronous(method)))
         self.withdraw = SimpleNamespace(remote=asynchronous(lambda owner, key: False))
         self.play = SimpleNamespace(remote=partial(Parts, play))

@@ -7,7 +7,7 @@ import pytest
 from environments import math_reward_fn
 from environments.errors import DatasetError
 from environments.rewards import math
-from environments.rewards.math import last_boxed
+from environments.rewards.boxed import last_boxed
 
 
 def reward(answer, truth):
@@ -200,6 +200,10 @@ def test_the_verdict_says_what_was_compared_and_how(answer, truth, judged_by, co
         (r"\frac{\mathrm{d}}{\mathrm{d}x} x^2", "2x"),
         (r"123456\times 789", "97406784"),
         ("74*66", "4884"),
+        ("5!", "120"),
+        (r"\binom{5}{2}", "10"),
+        (r"\dbinom{5}{2}", "10"),
+        ("(2+3)!", "120"),
         ("74 \N{DOT OPERATOR} 66", "4884"),
         ("53+87", "140"),
         ("x=53+87", "x=140"),

@@ -11,7 +11,7 @@ from test_train import comparable, small_run, weights
 
 from environments import Dataset, SingleTurnEnvironment
 from environments.errors import ConfigError
-from launch.config import TrainConfig, as_train_config
+from launch.config import TrainConfig, as_train_config, compose
 from launch.health.inspection import processes_here
 from launch.reporting.tracker import read_metrics
 from launch.run_folder.checkpoint import CheckpointFolder
@@ -80,6 +80,26 @@ def test_epochs_of_a_stage_that_is_not_listed_are_an_error() -> None:
     chosen = config("expert_iteration", "reinforce")
     chosen.learner.num_epochs = 2
     assert names(chosen) == ["expert_iteration", "reinforce"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "part"),
+    [
+        ("algorithm.name", "ppo", "a critic"),
+        ("algorithm.name", "remax", "greedy rollouts"),
+        ("algorithm.kl.place", "loss", "a reference policy"),
+    ],
+)
+def test_parts_that_supervised_stages_have_no_use_for_are_an_error(
+    setting: str, value: str, part: str
+) -> None:
+    given = ["recipe=guess", f"{setting}={value}", "expert_iteration.num_steps=3"]
+    with pytest.raises(ConfigError, match=f"{setting}={value} starts {part}, which has no effect"):
+        chosen_stages(compose([*given, "stages=[warm_start,expert_iteration]"]))
+    assert names(compose([*given, "stages=[expert_iteration,reinforce]"])) == [
+        "expert_iteration",
+        "reinforce",
+    ]
 
 
 def test_a_warm_start_without_demonstrations_is_an_error() -> None:

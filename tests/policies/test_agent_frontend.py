@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,7 +51,10 @@ class Calculator:
         last = len(self.trajectory.steps) - 1
         for index, step in enumerate(self.trajectory.steps):
             text, done = step.model_response, index == last
-            yield PlayedStep(index=index, text=text, observation=f"to {text}", done=done, policy_version=7)
+            told = PlayedStep(index=index, text=text, observation=f"to {text}", done=done, policy_version=7)
+            yield replace(
+                told, num_tokens=sum(map(len, (step.completion.prompt_ids, step.completion.completion_ids)))
+            )
         yield self.trajectory
 
 
@@ -133,7 +137,7 @@ def test_a_key_is_charged_for_the_tokens_of_all_turns(reason: TerminationReason)
     body = ChatRequest(model="agent/calculator", messages=[QUESTION])
     with suppress(OpenAIError):
         asyncio.run(anext(frontend.chat(body, charged.append)))  # type: ignore[arg-type]
-    assert charged == [10]
+    assert charged == [5, 5, 0]
 
 
 def test_an_episode_that_a_limit_has_ended_says_length() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from environments.errors import ConfigError
 from environments.named_class import load_class
-from launch.config import TrainConfig
+from launch.config import TrainConfig, algorithm_of
 from launch.training.stages.base import Stage
 
 STAGES = {
@@ -62,13 +62,31 @@ def _check_idle_sections(config: TrainConfig, names: list[str]) -> None:
                 f"{name}.num_steps={num_steps} has no effect: stages={config.stages} lacks {name}. Add it "
                 f"there, or set {name}.num_steps=0."
             )
-    if config.learner.num_epochs > 1 and set(names) <= {"warm_start", "expert_iteration"}:
-        raise ConfigError(
-            f"learner.num_epochs={config.learner.num_epochs} has no effect: stages={config.stages} lacks "
-            "reinforce. Set learner.num_epochs=1; expert_iteration.num_epochs is that of expert_iteration."
-        )
+    if set(names) <= {"warm_start", "expert_iteration"}:
+        _check_supervised(config)
     if "expert_iteration" in names and not config.expert_iteration.num_steps:
         raise ConfigError(
             f"stages={config.stages} has expert_iteration, and expert_iteration.num_steps=0: set it to "
             "10, for example, or leave the stage out."
         )
+
+
+def _check_supervised(config: TrainConfig) -> None:
+    """Nothing is started for reinforcement where all stages are supervised learning. Raises ``ConfigError``.
+
+    Other settings of ``algorithm`` may stay: a recipe has them, of which only ``stages`` was overridden.
+    """
+    lacks = f"has no effect: stages={config.stages} lacks reinforce."
+    if config.learner.num_epochs > 1:
+        raise ConfigError(
+            f"learner.num_epochs={config.learner.num_epochs} {lacks} Set learner.num_epochs=1; "
+            "expert_iteration.num_epochs is that of expert_iteration."
+        )
+    algorithm = algorithm_of(config)
+    for setting, part, is_used in (
+        (f"algorithm.name={algorithm.name}", "a critic", algorithm.uses_critic),
+        (f"algorithm.name={algorithm.name}", "greedy rollouts", algorithm.uses_greedy_baseline),
+        (f"algorithm.kl.place={algorithm.kl_place}", "a reference policy", algorithm.uses_reference),
+    ):
+        if is_used:
+            raise ConfigError(f"{setting} starts {part}, which {lacks} Leave it out, or add reinforce there.")

@@ -1,0 +1,82 @@
+"""Tasks of A2A clients: kept in the pool of their agent, where every replica finds them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+from a2a.helpers.proto_helpers import new_text_message
+from a2a.server.context import ServerCallContext
+from a2a.server.tasks import InMemoryTaskStore, TaskStore
+from a2a.types.a2a_pb2 import ListTasksRequest, ListTasksResponse, Task, TaskState
+
+from actors.serving.pool_client import PoolClient
+
+ENDED = {
+    TaskState.TASK_STATE_COMPLETED,
+    TaskState.TASK_STATE_CANCELED,
+    TaskState.TASK_STATE_FAILED,
+    TaskState.TASK_STATE_REJECTED,
+}
+LOST = "The replica of the server that had this task has ended: send the message again."
+WRITING_SECONDS = 3.0
+"""For which a replica may be writing the end of a task whose episode is over."""
+
+
+def end_task(task: Task, state: TaskState, text: str) -> None:
+    """Give ``task`` its last state, and say why."""
+    task.status.state = state
+    task.status.timestamp.GetCurrentTime()
+    task.status.message.CopyFrom(new_text_message(text, context_id=task.context_id, task_id=task.id))
+
+
+class PoolTaskStore(TaskStore):
+    """Keeps the tasks of an agent in its pool, each for the key that it belongs to.
+
+    The replica that has a task writes its end. Where that replica has ended before, the task fails when it is
+    asked for, instead of seeming to run for ever.
+
+    Args:
+        pool: of the agent.
+        running: the tasks of this replica that have not ended.
+    """
+
+    def __init__(self, pool: PoolClient, running: Collection[str]) -> None:
+        self._pool, self._running = pool, running
+
+    async def save(self, task: Task, context: ServerCallContext) -> None:
+        await self._pool.keep_task(context.user.user_name, task.id, task.SerializeToString())
+
+    async def get(self, task_id: str, context: ServerCallContext) -> Task | None:
+        kept = await self._pool.kept_task(context.user.user_name, task_id)
+        return None if kept is None else await self._checked(Task.FromString(kept), context)
+
+    async def list(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
+        kept = map(Task.FromString, await self._pool.kept_tasks(context.user.user_name))
+        found = InMemoryTaskStore()  # it knows how to filter, to sort and to page
+        for task in await asyncio.gather(*(self._checked(task, context) for task in kept)):
+            await found.save(task, context)
+        return await found.list(params, context)
+
+    async def delete(self, task_id: str, context: ServerCallContext) -> None:
+        await self._pool.forget_task(context.user.user_name, task_id)
+
+    async def _checked(self, task: Task, context: ServerCallContext) -> Task:
+        """The task, as failed if no replica has it any more."""
+        owner = context.user.user_name
+        if not await self._is_lost(task, owner):
+            return task
+        await asyncio.sleep(WRITING_SECONDS)
+        newest = await self._pool.kept_task(owner, task.id)
+        if newest is None:  # deleted meanwhile
+            return task
+        task = Task.FromString(newest)
+        if await self._is_lost(task, owner):
+            end_task(task, TaskState.TASK_STATE_FAILED, LOST)
+            await self.save(task, context)
+        return task
+
+    async def _is_lost(self, task: Task, owner: str) -> bool:
+        if task.status.state in ENDED or task.id in self._running:
+            return False
+        return not await self._pool.is_under_way(owner, task.id)

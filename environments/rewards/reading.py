@@ -1,0 +1,138 @@
+"""Reads an answer of mathematics, as LaTeX has it: its number, or its text, and its unit."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from fractions import Fraction
+from typing import NamedTuple
+
+_DECIMAL = r"[+-]?(?:\d+\.?\d*|\.\d+)"
+_NUMBER = rf"{_DECIMAL}(?:[eE][+-]?\d{{1,3}})?"
+POWER_OF_TEN = (
+    rf"(?:({_DECIMAL})(?:\\times|\\cdot|\*)|([+-]?))10\^(?:\{{([+-]?\d{{1,3}})\}}|([+-]?\d{{1,3}}))"
+)
+_UNIT = re.compile(
+    r"(?:\\(?P<command>text|mathrm) ?\{(?P<text>[^{}]*)\}|(?<=[\d} ])(?P<words>[a-zA-Z]+(?: [a-zA-Z]+)*))"
+    r" ?(?:\^ ?\{?(?P<power>\d)\}?)?$"
+)
+_BASE = re.compile(r"[\dA-F]+_\{?(\d+)\}?")
+_SIGNS = str.maketrans(
+    {
+        "\N{MINUS SIGN}": "-",
+        "\N{EN DASH}": "-",
+        "\N{MULTIPLICATION SIGN}": r"\times ",
+        "\N{MIDDLE DOT}": r"\cdot ",
+        "\N{DOT OPERATOR}": r"\cdot ",
+        "\N{ASTERISK OPERATOR}": "*",
+        "\N{DEGREE SIGN}": r"^\circ",
+    }
+)
+MAX_LENGTH = 1000  # longer ones are compared as text: turning them into integers takes too long
+
+
+class Reading(NamedTuple):
+    """A parsed answer: its value, exact if it is a number, and the unit or text at its end, if any."""
+
+    value: Fraction | str
+    ending: str
+
+
+def read(text: str) -> Reading:
+    """Parse ``text`` without LaTeX's trimmings; the unit of a number is not part of its value."""
+    plain = plain_text(text)
+    compact = compact_text(plain)
+    unit = _unit(plain)
+    if unit is not None and unit.is_text and unit.number is not None and may_be_unit(unit.name):
+        return Reading(unit.number, unit.name)
+    number = _number(compact)
+    value = compact.replace(", ", ",") if number is None else number
+    if unit is not None and (unit.is_text or unit.number is not None):
+        return Reading(value, unit.name)
+    base = _BASE.fullmatch(compact)
+    return Reading(value, f"_{base[1]}" if base else "")
+
+
+class _Unit(NamedTuple):
+    r"""What may be a unit at the end of an answer: in 2x+3\mathrm{i} it is none."""
+
+    name: str
+    is_text: bool
+    r"""Whether it is in a ``\text{...}``."""
+    number: Fraction | None
+    """That stands before it, if it is one."""
+
+
+def _unit(plain: str) -> _Unit | None:
+    found = _UNIT.search(plain) if len(plain) <= MAX_LENGTH else None
+    rest = plain[: found.start()].strip() if found else ""
+    if found is None or not rest:
+        return None
+    words = (found["text"] or found["words"] or "").strip(" .").casefold()
+    name = words + (f"^{found['power']}" if found["power"] else "")
+    name = re.sub("^square (.+)", r"\1^2", re.sub("^cubic (.+)", r"\1^3", name))
+    return _Unit(name, found["command"] == "text", _number(compact_text(rest)))
+
+
+def may_be_unit(ending: str) -> bool:
+    words = re.sub(r"[\^_]\d+$", "", ending)
+    return not re.search(r"\d|\bor\b", words)  # "7\text{ or 8}" is not 7
+
+
+def plain_text(text: str) -> str:
+    text = in_latex(text).replace("{,}", ",")
+    text = re.sub(r"\\[dt]frac", r"\\frac", text)
+    text = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\[!()\[\]]|\\?\$", "", text)
+    text = re.sub(r"\\[,;: ]|~", " ", text)
+    return " ".join(without_end(text).split())
+
+
+def compact_text(plain: str) -> str:
+    """The text without meaningless spaces: 1 1/2 is not 11/2, and 100, 200 are two numbers."""
+    plain = re.sub(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf)\s*\{([^{}]*)\}", r"\1", plain)
+    plain = re.sub(r"\\frac ?(\d) ?(?=\d)", r"\\frac\1", plain)
+    return re.sub(r"\s+", " ", re.sub(r"(?<![\d,])\s+|\s+(?!\d)", "", plain))
+
+
+def _number(compact: str) -> Fraction | None:
+    if len(compact) > MAX_LENGTH:
+        return None
+    if re.fullmatch(r"[+-]?\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?:\.\d*)?", compact):
+        compact = re.sub("[, ]", "", compact)
+    if power := re.fullmatch(POWER_OF_TEN, compact):
+        mantissa, sign, braced, bare = power.groups()
+        compact = f"{mantissa or sign + '1'}e{braced or bare}"
+    if re.fullmatch(_NUMBER, compact):
+        return Fraction(compact)
+    compact = re.sub(
+        rf"\\frac(?:\{{({_NUMBER})\}}|(\d))(?:\{{({_NUMBER})\}}|(\d))", _as_ratio, compact
+    ).strip()
+    ratio = re.fullmatch(rf"([+-]?)(\d+) (\d+)/(\d+)|([+-] )?({_NUMBER})/({_NUMBER})", compact)
+    if ratio is None:
+        return None
+    *parts, numerator, denominator = (part for part in ratio.groups() if part is not None)
+    if not Fraction(denominator):
+        return None
+    sign = -1 if parts and parts[0].strip() == "-" else 1
+    whole = Fraction(parts[1]) if len(parts) == 2 else 0
+    return sign * (whole + Fraction(numerator) / Fraction(denominator))
+
+
+def _as_ratio(frac: re.Match[str]) -> str:
+    return " " + "/".join(part for part in frac.groups() if part is not None)
+
+
+def in_latex(text: str) -> str:
+    """The text with LaTeX's commands for the signs that models like to write instead: math-verify too
+    knows few of them."""
+    return re.sub("[¼-¾⅐-⅞]", _spelt_out, text).translate(_SIGNS)
+
+
+def _spelt_out(vulgar_fraction: re.Match[str]) -> str:
+    return " " + unicodedata.normalize("NFKC", vulgar_fraction[0]).replace("\N{FRACTION SLASH}", "/")
+
+
+def without_end(text: str) -> str:
+    """The text without a full stop, a comma or a percent sign at its end: math-verify does not know them."""
+    text = re.sub(r"(?<!\\)[.,]$", "", text.strip()).rstrip()
+    return text.removesuffix("%").removesuffix("\\").rstrip() if text.endswith("%") else text

@@ -1,0 +1,43 @@
+"""Keeps the newest things of every API key: responses, tasks of A2A, answers by idempotency key."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+MAX_STORED = 1000
+"""Things of one kind that are kept for a key: the oldest are forgotten first."""
+
+
+class NewestOfOwner(Generic[T]):
+    """The newest things of every owner, by name. A client can push out its own things, not another's.
+
+    Args:
+        most: things of one owner.
+    """
+
+    def __init__(self, most: int = MAX_STORED) -> None:
+        self._most = most
+        self._things: defaultdict[str, OrderedDict[str, T]] = defaultdict(OrderedDict)
+
+    def keep(self, owner: str, name: str, thing: T) -> None:
+        """Keep a thing, new or changed. The one that has not changed for the longest time may have to go."""
+        things = self._things[owner]
+        things[name] = thing
+        things.move_to_end(name)
+        while len(things) > self._most:
+            things.popitem(last=False)
+
+    def kept(self, owner: str, name: str) -> T | None:
+        """The thing of this name, if it is kept and belongs to ``owner``."""
+        return self._things[owner].get(name)
+
+    def all_kept(self, owner: str) -> list[T]:
+        """The things of ``owner``, the newest last."""
+        return list(self._things[owner].values())
+
+    def forget(self, owner: str, name: str) -> bool:
+        """Keep the thing no more; return whether it was kept."""
+        return self._things[owner].pop(name, None) is not None

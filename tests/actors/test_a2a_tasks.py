@@ -1,0 +1,86 @@
+"""Tasks of A2A clients whose replica has ended, or is just writing their end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from a2a.server.context import ServerCallContext
+from a2a.types.a2a_pb2 import ListTasksRequest, Task, TaskState
+
+from actors.serving import a2a_tasks
+from actors.serving.a2a_tasks import PoolTaskStore, end_task
+from policies.openai.owned import NewestOfOwner
+
+WORKING, FAILED, COMPLETED = (
+    TaskState.TASK_STATE_WORKING,
+    TaskState.TASK_STATE_FAILED,
+    TaskState.TASK_STATE_COMPLETED,
+)
+
+
+class Pool:
+    """Keeps tasks as an agent's pool does; the test says which are under way."""
+
+    def __init__(self) -> None:
+        self.tasks: NewestOfOwner[bytes] = NewestOfOwner()
+        self.under_way: set[str] = set()
+        self.when_asked: Callable[[], None] = lambda: None
+
+    async def keep_task(self, owner: str, task_id: str, task: bytes) -> None:
+        self.tasks.keep(owner, task_id, task)
+
+    async def kept_task(self, owner: str, task_id: str) -> bytes | None:
+        return self.tasks.kept(owner, task_id)
+
+    async def kept_tasks(self, owner: str) -> list[bytes]:
+        return self.tasks.all_kept(owner)
+
+    async def is_under_way(self, owner: str, key: str) -> bool:
+        answer = key in self.under_way
+        self.when_asked()
+        return answer
+
+
+def working(task_id: str) -> Task:
+    task = Task(id=task_id, context_id="context")
+    task.status.state = WORKING
+    return task
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
+    monkeypatch.setattr(a2a_tasks, "WRITING_SECONDS", 0.01)
+    return Pool()
+
+
+def listed_states(store: PoolTaskStore) -> dict[str, TaskState]:
+    answer = asyncio.run(store.list(ListTasksRequest(), ServerCallContext()))
+    return {task.id: task.status.state for task in answer.tasks}
+
+
+def test_a_task_whose_replica_has_ended_fails_and_the_others_go_on(pool: Pool) -> None:
+    store = PoolTaskStore(pool, running={"here"})  # type: ignore[arg-type]
+    pool.under_way = {"elsewhere"}
+    for name in ("here", "elsewhere", "nowhere"):
+        asyncio.run(store.save(working(name), ServerCallContext()))
+    assert listed_states(store) == {"here": WORKING, "elsewhere": WORKING, "nowhere": FAILED}
+    lost = asyncio.run(store.get("nowhere", ServerCallContext()))
+    assert lost is not None and "send the message again" in lost.status.message.parts[0].text
+    kept = Task.FromString(pool.tasks.kept("", "nowhere") or b"")
+    assert kept.status.state == FAILED, "the next client finds it so at once"
+
+
+def test_a_task_whose_end_is_being_written_does_not_fail(pool: Pool) -> None:
+    store = PoolTaskStore(pool, running=())  # type: ignore[arg-type]
+    asyncio.run(store.save(working("ending"), ServerCallContext()))
+
+    def write_end() -> None:
+        task = working("ending")
+        end_task(task, COMPLETED, "46")
+        pool.tasks.keep("", "ending", task.SerializeToString())
+
+    pool.when_asked = write_end
+    found = asyncio.run(store.get("ending", ServerCallContext()))
+    assert found is not None and found.status.state == COMPLETED
