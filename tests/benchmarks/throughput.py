@@ -21,6 +21,8 @@ import statistics
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +44,8 @@ from policies.settings import EngineConfig
 
 NUM_TURNS = 2
 TURN_TOKENS = 64
+START_SECONDS = 600.0
+"""For the start of the rollout actors."""
 QUESTION = "What is the sum of all numbers that you can think of? "
 ENGINE = EngineConfig(max_model_tokens=512)
 
@@ -110,6 +114,8 @@ def _rounds(
         n_parallel_agents=arguments.pairs,
         max_steps=NUM_TURNS,
     ) as engine:
+        engine.start()
+        wait_for_pairs(arguments.pairs)
         play(engine, 2 * arguments.pairs)
         bare([(5, 6, 7)] * arguments.pairs, arguments.pairs)
         for _ in range(arguments.rounds):
@@ -130,6 +136,22 @@ def _rounds(
     ray.shutdown()
     bare.close()
     return rates, cpu
+
+
+def wait_for_pairs(number: int) -> None:
+    """Return when ``number`` rollout actors are up: their starts are not part of a rate."""
+    end = time.monotonic() + START_SECONDS
+    while (present := sum(title.startswith("ray::RolloutActor") for title in titles())) < number:
+        if time.monotonic() > end:
+            raise SystemExit(f"{present} of {number} rollout actors are up after {START_SECONDS:g} seconds.")
+        time.sleep(1)
+
+
+def titles() -> Iterator[str]:
+    """The command lines of this program's child processes."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            yield " ".join(process.cmdline())
 
 
 def play(engine: AgentExecutionEngine, num_episodes: int) -> tuple[tuple[float, float], Prompts]:

@@ -93,13 +93,10 @@ def test_epochs_of_a_stage_that_is_not_listed_are_an_error() -> None:
 def test_parts_that_supervised_stages_have_no_use_for_are_an_error(
     setting: str, value: str, part: str
 ) -> None:
-    given = ["recipe=guess", f"{setting}={value}", "expert_iteration.num_steps=3"]
+    given = [f"{setting}={value}", "warm_start.num_steps=3", "expert_iteration.num_steps=3"]
     with pytest.raises(ConfigError, match=f"{setting}={value} starts {part}, which has no effect"):
         chosen_stages(compose([*given, "stages=[warm_start,expert_iteration]"]))
-    assert names(compose([*given, "stages=[expert_iteration,reinforce]"])) == [
-        "expert_iteration",
-        "reinforce",
-    ]
+    assert names(compose([*given, "stages=[warm_start,expert_iteration,reinforce]"]))[-1] == "reinforce"
 
 
 def test_a_warm_start_without_demonstrations_is_an_error() -> None:
