@@ -31,8 +31,8 @@ ACTORS_PER_CORE = 8
 
 
 MANY_CALLS = 100_000
-"""That an actor takes in at a time where a call may wait for minutes: Ray's own limit of 1,000 would make it
-deaf, also to the calls by which the waiting ones are answered or cancelled."""
+"""Calls that an actor or a replica of Serve takes at the same time. Some wait for minutes: with Ray's
+defaults, 1,000 for an actor and 5 for a replica, they would keep out those that answer or cancel them."""
 
 
 def shows_worker_logs() -> bool:

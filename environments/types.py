@@ -141,7 +141,7 @@ class PlayedStep:
     done: bool = False
     policy_version: int = 0
     num_tokens: int = 0
-    """That the model has read and sampled for it."""
+    """Tokens of the prompt and of the answer in this step."""
 
 
 @dataclass

@@ -21,12 +21,14 @@ from actors.rollouts.service import RolloutService
 from actors.settings import MANY_CALLS, AgentsConfig, FleetConfig
 from environments.errors import EnvironmentFailure, SamplerError
 from environments.types import PlayedStep, Trajectory
-from policies.openai.envelope import Envelope, Repeated
+from policies.openai.envelope import Envelope, Repeated, Used
 from policies.openai.owned import NewestOfOwner
 from policies.openai.protocol import OpenAIError
 from policies.sampler import Sampler, SamplingParams
 
-Part = PlayedStep | Trajectory
+Part = PlayedStep | Trajectory | Used
+Told = PlayedStep | Trajectory | Exception
+"""What is heard of an episode."""
 LOOK_SECONDS = 1.0
 """Between two looks at the conversations, by which the number of rollout actors goes."""
 MAX_WAITING_PER_ACTOR = 16
@@ -72,7 +74,7 @@ class AgentPool:
         self._responses: NewestOfOwner[dict[str, Any]] = NewestOfOwner()
         self._tasks: NewestOfOwner[bytes] = NewestOfOwner()
         """Tasks of A2A clients, in the SDK's own bytes."""
-        self._episodes: dict[str, asyncio.Queue[Part | Exception]] = {}
+        self._episodes: dict[str, asyncio.Queue[Told]] = {}
         """What is heard of the episodes that clients wait for."""
         self._rollouts: dict[tuple[str, str], str] = {}
         """The rollout of each message that is in play or waits, by its owner and its key to withdraw it."""
@@ -104,7 +106,8 @@ class AgentPool:
         params: SamplingParams,
         envelope: Envelope = Envelope(),  # noqa: B008  # it is frozen
     ) -> AsyncGenerator[Part | Repeated, None]:
-        """The episode that a client's message asks for: its steps as they end, and the whole at last.
+        """The episode that a client's message asks for: its steps as they end, and the whole at last, each
+        behind the tokens that it took.
 
         A fault in it is in the trajectory. An episode that nobody waits for any more is cancelled, unless it
         has an idempotency key: then it is there for who asks again.
@@ -146,7 +149,7 @@ class AgentPool:
                         yield part
 
     @contextmanager
-    def _listening(self, envelope: Envelope) -> Iterator[tuple[str, asyncio.Queue[Part | Exception]]]:
+    def _listening(self, envelope: Envelope) -> Iterator[tuple[str, asyncio.Queue[Told]]]:
         """A new rollout's id, and what is heard of it while the block lasts."""
         most = MAX_WAITING_PER_ACTOR * self._largest
         if len(self._episodes) >= most:
@@ -182,10 +185,10 @@ class AgentPool:
         )
 
     async def _episode(
-        self, request: RolloutRequest, heard: asyncio.Queue[Part | Exception]
+        self, request: RolloutRequest, heard: asyncio.Queue[Told]
     ) -> AsyncGenerator[Part, None]:
         told: list[PlayedStep] = []
-        part = None
+        num_used, part = 0, None
         try:
             await asyncio.to_thread(self._service.submit, [request])
             while not isinstance(part, Trajectory):
@@ -193,9 +196,14 @@ class AgentPool:
                 if isinstance(part, Exception):
                     raise part
                 if isinstance(part, PlayedStep):
-                    if part in told:
+                    if [each.text for each in told[part.index : part.index + 1]] == [part.text]:
                         continue  # an episode that was resumed plays its first steps again
                     told = [*told[: part.index], part]  # one that was begun anew has others in their place
+                    num_new = part.num_tokens
+                else:
+                    num_new = _num_tokens(part) - num_used
+                num_used += num_new
+                yield Used(num_new)
                 yield part
         finally:
             if not isinstance(part, Trajectory):
@@ -244,7 +252,7 @@ class AgentPool:
         return self._responses.forget(owner, response_id)
 
     async def keep_task(self, owner: str, task_id: str, task: bytes) -> None:
-        """Keep a task of A2A, new or changed, for those who ask for it again: as for the next three."""
+        """Keep a task of A2A, new or changed. This and the next four are for ``PoolTaskStore``."""
         self._tasks.keep(owner, task_id, task)
 
     async def kept_task(self, owner: str, task_id: str) -> bytes | None:
@@ -252,6 +260,13 @@ class AgentPool:
 
     async def kept_tasks(self, owner: str) -> list[bytes]:
         return self._tasks.all_kept(owner)
+
+    async def replace_task(self, owner: str, task_id: str, old: bytes, new: bytes) -> bool:
+        """Keep ``new`` in the place of ``old``, if that is still what is kept; return whether it was."""
+        is_unchanged = self._tasks.kept(owner, task_id) == old
+        if is_unchanged:
+            self._tasks.keep(owner, task_id, new)
+        return is_unchanged
 
     async def forget_task(self, owner: str, task_id: str) -> None:
         self._tasks.forget(owner, task_id)
@@ -307,10 +322,15 @@ class AgentPool:
             loop.call_soon_threadsafe(self._fail, error)
             raise
 
-    def _tell(self, rollout_id: str, part: Part | Exception) -> None:
+    def _tell(self, rollout_id: str, part: Told) -> None:
         if rollout_id in self._episodes:
             self._episodes[rollout_id].put_nowait(part)
 
     def _fail(self, error: Exception) -> None:
         for rollout_id in self._episodes:
             self._tell(rollout_id, SamplerError(f"The agents have failed: {error!r}"))
+
+
+def _num_tokens(trajectory: Trajectory) -> int:
+    """Tokens that the model has read and sampled in all steps."""
+    return sum(each.num_prompt_tokens + each.num_completion_tokens for each in trajectory.completions)

@@ -9,11 +9,11 @@ from contextlib import aclosing
 
 from actors.rollouts.conversations import check_name
 from environments.types import PlayedStep, Trajectory
-from policies.openai.envelope import Envelope, Repeated
+from policies.openai.envelope import Envelope, Repeated, Used
 from policies.openai.owned import NewestOfOwner
 from policies.openai.protocol import OpenAIError
 
-Part = PlayedStep | Trajectory
+Part = PlayedStep | Trajectory | Used
 MAX_RECORDINGS = 256
 """Answers of one key that can be repeated: the oldest are forgotten first."""
 
@@ -26,6 +26,8 @@ class Recording:
         self._parts: list[Part] = []
         self._error: Exception | None = None
         self._has_ended = False
+        self._num_played = 0
+        """Parts that somebody has got: their tokens are paid."""
         self._news = asyncio.Condition()
 
     async def record(self, parts: AsyncGenerator[Part, None]) -> bool:
@@ -43,14 +45,21 @@ class Recording:
         return self._error is None and isinstance(last, Trajectory) and last.has_answer
 
     async def play(self) -> AsyncGenerator[Part, None]:
-        """Yield the parts that are there and those that come. Raises what has ended the episode."""
+        """Yield the parts that are there and those that come; tokens only to who comes first.
+
+        Raises:
+            What has ended the episode.
+        """
         for number in itertools.count():
             async with self._news:
                 while number == len(self._parts) and not self._has_ended:
                     await self._news.wait()
             if number == len(self._parts):
                 break
-            yield self._parts[number]
+            is_paid = number < self._num_played
+            self._num_played = max(self._num_played, number + 1)
+            if not (is_paid and isinstance(self._parts[number], Used)):
+                yield self._parts[number]
         if self._error is not None:
             raise self._error
 

@@ -63,18 +63,17 @@ class PoolTaskStore(TaskStore):
 
     async def _checked(self, task: Task, context: ServerCallContext) -> Task:
         """The task, as failed if no replica has it any more."""
-        owner = context.user.user_name
+        owner, before = context.user.user_name, task.SerializeToString()
         if not await self._is_lost(task, owner):
             return task
         await asyncio.sleep(WRITING_SECONDS)
-        newest = await self._pool.kept_task(owner, task.id)
-        if newest is None:  # deleted meanwhile
+        if not await self._is_lost(task, owner):
             return task
-        task = Task.FromString(newest)
-        if await self._is_lost(task, owner):
-            end_task(task, TaskState.TASK_STATE_FAILED, LOST)
-            await self.save(task, context)
-        return task
+        end_task(task, TaskState.TASK_STATE_FAILED, LOST)
+        if await self._pool.replace_task(owner, task.id, before, task.SerializeToString()):
+            return task
+        newest = await self._pool.kept_task(owner, task.id)  # its replica has written meanwhile
+        return task if newest is None else Task.FromString(newest)
 
     async def _is_lost(self, task: Task, owner: str) -> bool:
         if task.status.state in ENDED or task.id in self._running:

@@ -10,7 +10,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from environments.errors import SamplerError
 from environments.types import PlayedStep, Trajectory
-from policies.openai.envelope import Envelope, Repeated
+from policies.openai.envelope import Envelope, Repeated, Used
 from policies.sampler import SamplingParams
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ class PoolClient:
 
     async def play(
         self, message: str, params: SamplingParams, envelope: Envelope
-    ) -> AsyncGenerator[PlayedStep | Trajectory | Repeated, None]:
+    ) -> AsyncGenerator[PlayedStep | Trajectory | Repeated | Used, None]:
         """``AgentPool.play``. Raises as it does."""
         parts = self._pool.play.remote(message, params, envelope)
         try:
@@ -73,6 +73,9 @@ class PoolClient:
 
     async def kept_tasks(self, owner: str) -> list[bytes]:
         return await _answer(self._pool.kept_tasks.remote(owner))
+
+    async def replace_task(self, owner: str, task_id: str, old: bytes, new: bytes) -> bool:
+        return await _answer(self._pool.replace_task.remote(owner, task_id, old, new))
 
     async def forget_task(self, owner: str, task_id: str) -> None:
         await _answer(self._pool.forget_task.remote(owner, task_id))

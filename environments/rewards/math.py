@@ -37,7 +37,7 @@ _OPERATOR = re.compile(
 """What asks for a calculation, also where the answer is an expression."""
 _ARITHMETIC = re.compile(
     r"(?<=[\d.)!%])(?:[-+*]|\\times|\\cdot)(?=[-+]?(?:[\d.(]|\\))"
-    r"|\\(?:log|ln|lg|arc|sin|cos|tan|cot|sec|csc|[dt]?binom)|(?<=[\d)])!"
+    r"|\\(?:log|ln|lg|arc|sin|cos|tan|cot|sec|csc|[dt]?binom|choose)|!"
 )
 """What asks for a calculation where the answer is a number: joined numbers, functions and factorials."""
 _grader = Grader("environments.rewards.math:equal_expressions", imports=["math_verify"])

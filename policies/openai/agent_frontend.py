@@ -13,13 +13,13 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from environments.types import PlayedStep, TerminationReason, Trajectory
-from policies.openai.envelope import Envelope, Repeated
+from policies.openai.envelope import Envelope, Repeated, Used
 from policies.openai.protocol import ChatRequest, OpenAIError
 from policies.sampler import SamplingParams
 
 Json = dict[str, Any]
 Part = PlayedStep | Trajectory | Repeated
-Play = Callable[[str, SamplingParams, Envelope], AsyncGenerator[Part, None]]
+Play = Callable[[str, SamplingParams, Envelope], AsyncGenerator[Part | Used, None]]
 """Plays an episode on a client's message: its steps as they end, and the whole at last."""
 ALONE = Envelope()
 """Of a message that belongs to no conversation."""
@@ -63,8 +63,8 @@ class AgentFrontend:
 
         The steps before the answer are its ``reasoning_content``, as other servers call what comes first;
         ``step`` has their parts. ``charge`` hears of the tokens of each step as it ends, so that a client
-        pays for what was played until it hung up, and of those of an episode that has failed. With a session
-        in ``envelope`` only the last message is new to the agent.
+        pays for what was played until it hung up; for an episode that has ended, that is its ``usage``. With
+        a session in ``envelope`` only the last message is new to the agent.
 
         Raises:
             OpenAIError: the request cannot be served, or the episode has failed.
@@ -109,17 +109,14 @@ class AgentFrontend:
         message = _question(body, has_session=envelope.session is not None)
         has_earlier_turns = any(each.role == "assistant" for each in body.messages)
         envelope = replace(envelope, has_earlier_turns=has_earlier_turns)
-        params, is_repeated, num_charged = body.sampling_params(), False, 0
+        params = body.sampling_params()
         if body.temperature is None:
             params = params.replace(temperature=self._temperature)
         async with aclosing(play(message, params, envelope)) as parts:
             async for part in parts:
-                if isinstance(part, Repeated):
-                    is_repeated = True
-                elif not is_repeated:
-                    num_used = _num_tokens(part, num_charged)
-                    charge(num_used)
-                    num_charged += num_used
+                if isinstance(part, Used):
+                    charge(part.num_tokens)
+                    continue
                 if isinstance(part, Trajectory):
                     _check_ended_well(part)
                 yield part
@@ -134,14 +131,6 @@ class AgentFrontend:
                 code="model_not_found",
             )
         return self._agents[name]
-
-
-def _num_tokens(part: PlayedStep | Trajectory, num_charged: int) -> int:
-    """Tokens that the model has read and sampled in a step; of the whole, those beyond ``num_charged``."""
-    if isinstance(part, PlayedStep):
-        return part.num_tokens
-    total = sum(each.num_prompt_tokens + each.num_completion_tokens for each in part.completions)
-    return max(0, total - num_charged)
 
 
 def digest(body: BaseModel, envelope: Envelope) -> str:

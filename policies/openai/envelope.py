@@ -32,6 +32,16 @@ class Envelope:
 
 
 @dataclass(frozen=True, slots=True)
+class Used:
+    """Comes before a part of an answer: tokens that the model has read and sampled for it.
+
+    The key of the request pays for them. Fewer than 0 give back what was paid for a try that has failed.
+    """
+
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Repeated:
     """Comes before an answer that an earlier request with the same idempotency key has got, or gets."""
 

@@ -26,7 +26,7 @@ class Pool:
     def __init__(self) -> None:
         self.tasks: NewestOfOwner[bytes] = NewestOfOwner()
         self.under_way: set[str] = set()
-        self.when_asked: Callable[[], None] = lambda: None
+        self.before_replacing: Callable[[], None] | None = None
 
     async def keep_task(self, owner: str, task_id: str, task: bytes) -> None:
         self.tasks.keep(owner, task_id, task)
@@ -38,9 +38,15 @@ class Pool:
         return self.tasks.all_kept(owner)
 
     async def is_under_way(self, owner: str, key: str) -> bool:
-        answer = key in self.under_way
-        self.when_asked()
-        return answer
+        return key in self.under_way
+
+    async def replace_task(self, owner: str, task_id: str, old: bytes, new: bytes) -> bool:
+        if self.before_replacing is not None:
+            self.before_replacing()
+        is_unchanged = self.tasks.kept(owner, task_id) == old
+        if is_unchanged:
+            self.tasks.keep(owner, task_id, new)
+        return is_unchanged
 
 
 def working(task_id: str) -> Task:
@@ -72,7 +78,7 @@ def test_a_task_whose_replica_has_ended_fails_and_the_others_go_on(pool: Pool) -
     assert kept.status.state == FAILED, "the next client finds it so at once"
 
 
-def test_a_task_whose_end_is_being_written_does_not_fail(pool: Pool) -> None:
+def test_a_task_whose_end_is_written_at_the_last_moment_does_not_fail(pool: Pool) -> None:
     store = PoolTaskStore(pool, running=())  # type: ignore[arg-type]
     asyncio.run(store.save(working("ending"), ServerCallContext()))
 
@@ -81,6 +87,20 @@ def test_a_task_whose_end_is_being_written_does_not_fail(pool: Pool) -> None:
         end_task(task, COMPLETED, "46")
         pool.tasks.keep("", "ending", task.SerializeToString())
 
-    pool.when_asked = write_end
+    pool.before_replacing = write_end
     found = asyncio.run(store.get("ending", ServerCallContext()))
     assert found is not None and found.status.state == COMPLETED
+    assert Task.FromString(pool.tasks.kept("", "ending") or b"").status.state == COMPLETED
+
+
+def test_a_task_that_has_not_begun_yet_is_waited_for(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(a2a_tasks, "WRITING_SECONDS", 0.1)
+    store = PoolTaskStore(pool, running=())  # type: ignore[arg-type]
+
+    async def begin_late() -> Task | None:
+        await store.save(working("early"), ServerCallContext())
+        asyncio.get_running_loop().call_later(0.02, pool.under_way.add, "early")
+        return await store.get("early", ServerCallContext())
+
+    found = asyncio.run(begin_late())
+    assert found is not None and found.status.state == WORKING

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -309,60 +308,67 @@ def test_what_has_failed_can_be_tried_again_with_its_idempotency_key(
     assert ask(server, headers=headers).output_text == "46"
 
 
-def test_a_repeated_answer_costs_no_tokens(
-    tokenizer_folder: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    charged: list[int] = []
+@pytest.fixture
+def charged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens that keys have paid for."""
+    numbers: list[int] = []
     monkeypatch.setattr(
-        "actors.serving.access.Caller.charge_tokens", lambda self, number: charged.append(number)
+        "actors.serving.access.Caller.charge_tokens", lambda self, number: numbers.append(number)
     )
-    with agent_server(tokenizer_folder, KEYS) as server:
-        for _ in range(2):
-            ask(server, ALICE, {"Idempotency-Key": "1"})
+    return numbers
+
+
+def test_a_repeated_answer_costs_no_tokens(server: AgentServer, charged: list[int]) -> None:
+    for _ in range(2):
+        ask(server, headers={"Idempotency-Key": "costs"})
     assert charged == [11]
 
 
+def hear_steps(server: AgentServer, *steps: tuple[int, str, int]) -> None:
+    """Tell the steps of the newest episode: their index, text and tokens."""
+    wait_until(lambda: server.service.waiting)
+    for index, text, num_tokens in steps:
+        step = PlayedStep(index=index, text=text, observation="46", num_tokens=num_tokens)
+        server.hear(server.service.asked[-1].rollout_id, step)
+
+
 def test_a_client_that_hangs_up_pays_for_the_steps_that_were_played(
-    tokenizer_folder: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    threads: ThreadPoolExecutor,
+    server: AgentServer, charged: list[int], threads: ThreadPoolExecutor
 ) -> None:
-    charged: list[int] = []
-    monkeypatch.setattr(
-        "actors.serving.access.Caller.charge_tokens", lambda self, number: charged.append(number)
-    )
-    with agent_server(tokenizer_folder, KEYS) as server:
-        server.service.is_busy = True
-        asked = threads.submit(ask, server, ALICE, stream=True)
-        wait_until(lambda: server.service.waiting)
-        rollout_id = server.service.asked[0].rollout_id
-        server.hear(rollout_id, PlayedStep(index=0, text="12+34", observation="46", num_tokens=9))
-        stream = asked.result()
-        next(iter(stream))
-        stream.close()
-        wait_until(lambda: not server.service.waiting)
-        assert charged == [9]
+    server.service.is_busy = True
+    asked = threads.submit(ask, server, stream=True)
+    hear_steps(server, (0, "12+34", 9))
+    stream = asked.result()
+    next(iter(stream))
+    stream.close()
+    wait_until(lambda: not server.service.waiting)
+    assert charged == [9]
 
 
-def test_steps_that_were_charged_are_not_charged_again_with_the_whole(
-    tokenizer_folder: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    threads: ThreadPoolExecutor,
+def test_who_repeats_the_request_of_a_client_that_has_hung_up_pays_for_the_rest(
+    server: AgentServer, charged: list[int], threads: ThreadPoolExecutor
 ) -> None:
-    charged: list[int] = []
-    monkeypatch.setattr(
-        "actors.serving.access.Caller.charge_tokens", lambda self, number: charged.append(number)
-    )
-    with agent_server(tokenizer_folder, KEYS) as server:
-        server.service.is_busy = True
-        asked = threads.submit(ask, server, ALICE)
-        wait_until(lambda: server.service.waiting)
-        rollout_id = server.service.asked[0].rollout_id
-        server.hear(rollout_id, PlayedStep(index=0, text="12+34", observation="46", num_tokens=4))
-        server.service.finish(server.service.take())
-        asked.result()
+    server.service.is_busy = True
+    headers = {"Idempotency-Key": "hung up"}
+    asked = threads.submit(ask, server, headers=headers, stream=True)
+    hear_steps(server, (0, "12+34", 4))
+    stream = asked.result()
+    next(iter(stream))
+    stream.close()
+    threading.Event().wait(0.3)
+    server.service.finish(server.service.take())
+    list(ask(server, headers=headers, stream=True))
     assert charged == [4, 7]
+
+
+def test_a_whole_answer_costs_its_usage_also_where_a_try_has_failed(
+    server: AgentServer, charged: list[int], threads: ThreadPoolExecutor
+) -> None:
+    server.service.is_busy = True
+    asked = threads.submit(ask, server)
+    hear_steps(server, (0, "12+34", 4), (1, "lost", 30), (0, "12+34", 4))
+    server.service.finish(server.service.take())
+    assert asked.result().usage.total_tokens == sum(charged) == 11
 
 
 def test_a_stream_has_the_steps_of_an_episode_that_was_begun_anew_and_resumed_ones_once(
@@ -370,17 +376,10 @@ def test_a_stream_has_the_steps_of_an_episode_that_was_begun_anew_and_resumed_on
 ) -> None:
     server.service.is_busy = True
     asked = threads.submit(ask, server, stream=True)
-    wait_until(lambda: server.service.waiting)
-    rollout_id = server.service.asked[0].rollout_id
-    resumed, lost, anew = (
-        PlayedStep(index=index, text=text, observation="") for index, text in enumerate("abc")
-    )
-    anew = replace(anew, index=1)
-    for step in (resumed, lost, resumed, anew):
-        server.hear(rollout_id, step)
+    hear_steps(server, (0, "a", 1), (1, "b", 1), (0, "a", 1), (1, "c", 1))
     server.service.finish(server.service.take())
     *_, end = asked.result()
-    texts = [item.summary[0].text.strip() for item in end.response.output if item.type == "reasoning"]
+    texts = [item.summary[0].text.split()[0] for item in end.response.output if item.type == "reasoning"]
     assert texts == ["a", "b", "c"] and end.response.output_text == "46"
 
 
@@ -389,10 +388,7 @@ def test_a_chunk_says_which_step_it_replaces(server: AgentServer, threads: Threa
     messages = [{"role": "user", "content": "Say hi"}]
     create = client(server).chat.completions.create
     asked = threads.submit(create, model=AGENT, messages=messages, stream=True)
-    wait_until(lambda: server.service.waiting)
-    rollout_id = server.service.asked[0].rollout_id
-    for index, text in ((0, "a"), (1, "b"), (0, "c"), (1, "d")):
-        server.hear(rollout_id, PlayedStep(index=index, text=text, observation=""))
+    hear_steps(server, (0, "a", 1), (1, "b", 1), (0, "c", 1), (1, "d", 1))
     server.service.finish(server.service.take())
     steps = [chunk.model_extra["step"] for chunk in asked.result() if "step" in chunk.model_extra]
     assert [(step["number"], step["text"]) for step in steps] == [(1, "a"), (2, "b"), (1, "c"), (2, "d")]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from environments.types import Completion, PlayedStep, Step, TerminationReason, Trajectory
 from policies.openai.agent_frontend import AgentFrontend
-from policies.openai.envelope import Envelope
+from policies.openai.envelope import Envelope, Used
 from policies.openai.protocol import ChatRequest, OpenAIError
 from policies.sampler import SamplingParams
 
@@ -46,15 +45,13 @@ class Calculator:
 
     async def __call__(
         self, message: str, params: SamplingParams, envelope: Envelope
-    ) -> AsyncGenerator[PlayedStep | Trajectory, None]:
+    ) -> AsyncGenerator[PlayedStep | Trajectory | Used, None]:
         self.asked.append((message, params))
         last = len(self.trajectory.steps) - 1
         for index, step in enumerate(self.trajectory.steps):
             text, done = step.model_response, index == last
-            told = PlayedStep(index=index, text=text, observation=f"to {text}", done=done, policy_version=7)
-            yield replace(
-                told, num_tokens=sum(map(len, (step.completion.prompt_ids, step.completion.completion_ids)))
-            )
+            yield Used(5)
+            yield PlayedStep(index=index, text=text, observation=f"to {text}", done=done, policy_version=7)
         yield self.trajectory
 
 
@@ -137,7 +134,7 @@ def test_a_key_is_charged_for_the_tokens_of_all_turns(reason: TerminationReason)
     body = ChatRequest(model="agent/calculator", messages=[QUESTION])
     with suppress(OpenAIError):
         asyncio.run(anext(frontend.chat(body, charged.append)))  # type: ignore[arg-type]
-    assert charged == [5, 5, 0]
+    assert charged == [5, 5]
 
 
 def test_an_episode_that_a_limit_has_ended_says_length() -> None:

@@ -74,7 +74,7 @@ def _check_idle_sections(config: TrainConfig, names: list[str]) -> None:
 def _check_supervised(config: TrainConfig) -> None:
     """Nothing is started for reinforcement where all stages are supervised learning. Raises ``ConfigError``.
 
-    Other settings of ``algorithm`` may stay: a recipe has them, of which only ``stages`` was overridden.
+    Other settings of ``algorithm`` are allowed: recipes set them, and a user may override ``stages`` alone.
     """
     lacks = f"has no effect: stages={config.stages} lacks reinforce."
     if config.learner.num_epochs > 1:
@@ -83,10 +83,15 @@ def _check_supervised(config: TrainConfig) -> None:
             "expert_iteration.num_epochs is that of expert_iteration."
         )
     algorithm = algorithm_of(config)
+    given = f"algorithm.name={algorithm.name}"
+    if config.algorithm.advantage is not None:
+        given = f"algorithm.advantage={config.algorithm.advantage}"
     for setting, part, is_used in (
-        (f"algorithm.name={algorithm.name}", "a critic", algorithm.uses_critic),
-        (f"algorithm.name={algorithm.name}", "greedy rollouts", algorithm.uses_greedy_baseline),
+        (given, "a critic", algorithm.uses_critic),
+        (given, "greedy rollouts", algorithm.uses_greedy_baseline),
         (f"algorithm.kl.place={algorithm.kl_place}", "a reference policy", algorithm.uses_reference),
     ):
         if is_used:
-            raise ConfigError(f"{setting} starts {part}, which {lacks} Leave it out, or add reinforce there.")
+            raise ConfigError(
+                f"{setting} starts {part}, which {lacks} Leave it out, or add reinforce to stages."
+            )
