@@ -32,7 +32,7 @@ from actors.weights.store import WeightStore
 from environments.errors import PartLostError
 from environments.types import PlayedStep, TerminationReason, Trajectory
 from launch.recipes.calculator import task_from_message, workload
-from policies.openai.envelope import Envelope
+from policies.openai.envelope import Envelope, Used
 from policies.openai.protocol import OpenAIError
 from policies.sampler import SamplingParams
 from policies.settings import EngineConfig
@@ -59,8 +59,11 @@ def app(serve_port: int, tiny_model: Path) -> Iterator[PolicyApp]:
 def played(
     agents: ray.actor.ActorHandle, params: SamplingParams, key: str | None = None
 ) -> list[PlayedStep | Trajectory]:
+    """The steps of an episode and the whole, without the tokens in between."""
     envelope = Envelope(withdraw_key=key)
-    return [ray.get(part, timeout=60) for part in agents.play.remote("What is 12+34?", params, envelope)]
+    asked = agents.play.remote("What is 12+34?", params, envelope)
+    parts = [ray.get(part, timeout=60) for part in asked]
+    return [part for part in parts if not isinstance(part, Used)]
 
 
 def closed_pool(app: PolicyApp, model: Path, make_task: Any = task_from_message) -> ray.actor.ActorHandle:
@@ -86,6 +89,8 @@ def test_a_message_is_answered_by_an_episode_with_tools(app: PolicyApp, tiny_mod
         assert "46" in str(trajectory.steps[1].chat_completions)
         assert [(step.text, step.done) for step in steps] == [(CALL, False), ("\\boxed{46}", True)]
         assert "46" in steps[0].observation
+        used = [each.num_prompt_tokens + each.num_completion_tokens for each in trajectory.completions]
+        assert [step.num_tokens for step in steps] == used
     ray.kill(agents)
 
 
