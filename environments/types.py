@@ -105,6 +105,11 @@ class Completion:
         """How many tokens were sampled, whether their ids are known or not."""
         return self.usage[1] if self.usage else len(self.completion_ids)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and of the answer together."""
+        return self.num_prompt_tokens + self.num_completion_tokens
+
 
 @dataclass
 class Action:
@@ -205,7 +210,7 @@ class Trajectory:
         for completion in self.completions:
             observed = max(0, completion.num_prompt_tokens - last_turn) if last_turn else 0
             used += observed + completion.num_completion_tokens
-            last_turn = completion.num_prompt_tokens + completion.num_completion_tokens
+            last_turn = completion.num_tokens
         return used
 
     @property

@@ -196,12 +196,12 @@ class AgentPool:
                 if isinstance(part, Exception):
                     raise part
                 if isinstance(part, PlayedStep):
-                    if [each.text for each in told[part.index : part.index + 1]] == [part.text]:
+                    if part.index < len(told) and told[part.index].text == part.text:
                         continue  # an episode that was resumed plays its first steps again
                     told = [*told[: part.index], part]  # one that was begun anew has others in their place
                     num_new = part.num_tokens
                 else:
-                    num_new = _num_tokens(part) - num_used
+                    num_new = sum(each.num_tokens for each in part.completions) - num_used
                 num_used += num_new
                 yield Used(num_new)
                 yield part
@@ -262,11 +262,7 @@ class AgentPool:
         return self._tasks.all_kept(owner)
 
     async def replace_task(self, owner: str, task_id: str, old: bytes, new: bytes) -> bool:
-        """Keep ``new`` in the place of ``old``, if that is still what is kept; return whether it was."""
-        is_unchanged = self._tasks.kept(owner, task_id) == old
-        if is_unchanged:
-            self._tasks.keep(owner, task_id, new)
-        return is_unchanged
+        return self._tasks.replace(owner, task_id, old, new)
 
     async def forget_task(self, owner: str, task_id: str) -> None:
         self._tasks.forget(owner, task_id)
@@ -329,8 +325,3 @@ class AgentPool:
     def _fail(self, error: Exception) -> None:
         for rollout_id in self._episodes:
             self._tell(rollout_id, SamplerError(f"The agents have failed: {error!r}"))
-
-
-def _num_tokens(trajectory: Trajectory) -> int:
-    """Tokens that the model has read and sampled in all steps."""
-    return sum(each.num_prompt_tokens + each.num_completion_tokens for each in trajectory.completions)

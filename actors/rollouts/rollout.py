@@ -213,7 +213,7 @@ def _played(turn: int, step: Step, observation: Any, completion: Completion) -> 
         observation=plain[:MAX_OBSERVATION],
         done=step.done,
         policy_version=completion.policy_version,
-        num_tokens=completion.num_prompt_tokens + completion.num_completion_tokens,
+        num_tokens=completion.num_tokens,
     )
 
 
@@ -297,7 +297,7 @@ class TokenBudget:
 
     def __init__(self, limits: RolloutLimits, last: Completion | None = None) -> None:
         self._limits = limits
-        self._history_tokens = last.num_prompt_tokens + last.num_completion_tokens if last else 0
+        self._history_tokens = last.num_tokens if last else 0
         self._used = 0
         self._last_turn = 0
         """Prompt and completion of the last turn; 0 before the first."""

@@ -30,6 +30,13 @@ class NewestOfOwner(Generic[T]):
         while len(things) > self._most:
             things.popitem(last=False)
 
+    def replace(self, owner: str, name: str, old: T, new: T) -> bool:
+        """Keep ``new`` in the place of ``old``, if that is still what is kept; return whether it was."""
+        is_unchanged = self.kept(owner, name) == old
+        if is_unchanged:
+            self.keep(owner, name, new)
+        return is_unchanged
+
     def kept(self, owner: str, name: str) -> T | None:
         """The thing of this name, if it is kept and belongs to ``owner``."""
         return self._things[owner].get(name)

@@ -43,10 +43,7 @@ class Pool:
     async def replace_task(self, owner: str, task_id: str, old: bytes, new: bytes) -> bool:
         if self.before_replacing is not None:
             self.before_replacing()
-        is_unchanged = self.tasks.kept(owner, task_id) == old
-        if is_unchanged:
-            self.tasks.keep(owner, task_id, new)
-        return is_unchanged
+        return self.tasks.replace(owner, task_id, old, new)
 
 
 def working(task_id: str) -> Task:
