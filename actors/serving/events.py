@@ -1,4 +1,5 @@
-"""Server-sent events, in which the policy server streams its answers and their errors."""
+"""Server-sent events: in them the policy server streams its answers and their errors, and the page of
+``launch.view`` gets its news."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from actors.serving.events import EVENTS, event
 from environments.data.trajectory_json import plain_json
 from environments.errors import TroupeError
 from launch.reporting.tracker import ALARMS, METRICS, SETTINGS, read_metrics
@@ -83,13 +84,11 @@ class Pages:
     async def actors(self, number: int) -> StreamingResponse:
         """Server-sent events: the state of a run that goes on, every two seconds."""
         looks = states(self._run(number), self._address)
-        return StreamingResponse(
-            (f"data: {json.dumps(look)}\n\n" async for look in looks), media_type="text/event-stream"
-        )
+        return StreamingResponse((event(look) async for look in looks), media_type=EVENTS)
 
     async def changes(self, number: int) -> StreamingResponse:
         """Server-sent events: one for each change of the run's folder."""
-        return StreamingResponse(_changes(self._run(number)), media_type="text/event-stream")
+        return StreamingResponse(_changes(self._run(number)), media_type=EVENTS)
 
     def groups(self, number: int, kind: Kind, step: int) -> list[Json]:
         """The groups of an update or an evaluation, with a summary of each member."""
