@@ -1,8 +1,10 @@
 """The inside of the local sandbox: shuts itself in, then runs a program. Started as a script by ``local``.
 
-Two processes: the supervisor, which ``local`` started, waits for its child, which runs the program. On the
-status pipe the child writes ``{"isolated": bool}`` when the program is about to start, and closes its end;
-the supervisor writes ``{"status": wait status, "cpu_seconds": float}`` when it ended, and is then killed.
+Two processes: the supervisor waits for its child, which runs the program. On the status pipe the child writes
+``{"isolated": bool}`` when the program is about to start, and closes its end; the supervisor writes
+``{"status": wait status, "cpu_seconds": float}`` when it ended, and is then killed. In namespaces the
+supervisor is the first process, with which all others end, whatever they do; a third process, which ``local``
+started, waits for it outside.
 
 Only the standard library, and little of it: every import here delays every run. ``runner`` uses parts of
 this module in containers.
@@ -58,11 +60,13 @@ def main() -> None:
     write("/proc/self/oom_score_adj", "1000")  # short of memory, the kernel shall end this, not a Ray actor
     apart = leave_namespaces()
     die_with_parent(settings["parent"])
+    if apart:
+        go_on_as_first_process()
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # all processes of the program stay below this one
     supervisor = os.getpid()
     program = os.fork()
     if program == 0:
-        die_with_parent(0 if apart else supervisor)  # seen from a namespace, a process outside has no number
+        die_with_parent(supervisor)
         isolated = apart and hide_files(settings["directory"], settings["file_bytes"])
         if settings["isolation_required"] and not isolated:
             say(status, {"isolated": False})
@@ -95,6 +99,18 @@ def leave_namespaces() -> bool:
     write("/proc/self/gid_map", f"{NOBODY} {group} 1")
     write("/proc/self/uid_map", f"{NOBODY} {user} 1")
     return True
+
+
+def go_on_as_first_process() -> None:
+    """Go on in the first process of the new namespace. The program cannot end it, nor look into it: the kernel
+    gives it no signal of theirs, and it keeps the capabilities that the program gives up.
+    """
+    first = os.fork()
+    if first:
+        os.waitpid(first, 0)
+        os._exit(1)
+    die_with_parent(0)  # seen from a namespace, a process outside has no number
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # with Python's own handler the program could send it
 
 
 def close_files(directory: str, file_bytes: int) -> bool:

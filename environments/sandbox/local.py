@@ -156,7 +156,7 @@ class _Supervisor:
     def __exit__(self, *_: object) -> None:
         os.close(self._status_fd)
         # Before it is reaped, so that its number cannot have become another's.
-        if not self.isolated:  # else all others end with the first process of their namespace
+        if not self.isolated:  # else the signal ends the first process of their namespace, and so all of them
             self._signal(signal.SIGSTOP)  # not killed yet: its descendants are found by it
             _kill_started(self._process.pid, self._mark)
         self._signal(signal.SIGKILL)

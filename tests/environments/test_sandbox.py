@@ -15,6 +15,7 @@ from denied_calls import LANDLOCK, MOUNT_SETATTR, UNSHARE, interpreter_denied
 from environments.errors import ConfigError, EnvironmentFailure
 from environments.sandbox import local as sandbox
 from environments.sandbox.base import Ending, SandboxLimits, clip
+from environments.sandbox.child import PR_SET_PDEATHSIG
 from environments.sandbox.local import BestEffortSandbox, LocalSandbox
 
 MARK = "troupe-test-straggler"
@@ -193,10 +194,23 @@ def test_processes_that_left_the_session_are_killed(kernel, seconds, environment
     assert time.monotonic() - begin < 10
 
 
+@pytest.mark.slow
+def test_a_program_that_leaves_its_supervisor_itself_is_killed_too(kernel):
+    command = ["-c", "import time; time.sleep(30)", MARK]
+    source = f"""
+import ctypes, os, sys
+ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, 0)
+os.setsid()
+os.execv(sys.executable, [sys.executable, *{command}])
+"""
+    assert run_python(source, limits=SandboxLimits(timeout_seconds=1.5)).timed_out
+    assert gone_within(2)
+
+
 def test_a_program_cannot_end_its_supervisor_unnoticed(kernel):
     result = run_python("import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(0.2)\n'alive'")
-    # Isolated, its parent is outside: number 0, its own group, which it is not the leader of. Else landlock
-    # denies the signal, or the end of the supervisor ends it.
+    # Isolated, its parent is the first process of the namespace, which gets no signal from within. Else
+    # landlock denies the signal, or the end of the supervisor ends it.
     assert result.ending in (Ending.EXITED, Ending.KILLED)
 
 
@@ -251,7 +265,7 @@ processes = [name for name in os.listdir("/proc") if name.isdecimal()]
         pytest.skip("this kernel allows no user namespaces")
     assert result.stderr == ""
     seen, processes, directories = eval(result.value)
-    assert (seen, processes, len(directories)) == ([], ["1"], 1)
+    assert (seen, processes, len(directories)) == ([], ["1", "2"], 1)
 
 
 def test_packages_of_a_virtual_environment_in_a_home_are_seen_and_nothing_else_of_it(tmp_path, monkeypatch):
