@@ -15,6 +15,8 @@ from environments.rewards.code.reward import (
     same_output,
     same_value,
 )
+from environments.sandbox.base import DEFAULT_LIMITS
+from environments.sandbox.local import LocalSandbox
 
 SUM_TESTS = [{"input": "1 2\n", "output": "3\n"}, {"input": "5 5", "output": "10"}]
 ADD = "def add(a, b):\n    return a + b\n"
@@ -295,6 +297,33 @@ def test_a_large_input_and_output_go_through():
     total = verdict("print(sum(map(int, open('/dev/stdin'))))", tests=tests)
     assert total.metadata["num_passed"] == 1
     assert verdict("import sys\nprint(sys.stdin.read())", tests=tests[1:]).reward == 1.0
+
+
+def test_a_solution_and_its_tests_have_the_pow_that_takes_a_modulus():
+    code = "def f(a, b): return pow(a, b, 1000) + pow(10, 18)"
+    call = {"inputs": [[2, 10]], "outputs": [[24 + 10**18]], "fn_name": "f"}
+    assert verdict(code, tests=call).is_correct
+    assert verdict(code, tests="assert f(2, 10) == pow(2, 10, 1000) + 10**18").is_correct
+
+
+def test_many_errors_on_the_side_cost_nothing_and_the_last_is_shown():
+    code = "import sys\nfor n in range(9000): print('x' * 100, n, file=sys.stderr)\n"
+    tests = [{"input": "", "output": "done"}]
+    assert verdict(f"{code}print('done')", tests=tests).is_correct
+    assert "ZeroDivisionError" in error_of(verdict(f"{code}1 / 0", tests=tests))[-100:]
+
+
+def test_all_tests_together_have_as_much_cpu_time_as_time():
+    asked = []
+
+    class Asked(LocalSandbox):
+        def run(self, source, stdin="", limits=DEFAULT_LIMITS):
+            asked.append(limits)
+            return super().run(source, stdin, limits)
+
+    tests = [CodeTest("stdin", "", "1")]
+    assert run_tests("print(1)", tests, total_seconds=90.5, sandbox=Asked("best-effort")) == [None]
+    assert [(limits.timeout_seconds, limits.cpu_seconds) for limits in asked] == [(90.5, 91)]
 
 
 # --- what goes wrong costs its test and nothing else

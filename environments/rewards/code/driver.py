@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import io
 import json
 import os
 import resource
@@ -37,6 +38,18 @@ PR_SET_DUMPABLE = 4
 SIZE_DIGITS = 20
 PASSED = "passed"
 MAX_ERROR_BYTES = 2000
+KEPT_ERROR_BYTES = 32 << 10
+
+
+class EndOfFile(io.FileIO):
+    """A file that keeps the end of what is written: the limit of an output is not for a program's errors."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > KEPT_ERROR_BYTES:
+            self.seek(0)
+            self.truncate()
+        super().write(data[-KEPT_ERROR_BYTES:])
+        return len(data)
 
 
 def main() -> None:
@@ -141,7 +154,10 @@ def redirect(files: tuple[int, int, int], test: dict[str, Any], given: str = "")
         os.dup2(descriptor, standard)
     sys.stdin = os.fdopen(0, encoding="utf-8", errors="replace", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-    sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)
+    errors_end = io.BufferedWriter(EndOfFile(2, "wb", closefd=False))
+    sys.stderr = io.TextIOWrapper(
+        errors_end, encoding="utf-8", errors="backslashreplace", line_buffering=True
+    )
     sys.excepthook = show_error
 
 

@@ -21,6 +21,7 @@ from heapq import *
 from itertools import *
 from math import *
 from typing import *
+del pow  # math's hides Python's own, which is exact and takes a modulus
 """
 
 

@@ -30,7 +30,7 @@ MAX_FAILURES = 10
 
 _PROGRAM = ("values", "remote", "execution", "assertions", "driver")
 """The modules of this folder that run in the sandbox, in the order in which they import one another."""
-_LIMITS = SandboxLimits(cpu_seconds=60, file_bytes=256 << 20, output_bytes=256 << 20)
+_LIMITS = SandboxLimits(file_bytes=256 << 20, output_bytes=256 << 20)
 _SPARE_BYTES = 64 << 10  # an output that is longer than twice the expected one by this is surely wrong
 _TOLERANCE = 1e-6
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
@@ -120,7 +120,8 @@ def run_tests(
     The verdict is made here, from plain data: the expected output never enters the sandbox, and the process
     that runs the code never holds the assertions, which another process of the sandbox makes.
     """
-    limits = replace(_LIMITS, timeout_seconds=total_seconds)
+    # The limit of CPU time is for all tests together too: what holds for one of them is the driver's.
+    limits = replace(_LIMITS, timeout_seconds=total_seconds, cpu_seconds=math.ceil(total_seconds))
     result = make_sandbox(sandbox).run(_program(), _plan(code, tests, test_seconds), limits)
     replies = [json.loads(line) for line in result.stdout.split("\n")[:-1]]
     if len(replies) < len(tests):
