@@ -22,7 +22,7 @@ from environments.errors import ConfigError, EnvironmentFailure
 from environments.sandbox import child
 from environments.sandbox.base import DEFAULT_LIMITS, SandboxLimits, SandboxResult
 from environments.sandbox.outcome import make_result
-from environments.sandbox.process_tree import files_within, usage_below
+from environments.sandbox.process_tree import children, files_within, usage_below
 
 logger = logging.getLogger(__name__)
 
@@ -156,11 +156,17 @@ class _Supervisor:
     def __exit__(self, *_: object) -> None:
         os.close(self._status_fd)
         # Before it is reaped, so that its number cannot have become another's.
-        if not self.isolated:  # else the signal ends the first process of their namespace, and so all of them
+        if self.isolated:  # all others end with the first process of their namespace, and then this one does
+            with suppress(OSError, subprocess.TimeoutExpired):
+                for first in children(self._process.pid):
+                    os.kill(first, signal.SIGKILL)
+                self._process.wait(_KILL_SECONDS)
+        else:
             self._signal(signal.SIGSTOP)  # not killed yet: its descendants are found by it
             _kill_started(self._process.pid, self._mark)
-        self._signal(signal.SIGKILL)
-        self._process.wait(_KILL_SECONDS)
+        if self._process.poll() is None:
+            self._signal(signal.SIGKILL)
+            self._process.wait(_KILL_SECONDS)
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

@@ -27,14 +27,14 @@ class Usage:
 def usage_below(process: int) -> Usage:
     """Count the descendants of a process, as they are now, and the time of those that they waited for."""
     memory, ticks, number = 0, 0, 0
-    waiting = _children(process)
+    waiting = children(process)
     while waiting:
         pid = waiting.pop()
         with suppress(OSError, ValueError):  # it has ended
             ticks += _ticks(pid)
             memory += _memory_bytes(pid)
             number += 1
-            waiting += _children(pid)
+            waiting += children(pid)
     return Usage(memory, ticks / _TICKS_PER_SECOND, number)
 
 
@@ -70,7 +70,8 @@ def files_within(folder: str, most: int) -> FileUsage | None:
     return FileUsage(size, number)
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """The processes that a process has started; it raises OSError if that has ended."""
     return [
         int(child)
         for task in Path(f"/proc/{pid}/task").iterdir()
