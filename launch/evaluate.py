@@ -15,7 +15,7 @@ from environments.types import Trajectory
 from launch.command import Command
 from launch.config import TrainConfig
 from launch.reporting.conversation import best_and_worst, conversation
-from launch.reporting.metrics import environment_metrics
+from launch.reporting.metrics import environment_metrics, has_failed
 from launch.run_folder.lock import run_directory, writing_to
 from launch.run_folder.model_paths import model_folder
 from launch.validation.startup import check_evaluated_workload, check_evaluation
@@ -114,7 +114,7 @@ def report(trajectories: Sequence[Trajectory]) -> None:
     Raises:
         TroupeError: every rollout failed, so nothing was measured.
     """
-    errors = [each.error for each in trajectories if each.error is not None]
+    errors = [each.error for each in trajectories if has_failed(each)]
     if len(errors) == len(trajectories):
         raise TroupeError(f"All {len(errors)} rollouts failed. The first: {errors[0]}")
     correct = sum(each.succeeded for each in trajectories)

@@ -13,20 +13,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
-from environments.errors import ConfigError, SamplerError, TroupeError
+from environments.bounds import check_bounds
+from environments.errors import ConfigError, SamplerError
 from environments.types import Completion, Message, Trajectory
-from launch.config import TrainConfig, compose
+from launch.command import Command
+from launch.config import TrainConfig
 from launch.reporting.conversation import conversation
 from launch.workload import Workload, load_workload
 from policies.openai_sampler import OpenAISampler
-from policies.sampler import Sampler, SampleRequest, ScriptedSampler
+from policies.sampler import Sampler, SampleRequest, SamplingParams, ScriptedSampler
 
+SETTINGS = ("recipe", "workload", "seed", "rollout.max_steps")
+SETTINGS_OF_A_MODEL = ("rollout.temperature", "model.chat_template_kwargs")
 
 class Shown:
     """Shows the messages of a conversation as they are added."""
@@ -66,7 +68,12 @@ def play(workload: Workload, config: TrainConfig, number: int, sampler: Sampler)
     tasks = workload.train_dataset
     if not 0 <= number < len(tasks):
         raise ConfigError(f"--task {number}: the training set has the tasks 0 to {len(tasks) - 1}.")
-    request = RolloutRequest(rollout_id="play/0", group_id="play", task=tasks[number])
+    request = RolloutRequest(
+        rollout_id="play/0",
+        group_id="play",
+        task=tasks[number],
+        params=SamplingParams(temperature=config.rollout.temperature),
+    )
     agent, env = workload.pair.make_agent(), workload.pair.make_env(request)
     limits = RolloutLimits(max_steps=config.rollout.max_steps)
     loop = asyncio.new_event_loop()
@@ -82,8 +89,27 @@ def play(workload: Workload, config: TrainConfig, number: int, sampler: Sampler)
         env.close()
 
 
+def play_and_show(config: TrainConfig, task: int, base_url: str | None, model: str) -> None:
+    """Play one task, by the person at the keyboard or by ``model`` at ``base_url``, and show the episode.
+
+    Raises:
+        TroupeError: as ``play``, or a setting is out of its bounds.
+    """
+    check_bounds(config)
+    workload = load_workload(config.workload, config.seed)
+    sampler: Sampler = (
+        ScriptedSampler(partial(typed, Shown()))
+        if base_url is None
+        else OpenAISampler(base_url, model, chat_template_kwargs=config.model.chat_template_kwargs)
+    )
+    trajectory = play(workload, config, task, sampler)
+    sys.stdout.write(f"{conversation(trajectory)}\n")
+    for turn, step in enumerate(trajectory.steps):
+        sys.stdout.write(f"  turn {turn}: reward {step.reward:g}, info {step.info}\n")
+
+
 def main(arguments: list[str]) -> int:
-    """Run the command; return its exit status: 0 done, 2 not done, for a reason that was printed."""
+    """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m launch.play", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -92,23 +118,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--base-url", help="of an OpenAI server whose model answers")
     parser.add_argument("--model", default="policy", help="its name there")
     options = parser.parse_args(arguments)
-    answer: Callable[[list[Message]], str] = partial(typed, Shown())
-    try:
-        config = compose(options.overrides)
-        workload = load_workload(config.workload, config.seed)
-        sampler: Any = (
-            ScriptedSampler(answer)
-            if options.base_url is None
-            else OpenAISampler(options.base_url, options.model)
-        )
-        trajectory = play(workload, config, options.task, sampler)
-    except TroupeError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return 2
-    sys.stdout.write(f"{conversation(trajectory)}\n")
-    for turn, step in enumerate(trajectory.steps):
-        sys.stdout.write(f"  turn {turn}: reward {step.reward:g}, info {step.info}\n")
-    return 0
+    is_served = options.base_url is not None
+    command = Command(
+        name="launch.play",
+        summary=__doc__,
+        work=partial(
+            play_and_show, task=options.task, base_url=options.base_url, model=options.model
+        ),
+        settings=SETTINGS + SETTINGS_OF_A_MODEL if is_served else SETTINGS,
+        left_out={} if is_served else dict.fromkeys(SETTINGS_OF_A_MODEL, "A served model has it: add --base-url."),
+    )
+    return command.run(options.overrides)
 
 
 if __name__ == "__main__":

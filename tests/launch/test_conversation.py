@@ -16,6 +16,7 @@ from launch.export import export_parquet
 from launch.export import main as export
 from launch.reporting.conversation import MAX_LINES, best_and_worst, conversation
 from launch.run_folder.trajectory_log import TrajectoryLog
+from policies.sampler import SampleRequest, ScriptedSampler
 
 
 def played(reward: float = 1.0, answer: str = "5", rollout_id: str = "00000000/0000") -> Trajectory:
@@ -127,6 +128,27 @@ def test_a_person_plays_an_episode_from_the_keyboard(
     assert "turn 3: reward 0" in said
 
 
+def test_a_served_model_plays_with_the_settings_of_its_sampling(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+
+    class Server(ScriptedSampler):
+        def __init__(self, base_url: str, model: str, chat_template_kwargs: dict[str, Any]) -> None:
+            super().__init__(lambda messages: "1")
+            asked.append((base_url, model, chat_template_kwargs))
+
+        async def sample(self, request: SampleRequest) -> Completion:
+            asked.append(request.params.temperature)
+            return await super().sample(request)
+
+    monkeypatch.setattr(play, "OpenAISampler", Server)
+    settings = ["rollout.temperature=0", "rollout.max_steps=1", "model.chat_template_kwargs={think: false}"]
+    assert play.main(["recipe=guess", *settings, "--base-url", "http://there/v1"]) == 0
+    assert asked == [("http://there/v1", "policy", {"think": False}), 0.0]
+    assert "1 turn, ended by max_steps" in capsys.readouterr().out
+
+
 def test_an_episode_without_an_answer_a_task_and_a_workload_ends_with_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,6 +158,9 @@ def test_an_episode_without_an_answer_a_task_and_a_workload_ends_with_a_sentence
         (["recipe=guess", "--task", "-1"], "--task -1: the training set has the tasks 0 to"),
         ([], "No workload: choose a recipe"),
         (["recipe=guess", "--base-url", "nowhere"], "is no web address"),
+        (["recipe=guess", "learner.optimizer.lr=5"], "learner.optimizer.lr has no effect on launch.play"),
+        (["recipe=guess", "rollout.temperature=0"], "A served model has it: add --base-url."),
+        (["recipe=guess", "rollout.max_steps=-3"], "rollout.max_steps=-3"),
     ):
         assert play.main(arguments) == 2
         assert sentence in capsys.readouterr().err

@@ -242,6 +242,16 @@ def test_adapters_are_refused_where_the_model_is_trained_or_evaluated() -> None:
         check_settings(config)
 
 
+def test_a_report_counts_what_could_not_be_closed_as_played(capsys: pytest.CaptureFixture[str]) -> None:
+    done, failed = TerminationReason.ENV_DONE, TerminationReason.ENV_ERROR
+    unclosed = Trajectory(task={}, termination_reason=done, reward=1.0, error="Shop.close: no browser")
+    evaluate.report([unclosed])
+    said = capsys.readouterr().out
+    assert "success 1.000 (1 of 1 rollouts)" in said and "failed, the first" not in said
+    evaluate.report([unclosed, Trajectory(task={}, termination_reason=failed, error="Shop.step: no shop")])
+    assert "1 rollouts failed, the first with: Shop.step: no shop" in capsys.readouterr().out
+
+
 def test_a_report_shows_the_environments_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     done = TerminationReason.ENV_DONE
     metrics = [{"called": 1.0, "success_when_called": 1.0}, {"called": 0.0}]
