@@ -100,7 +100,7 @@ def _say_what_it_cost(record: Record, run: RunRecords) -> None:
     for name in COUNTED:
         _say(f"{name}: {sum(each.get(name, 0) for each in run.metrics):g}")
     scores = [f"{each[SCORE]:.3f} after {each['step']}" for each in run.metrics if SCORE in each]
-    _say(f"held-out success: {', '.join(scores) or 'no evaluation yet'}")
+    _say(f"held-out reward: {', '.join(scores) or 'no evaluation yet'}")
 
 
 def _say(text: str) -> None:
@@ -135,7 +135,7 @@ def parser() -> argparse.ArgumentParser:
     stormy.add_argument("--minutes", type=_positive, default=10.0)
     stormy.add_argument("--roles", nargs="+", default=list(ROLES), choices=ROLES, help="strike these alone")
     stormy.add_argument("--kill", nargs="+", default=[], choices=ENDING, help="roles that are killed too")
-    stormy.add_argument("--score", type=float, help="least held-out success of the newest evaluation")
+    stormy.add_argument("--score", type=float, help="least held-out reward of the newest evaluation")
     stormy.add_argument("--wait", action="store_true", help="check when the run has ended, its processes too")
     whole.set_defaults(deed="list", below=None)
     return whole

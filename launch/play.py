@@ -28,7 +28,9 @@ from policies.openai_sampler import OpenAISampler
 from policies.sampler import Sampler, SampleRequest, SamplingParams, ScriptedSampler
 
 SETTINGS = ("recipe", "workload", "seed", "rollout.max_steps")
+NEEDS_A_MODEL = "A served model has it: add --base-url."
 SETTINGS_OF_A_MODEL = ("rollout.temperature", "model.chat_template_kwargs")
+
 
 class Shown:
     """Shows the messages of a conversation as they are added."""
@@ -122,11 +124,9 @@ def main(arguments: list[str]) -> int:
     command = Command(
         name="launch.play",
         summary=__doc__,
-        work=partial(
-            play_and_show, task=options.task, base_url=options.base_url, model=options.model
-        ),
+        work=partial(play_and_show, task=options.task, base_url=options.base_url, model=options.model),
         settings=SETTINGS + SETTINGS_OF_A_MODEL if is_served else SETTINGS,
-        left_out={} if is_served else dict.fromkeys(SETTINGS_OF_A_MODEL, "A served model has it: add --base-url."),
+        left_out={} if is_served else dict.fromkeys(SETTINGS_OF_A_MODEL, NEEDS_A_MODEL),
     )
     return command.run(options.overrides)
 

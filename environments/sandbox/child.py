@@ -102,8 +102,9 @@ def leave_namespaces() -> bool:
 
 
 def go_on_as_first_process() -> None:
-    """Go on in the first process of the new namespace. The program cannot end it, nor look into it: the kernel
-    gives it no signal of theirs, and it keeps the capabilities that the program gives up.
+    """Go on in the first process of the new namespace. The program cannot end it, nor look into it.
+
+    The kernel gives it no signal from within, and it keeps the capabilities that the program gives up.
     """
     first = os.fork()
     if first:

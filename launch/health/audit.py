@@ -154,7 +154,7 @@ def score_reached(run: RunRecords, score: float) -> Finding:
     scores = [record[SCORE] for record in run.metrics if SCORE in record]
     if not scores:
         return Finding(False, f"no evaluation is recorded, and {score:g} was asked for: set evaluation.every")
-    return Finding(scores[-1] >= score, f"held-out success is {scores[-1]:.3f}, {score:g} was asked for")
+    return Finding(scores[-1] >= score, f"held-out reward is {scores[-1]:.3f}, {score:g} was asked for")
 
 
 def num_planned(settings: dict[str, Any]) -> int:

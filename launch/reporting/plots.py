@@ -44,7 +44,9 @@ def draw_curve(records: Records, path: Path) -> None:
         axes.plot([], [], "o", color="gray", label="on held-out tasks")
         axes.grid(alpha=0.3)
         axes.legend(loc="lower right", fontsize="small")
-    panels[0].set(ylabel="reward", ylim=(0, 1.02))
+    panels[0].set_ylabel("reward")
+    if all(0 <= value <= 1 for line in panels[0].lines for value in line.get_ydata()):
+        panels[0].set_ylim(0, 1.02)
     panels[-1].set_xlabel("policy updates")
     figure.savefig(path, dpi=130)
 

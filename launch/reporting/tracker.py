@@ -117,7 +117,7 @@ class Tracker:
         self._steps_since = time.monotonic()
 
     def evaluation(self, step: int, metrics: dict[str, float]) -> None:
-        """Record success on the held-out tasks after ``step`` updates; later steps may be recorded already.
+        """Record the reward on held-out tasks after ``step`` updates; later steps may be recorded already.
 
         One evaluation is recorded per step: the first, also if the run was resumed in between.
         """
@@ -125,7 +125,7 @@ class Tracker:
             self._evaluated.add(step)
             self._record({"step": step, **metrics})
         self._print(
-            f"  held-out success after step {step}: {metrics['eval/reward_mean']:.3f} "
+            f"  held-out reward after step {step}: {metrics['eval/reward_mean']:.3f} "
             f"({int(metrics['eval/num_tasks'])} tasks, {metrics['time/evaluate']:.1f} s)"
         )
 
@@ -139,7 +139,8 @@ class Tracker:
         if len(found) > 1:
             before, after = (each["eval/reward_mean"] for each in (found[0], found[-1]))
             self.announce(
-                f"Held-out success went from {before:.3f} to {after:.3f} in {found[-1]['step']} updates."
+                f"The mean reward on held-out tasks went from {before:.3f} to {after:.3f} in "
+                f"{found[-1]['step']} updates."
             )
         self.announce(f"Look at it: python -m launch.view {self._directory}")
 

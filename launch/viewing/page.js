@@ -57,9 +57,10 @@ function readPlace() {
 // -- data -------------------------------------------------------------------------------------------------
 
 async function load(number) {
-  const known = state.data[number] || { records: [], steps: { step: [], eval: [] } };
-  const news = await ask(`runs/${number}?after=${known.records.length}`);
-  state.data[number] = { ...known, records: known.records.concat(news.records), alarms: news.alarms, steps: news.steps };
+  const known = state.data[number] || { records: [], file: "" };
+  const news = await ask(`runs/${number}?after=${known.records.length}&file=${known.file}`);
+  const before = news.file === known.file ? known.records : [];
+  state.data[number] = { ...known, ...news, records: before.concat(news.records) };
 }
 
 function steps() {
@@ -464,7 +465,7 @@ async function begin() {
         return;
       }
       // Somebody reads a trajectory, or types: only curves move by themselves.
-      if (state.page === "run" && state.data[index].records.length > before) draw();
+      if (state.page === "run" && state.data[index].records.length !== before) draw();
     };
   });
 }

@@ -69,12 +69,18 @@ class Pages:
         """The folders of the runs."""
         return [str(each) for each in self._runs]
 
-    def overview(self, number: int, after: int = 0) -> Json:
-        """The metrics from line ``after`` on, the newest alarms, and the steps that have trajectories."""
+    def overview(self, number: int, after: int = 0, file: str = "") -> Json:
+        """The metrics from line ``after`` of ``file`` on, the newest alarms, and the steps with trajectories.
+
+        A resumed run makes a new file, from which updates are gone: of that, all lines are sent.
+        """
         run = self._run(number)
+        path = run / METRICS
+        present = str(path.stat().st_ino) if path.exists() else ""
+        records = read_metrics(run)[after if file == present else 0 :]
         steps = {kind: kept_steps(run, kind) for kind in (TRAIN, EVALUATION)}
         alarms = read_records(run / ALARMS)[-MAX_ALARMS:]
-        return {"records": plain_json(read_metrics(run)[after:]), "alarms": alarms, "steps": steps}
+        return {"records": plain_json(records), "file": present, "alarms": alarms, "steps": steps}
 
     def settings(self, number: int) -> PlainTextResponse:
         """The settings of a run; empty for one of an older version."""

@@ -31,7 +31,7 @@ MOMENTS = {
     "first steps of the warm start (5)": "warm start    5/",
     "a tenth of the warm start (35 steps)": "warm start   35/",
     "rollouts begin, after the warm start": "Policy server:",
-    "first rollouts are in (evaluation)": "held-out success after step 0",
+    "first rollouts are in (evaluation)": "held-out reward after step 0",
     "first update": "step    1/",
 }
 """What is reached, and what the line says that tells it."""

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from launch.reporting.plots import draw_curve, draw_timeline
@@ -229,3 +230,17 @@ def test_the_learning_curve_has_a_panel_for_what_the_environment_names(tmp_path:
     draw_curve(named, tmp_path / "named.png")
     (low, *_), (high, *_) = imread(tmp_path / "standard.png").shape, imread(tmp_path / "named.png").shape
     assert high > low
+
+
+def test_the_learning_curve_shows_rewards_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[float, float]] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self.axes[0].get_ylim()))
+    for rewards in ((0.25, 0.5), (-0.8, -0.4), (3.0, 12.5)):
+        records = [{"step": step, "rollout/reward_mean": reward} for step, reward in enumerate(rewards)]
+        draw_curve([*records, {"step": 1, "eval/reward_mean": rewards[1]}], tmp_path / "curve.png")
+    usual, low, high = drawn
+    assert usual == (0, 1.02)
+    assert low[0] < -0.8 and low[1] > -0.4
+    assert high[0] < 3 and high[1] > 12.5

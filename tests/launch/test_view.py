@@ -16,6 +16,7 @@ from test_trajectory_log import conversation, group
 from environments.errors import ConfigError
 from launch import view
 from launch.reporting.tracker import ALARMS, METRICS, SETTINGS
+from launch.run_folder.jsonl_log import JsonlLog
 from launch.run_folder.trajectory_log import FOLDER, TrajectoryLog
 from launch.viewing import live_state
 from launch.viewing import pages as viewing
@@ -46,12 +47,24 @@ def client(*runs: Path) -> TestClient:
     return TestClient(application(runs), base_url="http://127.0.0.1")
 
 
+def test_a_resumed_run_is_sent_anew_without_the_updates_that_it_makes_again(run: Path) -> None:
+    browser = client(run)
+    seen = browser.get("/api/runs/0").json()
+    log = JsonlLog(run / METRICS, last_step=1)
+    log.append({"step": 2, "rollout/reward_mean": 0.25})
+    log.close()
+    news = browser.get(f"/api/runs/0?after={len(seen['records'])}&file={seen['file']}").json()
+    assert [each["rollout/reward_mean"] for each in news["records"]] == [0.5, 0.25]
+    assert news["file"] != seen["file"]
+
+
 def test_the_page_shows_metrics_groups_and_turns(run: Path) -> None:
     browser = client(run)
     assert browser.get("/api/runs").json() == [str(run)]
     overview = browser.get("/api/runs/0").text
     assert json.loads(overview)["steps"] == {"step": [1, 2], "eval": [0]}
-    assert [each["step"] for each in browser.get("/api/runs/0?after=1").json()["records"]] == [2]
+    file = json.loads(overview)["file"]
+    assert [each["step"] for each in browser.get(f"/api/runs/0?after=1&file={file}").json()["records"]] == [2]
 
     groups = browser.get("/api/runs/0/step/2").json()
     assert [[each["fate"] for each in group["members"]] for group in groups] == [
