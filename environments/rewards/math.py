@@ -23,6 +23,7 @@ from environments.rewards.reading import (
     plain_text,
     read,
     without_end,
+    without_unit,
 )
 from environments.sandbox.grader import Grader, GradingError
 
@@ -51,10 +52,11 @@ def math_reward_fn(
     The answer is the last ``\boxed{...}`` with balanced braces after the last ``</think>``; there is no
     other way to give one. The ground truth is a text, a number, or a list of these of which any will do.
     Numbers are compared exactly: 0.50, 1/2 and \frac{1}{2} are equal, and so are 1,000 and 1000, 1 1/2 and
-    1.5, 2e3 and 2\times10^3. A percent sign at the end is a unit: 50\% is 50. A \text{...}, \mathrm{...} or
-    word after a number is one too, with its power, and so is the base in 101_2: a missing one does not
-    matter, another one does. Words are compared as text, in upper or lower case. Two
-    that are not equal as numbers or texts are expressions, and math-verify decides, which rounds irrational
+    1.5, 2e3 and 2\times10^3. A percent sign at the end is a unit: 50\% is 50. A \text{...} is one too, with
+    its power, and so is a word that stands apart from its number (5 dollars, 5 m/s; in 5t and 5 xy letters
+    are symbols), and the base in 101_2: a missing one does not matter, another one does. Words are compared
+    as text, in upper or lower case. Two that are not equal as numbers or texts are expressions, and
+    math-verify decides, which rounds irrational
     numbers to six decimals. It runs in a process of its own for at most ``time_limit_seconds``.
 
     math-verify would also do the calculation that the task asks for. So an answer with an operator such as
@@ -90,25 +92,37 @@ def math_reward_fn(
     open_truths = [truth for truth, found in zip(open_truths, calculations, strict=True) if not found]
     metadata["judged_by"] = "math-verify"
     try:
-        given = [without_end(in_latex(truth)) for truth in open_truths], without_end(in_latex(answer))
-        correct = _grader.call(*given, time_limit_seconds=time_limit_seconds)
+        given = [expression for truth in open_truths for expression in _expressions(truth)]
+        correct = _grader.call(given, _expressions(answer), time_limit_seconds=time_limit_seconds)
     except GradingError as error:
         return RewardOutput(0.0, {**metadata, "error": f"The answer {error}"}, is_correct=False)
     return RewardOutput(float(correct), metadata, is_correct=correct)
 
 
-def equal_expressions(truths: list[str], answer: str) -> bool:
-    """Whether math-verify finds ``answer`` equal to any of ``truths``; it may run for ever."""
-    from math_verify import parse, verify
+def _expressions(text: str) -> list[str]:
+    """The expressions that a text may mean: with the word at its end, for it may be symbols, and without."""
+    expression = without_end(in_latex(text))
+    return list(dict.fromkeys([expression, without_unit(expression)]))
 
+
+def equal_expressions(truths: list[str], answers: list[str]) -> bool:
+    """Whether math-verify finds any of ``answers`` equal to any of ``truths``; it may run for ever."""
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    latex = LatexExtractionConfig(
+        # Its own list of units has single letters, with which 60t would be 60.
+        normalization_config=NormalizationConfig(malformed_operators=True, nits=True)
+    )
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that no time limit is set
 
     def parsed(expression: str) -> list[Any]:
-        return parse(rf"\boxed{{{expression}}}", parsing_timeout=None)
+        configs = [latex, ExprExtractionConfig()]
+        return parse(rf"\boxed{{{expression}}}", configs, parsing_timeout=None)
 
     # Its own time limits are signals, and Python cannot always handle these in time.
-    target = parsed(answer)
-    return any(verify(parsed(truth), target, timeout_seconds=None) for truth in truths)
+    targets = [parsed(answer) for answer in answers]
+    return any(verify(parsed(truth), target, timeout_seconds=None) for truth in truths for target in targets)
 
 
 def expected_texts(truths: Any) -> list[str]:

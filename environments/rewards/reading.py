@@ -16,6 +16,20 @@ _UNIT = re.compile(
     r"(?:\\(?P<command>text|mathrm) ?\{(?P<text>[^{}]*)\}|(?<=[\d} ])(?P<words>[a-zA-Z]+(?: [a-zA-Z]+)*))"
     r" ?(?:\^ ?\{?(?P<power>\d)\}?)?$"
 )
+# A word that stands apart from its number is its unit if it has three letters or is one of these. Letters
+# that touch the number are factors, except for those of the second list.
+_SHORT_UNITS = "m|s|g|h|L|l|in|yd|mi|hr|ms|am|pm|AM|PM|sq"
+_TOUCHING_UNITS = "mm|cm|dm|km|mg|kg|ml|mL|ft|lb|oz|mph"
+_NO_UNITS = (
+    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|sigma|tau|phi|chi|psi|omega|rho"
+    "|hundred|thousand|million|billion|trillion|dozen|and"
+)
+_UNIT_WORD = rf"(?:(?!(?:{_NO_UNITS})\b)[a-zA-Z]{{3,}}|{_SHORT_UNITS}|{_TOUCHING_UNITS})\b"
+_UNIT_WORDS = rf"{_UNIT_WORD}(?:[ /]{_UNIT_WORD})*"
+_BARE_UNIT = re.compile(
+    rf"(?:(?:(?<=[\d)}}$])|(?<=\\pi)) |(?<=\d)(?=(?:{_TOUCHING_UNITS})\b))(?P<words>{_UNIT_WORDS})"
+    r" ?(?:\^ ?\{?(?P<power>\d)\}?)?$"
+)
 _BASE = re.compile(r"[\dA-F]+_\{?(\d+)\}?")
 _SIGNS = str.maketrans(
     {
@@ -43,35 +57,50 @@ def read(text: str) -> Reading:
     plain = plain_text(text)
     compact = compact_text(plain)
     unit = _unit(plain)
-    if unit is not None and unit.is_text and unit.number is not None and may_be_unit(unit.name):
+    if unit is not None and unit.is_sure and unit.number is not None and may_be_unit(unit.name):
         return Reading(unit.number, unit.name)
     number = _number(compact)
     value = compact.replace(", ", ",") if number is None else number
-    if unit is not None and (unit.is_text or unit.number is not None):
+    if unit is not None and (unit.is_sure or unit.number is not None):
         return Reading(value, unit.name)
     base = _BASE.fullmatch(compact)
     return Reading(value, f"_{base[1]}" if base else "")
+
+
+def without_unit(text: str) -> str:
+    """``text`` without the unit at its end; ``text`` itself where it has none for sure."""
+    unit = _unit(text)
+    return unit.rest if unit is not None and unit.is_sure and may_be_unit(unit.name) else text
 
 
 class _Unit(NamedTuple):
     r"""What may be a unit at the end of an answer: in 2x+3\mathrm{i} it is none."""
 
     name: str
-    is_text: bool
-    r"""Whether it is in a ``\text{...}``."""
-    number: Fraction | None
-    """That stands before it, if it is one."""
+    is_sure: bool
+    r"""Whether it is in a ``\text{...}``, or is a word that stands for no symbols."""
+    rest: str
+    """What stands before it."""
+
+    @property
+    def number(self) -> Fraction | None:
+        """That stands before it, if it is one."""
+        return _number(compact_text(self.rest))
 
 
 def _unit(plain: str) -> _Unit | None:
-    found = _UNIT.search(plain) if len(plain) <= MAX_LENGTH else None
+    found = (_BARE_UNIT.search(plain) or _UNIT.search(plain)) if len(plain) <= MAX_LENGTH else None
     rest = plain[: found.start()].strip() if found else ""
     if found is None or not rest:
         return None
-    words = (found["text"] or found["words"] or "").strip(" .").casefold()
-    name = words + (f"^{found['power']}" if found["power"] else "")
+    command, text, bare, power = (
+        found.groupdict().get(name) for name in ("command", "text", "words", "power")
+    )
+    words = (text or bare or "").strip(" .")
+    is_sure = found.re is _BARE_UNIT or command == "text" or bool(text and re.fullmatch(_UNIT_WORDS, words))
+    name = words.casefold() + (f"^{power}" if power else "")
     name = re.sub("^square (.+)", r"\1^2", re.sub("^cubic (.+)", r"\1^3", name))
-    return _Unit(name, found["command"] == "text", _number(compact_text(rest)))
+    return _Unit(name, is_sure, rest)
 
 
 def may_be_unit(ending: str) -> bool:
