@@ -123,6 +123,8 @@ def _lines(path: Path) -> Iterator[Json]:
             try:
                 line = json.loads(text)
             except ValueError as error:
+                if not text.endswith("\n"):  # a program that was ended has cut it off, or still writes it
+                    return
                 raise DatasetError(
                     f"{path}, line {number} is no JSON: {error}. Name another file."
                 ) from error
