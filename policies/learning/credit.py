@@ -272,14 +272,17 @@ def _arguments(spans: Sequence[Span], algorithm: Algorithm) -> dict[str, Any]:
     from verl.trainer.config import AlgoConfig
 
     normalizes = algorithm.options.get("normalize_by_std", True)
+    rewards = [span.rewards for span in spans]
+    if algorithm.estimator.compares and algorithm.estimator.function is None:
+        rewards = _above_the_least(spans)
     arguments: dict[str, Any] = {
-        "token_level_rewards": _padded([span.rewards for span in spans]),
+        "token_level_rewards": _padded(rewards),
         "response_mask": _padded([np.ones(len(span.rewards)) for span in spans]),
         "index": np.array([span.rivals for span in spans], dtype=object),
         "gamma": algorithm.gamma,
         "config": AlgoConfig(gamma=algorithm.gamma, norm_adv_by_std_in_grpo=normalizes),
         "norm_adv_by_std_in_grpo": normalizes,
-        "f_norm": _gpg_norm(spans),
+        "f_norm": _gpg_norm(spans, rewards),
         **algorithm.options,
     }
     if algorithm.uses_critic:
@@ -291,18 +294,30 @@ def _arguments(spans: Sequence[Span], algorithm: Algorithm) -> dict[str, Any]:
     return arguments
 
 
-def _gpg_norm(spans: Sequence[Span]) -> float:
+def _above_the_least(spans: Sequence[Span]) -> list[np.ndarray]:
+    """Their rewards, each counted from the smallest among its rivals. No advantage changes but by rounding.
+
+    verl compares float32 numbers. The mean of ten times 1.1 is another number than 1.1 there, and the
+    difference, divided by a standard deviation of nearly nothing, would be an advantage for all ten.
+    """
+    least: dict[str, float] = {}
+    for span in spans:
+        least[span.rivals] = min(span.rewards.sum(), least.get(span.rivals, np.inf))
+    return [_at_the_end(span.rewards.sum() - least[span.rivals], len(span.rewards)) for span in spans]
+
+
+def _gpg_norm(spans: Sequence[Span], rewards: Sequence[np.ndarray]) -> float:
     """The F_norm that turns verl's alpha, N / (rewards that are not 0), into the paper's N / (N - M).
 
     M counts those whose rivals were all rewarded alike: the mean over the batch is to leave them out.
 
     Source: GPG (Chu et al. 2025), "accurate gradient estimation".
     """
-    rewards: dict[str, list[float]] = defaultdict(list)
-    for span in spans:
-        rewards[span.rivals].append(float(span.rewards.sum()))
-    num_useful = sum(len(each) for each in rewards.values() if max(each) - min(each) > ALIKE)
-    num_nonzero = sum(1 for each in rewards.values() for reward in each if np.float32(reward) != 0)
+    sums: dict[str, list[float]] = defaultdict(list)
+    for span, row in zip(spans, rewards, strict=True):
+        sums[span.rivals].append(float(row.sum()))
+    num_useful = sum(len(each) for each in sums.values() if max(each) - min(each) > ALIKE)
+    num_nonzero = sum(1 for each in sums.values() for reward in each if np.float32(reward) != 0)
     return max(1, num_useful) / max(1, num_nonzero)
 
 

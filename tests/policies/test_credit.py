@@ -22,6 +22,7 @@ from policies.learning.settings import AlgorithmConfig, KLConfig
 
 EPSILON = 1e-6  # verl's, beside a standard deviation
 MAX_RESPONSE_TOKENS = 12
+COMPARING = [name for name, estimator in ESTIMATORS.items() if estimator.compares]
 
 Turn = tuple[int, float]
 """How many tokens it sampled, and what they earned."""
@@ -435,10 +436,7 @@ def test_the_greedy_rollout_is_penalized_like_the_others() -> None:
 # -- who is compared with whom -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "estimator",
-    [name for name, estimator in ESTIMATORS.items() if estimator.compares],
-)
+@pytest.mark.parametrize("estimator", COMPARING)
 def test_a_rollout_that_is_alone_in_its_group_has_advantage_zero_and_moves_no_weight(estimator: str) -> None:
     settings = algorithm("custom", advantage=estimator, loss="vanilla")
     pair = group("pair", *B)
@@ -449,6 +447,24 @@ def test_a_rollout_that_is_alone_in_its_group_has_advantage_zero_and_moves_no_we
     assert metrics["learn/uncompared_fraction"] == pytest.approx(1 / 3)
     without = credit(settings, [pair])
     assert_equal({key: values for key, values in rows(found).items() if key in without}, without)
+
+
+@pytest.mark.parametrize("reward", [1.1, -10.1, 100.1])
+@pytest.mark.parametrize("estimator", COMPARING)
+def test_groups_rewarded_alike_have_advantage_zero_whatever_their_reward(
+    estimator: str, reward: float
+) -> None:
+    """Where the float32 mean of a group is not quite the reward, all members would be pushed one way."""
+    settings = algorithm("custom", advantage=estimator, loss="vanilla")
+    groups = [group(f"of {size}", *[[(2, 0.0), (1, reward)]] * size) for size in (2, 8, 10, 16)]
+    assert not any(values.any() for values in credit(settings, groups).values())
+
+
+@pytest.mark.parametrize("estimator", COMPARING)
+def test_what_all_members_are_rewarded_besides_changes_no_advantage(estimator: str) -> None:
+    settings = algorithm("custom", advantage=estimator, loss="vanilla")
+    groups = [GROUPS[0], group("c", *[[*turns[:-1], (turns[-1][0], turns[-1][1] + 100.0)] for turns in C])]
+    assert_equal(credit(settings, groups), credit(settings, [GROUPS[0], GROUPS[2]]))
 
 
 def test_all_alone_is_no_reason_to_fail() -> None:
