@@ -69,7 +69,9 @@ class RunConfig:
     """See run.max_recoveries."""
     replay: str | None = None
     """Folder of another run whose recorded rollouts are learned from, without an engine or an environment:
-    to debug a learner, or to compare algorithms on the same rollouts. Nothing is evaluated."""
+    to debug a learner, or to compare algorithms on the same rollouts. Nothing is evaluated. Other
+    weights than this learner's have sampled them, however old they are: nothing corrects that unless
+    algorithm.correction is set."""
     best_metric: str | None = None
     """Metric of the evaluations by which the best policy is chosen, such as eval/reward_mean. Every evaluated
     policy is then checkpointed; the best checkpoint stays, and the file checkpoints/best names it."""

@@ -109,8 +109,10 @@ def reason_to_drop(
         return TOO_FEW_MEMBERS
     if group.baseline is not None and not is_judged(group.baseline):
         return TOO_FEW_MEMBERS
-    # Slots and order keep groups from becoming stale. This is the check that they do.
-    if version - min(map(oldest_version, judged), default=version) > config.rollout.max_staleness:
+    # Slots and order keep groups from becoming stale. This is the check that they do. The versions of a
+    # recording are another run's: they say nothing of this one's policy.
+    age = version - min(map(oldest_version, judged), default=version)
+    if config.run.replay is None and age > config.rollout.max_staleness:
         return STALE
     mean = sum(each.reward for each in judged) / len(judged)
     if selection.min_reward is not None and mean < selection.min_reward:

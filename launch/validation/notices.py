@@ -10,7 +10,10 @@ def notices(config: TrainConfig) -> list[str]:
     """One sentence for each default or choice that may surprise. ``config`` has passed the checks."""
     staleness, algorithm = config.rollout.max_staleness, algorithm_of(config)
     if config.run.replay is not None:
-        return [f"The rollouts are those of {config.run.replay}: nothing is played, and nothing evaluated."]
+        played = f"The rollouts are those of {config.run.replay}: nothing is played, and nothing evaluated."
+        if algorithm.correction_level is None and not algorithm.bypass:
+            played += " Other weights have sampled them, which nothing corrects (see algorithm.correction)."
+        return [played]
     if not staleness or algorithm.bypass:
         return []
     older = f"rollout.max_staleness={staleness} trains on tokens of policies up to {staleness} updates old"

@@ -34,6 +34,12 @@ def test_a_run_on_older_tokens_says_whether_it_corrects_them(
         assert re.search(sentence, found[0])
 
 
+def test_a_replay_says_whether_it_corrects_that_other_weights_have_sampled() -> None:
+    replay = ["run.replay=runs/a"]
+    assert "which nothing corrects" in notices(compose(replay))[0]
+    assert "corrects" not in notices(compose([*replay, "algorithm.correction.level=token"]))[0]
+
+
 def test_the_run_corrects_what_it_says_that_it_corrects() -> None:
     assert algorithm_of(compose(["rollout.max_staleness=2"])).correction_level == "token"
     assert algorithm_of(compose([])).correction_level is None

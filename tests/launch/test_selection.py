@@ -81,6 +81,13 @@ def test_the_oldest_token_of_a_group_counts(version: int, max_staleness: int, re
     assert reason_to_drop(later, version, config(max_staleness), GRPO) == reason
 
 
+def test_no_group_of_a_recording_is_stale() -> None:
+    """A run of ``rollout.max_staleness=2`` was recorded, and a replay has no staleness of its own."""
+    replay = config()
+    replay.run.replay = "runs/a"
+    assert reason_to_drop(MIXED, 9, replay, GRPO) is None
+
+
 def test_a_rollout_that_sampled_nothing_is_of_no_age() -> None:
     assert oldest_version(member(0.0, versions=())) == float("inf")
     silent = group(member(0.0, TerminationReason.PROMPT_TOO_LONG, ()), member(1.0))
