@@ -10,6 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayTaskError
 
+from actors.learning.patience import num_scored_tokens, num_trained_tokens
 from actors.learning.rank_worker import CriticWorker, LearnerWorker
 from actors.learning.worker_group import WorkerGroup, places_of_ranks
 from actors.weights.store import PublishedWeights
@@ -65,7 +66,7 @@ class LearnerGroup:
             places = places if learner.device == "cpu" else places_of_ranks(learner)
             self._critic = WorkerGroup(CriticWorker, places, learner, **arguments)
         self._critic_optimizer = learner.critic.optimizer
-        self._store = store
+        self._store, self._algorithm = store, algorithm
         self._schedule: dict[str, Any] = {}
         """Of the learning rate, at the time of this phase's last publish; empty before it."""
 
@@ -82,7 +83,7 @@ class LearnerGroup:
 
     def fit(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
         """Supervised learning: one optimizer step per batch."""
-        return self._policy.call("fit", ray.put(list(batches)))
+        return self._policy.call("fit", ray.put(list(batches)), num_tokens=num_trained_tokens(batches))
 
     def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
         """The mini-batches of one update with ``old_logprobs``, and, where the algorithm needs them,
@@ -90,8 +91,11 @@ class LearnerGroup:
         unless the algorithm needs all of them before.
         """
         reference = ray.put(list(batches))
-        scoring = self._policy.begin("score", reference)
-        valuing = self._critic.begin("values", reference) if self._critic is not None else None
+        num_scored, num_tokens = num_scored_tokens(batches, self._algorithm), num_trained_tokens(batches)
+        scoring = self._policy.begin("score", reference, num_tokens=num_scored)
+        valuing = None
+        if self._critic is not None:
+            valuing = self._critic.begin("values", reference, num_tokens=num_tokens)
         scored: list[TrainBatch] = scoring.answer()
         return scored if valuing is None else _with_values(scored, valuing.answer())
 
@@ -101,15 +105,17 @@ class LearnerGroup:
         Args:
             batches: as ``score`` has returned them, with advantages; each as often as it is to be taken.
         """
-        reference = ray.put(list(batches))
-        updating = self._policy.begin("update", reference)
-        valuing = self._critic.begin("update", reference) if self._critic is not None else None
+        reference, num_tokens = ray.put(list(batches)), num_trained_tokens(batches)
+        updating = self._policy.begin("update", reference, num_tokens=num_tokens)
+        valuing = None
+        if self._critic is not None:
+            valuing = self._critic.begin("update", reference, num_tokens=num_tokens)
         update: LearnerUpdate = updating.answer()
         return update if valuing is None else replace(update, metrics=update.metrics | valuing.answer())
 
     def logprobs(self, batch: TrainBatch) -> list[list[float]]:
         """Log-probabilities of every response token of each sample."""
-        return self._policy.call("logprobs", ray.put(batch))
+        return self._policy.call("logprobs", ray.put(batch), num_tokens=num_trained_tokens([batch]))
 
     # -- weights and checkpoints ---------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.learning.patience import Patience
+from actors.learning.patience import Limit, Patience
 from actors.learning.rank_worker import RankWorker
 from actors.ray_tools.get_soon import ANSWER_SECONDS
 from environments.errors import LearnerLostError, TroupeError
@@ -58,37 +58,39 @@ class WorkerGroup:
         self._arguments |= {"learner": learner, "num_schedule_steps": num_schedule_steps}
         self._start()
 
-    def begin(self, method: str, *args: Any) -> Call:
-        """Call all ranks. Raises the error of loading the model, if any."""
-        self._wait_for(self._opened, None)
-        return Call(self, method, [rank.work.remote(method, *args) for rank in self._ranks])
+    def begin(self, method: str, *args: Any, num_tokens: int = 0) -> Call:
+        """Call all ranks. Raises the error of loading the model, if any.
 
-    def call(self, method: str, *args: Any) -> Any:
+        Args:
+            num_tokens: that go through the model in this call: its time limit grows with them.
+        """
+        self._wait_for(self._opened, None)
+        return Call(self, method, num_tokens, [rank.work.remote(method, *args) for rank in self._ranks])
+
+    def call(self, method: str, *args: Any, num_tokens: int = 0) -> Any:
         """The first rank's answer, when all have answered."""
-        return self.begin(method, *args).answer()
+        return self.begin(method, *args, num_tokens=num_tokens).answer()
 
     def answer_to(self, call: Call) -> Any:
         """The first rank's answer, when all have answered."""
-        answer = self._wait_for(call.references, self._patience.limit(call.method))
-        self._patience.record(call.method, time.monotonic() - call.since)
+        answer = self._wait_for(call.references, self._patience.limit(call.method, call.num_tokens))
+        self._patience.record(call.method, time.monotonic() - call.since, call.num_tokens)
         return answer
 
     def check_ranks(self) -> None:
         """Raise ``LearnerLostError`` if a rank has died or hangs."""
         self._wait_for(self._opened, None)  # first: a rank that loads its model for minutes does not hang
-        self._wait_for(self._questions(), ANSWER_SECONDS)
+        self._wait_for(self._questions(), Limit(seconds=ANSWER_SECONDS, origin="for a question without work"))
 
     def _questions(self) -> list[ray.ObjectRef]:
         return [rank.__ray_ready__.remote() for rank in self._ranks]
 
-    def _wait_for(self, references: list[ray.ObjectRef], seconds: float | None) -> Any:
+    def _wait_for(self, references: list[ray.ObjectRef], limit: Limit | None) -> Any:
         try:
-            return ray.get(references, timeout=seconds)[0]
+            return ray.get(references, timeout=limit and limit.seconds)[0]
         except GetTimeoutError as error:
-            raise LearnerLostError(
-                f"A learner rank did not answer for {seconds:g} s: it hangs or was stopped, or the limit "
-                "learner.max_call_seconds is too low."
-            ) from error
+            assert limit is not None  # without one nothing times out
+            raise LearnerLostError(limit.exceeded) from error
         except RayActorError as error:
             raise LearnerLostError("A learner rank has died.") from error
         except RayTaskError as error:
@@ -121,6 +123,7 @@ class Call:
 
     group: WorkerGroup
     method: str
+    num_tokens: int
     references: list[ray.ObjectRef]
     since: float = field(default_factory=time.monotonic)
 
