@@ -163,7 +163,8 @@ class LearnerGroup:
             The version of the weights; ``None`` if none was published, and they are the checkpoint's.
 
         Raises:
-            As ``load`` does; ``WeightTransportError`` if the weights cannot be read.
+            As ``load`` does; ``WeightTransportError`` if the weights cannot be read, ``LearnerLostError`` if
+            they are published in another form than the learner holds them in.
         """
         for group in (self._policy, self._critic):
             if group is not None:

@@ -11,6 +11,7 @@ import torch
 
 from actors.weights.store import PublishedWeights
 from actors.weights.transport import WeightTransport
+from environments.errors import LearnerLostError
 from policies.engines.weights import WeightBucket
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.learner import VerlLearner
@@ -53,10 +54,11 @@ class PublishingLearner(VerlLearner):
 
         Raises:
             WeightTransportError: they cannot be read.
+            LearnerLostError: they are not all that the model has.
         """
         fetched = FetchedWeights()
         asyncio.run(self._transport.fetch(published.version, published.location, fetched))
-        verl_weights.fill(self._tensors(), fetched.tensors.__getitem__)
+        verl_weights.fill(self._tensors(), fetched.whole)
         if schedule:
             self.set_schedule(schedule)
 
@@ -65,7 +67,18 @@ class FetchedWeights:
     """Takes whole tensors from a transport, by name."""
 
     def __init__(self) -> None:
-        self.tensors: dict[str, torch.Tensor] = {}
+        self._tensors: dict[str, torch.Tensor] = {}
 
     async def load_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
-        self.tensors = {name: tensor for bucket in buckets for name, tensor in bucket.tensors()}
+        self._tensors = {name: tensor for bucket in buckets for name, tensor in bucket.tensors()}
+
+    def whole(self, name: str) -> torch.Tensor:
+        """The tensor of this name.
+
+        Raises:
+            LearnerLostError: there is none. Engines read the experts of a mixture one by one, and so they are
+                published; the learner holds those of a layer as one.
+        """
+        if name not in self._tensors:
+            raise LearnerLostError(f"The published weights lack {name!r}: they make no learner.")
+        return self._tensors[name]

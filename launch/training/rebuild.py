@@ -20,6 +20,7 @@ def rebuild_or_raise(
 
     Raises:
         error: the run has to go on from its checkpoint as a whole, or to end.
+        LearnerLostError: so it has, for no learner can be made of the weights as they are published.
     """
     if not can_rebuild(stage, run, recovery):
         raise error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from learner_samples import batches
 
 from environments.errors import LearnerLostError
@@ -80,3 +82,22 @@ def test_before_its_first_publish_a_phase_goes_on_with_the_rate_of_its_checkpoin
     assert group.rebuild(later, 100, str(tmp_path / "later")) == 3
     metrics = group.update(group.score(batches(1))).metrics
     assert metrics["learn/lr"] == pytest.approx(1e-5), "that of the phase before was 1e-3"
+
+
+def test_weights_that_are_published_in_another_form_rebuild_no_learner() -> None:
+    """Experts are published one by one, and held as one: the run goes on from its checkpoint, as it would
+    where the learner was lost for another reason.
+    """
+    from actors.learning.publishing_learner import FetchedWeights
+    from policies.engines.weights import pack
+    from policies.learning.verl.weights import fill
+
+    experts = torch.rand(2, 3, 4)
+    fetched = FetchedWeights()
+    published = [("norm.weight", torch.ones(3)), *((f"experts.{i}.weight", experts[i]) for i in range(2))]
+    asyncio.run(fetched.load_weights(7, list(pack(published))))
+    held = {"norm.weight": torch.zeros(3)}
+    fill(held, fetched.whole)
+    assert held["norm.weight"].tolist() == [1, 1, 1]
+    with pytest.raises(LearnerLostError, match=r"lack 'experts\.weight': they make no learner"):
+        fill({"experts.weight": torch.zeros(2, 3, 4)}, fetched.whole)
