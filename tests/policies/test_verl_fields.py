@@ -46,6 +46,7 @@ def test_every_field_of_verl_is_either_acted_on_or_an_error(verl_on_cpu: None) -
         ("engine", "max_token_len_per_gpu", "set learner.micro_batch_tokens"),
         ("optimizer", "lr", "set learner.optimizer.lr"),
         ("model", "path", "set model.path"),
+        ("model", "lora_adapter_path", "engines would start without it: merge it .* set model.path"),
     ],
 )
 def test_a_field_without_effect_names_its_remedy(section: str, name: str, remedy: str) -> None:

@@ -23,7 +23,7 @@ FREE: Mapping[str, tuple[str, ...]] = {
     "model": (
         *("use_shm", "trust_remote_code", "external_lib", "override_config"),
         *("enable_gradient_checkpointing", "enable_activation_offload", "use_liger"),
-        *("target_parameters", "exclude_modules", "lora_adapter_path"),
+        *("target_parameters", "exclude_modules"),
     ),
     "optimizer": ("optimizer", "optimizer_impl", "override_optimizer_config"),
     "actor": ("clip_ratio_c", "tau_pos", "tau_neg"),
@@ -84,6 +84,8 @@ FIXED: Mapping[str, Mapping[str, str]] = {
         "lora_alpha": "set learner.lora.alpha",
         "target_modules": "set learner.lora.target_modules",
         "lora": "set learner.lora; the engines get the weights with the adapters merged in",
+        "lora_adapter_path": "the engines would start without it: merge it into the weights, with peft's "
+        "merge_and_unload, and set model.path to the folder that they are saved to",
         "use_remove_padding": _ROWS,
         "use_fused_kernels": _LOGITS,
         "fused_kernel_options": _LOGITS,
@@ -154,7 +156,7 @@ FIXED: Mapping[str, Mapping[str, str]] = {
 }
 """Fields that would be overwritten or not be read, each with what to do instead."""
 
-OF_ADAPTERS = ("target_parameters", "exclude_modules", "lora_adapter_path")
+OF_ADAPTERS = ("target_parameters", "exclude_modules")
 LOSSES_THAT_READ: Mapping[str, tuple[str, ...]] = {
     "clip_ratio_c": ("vanilla", "dppo_tv", "dppo_kl"),
     "tau_pos": ("sapo",),
