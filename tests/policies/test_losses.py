@@ -340,25 +340,30 @@ def test_k3_pulls_a_token_back_however_far_below_the_reference_it_is() -> None:
 @pytest.mark.parametrize("cut", CUTS, ids=["whole", "micro-batches", "two ranks"])
 def test_the_value_loss_is_ppos(cut: tuple[int, int]) -> None:
     """The clipped squared error of PPO's implementations (Engstrom et al. 2020, section 3), halved."""
-    from verl.workers.utils.losses import value_loss
-
     from policies.learning.settings import CriticConfig
     from policies.learning.verl.config import critic_config
+    from policies.learning.verl.critic import clipped_value_loss
     from policies.learning.verl.data import VALUE_COLUMNS
 
-    expected_rows, rows = new_logprobs(), new_logprobs()
-    losses = []
+    expected_rows, rows = (
+        [(row.detach() + 5).requires_grad_() for row in new_logprobs()] for _ in range(2)
+    )  # around the old values
+    losses, clips = [], []
     for new, old, returns in zip(
         sampled_tokens(expected_rows), column("values"), column("returns"), strict=True
     ):
-        clipped = old + (new - old).clamp(-4.5, 4.5)
+        clipped = new.clamp(old - 0.5, old + 0.5)
         losses.append(torch.maximum((new - returns) ** 2, (clipped - returns) ** 2) / 2)
+        clips.append((clipped - returns) ** 2 > (new - returns) ** 2)
     expected = torch.cat(losses).mean()
     expected.backward()
-    config = critic_config(LearnerConfig(critic=CriticConfig(clip_range=4.5)))
-    loss, _ = through_verl(partial(value_loss, config), VALUE_COLUMNS, {"values": rows}, cut)
+    config = critic_config(LearnerConfig(critic=CriticConfig(clip_range=0.5)))
+    loss, parts = through_verl(partial(clipped_value_loss, config), VALUE_COLUMNS, {"values": rows}, cut)
     assert loss == pytest.approx(expected.item(), rel=1e-5)
     torch.testing.assert_close(gradient(rows), gradient(expected_rows), rtol=1e-5, atol=1e-7)
+    share = torch.cat(clips).float().mean().item()
+    assert 0.05 < share < 0.95
+    assert batch_mean(parts, cut, "clip_fraction") == pytest.approx(share, rel=1e-5)
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=["whole", "micro-batches", "two ranks"])

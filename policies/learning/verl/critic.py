@@ -13,17 +13,20 @@ from policies.learning.samples import TrainBatch
 from policies.learning.settings import LearnerConfig
 from policies.learning.verl.config import critic_config, critic_worker_config
 from policies.learning.verl.data import VALUE_COLUMNS, as_column, sampled
+from policies.learning.verl.losses import share_of_mean
 from policies.learning.verl.worker import VerlWorker, mean_metrics, on_all_ranks
 
 # isort: split
 import verl.utils.model
+from tensordict import TensorDict
+from verl.workers.config import CriticConfig
 from verl.workers.utils.losses import value_loss
 
 METRIC_NAMES = {
     "loss": "learn/value_loss",
     "grad_norm": "learn/value_grad_norm",
     "lr": "learn/value_lr",
-    "critic/vf_clipfrac": "learn/value_clip_fraction",
+    "clip_fraction": "learn/value_clip_fraction",
 }
 
 
@@ -38,7 +41,7 @@ class VerlCritic(VerlWorker):
     def __init__(self, model_path: str, learner: LearnerConfig, num_schedule_steps: int, seed: int) -> None:
         verl.utils.model.load_valuehead_model = _load_value_model
         super().__init__(critic_worker_config(model_path, learner, num_schedule_steps), learner, seed)
-        self.loss_fn = partial(value_loss, critic_config(learner))
+        self.loss_fn = partial(clipped_value_loss, critic_config(learner))
 
     @on_all_ranks
     def values(self, batches: Sequence[TrainBatch]) -> list[list[tuple[float, ...]]]:
@@ -67,6 +70,20 @@ class VerlCritic(VerlWorker):
             for index, batch in enumerate(batches)
         ]
         return mean_metrics(steps, METRIC_NAMES) | _explained_variance(batches)
+
+
+def clipped_value_loss(
+    config: CriticConfig, model_output: dict[str, torch.Tensor], data: TensorDict, dp_group: Any = None
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """verl's ``value_loss`` of one micro-batch, with the clipped share of the whole batch's tokens.
+
+    verl reports the share of the micro-batch's, whose mean over micro-batches and ranks of unlike lengths
+    would depend on how the batch is cut.
+    """
+    loss, metrics = value_loss(config, model_output, data, dp_group)
+    mask = data.select("response_mask").to_padded_tensor()["response_mask"].bool()
+    fraction = torch.tensor(metrics["critic/vf_clipfrac"])
+    return loss, metrics | {"clip_fraction": share_of_mean(fraction, mask, data)}
 
 
 def _explained_variance(batches: Sequence[TrainBatch]) -> dict[str, float]:

@@ -74,7 +74,7 @@ def _truncated_weights(data: TensorDict, level: str, most: float) -> tuple[torch
     mask, log_ratio = padded["response_mask"].bool(), padded["old_log_probs"] - padded["rollout_log_probs"]
     untouched = importance_weights(log_ratio, mask, level)
     weights = untouched.clamp(max=most)
-    mean = partial(_mean, mask=mask, data=data)
+    mean = partial(share_of_mean, mask=mask, data=data)
     return weights, {
         "weight_mean": mean(untouched),
         "weight_max": Metric(AggregationType.MAX, untouched.max()),
@@ -84,7 +84,7 @@ def _truncated_weights(data: TensorDict, level: str, most: float) -> tuple[torch
     }
 
 
-def _mean(values: torch.Tensor, mask: torch.Tensor, data: TensorDict) -> Metric:
+def share_of_mean(values: torch.Tensor, mask: torch.Tensor, data: TensorDict) -> Metric:
     """A micro-batch's share of the mean over the trained tokens of the whole batch."""
     scale = data["dp_size"] / data["batch_num_tokens"]
     return Metric(AggregationType.SUM, (values * mask).sum(dtype=torch.float64) * scale)
@@ -118,7 +118,7 @@ def _ratio_metrics(config: ActorConfig, log_probs: torch.Tensor, data: TensorDic
     log_ratio = (new - padded["old_log_probs"]) * mask
     gap = (new - padded["rollout_log_probs"]) * mask
     ratio = log_ratio.exp()
-    mean = partial(_mean, mask=mask, data=data)
+    mean = partial(share_of_mean, mask=mask, data=data)
 
     def largest(values: torch.Tensor) -> Metric:
         return Metric(AggregationType.MAX, torch.where(mask, values, 0.0).max())
