@@ -121,12 +121,13 @@ class LearnerGroup:
 
     def publish(self, version: int) -> None:
         """Make the present weights the newest version in the store, adapters merged."""
-        location, self._schedule = self._policy.call("publish_weights", version)
+        location, schedule = self._policy.call("publish_weights", version)
         try:
             ray.get(self._store.publish.remote(version, location))
         except RayTaskError:  # mostly: a rank has died, and the weights with it
             self.check_ranks()
             raise
+        self._schedule = schedule  # not before: until then the newest version, and its schedule, is another
 
     def save(self, folder: str) -> None:
         """Write weights (Hugging Face format), optimizer, schedule, generators, reference policy and critic

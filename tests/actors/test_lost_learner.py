@@ -7,12 +7,14 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from learner_samples import batches
 
+from actors.weights.store import PublishedWeights
 from environments.errors import LearnerLostError
 from launch.health.members import members
 from policies.learning.algorithms import resolve
@@ -101,3 +103,49 @@ def test_weights_that_are_published_in_another_form_rebuild_no_learner() -> None
     assert held["norm.weight"].tolist() == [1, 1, 1]
     with pytest.raises(LearnerLostError, match=r"lack 'experts\.weight': they make no learner"):
         fill({"experts.weight": torch.zeros(2, 3, 4)}, fetched.whole)
+
+
+class Ranks:
+    """Stand-ins for the ranks: the schedule is where the last publish was."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def start_anew(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None: ...
+
+    def call(self, method: str, *args: Any) -> Any:
+        self.calls.append((method, *args))
+        return (f"place {args[0]}", {"last_epoch": args[0]}) if method == "publish_weights" else None
+
+
+class StoreOfOneVersion:
+    """Takes the first version; a rank dies while it takes the second."""
+
+    def __init__(self) -> None:
+        self.published: PublishedWeights | None = None
+        self.publish, self.newest = SimpleNamespace(remote=self._take), SimpleNamespace(remote=self._tell)
+
+    def _take(self, version: int, location: str) -> None:
+        if self.published is not None:
+            raise LearnerLostError("A learner rank has died.")
+        self.published = PublishedWeights(version, location)
+
+    def _tell(self) -> PublishedWeights | None:
+        return self.published
+
+
+def test_a_publish_that_fails_leaves_the_schedule_of_the_version_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a learner that goes on from those weights would be a step ahead in its learning rate."""
+    from actors.learning import learner_group
+
+    monkeypatch.setattr(learner_group.ray, "get", lambda answer: answer)
+    ranks: Any = Ranks()
+    group = learner_group.LearnerGroup.__new__(learner_group.LearnerGroup)
+    group._policy, group._critic, group._store, group._schedule = ranks, None, StoreOfOneVersion(), {}
+    group.publish(1)
+    with pytest.raises(LearnerLostError):
+        group.publish(2)
+    assert group.rebuild(RISING, 100, "checkpoint") == 1
+    assert ranks.calls[-1] == ("take_over", PublishedWeights(1, "place 1"), {"last_epoch": 1})
