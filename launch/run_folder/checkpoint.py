@@ -107,9 +107,9 @@ class CheckpointFolder:
 
     ``latest`` is a link to a checkpoint, or a file with its name where the file system has no links; the file
     ``best`` names one with the value that it was found best by. However a run ends, ``latest`` names a whole
-    one. Once a checkpoint is written, those are deleted that are neither
-    among the newest ``kept`` nor best, whichever process has written them; and so are those of later steps,
-    which are left of a future that the run has gone back from.
+    one. Once a checkpoint is written, those are deleted that are neither among the newest ``kept`` nor best
+    nor under evaluation, whichever process has written them; and so are those of later steps, which are left
+    of a future that the run has gone back from.
 
     Args:
         directory: the run's folder.
@@ -120,8 +120,19 @@ class CheckpointFolder:
         self._directory = directory / "checkpoints"
         self._kept = kept
 
-    def save(self, progress: Progress, stream: StreamState, save_learner: Callable[[str], None]) -> Path:
-        """Write a checkpoint. What ``save_learner`` writes goes to the folder that it is given."""
+    def save(
+        self,
+        progress: Progress,
+        stream: StreamState,
+        save_learner: Callable[[str], None],
+        step_under_evaluation: int | None = None,
+    ) -> Path:
+        """Write a checkpoint.
+
+        Args:
+            save_learner: what it writes goes to the folder that it is given.
+            step_under_evaluation: its checkpoint stays until ``mark_best`` is asked about it.
+        """
         self._undo_half_a_save()
         name = _name(progress.step)
         temporary = self._directory / f".{name}.tmp"
@@ -132,7 +143,7 @@ class CheckpointFolder:
         _write_manifest(temporary, progress, stream)
         final = self._put_in_place(temporary, name)
         self._link_latest(name)
-        self._drop_old()
+        self._drop_old(step_under_evaluation)
         return final
 
     def mark_best(self, checkpoint_step: int, value: float) -> bool:
@@ -148,11 +159,11 @@ class CheckpointFolder:
         if math.isnan(value):
             return False
         best = self._best()
-        if best is not None and best[0] != name and value <= best[1]:
-            return False
-        self._write_pointer(BEST, f"{name} {value!r}")
+        is_best = best is None or best[0] == name or value > best[1]
+        if is_best:
+            self._write_pointer(BEST, f"{name} {value!r}")
         self._drop_old()
-        return True
+        return is_best
 
     def latest(self) -> Path | None:
         """The newest whole checkpoint. Raises ``ConfigError`` if the file that names it is damaged."""
@@ -253,7 +264,7 @@ class CheckpointFolder:
             ) from error
         return (name, value) if (self._directory / name).exists() else None
 
-    def _drop_old(self) -> None:
+    def _drop_old(self, step_under_evaluation: int | None = None) -> None:
         newest = self.latest()
         assert newest is not None, "nothing is dropped before something is saved"
         checkpoints = sorted((each for each in self._directory.iterdir() if _step(each) >= 0), key=_step)
@@ -261,7 +272,10 @@ class CheckpointFolder:
         best = self.best()
         if best is not None and best not in past:
             (self._directory / BEST).unlink()
-        kept = {*past[-self._kept :], *(each for each in past if each == best)}
+        kept = {
+            *past[-self._kept :],
+            *(each for each in past if each == best or _step(each) == step_under_evaluation),
+        }
         for leftover in self._directory.glob(f".{PREFIX}*"):
             shutil.rmtree(leftover)
         for checkpoint in checkpoints:

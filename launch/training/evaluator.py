@@ -51,7 +51,7 @@ class Evaluator:
         self._config, self._workload, self._service = config, workload, service
         self._store, self._pinned = store, pinned
         self._pinned_version = 0
-        self._running: Future[Evaluation] | None = None
+        self._running: tuple[int, Future[Evaluation]] | None = None
 
     def begin(self, step: int, version: int) -> None:
         """Begin to evaluate ``version``, the newest one, after ``step`` updates."""
@@ -59,19 +59,19 @@ class Evaluator:
         if self._pinned is None:
             evaluated = Future[Evaluation]()
             evaluated.set_result(self._evaluate(step, version))
-            self._running = evaluated  # not before: what is interrupted leaves nothing to wait for
+            self._running = step, evaluated  # not before: what is interrupted leaves nothing to wait for
             return
         if version > self._pinned_version:  # else nothing was learned since the last evaluation
             # Taken here and now: by the time that the thread runs there may be a newer one.
             newest = ray.get(self._store.newest.remote())
             ray.get(self._pinned.publish.remote(version, newest.location))
             self._pinned_version = version
-        self._running = in_background(partial(self._evaluate, step, version), "evaluation")
+        self._running = step, in_background(partial(self._evaluate, step, version), "evaluation")
 
     @property
-    def is_running(self) -> bool:
-        """Whether an evaluation has been begun and not collected."""
-        return self._running is not None
+    def running_step(self) -> int | None:
+        """The step of the evaluation that has been begun and not collected, if there is one."""
+        return None if self._running is None else self._running[0]
 
     def collect(self, wait: bool) -> Evaluation | None:
         """The evaluation that has been begun, once it is finished, and once only.
@@ -79,10 +79,9 @@ class Evaluator:
         Raises:
             What has ended it.
         """
-        running = self._running
-        if running is None or not (wait or running.done()):
+        if self._running is None or not (wait or self._running[1].done()):
             return None
-        evaluation = running.result()
+        evaluation = self._running[1].result()
         self._running = None
         return evaluation
 

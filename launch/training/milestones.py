@@ -46,7 +46,7 @@ def checkpoint_due(run: Components, recovery: Recovery) -> bool:
 def save_checkpoint(run: Components, recovery: Recovery) -> None:
     """Write a checkpoint of the present state."""
     with run.interrupts.atomic_section():
-        path = recovery.save(run.rollouts.state(), run.learner.save)
+        path = recovery.save(run.rollouts.state(), run.learner.save, run.evaluator.running_step)
     run.tracker.announce(f"Checkpoint: {path}")
 
 
@@ -54,7 +54,7 @@ def save_interrupted(run: Components, recovery: Recovery) -> None:
     """Leave a checkpoint of an interrupted run behind, unless the learner is between two states."""
     if not run.interrupts.was_forced:
         save_checkpoint(run, recovery)
-    if run.evaluator.is_running:
+    if run.evaluator.running_step is not None:
         run.tracker.announce("Waiting for the evaluation that is under way; Ctrl-C leaves it out.")
         record_evaluation(run, recovery, run.evaluator.collect(wait=True))
 

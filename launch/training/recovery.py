@@ -75,9 +75,14 @@ class Recovery:
             return
         self._set_aside.append(record)
 
-    def save(self, stream: StreamState, save_learner: Callable[[str], None]) -> Path:
+    def save(
+        self,
+        stream: StreamState,
+        save_learner: Callable[[str], None],
+        step_under_evaluation: int | None = None,
+    ) -> Path:
         """Write a checkpoint; ``save_learner`` writes the learner's part into the folder that it is given."""
-        path = self.checkpoints.save(self.progress, stream, save_learner)
+        path = self.checkpoints.save(self.progress, stream, save_learner, step_under_evaluation)
         self.saved = deepcopy(self.progress)
         return path
 

@@ -301,6 +301,19 @@ def test_the_best_checkpoint_is_kept_as_long_as_it_is_the_best(tmp_path: Path) -
     assert kept_in(tmp_path) == {"step_000003", "latest", "best"}
 
 
+@pytest.mark.parametrize(("value", "kept"), [(0.9, {"step_000002"}), (0.1, {"step_000001"})])
+def test_a_checkpoint_under_evaluation_stays_until_it_is_known_to_be_the_best_or_not(
+    tmp_path: Path, value: float, kept: set[str]
+) -> None:
+    folder = CheckpointFolder(tmp_path, kept=1)
+    save_steps(folder, 1)
+    folder.mark_best(1, 0.5)
+    save_steps(folder, 2)
+    folder.save(Progress(step=3), StreamState(), write_weights(), step_under_evaluation=2)
+    assert folder.mark_best(2, value) == (value > 0.5)
+    assert kept_in(tmp_path) == {*kept, "step_000003", "latest", "best"}
+
+
 def test_the_best_value_is_known_after_a_restart(tmp_path: Path) -> None:
     save_steps(CheckpointFolder(tmp_path, kept=1), 1)
     CheckpointFolder(tmp_path, kept=1).mark_best(1, 0.1 + 0.2)

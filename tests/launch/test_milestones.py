@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
+from environments.types import Trajectory, TrajectoryGroup
 from launch.config import RunConfig
+from launch.process.interrupt import Interrupts
 from launch.run_folder.checkpoint import Progress, StreamState
-from launch.training.milestones import checkpoint_due
+from launch.training.evaluator import Evaluation
+from launch.training.milestones import checkpoint_due, save_interrupted
 from launch.training.recovery import Recovery
 
 
-def recovery_of(directory: Path, resume: bool = False) -> Recovery:
-    run = RunConfig(directory=str(directory), resume=resume)
+def recovery_of(directory: Path, resume: bool = False, checkpoints_kept: int = 2) -> Recovery:
+    run = RunConfig(directory=str(directory), resume=resume, checkpoints_kept=checkpoints_kept)
     return Recovery(SimpleNamespace(run=run), directory)  # type: ignore[arg-type]
 
 
@@ -56,3 +59,43 @@ def test_a_warm_start_that_was_interrupted_is_saved_once_more_when_it_is_done(tm
     recovery.save(StreamState(), lambda folder: None)
     assert not checkpoint_due(run, recovery)
     assert recovery.saved_step == 0
+
+
+class FakeEvaluator:
+    """Evaluates the policy of a step, on engines of its own."""
+
+    def __init__(self, step: int) -> None:
+        self.running_step: int | None = step
+
+    def collect(self, wait: bool) -> Evaluation:
+        assert wait
+        step, self.running_step = self.running_step, None
+        assert step is not None
+        solved = Trajectory(rollout_id=f"eval-{step}/0000", reward=1.0)
+        group = TrajectoryGroup(group_id=f"eval-{step}", task={}, trajectories=(solved,))
+        return Evaluation(step, [group], seconds=1.0)
+
+
+def test_an_interrupted_run_keeps_the_policy_that_is_under_evaluation_if_it_is_the_best(
+    tmp_path: Path,
+) -> None:
+    recovery = recovery_of(tmp_path, checkpoints_kept=1)
+    recovery.progress = Progress(step=4)
+    recovery.save(StreamState(), lambda folder: None)
+    recovery.progress = Progress(step=5)
+    run: Any = SimpleNamespace(
+        config=SimpleNamespace(run=SimpleNamespace(best_metric="eval/reward_mean")),
+        num_updates=9,
+        interrupts=Interrupts(),
+        rollouts=SimpleNamespace(state=StreamState),
+        learner=SimpleNamespace(save=lambda folder: None),
+        evaluator=FakeEvaluator(step=4),
+        tracker=SimpleNamespace(
+            announce=lambda text: None, failures=lambda groups: None, evaluation=lambda step, numbers: None
+        ),
+    )
+    save_interrupted(run, recovery)
+    best = recovery.checkpoints.best()
+    assert best is not None
+    assert best.name == "step_000004"
+    assert recovery.saved_step == 5
