@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from environments.errors import ConfigError
 from environments.pass_at_k import pass_at_k
 from environments.types import Completion, TerminationReason, Trajectory, TrajectoryGroup
+from launch.run_folder.trajectory_log import NOT_IMITATED
 from policies.learning.samples import TrainingSample
 
 FRESH_MISMATCH = "learn/fresh_logprob_diff_mean"
 FRESH_MISMATCH_MAX = "learn/fresh_logprob_diff_max"
 LEARNER_STAGES = ("time/score", "time/learn", "time/publish", "time/checkpoint")
 """The stages in which the learner works."""
-UNTRAINED = ("failed", "timeout", "masked")
+UNTRAINED = ("failed", "timeout", "masked", NOT_IMITATED)
 """Reasons why a member of a group is left out when the group is trained on."""
 
 
@@ -134,21 +135,24 @@ def staleness_metrics(
 
 
 def token_metrics(
-    trained: Sequence[TrajectoryGroup], dropped: Mapping[str, Sequence[TrajectoryGroup]]
+    trained: Sequence[TrajectoryGroup],
+    dropped: Mapping[str, Sequence[TrajectoryGroup]],
+    not_imitated: Collection[str] = (),
 ) -> dict[str, float]:
     """``stream/``: how many groups and sampled tokens were trained on, and how many were wasted.
 
     Wasted tokens are those that no gradient comes from: tokens of dropped groups, of members of trained
-    groups that have failed, timed out or are masked, and of greedy baselines.
+    groups that have failed, timed out, are masked or were not worth imitating, and of greedy baselines.
 
     Args:
         trained: the groups that are trained on.
         dropped: the other groups, by reason. A reason without groups is reported as 0, so that its curve has
             no gaps.
+        not_imitated: ids of rollouts in ``trained``.
     """
     tokens: Counter[str] = Counter()
     for trajectory in _members(trained):
-        tokens[_use(trajectory)] += _num_tokens([trajectory])
+        tokens[_use(trajectory, not_imitated)] += _num_tokens([trajectory])
     for reason, groups in dropped.items():
         tokens[reason] += _num_tokens(_members(groups))
     tokens["baseline"] = _num_tokens(
@@ -173,13 +177,15 @@ def has_failed(trajectory: Trajectory) -> bool:
     return trajectory.failed or trajectory.termination_reason is TerminationReason.TIMEOUT
 
 
-def _use(trajectory: Trajectory) -> str:
-    """``trained``, or the reason of ``UNTRAINED`` for which ``training_samples`` leaves it out."""
+def _use(trajectory: Trajectory, not_imitated: Collection[str]) -> str:
+    """``trained``, or the reason of ``UNTRAINED`` for which nothing is learned from it."""
     if trajectory.failed:
         return "failed"
     if trajectory.termination_reason is TerminationReason.TIMEOUT:
         return "timeout"
-    return "masked" if trajectory.masked else "trained"
+    if trajectory.masked:
+        return "masked"
+    return NOT_IMITATED if trajectory.rollout_id in not_imitated else "trained"
 
 
 def _versions(groups: Sequence[TrajectoryGroup]) -> list[set[int]]:

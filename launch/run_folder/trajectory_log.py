@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from environments.types import Completion, Trajectory, TrajectoryGroup
 FOLDER = "trajectories"
 TRAIN, EVALUATION = "step", "eval"
 """What a file's name begins with."""
-TRAINED, EVALUATED, BASELINE = "trained", "evaluated", "baseline"
+TRAINED, EVALUATED, BASELINE, NOT_IMITATED = "trained", "evaluated", "baseline", "not_imitated"
 """What became of a trajectory, if it was not left out for a reason of its own."""
 NAME = re.compile(rf"({TRAIN}|{EVALUATION})_(\d+)\.jsonl")
 
@@ -27,7 +27,8 @@ class KeptTrajectory:
 
     trajectory: Trajectory
     fate: str
-    """"trained", "evaluated", "baseline", or the reason for which its group was not trained on."""
+    """"trained", "evaluated", "baseline", "not_imitated" (in a group of which others were), or the reason for
+    which its group was not trained on."""
     advantages: tuple[float, ...] = ()
     """Of each turn, the mean over its tokens; empty where nothing was learned from it."""
 
@@ -68,14 +69,16 @@ class TrajectoryLog:
         trained: Sequence[TrajectoryGroup],
         unused: Mapping[str, Sequence[TrajectoryGroup]],
         advantages: Mapping[str, Sequence[float]],
+        not_imitated: Collection[str] = (),
     ) -> None:
         """Keep the trajectories that the update ``step`` has used, and those that it has left out.
 
         Args:
             unused: groups by the reason.
             advantages: of the turns of a rollout, by its id.
+            not_imitated: ids of the rollouts of ``trained`` that a stage which imitates has left out.
         """
-        lines = list(_lines(trained, TRAINED, advantages))
+        lines = list(_lines(trained, TRAINED, advantages, not_imitated))
         for reason, groups in unused.items():
             lines += _lines(groups, reason, advantages)
         self._write(TRAIN, step, lines)
@@ -123,12 +126,16 @@ def read_kept(directory: Path, kind: str, step: int) -> list[KeptTrajectory]:
 
 
 def _lines(
-    groups: Sequence[TrajectoryGroup], fate: str, advantages: Mapping[str, Sequence[float]]
+    groups: Sequence[TrajectoryGroup],
+    fate: str,
+    advantages: Mapping[str, Sequence[float]],
+    not_imitated: Collection[str] = (),
 ) -> Iterator[Json]:
     for group in groups:
         for trajectory in group.rollouts:
+            own = NOT_IMITATED if trajectory.rollout_id in not_imitated else fate
             yield {
-                "fate": BASELINE if trajectory is group.baseline else fate,
+                "fate": BASELINE if trajectory is group.baseline else own,
                 "advantages": list(advantages.get(trajectory.rollout_id, ())),
                 **shortened(trajectory_to_json(trajectory)),
             }

@@ -31,6 +31,8 @@ class Selection:
     zero_signal: list[TrajectoryGroup] = field(default_factory=list)
     """Those of ``groups`` without a signal, where the algorithm leaves them out and refills nothing."""
     dropped: dict[str, list[TrajectoryGroup]] = field(default_factory=lambda: {each: [] for each in REASONS})
+    not_imitated: frozenset[str] = frozenset()
+    """Ids of the rollouts of ``groups`` that a stage which imitates has left out."""
 
     @property
     def useful(self) -> list[TrajectoryGroup]:

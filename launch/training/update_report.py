@@ -34,7 +34,7 @@ def report_update(
     numbers = {
         **metrics.rollout_metrics(played),
         **metrics.staleness_metrics(selection.groups, version, staleness),
-        **metrics.token_metrics(selection.useful, selection.unused),
+        **metrics.token_metrics(selection.useful, selection.unused, selection.not_imitated),
         **learning,
         **metrics.time_metrics(clock.seconds, clock.total),
         **run.utilization.since_last(),

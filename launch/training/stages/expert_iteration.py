@@ -56,8 +56,10 @@ class ExpertIteration(Stage):
             selection = select_groups(self.config, algorithm, run.rollouts, version, run.tracker)
         run.utilization.ask()
         with clock.measure("time/score"):
-            kept = self._successes(selection)
-            batches = self._batches(kept, progress.step)
+            batches = self._batches(self._successes(selection), progress.step)
+            imitated = {sample.rollout_id for batch in batches for sample in batch.samples}
+            played = {each.rollout_id for group in selection.groups for each in group.trajectories}
+            selection.not_imitated = frozenset(played - imitated)
             learning = mismatch(run, version, batches)
         with run.interrupts.atomic_section():  # the weights and what we say of them change together
             with clock.measure("time/learn"):
@@ -68,11 +70,13 @@ class ExpertIteration(Stage):
             progress.step += 1
             self.count_steps(recovery)
             recovery.record_consumed(selection.groups, selection.dropped)
-            recovery.trajectories.record_update(progress.step, selection.groups, selection.dropped, {})
+            recovery.trajectories.record_update(
+                progress.step, selection.groups, selection.dropped, {}, selection.not_imitated
+            )
             run.rollouts.commit()
             learning |= learned.metrics | {
                 "learn/num_optimizer_steps": learned.num_optimizer_steps,
-                "learn/num_imitated_trajectories": len(kept),
+                "learn/num_imitated_trajectories": len(imitated),
             }
             report_update(run, progress.step, version, selection, learning, clock)
 

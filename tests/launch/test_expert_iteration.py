@@ -1,0 +1,82 @@
+"""What expert iteration says that it has learned from, with a learner and engines that do nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
+from launch.config import algorithm_of, compose
+from launch.process.interrupt import Interrupts
+from launch.run_folder.trajectory_log import TRAIN, read_kept
+from launch.training.activity import Activity
+from launch.training.clock import Clock
+from launch.training.recovery import Recovery
+from launch.training.stages.expert_iteration import ExpertIteration
+from policies.learning.samples import LearnerUpdate, TrainBatch
+
+
+def played(member: int, reward: float, reason: TerminationReason = TerminationReason.ENV_DONE) -> Trajectory:
+    said = Completion(
+        prompt_ids=(1,), completion_ids=(2,) * 10, logprobs=(-1.0,) * 10, text="", finish_reason="stop"
+    )
+    return Trajectory(
+        rollout_id=f"00000000/{member:04d}",
+        steps=[Step(completion=said, reward=reward)],
+        reward=reward,
+        termination_reason=reason,
+    )
+
+
+GROUP = TrajectoryGroup(
+    group_id="00000000",
+    task={},
+    trajectories=(
+        played(0, 1.0),
+        played(1, 0.0),
+        played(2, 0.5),
+        played(3, 1.0, TerminationReason.TIMEOUT),
+    ),
+)
+
+
+class FakeLearner:
+    def __init__(self) -> None:
+        self.fitted: list[str] = []
+
+    def fit(self, batches: list[TrainBatch]) -> LearnerUpdate:
+        self.fitted = [sample.rollout_id for batch in batches for sample in batch.samples]
+        return LearnerUpdate(metrics={}, num_optimizer_steps=len(batches))
+
+    def publish(self, version: int) -> None: ...
+
+
+def test_only_what_was_imitated_counts_as_trained(tmp_path: Path) -> None:
+    config = compose(
+        ["rollout.groups_per_step=1", "rollout.group_size=4", f"run.directory={tmp_path}", "run.replay=a"]
+    )
+    learner, recovery, reported = FakeLearner(), Recovery(config, tmp_path), {}
+    run: Any = SimpleNamespace(
+        config=config,
+        algorithm=algorithm_of(config),
+        learner=learner,
+        interrupts=Interrupts(),
+        rollouts=SimpleNamespace(take=lambda: GROUP, commit=lambda: None),
+        utilization=SimpleNamespace(ask=lambda: None, since_last=dict),
+        tracker=SimpleNamespace(
+            announce=print,
+            failures=lambda groups: None,
+            step=lambda step, numbers, histograms: reported.update(numbers),
+        ),
+    )
+    ExpertIteration(config).step(run, recovery, Clock(Activity()))
+
+    assert learner.fitted == ["00000000/0000"]
+    assert reported["learn/num_imitated_trajectories"] == 1
+    assert reported["stream/tokens_trained"] == 10
+    assert reported["stream/tokens_not_imitated"] == 20
+    assert reported["stream/tokens_timeout"] == 10
+    assert reported["stream/wasted_fraction"] == 0.75
+    fates = [each.fate for each in read_kept(tmp_path, TRAIN, 1)]
+    assert fates == ["trained", "not_imitated", "not_imitated", "not_imitated"]
