@@ -68,8 +68,9 @@ def task_index(config: TrainConfig, tasks: Dataset, number: int, set_aside: Mapp
         TroupeError: all tasks of the epoch are set aside.
     """
     epoch, position = divmod(number, len(tasks))
-    order = epoch_order(_weights(tasks, config.rollout.task_weights), config.seed, epoch)
-    for index in (*order[position:], *order[:position]):
+    order = epoch_order(tasks, config.rollout.task_weights, config.seed, epoch)
+    for place in range(len(order)):
+        index = order[(position + place) % len(order)]
         if str(index) not in set_aside or number < set_aside[str(index)]:
             return index
     raise TroupeError(f"All of {len(set(order))} tasks failed everywhere: none is left to play.")
@@ -112,20 +113,17 @@ def environment_seed(seed: int, name: str) -> int:
     return derived_seed(seed, f"environment/{name}") & (1 << 30) - 1
 
 
-def _weights(tasks: Dataset, key: str | None) -> tuple[float, ...]:
-    return (1.0,) * len(tasks) if key is None else tuple(float(task[key]) for task in tasks)
-
-
 @lru_cache(maxsize=2)
-def epoch_order(weights: tuple[float, ...], seed: int, epoch: int) -> tuple[int, ...]:
-    """The tasks of ``epoch``, as many as there are.
+def epoch_order(tasks: Dataset, weights_key: str | None, seed: int, epoch: int) -> tuple[int, ...]:
+    """The tasks of ``epoch``, as many as there are. Made once: every group asks for it.
 
     Equal weights play each task once, in an order of the epoch's own. Else each place is drawn on its own,
     by the weights: what weighs 0 is never played.
     """
     rng = random.Random(f"{seed}/epoch/{epoch}")
+    weights = [] if weights_key is None else [float(task[weights_key]) for task in tasks]
     if len(set(weights)) > 1:
         return tuple(rng.choices(range(len(weights)), weights, k=len(weights)))
-    order = list(range(len(weights)))
+    order = list(range(len(tasks)))
     rng.shuffle(order)
     return tuple(order)

@@ -77,7 +77,7 @@ def workload(seed: int) -> Workload:
     per_phase = PHASE_UPDATES * GROUPS_PER_STEP
     num_tasks = per_phase * len(PAUSES)
     tasks = [given.train_dataset[index] for index in range(num_tasks)]
-    for place, index in enumerate(epoch_order((1.0,) * num_tasks, seed, epoch=0)):
+    for place, index in enumerate(epoch_order(Dataset(tasks), None, seed, epoch=0)):
         tasks[index] = {**tasks[index], "pause": PAUSES[place // per_phase]}
     return replace(given, env_class=PausingGuessEnvironment, train_dataset=Dataset(tasks, name="guess"))
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,14 +12,12 @@ from launch.training.rollout_requests import (
     epoch_order,
     evaluation_requests,
     group_requests,
+    task_index,
     tasks_digest,
 )
 
 TASKS = Dataset([{"question": str(index)} for index in range(10)], name="tasks", split="train")
 CONFIG = TrainConfig(seed=7, rollout=RolloutConfig(groups_per_step=4, group_size=3, temperature=0.7))
-
-
-EQUAL = (1.0,) * 10
 
 
 def requests_of_step(step: int, config: TrainConfig = CONFIG, tasks: Dataset = TASKS):
@@ -55,7 +54,7 @@ def test_steps_and_seeds_differ() -> None:
     assert [request.seed for request in requests_of_step(0)] != [
         request.seed for request in requests_of_step(0, other)
     ]
-    assert epoch_order(EQUAL, 7, 0) != epoch_order(EQUAL, 8, 0)
+    assert epoch_order(TASKS, None, 7, 0) != epoch_order(TASKS, None, 8, 0)
 
 
 def test_rollouts_have_to_be_sampled_by_the_published_version() -> None:
@@ -121,3 +120,23 @@ def test_the_digest_of_the_tasks_tells_runs_apart_that_play_others() -> None:
     assert digest != tasks_digest(CONFIG, TASKS[:9])
     warmer = replace(CONFIG.rollout, temperature=2.0)
     assert digest != tasks_digest(replace(CONFIG, rollout=warmer), TASKS)
+
+
+class CountedTasks(Dataset):
+    """Counts how often all tasks are read."""
+
+    num_passes = 0
+
+    def __iter__(self) -> Any:
+        self.num_passes += 1
+        return super().__iter__()
+
+
+def test_the_order_of_an_epoch_is_made_once() -> None:
+    """With 400,000 tasks it took 48 ms of CPU time for every group."""
+    tasks = CountedTasks([{"weight": index % 3} for index in range(10)])
+    config = replace(CONFIG, rollout=replace(CONFIG.rollout, task_weights="weight"))
+    tasks.num_passes = 0
+    for number in range(5):
+        task_index(config, tasks, number, {})
+    assert tasks.num_passes == 1
