@@ -12,6 +12,7 @@ from typing import Any
 from policies.agents.parsers import ToolParser
 from policies.openai.limits import MAX_STRUCTURE_CHARACTERS
 from policies.openai.protocol import ChatRequest, NamedTool, OpenAIError
+from policies.openai.schemas import check_schema
 
 Json = dict[str, Any]
 
@@ -20,7 +21,8 @@ def structure_of(body: ChatRequest, parser: ToolParser) -> str | None:
     """What ``tool_choice`` and ``response_format`` ask for; ``None`` where they leave the answer free.
 
     Raises:
-        OpenAIError: they contradict each other, name no tool of the request, or are too long.
+        OpenAIError: they contradict each other, name no tool of the request, or have schemas that are too long or too
+            deep.
     """
     tools = forced_tools(body)
     schema = _schema(body)
@@ -29,9 +31,12 @@ def structure_of(body: ChatRequest, parser: ToolParser) -> str | None:
             400, "tool_choice forces a call and response_format forbids it: send one.", param="tool_choice"
         )
     if tools:
+        for function in tools:
+            check_schema(function.get("parameters"), "tools")
         calls = [_call(function, parser) for function in tools]
         form = calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}
     elif schema is not None:
+        check_schema(schema, "response_format")
         form = {"type": "json_schema", "json_schema": schema}
     else:
         return None

@@ -103,6 +103,29 @@ def test_a_form_that_cannot_be_is_an_error_by_name(fields: dict[str, Any], param
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
+def answer_form(schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    """A schema of so many objects within each other."""
+    schema: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        schema = {"items": schema}
+    return schema
+
+
+def test_a_schema_that_would_hold_up_the_engine_is_an_error() -> None:
+    parser = get_tool_parser("hermes")
+    for levels in (34, 400):
+        tool = {"type": "function", "function": {"name": "add", "parameters": nested(levels)}}
+        for fields in (answer_form(nested(levels)), {"tools": [tool], "tool_choice": "required"}):
+            with pytest.raises(OpenAIError, match=r"more than 32 .* under \$defs") as caught:
+                structure_of(asked(**fields), parser)
+            assert (caught.value.status, caught.value.param) == (400, next(iter(fields)))
+    assert structure_of(asked(**answer_form(nested(33))), parser)
+
+
 @pytest.mark.parametrize(
     "form", [{"type": "json_schema"}, {"type": "xml"}, {"type": "text", "json_schema": {"name": "x"}}, {}]
 )
