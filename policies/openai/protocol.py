@@ -302,7 +302,7 @@ class NamedTool(_Body):
 
 
 class JsonSchema(_Body):
-    """The last three fields change nothing: the schema always holds."""
+    """The last three fields change nothing: the schema always holds, and one that cannot is an error."""
 
     schema_: Annotated[dict[str, Any], Field(alias="schema")] = Field(default_factory=dict)
     name: str = ""

@@ -21,8 +21,8 @@ def structure_of(body: ChatRequest, parser: ToolParser) -> str | None:
     """What ``tool_choice`` and ``response_format`` ask for; ``None`` where they leave the answer free.
 
     Raises:
-        OpenAIError: they contradict each other, name no tool of the request, or have schemas that are too long or too
-            deep.
+        OpenAIError: they contradict each other, name no tool of the request, or have schemas that are too
+            long, too deep, or that the answer could break.
     """
     tools = forced_tools(body)
     schema = _schema(body)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from datetime import datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Annotated, Any, Literal
+from uuid import UUID
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from actors.settings import TOOL_PARSERS
 from policies.agents.parsers import get_tool_parser
@@ -124,6 +129,102 @@ def test_a_schema_that_would_hold_up_the_engine_is_an_error() -> None:
                 structure_of(asked(**fields), parser)
             assert (caught.value.status, caught.value.param) == (400, next(iter(fields)))
     assert structure_of(asked(**answer_form(nested(33))), parser)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "schema"),
+    [
+        ("uniqueItems", {"type": "array", "items": {}, "uniqueItems": True}),
+        ("contains", {"type": "array", "contains": {"const": 7}}),
+        ("not", {"type": "string", "not": {"const": "a"}}),
+        ("if", {"type": "integer", "if": {"const": 1}, "then": {"const": 2}}),
+        ("dependentRequired", {"type": "object", "properties": {"a": {}}, "dependentRequired": {"a": ["b"]}}),
+        ("maxLength", {"type": "string", "pattern": "a+", "maxLength": 2}),
+        ("pattern", {"type": "string", "pattern": "a+", "format": "email"}),
+        ("format", {"type": "string", "format": "phone"}),
+        ("propertyNames", {"properties": {"a": {}}, "propertyNames": {"pattern": "^b$"}}),
+        ("minProperties", {"properties": {"a": {}}, "minProperties": 1}),
+        ("multipleOf", {"type": "number", "multipleOf": 0.5}),
+        ("multipleOf", {"type": "integer", "multipleOf": 5, "minimum": 7}),
+        ("minimum", {"minimum": 7}),
+        ("minimum", {"anyOf": [{"type": "integer"}], "minimum": 7}),
+        ("properties", {"type": "object", "properties": {"a": {}}, "anyOf": [{"required": ["a"]}]}),
+        ("allOf", {"allOf": [{"type": "integer"}, {"type": "integer", "minimum": 7}]}),
+        ("required", {"type": "object", "properties": {"b": {}}, "required": ["a"]}),
+        ("$ref", {"$ref": "https://json-schema.org/draft/2020-12/schema"}),
+    ],
+)
+def test_a_keyword_that_would_not_hold_is_an_error(keyword: str, schema: dict[str, Any]) -> None:
+    inner = {"type": "object", "properties": {"x": {"anyOf": [schema, {"type": "null"}]}}}
+    for each in (schema, inner, {"$defs": {"x": schema}, "type": "object"}):
+        with pytest.raises(OpenAIError, match=f"cannot hold '{re.escape(keyword)}'") as caught:
+            structure_of(asked(**answer_form(each)), get_tool_parser("hermes"))
+        assert (caught.value.status, caught.value.param) == (400, "response_format")
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+    lives: int = Field(ge=1, le=9, description="The rest.", default=9)
+    legs: int = Field(multiple_of=2)
+
+
+class Tree(BaseModel):
+    kind: Literal["tree"] = "tree"
+    branches: list[Tree] = Field(max_length=2, default=[])
+
+
+class Ordinary(BaseModel):
+    """What pydantic makes of usual fields."""
+
+    model_config = ConfigDict(title="Ordinary", extra="forbid")
+
+    format: str = Field(pattern="^a+$", examples=["aa"])
+    pattern: Annotated[str, Field(min_length=1, max_length=9)] | None = None
+    colour: Colour = Field(default=Colour.RED, description="Of the whole.")
+    when: datetime
+    known_by: UUID
+    pair: tuple[int, str]
+    price: Decimal
+    part: Cat | Tree = Field(discriminator="kind")
+    numbers: dict[str, float] = Field(min_length=1)
+    named: dict[Colour, int]
+    default: Any = {"not": {"uniqueItems": True}}
+
+
+def test_ordinary_schemas_are_taken() -> None:
+    strict = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {
+            "not": {"type": "string", "format": "email"},
+            "contains": {"type": ["array", "null"], "items": {"$ref": "#/$defs/step"}, "uniqueItems": False},
+            "rest": {"allOf": [{"$ref": "#"}], "title": "Of pydantic 1"},
+            "size": {"type": "integer", "format": "int32"},
+        },
+        "required": ["not", "contains"],
+        "additionalProperties": False,
+        "$defs": {"step": {"type": "string", "const": "go"}},
+    }
+    for schema in (Ordinary.model_json_schema(), strict, {}, {"type": "object"}):
+        assert structure_of(asked(**answer_form(schema)), get_tool_parser("hermes"))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "required": 5},
+        {"type": "object", "properties": ["a"], "required": [{}]},
+        {"type": {}, "format": {}, "$ref": [], "anyOf": 1, "$defs": None, "allOf": {}},
+    ],
+)
+def test_what_is_no_schema_is_the_clients_fault(schema: dict[str, Any]) -> None:
+    with pytest.raises(OpenAIError, match="cannot hold"):
+        structure_of(asked(**answer_form(schema)), get_tool_parser("hermes"))
 
 
 @pytest.mark.parametrize(
