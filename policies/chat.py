@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from environments.errors import AgentError, ConfigError
+from environments.errors import AgentError, ConfigError, PromptTooLongError
 from environments.types import Message
 from policies.sampler import SampleRequest, Turn, check_prompt_length
 
@@ -99,8 +99,15 @@ class ChatRenderer:
                 f"The chat template of {self._tokenizer.name_or_path!r} shows no {unseen}: let the agent's "
                 "messages explain them, as ToolAgent(tools_in='system') does."
             )
+        limits = [each for each in (request.max_prompt_tokens, request.max_total_tokens) if each is not None]
+        most = min(limits, default=None)
         try:
-            prompt_ids = tuple(self.prompt_ids(request.messages, request.previous, request.tools))
+            prompt_ids = tuple(self.prompt_ids(request.messages, request.previous, request.tools, most))
+        except PromptTooLongError as error:
+            raise PromptTooLongError(
+                f"{error} Its limits are max_prompt_tokens={request.max_prompt_tokens} and "
+                f"max_total_tokens={request.max_total_tokens}."
+            ) from error
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise AgentError(
                 f"The chat template of {self._tokenizer.name_or_path!r} rejects the agent's messages "
@@ -110,15 +117,24 @@ class ChatRenderer:
         return prompt_ids
 
     def prompt_ids(
-        self, messages: list[Message], previous: Turn | None = None, tools: list[dict[str, Any]] | None = None
+        self,
+        messages: list[Message],
+        previous: Turn | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        max_tokens: int | None = None,
     ) -> list[int]:
         """The prompt [P] for the model's answer to ``messages``.
 
         Starts with the prompt and completion ids of ``previous`` where the template renders ``messages``
         as a continuation of that turn. Otherwise (the agent rewrote its history, or the template did)
         everything is encoded afresh, and training starts a new sequence here.
+
+        Raises:
+            PromptTooLongError: ``max_tokens`` cannot hold it. It may still have more than these.
         """
         text = self._render(messages, tools)
+        if max_tokens is not None:
+            self.check_length(text, max_tokens)
         extended = None if previous is None else self._extend(previous, text)
         return self.encode(text) if extended is None else extended
 
@@ -136,9 +152,22 @@ class ChatRenderer:
         renderer._set_options({**self._template_kwargs, **chat_template_kwargs})
         return renderer
 
+    def check_length(self, text: str, max_tokens: int) -> None:
+        """Find out that a text is too long before its tokens are computed: that can take seconds.
+
+        Raises:
+            PromptTooLongError: it would be longer than ``max_tokens`` even if all of them were the longest.
+        """
+        most = max_tokens * self._longest_token
+        if len(text) > most:
+            raise PromptTooLongError(
+                f"The prompt has {len(text)} characters, and the {max_tokens} tokens that it may have hold "
+                f"{most} at most: shorten the prompt."
+            )
+
     @functools.cached_property
-    def longest_token(self) -> int:
-        """Characters of the longest token: no text in a context has more than so many times its tokens."""
+    def _longest_token(self) -> int:
+        """Its characters."""
         return max(map(len, self._tokenizer.get_vocab()))
 
     @property

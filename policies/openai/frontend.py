@@ -111,7 +111,7 @@ class OpenAIFrontend:
     def complete(self, body: CompletionRequest, charge: Charge = _free) -> AsyncGenerator[Json, None]:
         """One ``text_completion``, or with ``stream`` several. Closes and raises as ``chat`` does."""
         self._check(body)
-        requests = self._requests(body, [self._encode(prompt) for prompt in body.prompts()])
+        requests = self._requests(body, self._encode(body))
         reply = TextReply(body, self._token_text)
         pieces = self._sample(requests, in_pieces=bool(body.stream))
         return _answer(body, requests, reply, pieces, charge)
@@ -135,7 +135,6 @@ class OpenAIFrontend:
         from jinja2 import TemplateError
 
         messages = [message.for_template() for message in body.messages]
-        self._check_characters(sum(len(message["content"]) for message in messages))
         renderer = self._renderer.with_options(body.template_options())
         if unseen := renderer.unseen(messages, tools):
             raise OpenAIError(
@@ -144,7 +143,7 @@ class OpenAIFrontend:
                 param="tools" if unseen == "tools" else "messages",
             )
         try:
-            return renderer.prompt_ids(messages, tools=tools)
+            return renderer.prompt_ids(messages, tools=tools, max_tokens=self._engine.max_model_tokens)
         except (TemplateError, TypeError, ValueError, LookupError, RecursionError) as error:
             raise OpenAIError(
                 400,
@@ -152,30 +151,9 @@ class OpenAIFrontend:
                 param="messages",
             ) from error
 
-    def _encode(self, prompt: str | list[int]) -> list[int]:
-        if not isinstance(prompt, str):
-            return prompt
-        self._check_characters(len(prompt))
-        try:
-            return self._renderer.encode(encodable(prompt))
-        except ValueError as error:
-            raise OpenAIError(400, f"The prompt cannot be encoded: {error}.", param="prompt") from error
-
-    def _check_characters(self, number: int) -> None:
-        """Find out that a text is too long before its tokens are computed: that can take seconds."""
-        most = self._engine.max_model_tokens * self._renderer.longest_token
-        if number > most:
-            raise PromptTooLongError(
-                f"The prompt has {number} characters, and the model's context of "
-                f"{self._engine.max_model_tokens} tokens holds at most {most}: shorten the prompt."
-            )
-
-    def _requests(
-        self, body: SamplingRequest, prompts: list[list[int]], structure: str | None = None
-    ) -> list[TokenRequest]:
-        """One request for each choice: first all of the first prompt."""
-        if not prompts or not all(prompts):
-            raise OpenAIError(400, "The prompt is empty: send at least one token.", param="prompt")
+    def _encode(self, body: CompletionRequest) -> list[list[int]]:
+        """The prompts of a request, of which none is encoded unless all may be."""
+        prompts = body.prompts()
         if len(prompts) * body.num_choices > MAX_CHOICES:
             raise OpenAIError(
                 400,
@@ -183,6 +161,23 @@ class OpenAIFrontend:
                 "several requests.",
                 param="n",
             )
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                self._renderer.check_length(prompt, self._engine.max_model_tokens)
+        try:
+            return [
+                self._renderer.encode(encodable(prompt)) if isinstance(prompt, str) else prompt
+                for prompt in prompts
+            ]
+        except ValueError as error:
+            raise OpenAIError(400, f"The prompt cannot be encoded: {error}.", param="prompt") from error
+
+    def _requests(
+        self, body: SamplingRequest, prompts: list[list[int]], structure: str | None = None
+    ) -> list[TokenRequest]:
+        """One request for each choice: first all of the first prompt."""
+        if not prompts or not all(prompts):
+            raise OpenAIError(400, "The prompt is empty: send at least one token.", param="prompt")
         for prompt_ids in prompts:
             # The engine would say so too, but only when the first chunk is due.
             if len(prompt_ids) >= self._engine.max_model_tokens:

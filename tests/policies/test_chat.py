@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from environments.errors import ConfigError, DatasetError
+from environments.errors import ConfigError, DatasetError, PromptTooLongError
 from environments.types import Completion, Message
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.learning.demonstrations import demonstration_samples
-from policies.sampler import Turn
+from policies.sampler import SampleRequest, Turn
 from policies.tiny import build_tokenizer
 
 SYSTEM: Message = {"role": "system", "content": "You are a calculator. Call a tool."}
@@ -286,3 +286,11 @@ def test_what_a_template_would_leave_out_is_named() -> None:
     assert ChatRenderer(plain).unseen(CONVERSATION, [{"type": "function"}]) == "tools"
     assert ChatRenderer(plain).unseen(calls, None) == "tool_calls"
     assert renderer().unseen(calls, [{"type": "function"}]) is None
+
+
+def test_a_prompt_that_cannot_fit_is_found_before_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ChatRenderer, "encode", lambda *_: pytest.fail("The text was encoded."))
+    messages: list[Message] = [SYSTEM, {"role": "user", "content": "What? " * 100_000}]
+    for limit in ("max_prompt_tokens", "max_total_tokens"):
+        with pytest.raises(PromptTooLongError, match=rf"60\d{{4}} characters, .* {limit}=99"):
+            renderer().request_ids(SampleRequest(messages=messages, **{limit: 99}))

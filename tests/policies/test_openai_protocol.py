@@ -304,7 +304,9 @@ def test_tools_and_the_history_of_calls_reach_the_chat_template() -> None:
     seen: list[Any] = []
 
     class RecordingRenderer(ChatRenderer):
-        def prompt_ids(self, messages: Any, previous: Any = None, tools: Any = None) -> list[int]:
+        def prompt_ids(
+            self, messages: Any, previous: Any = None, tools: Any = None, max_tokens: int | None = None
+        ) -> list[int]:
             seen.append((messages, tools))
             return [1]
 
@@ -342,7 +344,7 @@ def test_tools_and_calls_that_the_chat_template_leaves_out_are_an_error() -> Non
 
 
 def test_template_options_of_a_request_reach_the_chat_template() -> None:
-    thinking = tokenizer()
+    thinking = build_tokenizer([MESSAGES])
     thinking.chat_template = "{{ messages[0].content }}{% if not enable_thinking %}(quick){% endif %}"
     frontend = OpenAIFrontend(MODEL, ChatRenderer(thinking), engine := FakeEngine(ids_of("46")))
     body = {"model": MODEL, "messages": MESSAGES, "chat_template_kwargs": {"enable_thinking": False}}
@@ -662,13 +664,42 @@ def test_an_answer_that_the_context_cannot_hold_is_an_error_and_not_cut() -> Non
         chat(engine, max_tokens=room + 1)
 
 
-def test_what_is_far_too_long_is_found_before_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+LONG = "What is 12+34? " * 10_000
+LONG_CALL = {
+    "id": "call_1",
+    "function": {"name": "calculator", "arguments": json.dumps({"expression": LONG})},
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": LONG}]},
+        {"tools": [{"type": "function", "function": {"name": LONG}}]},
+        {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [LONG_CALL]}]},
+    ],
+)
+def test_what_is_far_too_long_is_found_before_its_tokens(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ChatRenderer, "encode", lambda *_: pytest.fail("The text was encoded."))
-    long = "What is 12+34? " * 10_000
-    with pytest.raises(PromptTooLongError, match="150000 characters"):
-        chat(FakeEngine(), messages=[{"role": "user", "content": long}])
-    with pytest.raises(PromptTooLongError, match="150000 characters"):
-        complete(FakeEngine(), prompt=long)
+    with pytest.raises(PromptTooLongError, match=r"15\d{4} characters") as caught:
+        chat(FakeEngine(), **fields)
+    status, body = error_body(caught.value)
+    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [(LONG, "150000 characters"), (["What", LONG], "150000 characters"), (["What"] * 129, "129 prompts")],
+)
+def test_no_prompt_is_encoded_unless_all_may_be(
+    prompt: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChatRenderer, "encode", lambda *_: pytest.fail("The text was encoded."))
+    with pytest.raises(Exception, match=words) as caught:
+        complete(FakeEngine(), prompt=prompt)
+    assert error_body(caught.value)[0] == 400
 
 
 def test_prompts_and_choices_are_few() -> None:
