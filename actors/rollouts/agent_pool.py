@@ -135,7 +135,7 @@ class AgentPool:
         self._check_follow_ups(envelope)
         place = self._conversations.find(envelope)
         with self._listening(envelope) as (rollout_id, heard):
-            async with place.conversation.turn():
+            async with place.conversation.turn(heard):
                 conversation, after = place.conversation, place.rollout_id or place.conversation.newest
                 if after is None and envelope.has_earlier_turns:
                     raise lost("the server has no message of this session.")

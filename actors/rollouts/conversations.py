@@ -7,6 +7,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from policies.openai.envelope import Envelope
 from policies.openai.owned import MAX_STORED
@@ -32,12 +33,35 @@ class Conversation:
         self._turn = asyncio.Lock()
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """The time of one message. Raises ``OpenAIError`` (409) where another one is under way."""
-        if not self._waits:
+    async def turn(self, heard: asyncio.Queue[Any]) -> AsyncIterator[None]:
+        """The time of one message, of which ``heard`` tells.
+
+        Raises:
+            OpenAIError: another one is under way (409).
+            The error that is heard of the message while it waits.
+        """
+        if self._waits:
+            await self._wait(heard)
+        else:
             self.check_idle()
-        async with self._turn:
+            await self._turn.acquire()
+        try:
             yield
+        finally:
+            self._turn.release()
+
+    async def _wait(self, heard: asyncio.Queue[Any]) -> None:
+        turn, error = asyncio.create_task(self._turn.acquire()), asyncio.create_task(heard.get())
+        try:
+            await asyncio.wait((turn, error), return_when=asyncio.FIRST_COMPLETED)
+            if error.done():
+                raise error.result()
+        except BaseException:  # also if the client is gone
+            if not turn.cancel():
+                self._turn.release()
+            raise
+        finally:
+            error.cancel()
 
     @property
     def is_busy(self) -> bool:

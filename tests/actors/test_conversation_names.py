@@ -45,10 +45,10 @@ def test_a_conversation_with_a_message_under_way_is_kept() -> None:
     async def play() -> None:
         kept = Conversations(waits=False, most=1)
         busy = kept.find(Envelope(session="busy")).conversation
-        async with busy.turn():
+        async with busy.turn(asyncio.Queue()):
             kept.find(Envelope(session="other"))
             with pytest.raises(OpenAIError, match="is under way"):
-                async with kept.find(Envelope(session="busy")).conversation.turn():
+                async with kept.find(Envelope(session="busy")).conversation.turn(asyncio.Queue()):
                     pass
 
     asyncio.run(play())

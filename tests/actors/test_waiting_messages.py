@@ -1,0 +1,96 @@
+"""Messages that wait until the one before them in their conversation has ended; without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from agent_server import ScriptedService
+
+from actors.rollouts import agent_pool
+from actors.rollouts.rollout import Pair
+from actors.settings import AgentsConfig, FleetConfig
+from environments import ToolEnvironment
+from environments.types import Trajectory
+from policies import ToolAgent
+from policies.openai.envelope import Envelope
+from policies.openai.protocol import OpenAIError
+from policies.sampler import SamplingParams
+
+
+@pytest.fixture
+def service() -> ScriptedService:
+    service = ScriptedService()
+    service.is_busy = True
+    return service
+
+
+@pytest.fixture
+def pool(service: ScriptedService, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(agent_pool, "RolloutService", lambda *_, **__: service)
+    monkeypatch.setattr(agent_pool.ray, "get_runtime_context", lambda: SimpleNamespace(current_actor=None))
+    pool_class = agent_pool.AgentPool.__ray_metadata__.modified_class
+    pair = Pair(agent_class=ToolAgent, env_class=ToolEnvironment)
+    settings = AgentsConfig(second_message="wait")
+    return pool_class(pair, lambda text: {"question": text}, None, None, FleetConfig(), "", settings)
+
+
+async def played(pool: Any, key: str) -> Trajectory:
+    """The episode of a message of the one session."""
+    envelope = Envelope(session="s", withdraw_key=key)
+    *_, trajectory = [part async for part in pool.play(key, SamplingParams(), envelope)]
+    return trajectory
+
+
+async def until(ready: Any) -> None:
+    async with asyncio.timeout(10):
+        while not ready():
+            await asyncio.sleep(0.01)
+
+
+def test_a_message_is_withdrawn_while_it_waits_and_its_conversation_goes_on(
+    pool: Any, service: ScriptedService
+) -> None:
+    async def talk() -> None:
+        await pool.open()
+        first = asyncio.create_task(played(pool, "first"))
+        await until(lambda: service.waiting)
+        second, third = (asyncio.create_task(played(pool, key)) for key in ("second", "third"))
+        await asyncio.sleep(0.05)
+        assert await pool.withdraw("", "second")
+        with pytest.raises(OpenAIError, match="withdrawn"):
+            await asyncio.wait_for(second, 5)
+        service.finish(service.take())
+        await first
+        await until(lambda: service.waiting)
+        service.finish(service.take())
+        assert (await third).has_answer
+        follow_ups = [request.follow_up and request.follow_up.message for request in service.asked]
+        assert follow_ups == [None, "third"], "nothing of the second message was played"
+
+    try:
+        asyncio.run(talk())
+    finally:
+        service.end()
+
+
+def test_a_waiting_message_whose_client_has_gone_takes_no_turn(pool: Any, service: ScriptedService) -> None:
+    async def talk() -> None:
+        await pool.open()
+        first = asyncio.create_task(played(pool, "first"))
+        await until(lambda: service.waiting)
+        second, third = (asyncio.create_task(played(pool, key)) for key in ("second", "third"))
+        await asyncio.sleep(0.05)
+        second.cancel()
+        service.finish(service.take())
+        await first
+        await until(lambda: service.waiting)
+        service.finish(service.take())
+        assert (await third).has_answer and len(service.asked) == 2
+
+    try:
+        asyncio.run(talk())
+    finally:
+        service.end()
