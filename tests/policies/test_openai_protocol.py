@@ -440,21 +440,26 @@ def test_closing_a_stream_ends_all_of_its_requests() -> None:
     assert asyncio.run(leave_early()) == (2, 0)
 
 
-def test_a_whole_answer_without_a_client_is_cancelled() -> None:
+def test_a_whole_answer_without_a_client_is_cancelled_and_paid_so_far() -> None:
     class WaitingEngine(FakeEngine):
-        async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
+        async def sample(
+            self, prompt_ids: Sequence[int], params: SamplingParams, in_pieces: bool
+        ) -> AsyncGenerator[TokenOutput, None]:
             self.num_sampling += 1
             try:
+                yield self._output(0, [5, 6], None)
                 await asyncio.sleep(60)
             finally:
                 self.num_sampling -= 1
-            raise AssertionError("nobody waits so long")
 
-    engine = WaitingEngine()
+    engine = WaitingEngine(versions=[7])
     body = ChatRequest.model_validate({"model": MODEL, "messages": MESSAGES, "n": 3})
+    paid: list[int] = []
 
     async def give_up() -> tuple[int, int]:
-        answer = asyncio.ensure_future(anext(OpenAIFrontend(MODEL, renderer(), engine).chat(body)))
+        answer = asyncio.ensure_future(
+            anext(OpenAIFrontend(MODEL, renderer(), engine).chat(body, paid.append))
+        )
         await asyncio.sleep(0.01)
         before = engine.num_sampling
         answer.cancel()
@@ -462,6 +467,7 @@ def test_a_whole_answer_without_a_client_is_cancelled() -> None:
         return before, engine.num_sampling
 
     assert asyncio.run(give_up()) == (3, 0)
+    assert paid == [len(renderer().prompt_ids(MESSAGES)), 2, 2, 2], "what was sampled until then"
 
 
 # -- text completions ------------------------------------------------------------------------------------
