@@ -21,7 +21,7 @@ from policies.openai.protocol import (
 )
 from policies.openai.reply import ChatReply, Json, Piece, Reply, TextReply
 from policies.openai.structure import structure_of
-from policies.sampler import TokenOutput, TokenRequest
+from policies.sampler import SamplingParams, TokenOutput, TokenRequest
 
 if TYPE_CHECKING:
     from policies.chat import ChatRenderer
@@ -193,8 +193,8 @@ class OpenAIFrontend:
                     param="max_tokens",
                     code="context_length_exceeded",
                 )
-        self._check_total(body, prompts)
         params = body.sampling_params().replace(adapter=self._adapters[body.model], structure=structure)
+        self._check_total(prompts, params, body.num_choices)
         seeds = [None if params.seed is None else params.seed + index for index in range(body.num_choices)]
         return [
             TokenRequest(tuple(prompt_ids), params.replace(seed=seed))
@@ -202,14 +202,14 @@ class OpenAIFrontend:
             for seed in seeds
         ]
 
-    def _check_total(self, body: SamplingRequest, prompts: list[list[int]]) -> None:
+    def _check_total(self, prompts: list[list[int]], params: SamplingParams, num_choices: int) -> None:
         context = self._engine.max_model_tokens
-        most = sum(min(context, len(prompt) + (body.max_tokens or context)) for prompt in prompts)
-        total = most * body.num_choices
+        most = sum(min(context, len(prompt) + (params.max_tokens or context)) for prompt in prompts)
+        total = most * num_choices
         if total > max(MAX_TOKENS, context):
             raise OpenAIError(
                 400,
-                f"{len(prompts)} prompts with n={body.num_choices} may come to {total} tokens with their "
+                f"{len(prompts)} prompts with n={num_choices} may come to {total} tokens with their "
                 f"answers, which is more than {MAX_TOKENS}: lower n or max_tokens, or send several requests.",
                 param="n",
             )

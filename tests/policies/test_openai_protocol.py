@@ -717,6 +717,12 @@ def test_prompts_and_choices_are_few() -> None:
         chat(engine, messages=MESSAGES * 2001)
 
 
+def test_a_text_completion_counts_with_the_tokens_that_it_may_get() -> None:
+    engine = FakeEngine(*[ids_of("46")] * 33)
+    engine.max_model_tokens = 32_768
+    assert complete(engine, prompt=["What"] * 33), "16 tokens each"
+
+
 def test_a_request_may_not_ask_for_tokens_without_end() -> None:
     engine = FakeEngine(*[ids_of("46")] * 13)
     engine.max_model_tokens = 100_000
