@@ -240,7 +240,8 @@ class AgentPool:
 
     async def keep(self, owner: str, response: dict[str, Any]) -> None:
         """Keep a response for clients that ask for it again: see ``ResponseStore``, as for the next two."""
-        self._responses.keep(owner, response["id"], response)
+        if not self._recordings.is_forgotten(owner, response["id"]):
+            self._responses.keep(owner, response["id"], response)
 
     async def kept(self, owner: str, response_id: str) -> dict[str, Any] | None:
         return self._responses.kept(owner, response_id)
@@ -249,7 +250,9 @@ class AgentPool:
         """Also closes the environment that waits for a message after this response."""
         if (rollout_id := self._conversations.end_response(owner, response_id)) is not None:
             self._service.forget(rollout_id)
-        return self._responses.forget(owner, response_id)
+        if was_kept := self._responses.forget(owner, response_id):
+            self._recordings.forget_answer(owner, response_id)
+        return was_kept
 
     async def keep_task(self, owner: str, task_id: str, task: bytes) -> None:
         """Keep a task of A2A, new or changed. This and the next four are for ``PoolTaskStore``."""

@@ -23,6 +23,8 @@ class Recording:
 
     def __init__(self, envelope: Envelope) -> None:
         self.envelope = envelope
+        self.is_forgotten = False
+        """Whether its answer must not be kept any more."""
         self._parts: list[Part] = []
         self._error: Exception | None = None
         self._has_ended = False
@@ -101,6 +103,16 @@ class Recordings:
         self._tasks.add(task)  # asyncio itself keeps no reference to a running task
         task.add_done_callback(self._tasks.discard)
         return recording
+
+    def forget_answer(self, owner: str, answer_id: str) -> None:
+        """The client has deleted an answer: a request that repeats its own does not bring it back."""
+        for recording in self._recordings.all_kept(owner):
+            recording.is_forgotten |= recording.envelope.answer_id == answer_id
+
+    def is_forgotten(self, owner: str, answer_id: str) -> bool:
+        """Whether the client has deleted this answer."""
+        recordings = self._recordings.all_kept(owner)
+        return any(each.is_forgotten and each.envelope.answer_id == answer_id for each in recordings)
 
     async def _record(self, recording: Recording, parts: AsyncGenerator[Part, None]) -> None:
         if await recording.record(parts):

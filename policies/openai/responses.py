@@ -97,7 +97,10 @@ class ResponseStore(Protocol):
     """Where responses are kept for those who ask for them again; all replicas share it."""
 
     async def keep(self, owner: str, response: Json) -> None:
-        """Keep ``response`` by its id, for the key ``owner``."""
+        """Keep ``response`` by its id, for the key ``owner``, unless it was forgotten by its client's wish.
+
+        A repeated request keeps it too: the client of the first one may have gone.
+        """
         ...
 
     async def kept(self, owner: str, response_id: str) -> Json | None:
@@ -172,15 +175,13 @@ class ResponsesFrontend:
         """The events of a response while its episode is played; it is kept before the last one."""
         numbers = itertools.count()
         async with aclosing(self._agents.episode(draft.body.for_chat(), charge, envelope)) as parts:
-            is_kept = envelope.can_be_followed
             try:
                 async for part in parts:
-                    if isinstance(part, Repeated):  # it was kept, and may have been deleted
+                    if isinstance(part, Repeated):
                         draft.repeat(part)
-                        is_kept = False
                         continue
                     for event in draft.add(part):
-                        if event["type"] in ENDS and is_kept:
+                        if event["type"] in ENDS and envelope.can_be_followed:
                             await self._stores[draft.body.model].keep(envelope.owner, draft.response)
                         yield {**event, "sequence_number": next(numbers), "policy_version": draft.version}
             except OpenAIError as error:

@@ -361,6 +361,26 @@ def test_who_repeats_the_request_of_a_client_that_has_hung_up_pays_for_the_rest(
     assert charged == [4, 7]
 
 
+def test_who_repeats_the_request_of_a_client_that_has_hung_up_can_retrieve_and_delete_its_response(
+    server: AgentServer, threads: ThreadPoolExecutor
+) -> None:
+    server.service.is_busy = True
+    headers = {"Idempotency-Key": "gone"}
+    asked = threads.submit(ask, server, headers=headers, stream=True)
+    hear_steps(server, (0, "12+34", 4))
+    stream = asked.result()
+    response_id = next(iter(stream)).response.id
+    stream.close()
+    threading.Event().wait(0.3)
+    server.service.finish(server.service.take())
+    *_, end = ask(server, headers=headers, stream=True)
+    assert end.response.id == response_id
+    assert client(server).responses.retrieve(response_id).output_text == "46"
+    client(server).responses.delete(response_id)
+    assert list(ask(server, headers=headers, stream=True))[-1].response.id == response_id
+    assert error_of(lambda: client(server).responses.retrieve(response_id)).status_code == 404
+
+
 def test_a_whole_answer_costs_its_usage_also_where_a_try_has_failed(
     server: AgentServer, charged: list[int], threads: ThreadPoolExecutor
 ) -> None:
