@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from actors.serving.allowance import Allowance
 from actors.serving.events import EVENTS, event
 from actors.serving.intake import OPEN_PATH
-from actors.serving.keys import WILDCARDS, ApiKeys, is_loopback
+from actors.serving.keys import ApiKeys, hostname, is_loopback, served_hosts
 from actors.settings import ServerConfig
 from policies.openai.protocol import OpenAIError
 
@@ -72,7 +72,7 @@ class Access:
         self.max_request_seconds = access.max_request_seconds
         self._max_open_requests = access.max_open_requests
         self._num_open = 0
-        self._hosts = {host.lower() for host in (config.http_host, *access.hosts)} - set(WILDCARDS)
+        self._hosts = served_hosts(config)
         self._keys = keys
         limits = (access.requests_per_minute, access.tokens_per_minute)
         shares = [limit and limit / config.most_replicas for limit in limits]
@@ -106,10 +106,10 @@ class Access:
 
     def _check_address(self, header: str, value: str) -> None:
         """A page that a browser has from elsewhere must not reach this server by a name of its own."""
-        host = _hostname(value)
+        host = hostname(value)
         if not is_loopback(host) and host not in self._hosts:
             raise OpenAIError(
-                403, f"{header} {value!r} is not served here: add it to server.access.hosts, if it should be."
+                403, f"{header} {host!r} is not served here: add it to server.access.hosts, if it should be."
             )
 
     def _caller(self, headers: Headers) -> Caller:
@@ -122,14 +122,6 @@ class Access:
                 401, "Send a key of this server, as `Authorization: Bearer KEY`.", code="invalid_api_key"
             )
         return self._callers[name]
-
-
-def _hostname(address: str) -> str:
-    """``host`` of ``host:port``; empty where it cannot be read."""
-    try:
-        return (urlsplit(f"//{address}").hostname or "").rstrip(".")
-    except ValueError:
-        return ""
 
 
 class AccessControl:

@@ -1,4 +1,7 @@
-"""API keys: who may use the endpoints of the policy server. Only their SHA-256 digests are kept."""
+"""Who may use the endpoints of the policy server, and by which name.
+
+Of API keys, only the SHA-256 digests are kept.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from actors.settings import ServerConfig
 from environments.errors import ConfigError
@@ -47,8 +51,9 @@ def access_keys(config: ServerConfig) -> ApiKeys:
     """The keys of the endpoint; none where there is no endpoint.
 
     Raises:
-        ConfigError: a key cannot be used, or the endpoint may not be served without one.
+        ConfigError: a key or a name cannot be used, or the endpoint may not be served without one.
     """
+    served_hosts(config)
     if config.http_port is None:
         return ApiKeys()
     host, access = config.http_host, config.access
@@ -77,6 +82,32 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def hostname(address: str) -> str:
+    """The bare name in ``name`` or ``name:port``, in small letters; empty where it cannot be read."""
+    if address.count(":") > 1 and not address.startswith("["):  # IPv6, as people write it
+        address = f"[{address}]"
+    try:
+        parts = urlsplit(f"//{address}")
+        return "" if parts.path else (parts.hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def served_hosts(config: ServerConfig) -> set[str]:
+    """The names, beside loopback's, under which clients may reach the endpoint.
+
+    Raises:
+        ConfigError: one of ``server.access.hosts`` is no name.
+    """
+    for given in config.access.hosts:
+        if not hostname(given):
+            raise ConfigError(
+                f"server.access.hosts has {given!r}, which is no name of a machine: write it like "
+                "my-machine.example."
+            )
+    return {hostname(given) for given in (config.http_host, *config.access.hosts)} - set(WILDCARDS)
 
 
 def read_keys(keys_file: str | None) -> ApiKeys:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -119,6 +120,17 @@ def test_without_keys_everybody_on_this_machine_may_ask() -> None:
 def test_the_servers_own_names_are_served(host: str) -> None:
     with behind(hosts=["Trainer.example"]) as (client, _):
         assert client.get("/anything", headers={**bearer(ALICE), "host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["My-Machine:8000", "trainer.example.:8000", "[2001:db8::1]:8000"])
+def test_the_name_that_the_error_says_is_served_when_it_is_added(host: str) -> None:
+    headers = {**bearer(ALICE), "host": host}
+    with behind() as (client, _):
+        message = client.get("/anything", headers=headers).json()["error"]["message"]
+    (name,) = re.findall(r"Host '(.*)' is not served here: add it to server.access.hosts", message)
+    for given in (name, host):
+        with behind(hosts=[given]) as (client, _):
+            assert client.get("/anything", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -298,6 +310,9 @@ def test_every_interface_needs_the_names_of_the_machine(monkeypatch: pytest.Monk
     with pytest.raises(ConfigError, match=r"server\.access\.hosts=\[my-machine"):
         access_keys(config)
     assert access_keys(replace(config, access=AccessConfig(hosts=["my-machine"])))
+    for nothing in ("", ":8000", "http://my-machine:8000", "https://my-machine", "["):
+        with pytest.raises(ConfigError, match="is no name of a machine: write it like"):
+            access_keys(replace(config, access=AccessConfig(hosts=[nothing])))
     assert access_keys(replace(config, http_host="10.0.0.1"))
 
 
