@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from environments.types import PlayedStep, TerminationReason, Trajectory
 from policies.openai.envelope import Envelope, Repeated, Used
-from policies.openai.protocol import ChatRequest, OpenAIError
+from policies.openai.protocol import NO_EFFECT, ChatRequest, OpenAIError
 from policies.sampler import SamplingParams
 
 Json = dict[str, Any]
@@ -28,9 +28,9 @@ PREFIX = "agent/"
 """Names of agents begin with it, so that no model has one."""
 TAKEN = {
     *("model", "messages", "stream", "stream_options", "temperature", "top_p", "top_k", "seed"),
-    *("user", "safety_identifier", "prompt_cache_key", "metadata", "store", "service_tier"),
+    *("user", "safety_identifier", "prompt_cache_key", "metadata"),
 }
-"""Fields of a request that an agent acts on, or that change nothing. The rest is the agent's own."""
+"""Fields of a request that an agent acts on, or that it ignores. The rest is the agent's own."""
 
 
 class AgentFrontend:
@@ -141,10 +141,8 @@ def digest(body: BaseModel, envelope: Envelope) -> str:
 
 def _question(body: ChatRequest, has_session: bool) -> str:
     """The one new message of a request. Raises ``OpenAIError`` for what an agent decides for itself."""
-    given = {name for name in body.model_fields_set if vars(body)[name] is not None} - TAKEN
-    if body.n == 1:
-        given -= {"n"}
-    for name in sorted(given):
+    given = body.model_dump(exclude=TAKEN, exclude_none=True)
+    for name in sorted(name for name, value in given.items() if value not in NO_EFFECT.get(name, ())):
         raise OpenAIError(
             400,
             f"{body.model} plays with settings, tools and limits of its own: leave {name} out.",

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, Va
 from environments.errors import ConfigError, PromptTooLongError, SamplerError, TroupeError
 from environments.types import Message
 from policies.openai.limits import MAX_CHOICES, MAX_MESSAGES, MAX_STOP_CHARACTERS, MAX_STOPS
+from policies.openai.validation_errors import told
 from policies.sampler import SamplingParams
 
 MAX_SEED = 2**63 - 1 - MAX_CHOICES  # choice i is sampled with seed + i, and the engine takes 64 bits
@@ -53,12 +54,8 @@ class OpenAIError(TroupeError):
     @classmethod
     def from_validation(cls, details: Sequence[Mapping[str, Any]]) -> OpenAIError:
         """From the ``errors()`` of pydantic's ``ValidationError`` or FastAPI's ``RequestValidationError``."""
-        places = [_place(detail) for detail in details]
-        sentences = [
-            f"{place or 'The body'}: {_complaint(detail)}"
-            for place, detail in zip(places, details, strict=True)
-        ]
-        return cls(400, " ".join(sentences), param=places[0])
+        message, param = told(details)
+        return cls(400, message, param=param)
 
     def body(self) -> dict[str, Any]:
         """The JSON body that OpenAI clients expect of a failure."""
@@ -92,34 +89,35 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
     return answer.status, answer.body()
 
 
-def _place(detail: Mapping[str, Any]) -> str | None:
-    if detail["type"] == "json_invalid":
-        return None
-    path = [str(part) for part in detail["loc"]]
-    return ".".join(path[1:] if path[:1] == ["body"] else path) or None
-
-
-def _complaint(detail: Mapping[str, Any]) -> str:
-    if detail["type"] == "extra_forbidden":
-        return "this server does not support the field: leave it out."
-    return str(detail["msg"]).removeprefix("Value error, ").rstrip(".") + "."
-
-
 # -- requests --------------------------------------------------------------------------------------------
 
 
-def _zero(value: float | None) -> float | None:
-    if value:
-        raise ValueError(f"{value} is not supported: use 0, or leave it out")
-    return value
+NO_EFFECT: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "stop": ([],),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "return_token_ids": (False,),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "tools": ([],),
+    "tool_choice": ("auto",),
+    "parallel_tool_calls": (True,),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+}
+"""Values that change nothing, by their fields: clients send them by default."""
 
 
-def _of_no_effect(*values: Any) -> AfterValidator:
-    """Takes the values that change nothing here: clients send them by default."""
+def _of_no_effect(name: str) -> AfterValidator:
+    """Takes only the values that change nothing."""
 
     def check(value: Any) -> Any:
-        if value is not None and value not in values:
-            served = " or ".join(map(repr, values))
+        if value is not None and value not in NO_EFFECT[name]:
+            served = " or ".join(map(repr, NO_EFFECT[name]))
             raise ValueError(f"{value!r} is not supported: use {served}, or leave it out")
         return value
 
@@ -155,7 +153,6 @@ def _sampled_token_only(value: int | None) -> int | None:
 
 
 TokenId = Annotated[int, Field(ge=0)]
-OnlyZero = Annotated[float | None, AfterValidator(_zero)]
 Stop = Annotated[str | list[str] | None, AfterValidator(_few_short_stops)]
 OnlySampledToken = Annotated[StrictInt | None, AfterValidator(_sampled_token_only)]
 
@@ -182,8 +179,8 @@ class SamplingRequest(_Body):
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    frequency_penalty: OnlyZero = None
-    presence_penalty: OnlyZero = None
+    frequency_penalty: Annotated[float | None, _of_no_effect("frequency_penalty")] = None
+    presence_penalty: Annotated[float | None, _of_no_effect("presence_penalty")] = None
     return_token_ids: bool | None = None
     policy_version: Annotated[int, Field(ge=0)] | None = None
     """The version that has to answer: status 409 where the policy has moved on, with the present one."""
@@ -193,9 +190,9 @@ class SamplingRequest(_Body):
     prompt_cache_key: str | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     """Accepted and ignored: notes beside a stored answer, and none is stored."""
-    store: Annotated[bool | None, _of_no_effect(False)] = None
-    service_tier: Annotated[str | None, _of_no_effect("auto", "default")] = None
-    logit_bias: Annotated[dict[str, float] | None, _of_no_effect({})] = None
+    store: Annotated[bool | None, _of_no_effect("store")] = None
+    service_tier: Annotated[str | None, _of_no_effect("service_tier")] = None
+    logit_bias: Annotated[dict[str, float] | None, _of_no_effect("logit_bias")] = None
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> SamplingRequest:
@@ -234,8 +231,8 @@ class TextPart(_Body):
 
 class CalledFunction(_Body):
     name: str
-    arguments: str
-    """JSON text, as the model wrote it."""
+    arguments: str | None = None
+    """JSON text, as the model wrote it. Some clients write nothing for a call without arguments."""
 
 
 class ChatToolCall(_Body):
@@ -256,7 +253,7 @@ class ChatMessage(_Body):
     reasoning_content: str | None = None
     """An answer's thoughts, for templates that show them."""
     refusal: None = None
-    annotations: None = None
+    annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
     provider_specific_fields: dict[str, Any] | None = None
@@ -282,7 +279,7 @@ class ChatMessage(_Body):
 
 def _call_for_template(call: ChatToolCall) -> dict[str, Any]:
     try:
-        arguments = json.loads(call.function.arguments)
+        arguments = json.loads(call.function.arguments or "{}")
     except (ValueError, RecursionError) as error:
         raise OpenAIError(
             400, f"The arguments of the tool call {call.id!r} are no JSON ({error}).", param="messages"
@@ -334,9 +331,9 @@ class ChatRequest(SamplingRequest):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     """``required`` and a named tool force one call of a tool."""
-    parallel_tool_calls: Annotated[bool | None, _of_no_effect(True)] = None
+    parallel_tool_calls: Annotated[bool | None, _of_no_effect("parallel_tool_calls")] = None
     response_format: ResponseFormat | None = None
-    modalities: Annotated[list[str] | None, _of_no_effect(["text"])] = None
+    modalities: Annotated[list[str] | None, _of_no_effect("modalities")] = None
     reasoning_effort: str | None = None
     """Reaches the chat template under this name; a template that does not read it is an error."""
     chat_template_kwargs: dict[str, Any] | None = None

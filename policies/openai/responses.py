@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from environments.types import PlayedStep, TerminationReason, Trajectory
 from policies.openai.agent_frontend import ALONE, AgentFrontend, digest
@@ -33,18 +33,24 @@ class _Item(BaseModel):
 
 
 class InputText(_Item):
-    """A part of a message."""
+    """A part of a message. The last fields change nothing: clients that send an answer back have them."""
 
     type: Literal["input_text", "output_text"]
     text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
 
 
 class InputMessage(_Item):
-    """A message of ``input``; its type may be left out, as in OpenAI's simplest examples."""
+    """A message of ``input``; its type may be left out, as in OpenAI's simplest examples. The last fields are
+    those of an answer that is sent back, and change nothing.
+    """
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputText]
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
 
     def for_chat(self) -> Json:
         """The message as the chat endpoint takes it."""
@@ -79,6 +85,14 @@ class ResponsesRequest(_Item):
     tool_choice: Literal["auto"] | None = None
     tools: Annotated[list[Json], Field(max_length=0)] | None = None
     include: Annotated[list[str], Field(max_length=0)] | None = None
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _without_reasoning(cls, given: Any) -> Any:
+        """Steps before an answer that is sent back: the agent remembers them itself."""
+        if not isinstance(given, list):
+            return given
+        return [each for each in given if not (isinstance(each, dict) and each.get("type") == "reasoning")]
 
     def for_chat(self) -> ChatRequest:
         """The same request at the chat endpoint. Raises ``OpenAIError`` if that takes it not."""

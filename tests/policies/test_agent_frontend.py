@@ -12,7 +12,7 @@ import pytest
 from environments.types import Completion, PlayedStep, Step, TerminationReason, Trajectory
 from policies.openai.agent_frontend import AgentFrontend
 from policies.openai.envelope import Envelope, Used
-from policies.openai.protocol import ChatRequest, OpenAIError
+from policies.openai.protocol import NO_EFFECT, ChatRequest, OpenAIError
 from policies.sampler import SamplingParams
 
 QUESTION = {"role": "user", "content": "What is 12+34?"}
@@ -166,7 +166,10 @@ def test_an_episode_that_has_failed_is_an_error_without_a_traceback(
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": []}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "none"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logprobs": True}, "logprobs"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"stop": "x"}, "stop"),
         ({"n": 2}, "n"),
@@ -178,6 +181,12 @@ def test_what_the_agent_decides_for_itself_is_rejected_by_name(fields: dict[str,
     with pytest.raises(OpenAIError) as caught:
         ask(episode("46"), **fields)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_what_clients_send_by_default_changes_nothing() -> None:
+    defaults = {name: values[0] for name, values in NO_EFFECT.items()}
+    ((answer,), calculator), (plain, other) = ask(episode("46"), **defaults), ask(episode("46"))
+    assert answer["choices"] == plain[0]["choices"] and calculator.asked == other.asked
 
 
 def test_another_agent_is_answered_with_those_that_are_served() -> None:

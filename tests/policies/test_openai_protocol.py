@@ -20,7 +20,7 @@ from policies.chat import ChatRenderer
 from policies.engines.base import Engine
 from policies.engines.weights import WeightBucket
 from policies.openai.frontend import OpenAIFrontend
-from policies.openai.protocol import ChatRequest, CompletionRequest, OpenAIError, error_body
+from policies.openai.protocol import NO_EFFECT, ChatRequest, CompletionRequest, OpenAIError, error_body
 from policies.sampler import EngineStats, SamplingParams, TokenOutput
 from policies.tiny import build_tokenizer
 
@@ -615,18 +615,9 @@ def test_impossible_sampling_parameters_are_the_clients_fault(fields: dict[str, 
 
 def test_what_clients_send_by_default_changes_nothing() -> None:
     engine = FakeEngine(*[ids_of("46")] * 2)
-    defaults = {
-        "store": False,
-        "service_tier": "auto",
-        "parallel_tool_calls": True,
-        "response_format": {"type": "text"},
-        "modalities": ["text"],
-        "logit_bias": {},
-        "metadata": {"run": "12"},
-        "safety_identifier": "somebody",
-        "prompt_cache_key": "tasks",
-    }
-    plain, (answer,) = chat(engine)[0], chat(engine, **defaults)
+    defaults = {name: values[0] for name, values in NO_EFFECT.items()}
+    ignored = {"metadata": {"run": "12"}, "safety_identifier": "somebody", "prompt_cache_key": "tasks"}
+    plain, (answer,) = chat(engine)[0], chat(engine, **defaults, **ignored)
     assert engine.requests[0] == engine.requests[1]
     assert answer["choices"] == plain["choices"]
 
@@ -742,6 +733,41 @@ def test_text_that_is_no_unicode_is_the_clients_fault(text: str) -> None:
     assert error_body(caught.value)[0] == 400
     with pytest.raises(OpenAIError, match="prompt cannot be encoded"):
         complete(FakeEngine(), prompt=text)
+
+
+@pytest.mark.parametrize("function", [{"arguments": ""}, {"arguments": None}, {}])
+def test_an_old_call_may_have_no_arguments(function: dict[str, Any]) -> None:
+    engine = FakeEngine(*[ids_of("46")] * 2)
+    for given in (function, {"arguments": "{}"}):
+        call = {"id": "call_1", "function": {"name": "calculator", **given}}
+        answer = {"role": "assistant", "content": "", "tool_calls": [call], "annotations": []}
+        chat(engine, messages=[*MESSAGES, answer])
+    assert engine.requests[0] == engine.requests[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentences"),
+    [
+        ({"tool_choice": "any"}, "tool_choice: Input should be 'auto', 'none' or 'required'."),
+        (
+            {"tool_choice": {"type": "function", "name": "f"}},
+            "tool_choice.function: Field required. tool_choice.name: this",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "messages.0.content.0.type: Input should",
+        ),
+        ({"stop": 5}, "stop: Input should be a valid string. stop: Input should be a valid list."),
+    ],
+)
+def test_an_error_about_one_of_several_forms_is_about_the_nearest(
+    fields: dict[str, Any], sentences: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        chat(FakeEngine(), **fields)
+    _, body = error_body(caught.value)
+    assert body["error"]["message"].startswith(sentences)
+    assert body["error"]["param"] == sentences.partition(":")[0]
 
 
 @pytest.mark.parametrize("arguments", ["12+", "[" * 100_000])
