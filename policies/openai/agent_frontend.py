@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -135,7 +136,8 @@ class AgentFrontend:
 
 def digest(body: BaseModel, envelope: Envelope) -> str:
     """By which two requests can be told to be the same: by their bodies and their sessions."""
-    text = f"{type(body).__name__} {envelope.session!r} {body.model_dump_json()}"
+    # In ASCII: a field that is ignored may hold half a surrogate pair, which has no UTF-8.
+    text = f"{type(body).__name__} {envelope.session!r} {json.dumps(body.model_dump())}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 

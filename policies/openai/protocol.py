@@ -152,6 +152,7 @@ def _sampled_token_only(value: int | None) -> int | None:
     return value
 
 
+Text = Annotated[str, AfterValidator(encodable)]
 TokenId = Annotated[int, Field(ge=0)]
 Stop = Annotated[str | list[str] | None, AfterValidator(_few_short_stops)]
 OnlySampledToken = Annotated[StrictInt | None, AfterValidator(_sampled_token_only)]
@@ -226,7 +227,7 @@ class SamplingRequest(_Body):
 
 class TextPart(_Body):
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class CalledFunction(_Body):
@@ -246,7 +247,7 @@ class ChatMessage(_Body):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """``developer`` is OpenAI's newer name of ``system``."""
-    content: str | list[TextPart] | None = None
+    content: Text | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[ChatToolCall] | None = None
     tool_call_id: str | None = None

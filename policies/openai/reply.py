@@ -200,7 +200,8 @@ def _tool_calls(parser: ToolParser, text: str) -> list[Json]:
         {
             "id": f"call_{uuid.uuid4().hex}",
             "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+            # In ASCII: the model may have written half a surrogate pair, which has no UTF-8.
+            "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
         }
         for call in calls
     ]

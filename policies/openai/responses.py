@@ -20,7 +20,7 @@ from policies.openai.agent_frontend import ALONE, AgentFrontend, digest
 from policies.openai.envelope import Envelope, Repeated
 from policies.openai.limits import MAX_MESSAGES
 from policies.openai.owned import MAX_STORED
-from policies.openai.protocol import MAX_SEED, ChatRequest, OpenAIError
+from policies.openai.protocol import MAX_SEED, ChatRequest, OpenAIError, Text
 
 Json = dict[str, Any]
 
@@ -36,7 +36,7 @@ class InputText(_Item):
     """A part of a message. The last fields change nothing: clients that send an answer back have them."""
 
     type: Literal["input_text", "output_text"]
-    text: str
+    text: Text
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
 
@@ -48,7 +48,7 @@ class InputMessage(_Item):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputText]
+    content: Text | list[InputText]
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
@@ -65,11 +65,11 @@ class ResponsesRequest(_Item):
     model: str
     previous_response_id: str | None = None
     """The conversation goes on from the answer of this id: the agent and its environment remember it."""
-    input: str | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     stream: bool | None = None
     store: bool | None = None
     """By default the response can be asked for again by its id."""
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    metadata: Annotated[dict[Text, Text], Field(max_length=16)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None

@@ -8,6 +8,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from environments.types import Completion, PlayedStep, Step, TerminationReason, Trajectory
 from policies.openai.agent_frontend import AgentFrontend
@@ -193,3 +194,10 @@ def test_another_agent_is_answered_with_those_that_are_served() -> None:
     with pytest.raises(OpenAIError, match="'agent/calculator'") as caught:
         ask(episode("46"), model="agent/oracle")
     assert caught.value.status == 404
+
+
+def test_half_a_character_is_the_clients_fault_or_ignored() -> None:
+    with pytest.raises(ValidationError, match="no Unicode at position 1"):
+        ask(episode("46"), messages=[{"role": "user", "content": "a\ud83d"}])
+    ((answer,), _) = ask(episode("46"), user="a\ud83d")
+    assert answer["choices"][0]["message"]["content"] == "46"

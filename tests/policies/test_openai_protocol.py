@@ -261,6 +261,14 @@ def test_tool_calls_are_parsed_for_requests_with_tools(stream: bool) -> None:
     assert json.loads(message.tool_calls[0].function.arguments) == {"expression": "12+34"}
 
 
+def test_a_call_with_half_a_character_can_be_sent() -> None:
+    text = '<tool_call>{"name": "calculator", "arguments": {"expression": "\\ud83d"}}</tool_call>'
+    (answer,) = chat(FakeEngine(ids_of(text)), tools=TOOLS)
+    (call,) = answer["choices"][0]["message"]["tool_calls"]
+    call["function"]["arguments"].encode()
+    assert json.loads(call["function"]["arguments"]) == {"expression": "\ud83d"}
+
+
 @pytest.mark.parametrize("fields", [{}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}])
 def test_without_tools_the_text_stays_as_it_is(fields: dict[str, Any]) -> None:
     answer = the_chat_completion(chat(FakeEngine(ids_of(TOOL_CALL)), **fields))
@@ -728,9 +736,12 @@ def test_a_request_may_not_ask_for_tokens_without_end() -> None:
 
 @pytest.mark.parametrize("text", ["\ud800", "12 \udfff 34"])
 def test_text_that_is_no_unicode_is_the_clients_fault(text: str) -> None:
-    with pytest.raises(OpenAIError, match=r"(?i)messages") as caught:
-        chat(FakeEngine(), messages=[{"role": "user", "content": text}])
-    assert error_body(caught.value)[0] == 400
+    for content in (text, [{"type": "text", "text": text}]):
+        with pytest.raises(ValidationError) as caught:
+            chat(FakeEngine(), messages=[{"role": "user", "content": content}])
+        status, body = error_body(caught.value)
+        assert status == 400 and "the text is no Unicode at position" in body["error"]["message"]
+        assert body["error"]["param"].startswith("messages.0.content")
     with pytest.raises(OpenAIError, match="prompt cannot be encoded"):
         complete(FakeEngine(), prompt=text)
 

@@ -34,6 +34,12 @@ def test_an_answer_can_be_sent_back_as_it_came() -> None:
     ("given", "message"),
     [
         (5, "input: Input should be a valid string. input: Input should be a valid list."),
+        ("a\ud83d", "input: the text is no Unicode at position 1"),
+        ([{"role": "user", "content": "a\ud83d"}], "input.0.content: the text is no Unicode at position 1"),
+        (
+            [{"role": "user", "content": [{"type": "input_text", "text": "a\ud83d"}]}],
+            "input.0.content.0.text: the text is no Unicode at position 1",
+        ),
         ([{"role": "critic", "content": "No."}], "input.0.role: Input should be 'user', "),
         (
             [{"role": "user", "content": "Hi", "colour": "red"}],
