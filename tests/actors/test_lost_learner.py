@@ -86,7 +86,7 @@ def test_before_its_first_publish_a_phase_goes_on_with_the_rate_of_its_checkpoin
     assert metrics["learn/lr"] == pytest.approx(1e-5), "that of the phase before was 1e-3"
 
 
-def test_weights_that_are_published_in_another_form_rebuild_no_learner() -> None:
+def test_weights_that_are_published_in_another_form_rebuild_no_learner(verl_on_cpu: None) -> None:
     """Experts are published one by one, and held as one: the run goes on from its checkpoint, as it would
     where the learner was lost for another reason.
     """
