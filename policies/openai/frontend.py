@@ -21,11 +21,12 @@ from policies.openai.protocol import (
 )
 from policies.openai.reply import ChatReply, Json, Piece, Reply, TextReply
 from policies.openai.structure import structure_of
-from policies.sampler import SamplingParams, TokenOutput, TokenRequest
+from policies.sampler import SamplingParams, TokenRequest
 
 if TYPE_CHECKING:
     from policies.chat import ChatRenderer
     from policies.engines.base import Engine
+    from policies.sampler import TokenOutput
 
 
 Charge = Callable[[int], None]
@@ -104,7 +105,7 @@ class OpenAIFrontend:
         requests = self._requests(body, [prompt], structure)
         reply = ChatReply(body, self._token_text, self._tool_parser if calls_tools else None)
         # A tool call is only known when it is complete, so such an answer is sent in one piece.
-        pieces = self._sample(requests, charge, in_pieces=bool(body.stream) and not calls_tools)
+        pieces = self._sample(requests, in_pieces=bool(body.stream) and not calls_tools)
         return _answer(body, requests, reply, pieces, charge)
 
     def complete(self, body: CompletionRequest, charge: Charge = _free) -> AsyncGenerator[Json, None]:
@@ -112,7 +113,7 @@ class OpenAIFrontend:
         self._check(body)
         requests = self._requests(body, self._encode(body))
         reply = TextReply(body, self._token_text)
-        pieces = self._sample(requests, charge, in_pieces=bool(body.stream))
+        pieces = self._sample(requests, in_pieces=bool(body.stream))
         return _answer(body, requests, reply, pieces, charge)
 
     def _check(self, body: SamplingRequest) -> None:
@@ -214,26 +215,23 @@ class OpenAIFrontend:
                 param="n",
             )
 
-    def _sample(
-        self, requests: list[TokenRequest], charge: Charge, in_pieces: bool
-    ) -> AsyncGenerator[Piece, None]:
-        streams = [self._stream(request, charge) for request in requests]
-        sample = self._sample_in_pieces if in_pieces else self._sample_whole
-        return sample(requests, streams)
+    def _sample(self, requests: list[TokenRequest], in_pieces: bool) -> AsyncGenerator[Piece, None]:
+        return self._sample_in_pieces(requests) if in_pieces else self._sample_whole(requests)
 
-    async def _stream(self, request: TokenRequest, charge: Charge) -> AsyncGenerator[TokenOutput, None]:
-        """What the engine samples, paid as it comes: also where nobody waits for the end of it."""
+    async def _generate(self, request: TokenRequest) -> TokenOutput:
+        with self._engine.in_flight(request.prompt_ids, request.params):
+            async with self._places:
+                return await self._engine.generate(request.prompt_ids, request.params)
+
+    async def _stream(self, request: TokenRequest) -> AsyncGenerator[TokenOutput, None]:
         outputs = self._engine.stream(request.prompt_ids, request.params)
         with self._engine.in_flight(request.prompt_ids, request.params):
             async with self._places, aclosing(outputs):
                 async for output in outputs:
-                    charge(len(output.token_ids))
                     yield output
 
-    async def _sample_whole(
-        self, requests: list[TokenRequest], streams: Sequence[AsyncGenerator[TokenOutput, None]]
-    ) -> AsyncGenerator[Piece, None]:
-        tasks = [asyncio.create_task(_joined(stream)) for stream in streams]
+    async def _sample_whole(self, requests: list[TokenRequest]) -> AsyncGenerator[Piece, None]:
+        tasks = [asyncio.create_task(self._generate(request)) for request in requests]
         try:
             outputs = await asyncio.gather(*tasks)
         finally:
@@ -243,11 +241,10 @@ class OpenAIFrontend:
             text = before_stop(self._renderer.decode(output.token_ids), request.params.stop)
             yield Piece(index, request, text, output, is_first=True)
 
-    async def _sample_in_pieces(
-        self, requests: list[TokenRequest], streams: Sequence[AsyncGenerator[TokenOutput, None]]
-    ) -> AsyncGenerator[Piece, None]:
+    async def _sample_in_pieces(self, requests: list[TokenRequest]) -> AsyncGenerator[Piece, None]:
         texts = [GrowingText(self._renderer.decode, request.params.stop) for request in requests]
         started: set[int] = set()
+        streams = [self._stream(request) for request in requests]
         async with aclosing(_merge(streams)) as outputs:
             async for index, output in outputs:
                 text = texts[index].add(output.token_ids, is_last=output.finish_reason is not None)
@@ -269,6 +266,7 @@ async def _answer(
     pieces = []
     async with aclosing(source):
         async for piece in source:
+            charge(len(piece.output.token_ids))
             _check_version(body, piece)
             pieces.append(piece)
             if body.stream:
@@ -296,19 +294,6 @@ def moved_on(wanted: int, present: int) -> OpenAIError:
         f"policy_version={wanted} is not served: the present one is {present}.",
         param="policy_version",
         code="policy_version_changed",
-    )
-
-
-async def _joined(stream: AsyncGenerator[TokenOutput, None]) -> TokenOutput:
-    """The outputs of a stream as one."""
-    async with aclosing(stream):
-        outputs = [output async for output in stream]
-    return TokenOutput(
-        token_ids=tuple(each for output in outputs for each in output.token_ids),
-        logprobs=tuple(each for output in outputs for each in output.logprobs),
-        finish_reason=outputs[-1].finish_reason,
-        policy_version=min(output.policy_version for output in outputs),
-        token_versions=tuple(each for output in outputs for each in output.token_versions),
     )
 
 
