@@ -115,7 +115,11 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m launch.play", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("overrides", nargs="*", help="settings, such as recipe=guess or workload=my_workload")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        help=f"settings: {', '.join(SETTINGS)};\nwith --base-url {' and '.join(SETTINGS_OF_A_MODEL)} too",
+    )
     parser.add_argument("--task", type=int, default=0, metavar="N", help="the number of the task")
     parser.add_argument("--base-url", help="of an OpenAI server whose model answers")
     parser.add_argument("--model", default="policy", help="its name there")

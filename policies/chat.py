@@ -158,17 +158,12 @@ class ChatRenderer:
         Raises:
             PromptTooLongError: it would be longer than ``max_tokens`` even if all of them were the longest.
         """
-        most = max_tokens * self._longest_token
+        most = max_tokens * _longest_token(self._tokenizer)
         if len(text) > most:
             raise PromptTooLongError(
                 f"The prompt has {len(text)} characters, and the {max_tokens} tokens that it may have hold "
                 f"{most} at most: shorten the prompt."
             )
-
-    @functools.cached_property
-    def _longest_token(self) -> int:
-        """Its characters."""
-        return max(map(len, self._tokenizer.get_vocab()))
 
     @property
     def chat_template(self) -> str:
@@ -236,6 +231,12 @@ class ChatRenderer:
             **message,
             "content": self._control_names.sub(lambda name: name[0][0] + GUARD + name[0][1:], content),
         }
+
+
+@functools.lru_cache(maxsize=8)
+def _longest_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The characters of its longest token. Kept, since all its renderers ask for it with each request."""
+    return max(map(len, tokenizer.get_vocab()))
 
 
 def _control_names(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:

@@ -16,20 +16,23 @@ _UNIT = re.compile(
     r"(?:\\(?P<command>text|mathrm) ?\{(?P<text>[^{}]*)\}|(?<=[\d} ])(?P<words>[a-zA-Z]+(?: [a-zA-Z]+)*))"
     r" ?(?:\^ ?\{?(?P<power>\d)\}?)?$"
 )
-# A word that stands apart from its number is its unit if it has three letters or is one of these. Letters
-# that touch the number are factors, except for those of the second list.
+# A word that stands apart from its number is its unit if it has three letters or is one of the first list.
+# Letters that touch the number are factors, except for those of the second list and words of four letters.
 _SHORT_UNITS = "m|s|g|h|L|l|in|yd|mi|hr|ms|am|pm|AM|PM|sq"
-_TOUCHING_UNITS = "mm|cm|dm|km|mg|kg|ml|mL|ft|lb|oz|mph"
+_TOUCHING_UNITS = "mm|cm|dm|km|mg|kg|ml|mL|ft|lbs?|oz|mph"
 _NO_UNITS = (
-    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|sigma|tau|phi|chi|psi|omega|rho"
-    "|hundred|thousand|million|billion|trillion|dozen|and"
+    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|sigma|tau|phi|chi|psi|omega|rho|and|not"
+    "|(?:hundred|thousand|million|billion|trillion|third|quarter|fourth|fifth|tenth)s?|dozen|half|halves"
+    "|squared|cubed|factorial|choose|over|mod|plus|minus|times|sin|cos|tan|cot|log|exp|sqrt|root|inf|infinity"
 )
-_UNIT_WORD = rf"(?:(?!(?:{_NO_UNITS})\b)[a-zA-Z]{{3,}}|{_SHORT_UNITS}|{_TOUCHING_UNITS})\b"
-_UNIT_WORDS = rf"{_UNIT_WORD}(?:[ /]{_UNIT_WORD})*"
+_LONG_WORD = rf"(?!(?:{_NO_UNITS})\b)[a-zA-Z]{{3,}}"
+_UNIT_WORD = rf"(?:{_LONG_WORD}|{_SHORT_UNITS}|{_TOUCHING_UNITS})\b"
 _BARE_UNIT = re.compile(
-    rf"(?:(?:(?<=[\d)}}$])|(?<=\\pi)) |(?<=\d)(?=(?:{_TOUCHING_UNITS})\b))(?P<words>{_UNIT_WORDS})"
-    r" ?(?:\^ ?\{?(?P<power>\d)\}?)?$"
+    rf"(?:(?:(?<=[\d)}}$])|(?<=\\pi)) |(?<=[\d}}])(?=(?:{_TOUCHING_UNITS}|{_LONG_WORD}[a-zA-Z])\b))"
+    rf"(?P<words>{_UNIT_WORD}(?:[ /]{_UNIT_WORD})*) ?(?:\^ ?\{{?(?P<power>\d)\}}?)?$"
 )
+_SYMBOLS = ("i", "e", "d")
+"""What may be in a ``\\mathrm{...}`` that is no unit."""
 _BASE = re.compile(r"[\dA-F]+_\{?(\d+)\}?")
 _SIGNS = str.maketrans(
     {
@@ -97,7 +100,7 @@ def _unit(plain: str) -> _Unit | None:
         found.groupdict().get(name) for name in ("command", "text", "words", "power")
     )
     words = (text or bare or "").strip(" .")
-    is_sure = found.re is _BARE_UNIT or command == "text" or bool(text and re.fullmatch(_UNIT_WORDS, words))
+    is_sure = found.re is _BARE_UNIT or command == "text" or (command == "mathrm" and words not in _SYMBOLS)
     name = words.casefold() + (f"^{power}" if power else "")
     name = re.sub("^square (.+)", r"\1^2", re.sub("^cubic (.+)", r"\1^3", name))
     return _Unit(name, is_sure, rest)

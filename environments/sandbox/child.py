@@ -110,6 +110,7 @@ def go_on_as_first_process() -> None:
     if first:
         os.waitpid(first, 0)
         os._exit(1)
+    os.setsid()  # a signal of the program to its group would reach the process outside too
     die_with_parent(0)  # seen from a namespace, a process outside has no number
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # with Python's own handler the program could send it
 

@@ -24,6 +24,10 @@ class Recoveries:
         self._times.append(now)
         return True
 
+    def take_back(self) -> None:
+        """Count the newest recovery no more: another one takes its place."""
+        self._times.pop()
+
 
 def lost_updates(step: int, saved_step: int) -> str:
     """A sentence on the updates that no checkpoint holds.

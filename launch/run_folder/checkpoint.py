@@ -131,7 +131,7 @@ class CheckpointFolder:
 
         Args:
             save_learner: what it writes goes to the folder that it is given.
-            step_under_evaluation: its checkpoint stays until ``mark_best`` is asked about it.
+            step_under_evaluation: its checkpoint stays at this save: it may become the best.
         """
         self._undo_half_a_save()
         name = _name(progress.step)

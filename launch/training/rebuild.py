@@ -28,9 +28,13 @@ def rebuild_or_raise(
         raise error
     folder = recovery.checkpoints.latest()
     assert folder is not None, "can_rebuild has looked"
-    run.tracker.announce(f"{error} The learner is rebuilt; engines and rollout actors go on.")
+    run.tracker.announce(f"{error} The learner is being rebuilt; engines and rollout actors go on.")
     with run.interrupts.atomic_section(), Clock(run.activity).measure("time/rebuild"):
-        version = run.learner.rebuild(stage.optimizer, stage.num_schedule_steps, str(folder))
+        try:
+            version = run.learner.rebuild(stage.optimizer, stage.num_schedule_steps, str(folder))
+        except LearnerLostError:
+            recoveries.take_back()  # the run goes on from its checkpoint, and that is counted
+            raise
         run.kl.go_back(recovery.progress.kl_coef)
         run.rollouts.put_back()
     behind = recovery.progress.step - recovery.saved_step

@@ -34,6 +34,8 @@ EITHER = (
     *((bound, "multipleOf") for bound in BOUNDS),
 )
 """Of each row, a grammar reads only the first that a schema has."""
+LEAST = {"minLength", "minItems", "minProperties"}
+"""Of these, 0 asks nothing."""
 CONSTRAINTS = {*NEVER_HELD, *ALONE, *SHOWS_TYPE, *(keyword for row in EITHER for keyword in row)} | {
     *("required", "unevaluatedProperties", "unevaluatedItems", "minItems", "maxItems"),
 }
@@ -42,11 +44,13 @@ FORMATS = (
     *("email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid"),
     *("uri", "uri-reference", "uri-template", "json-pointer", "relative-json-pointer"),
 )
-BY_NAME = {"properties", "patternProperties", "$defs", "definitions"}
+PLACES = ("$defs", "definitions")
+"""Where a schema may define the inner ones that it names."""
+BY_NAME = {"properties", "patternProperties", *PLACES}
 """Keywords that hold schemas by names."""
 INNER = {
     *("items", "prefixItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties"),
-    *("anyOf", "oneOf", "allOf"),
+    *("anyOf", "oneOf", "allOf", "propertyNames"),
 }
 """Keywords that hold a schema or a list of them."""
 
@@ -92,7 +96,7 @@ def _schemas(schema: Any) -> Iterator[Json]:
 
 def _not_held(schema: Json) -> set[str]:
     """The keywords of one schema that its grammar leaves out."""
-    asked = CONSTRAINTS & schema.keys()
+    asked = {each for each in CONSTRAINTS & schema.keys() if not (each in LEAST and schema[each] == 0)}
     if (alone := next((keyword for keyword in ALONE if keyword in schema), None)) is not None:
         not_held = asked - {alone, "type"}
     elif SHOWS_TYPE & asked:
@@ -106,7 +110,7 @@ def _not_held(schema: Json) -> set[str]:
     ref, types = str(schema.get("$ref", "#")), _list(schema.get("type"))
     properties = schema["properties"] if isinstance(schema.get("properties"), dict) else {}
     unread = {
-        "$ref": ref != "#" and not ref.startswith("#/"),
+        "$ref": ref != "#" and not ref.startswith(tuple(f"#/{place}/" for place in PLACES)),
         "allOf": len(_list(schema.get("allOf"))) > 1,
         "format": "string" in types and schema.get("format") not in FORMATS,
         "multipleOf": "number" in types,

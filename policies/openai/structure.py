@@ -31,12 +31,9 @@ def structure_of(body: ChatRequest, parser: ToolParser) -> str | None:
             400, "tool_choice forces a call and response_format forbids it: send one.", param="tool_choice"
         )
     if tools:
-        for function in tools:
-            check_schema(function.get("parameters"), "tools")
         calls = [_call(function, parser) for function in tools]
         form = calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}
     elif schema is not None:
-        check_schema(schema, "response_format")
         form = {"type": "json_schema", "json_schema": schema}
     else:
         return None
@@ -47,6 +44,11 @@ def structure_of(body: ChatRequest, parser: ToolParser) -> str | None:
             f"The answer's schemas have {len(text)} characters, and may have {MAX_STRUCTURE_CHARACTERS}.",
             param="tool_choice" if tools else "response_format",
         )
+    # Not before: this walks through all of a schema, and megabytes of it would hold up the engine.
+    for function in tools:
+        check_schema(function.get("parameters"), "tools")
+    if schema is not None:
+        check_schema(schema, "response_format")
     return text
 
 

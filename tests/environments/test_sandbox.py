@@ -207,6 +207,13 @@ os.execv(sys.executable, [sys.executable, *{command}])
     assert gone_within(2)
 
 
+def test_a_program_that_stops_its_group_ends_in_time():
+    begin = time.monotonic()
+    result = run_python("import os\nos.kill(0, 19)", limits=SandboxLimits(timeout_seconds=1))
+    assert result.ending in (Ending.TIMED_OUT, Ending.KILLED)
+    assert time.monotonic() - begin < sandbox._KILL_SECONDS
+
+
 def test_a_program_cannot_end_its_supervisor_unnoticed(kernel):
     result = run_python("import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(0.2)\n'alive'")
     # Isolated, its parent is the first process of the namespace, which gets no signal from within. Else

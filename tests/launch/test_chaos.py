@@ -196,7 +196,7 @@ def test_a_killed_learner_ends_a_run_without_recoveries_and_else_is_rebuilt_and_
     killer.join(10)
     assert struck[1].after == struck[1].before, "engines and rollout actors are the same processes"
     said = capsys.readouterr().out
-    assert "The learner is rebuilt; engines and rollout actors go on." in said
+    assert "The learner is being rebuilt; engines and rollout actors go on." in said
     assert re.search(
         r"weights of version \d+, .* from step_000004, \d update\(s\) earlier. No update is lost", said
     )

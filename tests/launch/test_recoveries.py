@@ -15,6 +15,14 @@ def test_recoveries_that_lie_further_apart_than_the_window_never_end_the_run() -
     assert all(recoveries.allow(600.0 * number) for number in range(20))
 
 
+def test_a_recovery_that_another_one_takes_the_place_of_is_not_counted() -> None:
+    recoveries = Recoveries(1, 10)
+    assert recoveries.allow(0)
+    recoveries.take_back()
+    assert recoveries.allow(1)
+    assert not recoveries.allow(2)
+
+
 def test_no_recovery_is_allowed_where_none_is_wanted() -> None:
     assert not Recoveries(most=0, minutes=10).allow(0.0)
 

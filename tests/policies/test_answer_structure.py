@@ -151,6 +151,11 @@ def test_a_schema_that_would_hold_up_the_engine_is_an_error() -> None:
         ("properties", {"type": "object", "properties": {"a": {}}, "anyOf": [{"required": ["a"]}]}),
         ("allOf", {"allOf": [{"type": "integer"}, {"type": "integer", "minimum": 7}]}),
         ("required", {"type": "object", "properties": {"b": {}}, "required": ["a"]}),
+        (
+            "maxLength",
+            {"type": "object", "propertyNames": {"type": "string", "pattern": "a", "maxLength": 3}},
+        ),
+        ("$ref", {"$ref": "#/components/a", "components": {"a": {"type": "array", "uniqueItems": True}}}),
         ("$ref", {"$ref": "https://json-schema.org/draft/2020-12/schema"}),
     ],
 )
@@ -196,6 +201,12 @@ class Ordinary(BaseModel):
     default: Any = {"not": {"uniqueItems": True}}
 
 
+def test_a_schema_that_is_too_long_is_not_looked_through() -> None:
+    schema = {"anyOf": [{"not": {}}] * 40_000}
+    with pytest.raises(OpenAIError, match="characters, and may have 65536"):
+        structure_of(asked(**answer_form(schema)), get_tool_parser("hermes"))
+
+
 def test_ordinary_schemas_are_taken() -> None:
     strict = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -205,6 +216,7 @@ def test_ordinary_schemas_are_taken() -> None:
             "contains": {"type": ["array", "null"], "items": {"$ref": "#/$defs/step"}, "uniqueItems": False},
             "rest": {"allOf": [{"$ref": "#"}], "title": "Of pydantic 1"},
             "size": {"type": "integer", "format": "int32"},
+            "name": {"type": "string", "pattern": "^a", "minLength": 0},
         },
         "required": ["not", "contains"],
         "additionalProperties": False,
