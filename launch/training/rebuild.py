@@ -20,7 +20,8 @@ def rebuild_or_raise(
 
     Raises:
         error: the run has to go on from its checkpoint as a whole, or to end.
-        LearnerLostError: so it has, for no learner can be made of the weights as they are published.
+        LearnerLostError: the published weights make no learner, or a rank has died again. Then, too, the run
+            has to go on from its checkpoint.
     """
     if not can_rebuild(stage, run, recovery):
         raise error

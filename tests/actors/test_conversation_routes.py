@@ -332,15 +332,21 @@ def hear_steps(server: AgentServer, *steps: tuple[int, str, int]) -> None:
         server.hear(server.service.asked[-1].rollout_id, step)
 
 
+def hang_up(server: AgentServer, threads: ThreadPoolExecutor, num_tokens: int, **request: Any) -> str:
+    """Ask for a stream, hear a step of so many tokens, and hang up; return the id of the response."""
+    server.service.is_busy = True
+    asked = threads.submit(ask, server, stream=True, **request)
+    hear_steps(server, (0, "12+34", num_tokens))
+    stream = asked.result()
+    response_id = next(iter(stream)).response.id
+    stream.close()
+    return str(response_id)
+
+
 def test_a_client_that_hangs_up_pays_for_the_steps_that_were_played(
     server: AgentServer, charged: list[int], threads: ThreadPoolExecutor
 ) -> None:
-    server.service.is_busy = True
-    asked = threads.submit(ask, server, stream=True)
-    hear_steps(server, (0, "12+34", 9))
-    stream = asked.result()
-    next(iter(stream))
-    stream.close()
+    hang_up(server, threads, 9)
     wait_until(lambda: not server.service.waiting)
     assert charged == [9]
 
@@ -348,13 +354,8 @@ def test_a_client_that_hangs_up_pays_for_the_steps_that_were_played(
 def test_who_repeats_the_request_of_a_client_that_has_hung_up_pays_for_the_rest(
     server: AgentServer, charged: list[int], threads: ThreadPoolExecutor
 ) -> None:
-    server.service.is_busy = True
     headers = {"Idempotency-Key": "hung up"}
-    asked = threads.submit(ask, server, headers=headers, stream=True)
-    hear_steps(server, (0, "12+34", 4))
-    stream = asked.result()
-    next(iter(stream))
-    stream.close()
+    hang_up(server, threads, 4, headers=headers)
     threading.Event().wait(0.3)
     server.service.finish(server.service.take())
     list(ask(server, headers=headers, stream=True))
@@ -364,13 +365,8 @@ def test_who_repeats_the_request_of_a_client_that_has_hung_up_pays_for_the_rest(
 def test_who_repeats_the_request_of_a_client_that_has_hung_up_can_retrieve_and_delete_its_response(
     server: AgentServer, threads: ThreadPoolExecutor
 ) -> None:
-    server.service.is_busy = True
     headers = {"Idempotency-Key": "gone"}
-    asked = threads.submit(ask, server, headers=headers, stream=True)
-    hear_steps(server, (0, "12+34", 4))
-    stream = asked.result()
-    response_id = next(iter(stream)).response.id
-    stream.close()
+    response_id = hang_up(server, threads, 4, headers=headers)
     threading.Event().wait(0.3)
     server.service.finish(server.service.take())
     *_, end = ask(server, headers=headers, stream=True)

@@ -50,15 +50,21 @@ async def until(ready: Any) -> None:
             await asyncio.sleep(0.01)
 
 
+async def three_messages(pool: Any, service: ScriptedService) -> list[asyncio.Task[Trajectory]]:
+    """Of one session: the first is played, and the others wait for it."""
+    await pool.open()
+    messages = [asyncio.create_task(played(pool, "first"))]
+    await until(lambda: service.waiting)
+    messages += [asyncio.create_task(played(pool, key)) for key in ("second", "third")]
+    await asyncio.sleep(0.05)
+    return messages
+
+
 def test_a_message_is_withdrawn_while_it_waits_and_its_conversation_goes_on(
     pool: Any, service: ScriptedService
 ) -> None:
     async def talk() -> None:
-        await pool.open()
-        first = asyncio.create_task(played(pool, "first"))
-        await until(lambda: service.waiting)
-        second, third = (asyncio.create_task(played(pool, key)) for key in ("second", "third"))
-        await asyncio.sleep(0.05)
+        first, second, third = await three_messages(pool, service)
         assert await pool.withdraw("", "second")
         with pytest.raises(OpenAIError, match="withdrawn"):
             await asyncio.wait_for(second, 5)
@@ -78,11 +84,7 @@ def test_a_message_is_withdrawn_while_it_waits_and_its_conversation_goes_on(
 
 def test_a_waiting_message_whose_client_has_gone_takes_no_turn(pool: Any, service: ScriptedService) -> None:
     async def talk() -> None:
-        await pool.open()
-        first = asyncio.create_task(played(pool, "first"))
-        await until(lambda: service.waiting)
-        second, third = (asyncio.create_task(played(pool, key)) for key in ("second", "third"))
-        await asyncio.sleep(0.05)
+        first, second, third = await three_messages(pool, service)
         second.cancel()
         service.finish(service.take())
         await first

@@ -41,7 +41,7 @@ MAX_ERROR_BYTES = 2000
 KEPT_ERROR_BYTES = 32 << 10
 
 
-class EndOfFile(io.FileIO):
+class TailFile(io.FileIO):
     """A file that keeps the end of what is written: the limit of an output is not for a program's errors."""
 
     def write(self, data: Any) -> int:
@@ -154,10 +154,8 @@ def redirect(files: tuple[int, int, int], test: dict[str, Any], given: str = "")
         os.dup2(descriptor, standard)
     sys.stdin = os.fdopen(0, encoding="utf-8", errors="replace", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-    errors_end = io.BufferedWriter(EndOfFile(2, "wb", closefd=False))
-    sys.stderr = io.TextIOWrapper(
-        errors_end, encoding="utf-8", errors="backslashreplace", line_buffering=True
-    )
+    tail = io.BufferedWriter(TailFile(2, "wb", closefd=False))
+    sys.stderr = io.TextIOWrapper(tail, encoding="utf-8", errors="backslashreplace", line_buffering=True)
     sys.excepthook = show_error
 
 
