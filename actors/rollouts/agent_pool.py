@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from typing import Any
 
@@ -70,6 +70,9 @@ class AgentPool:
         self._following: asyncio.Task[None] | None = None
         own_handle = ray.get_runtime_context().current_actor
         self._service = RolloutService(pair, make_sampler, limits, fleet, listener=own_handle)
+        # Not in the client's own call: Ray cancels with it the calls that it has made. In one thread, so that
+        # no cancellation comes before its request.
+        self._sending = ThreadPoolExecutor(1, "requests to the fleet")
         self._numbers = itertools.count()
         self._responses: NewestOfOwner[dict[str, Any]] = NewestOfOwner()
         self._tasks: NewestOfOwner[bytes] = NewestOfOwner()
@@ -190,7 +193,8 @@ class AgentPool:
         told: list[PlayedStep] = []
         num_used, part = 0, None
         try:
-            await asyncio.to_thread(self._service.submit, [request])
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._sending, self._service.submit, [request])
             while not isinstance(part, Trajectory):
                 part = await heard.get()
                 if isinstance(part, Exception):
@@ -207,7 +211,7 @@ class AgentPool:
                 yield part
         finally:
             if not isinstance(part, Trajectory):
-                self._service.cancel(request.rollout_id)
+                self._sending.submit(self._service.cancel, request.rollout_id)
 
     async def withdraw(self, owner: str, key: str) -> bool:
         """End the episode of a message, or take it back if it waits; return whether it had not ended."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from actors.ray_tools.lasting_call import lasting_call
 from environments.errors import SamplerError
 from environments.types import PlayedStep, Trajectory
 from policies.openai.envelope import Envelope, Repeated, Used
@@ -17,7 +18,11 @@ T = TypeVar("T")
 
 
 class PoolClient:
-    """The pool of one agent, which all replicas reach. It is a ``ResponseStore`` too."""
+    """The pool of one agent, which all replicas reach. It is a ``ResponseStore`` too.
+
+    Its calls last: a task of an A2A client goes on when the client hangs up, and only ``play`` decides that
+    an episode ends with its request.
+    """
 
     def __init__(self, pool: ray.actor.ActorHandle) -> None:
         self._pool = pool
@@ -26,7 +31,7 @@ class PoolClient:
         self, message: str, params: SamplingParams, envelope: Envelope
     ) -> AsyncGenerator[PlayedStep | Trajectory | Repeated | Used, None]:
         """``AgentPool.play``. Raises as it does."""
-        parts = self._pool.play.remote(message, params, envelope)
+        parts = lasting_call(self._pool.play.remote, message, params, envelope)
         try:
             async for part in parts:
                 yield await _answer(part)
@@ -35,50 +40,54 @@ class PoolClient:
 
     async def withdraw(self, owner: str, key: str) -> bool:
         """``AgentPool.withdraw``."""
-        return await _answer(self._pool.withdraw.remote(owner, key))
+        return await _call(self._pool.withdraw.remote, owner, key)
 
     async def is_under_way(self, owner: str, key: str) -> bool:
         """``AgentPool.is_under_way``."""
-        return await _answer(self._pool.is_under_way.remote(owner, key))
+        return await _call(self._pool.is_under_way.remote, owner, key)
 
     async def description(self) -> str:
         """What the agent does."""
-        return await _answer(self._pool.description.remote())
+        return await _call(self._pool.description.remote)
 
     async def takes_follow_ups(self) -> bool:
         """Whether a conversation can go on."""
-        return await _answer(self._pool.takes_follow_ups.remote())
+        return await _call(self._pool.takes_follow_ups.remote)
 
     # -- responses, as in ``ResponseStore`` ----------------------------------------------------------
 
     async def keep(self, owner: str, response: dict[str, Any]) -> None:
-        await _answer(self._pool.keep.remote(owner, response))
+        await _call(self._pool.keep.remote, owner, response)
 
     async def kept(self, owner: str, response_id: str) -> dict[str, Any] | None:
-        return await _answer(self._pool.kept.remote(owner, response_id))
+        return await _call(self._pool.kept.remote, owner, response_id)
 
     async def forget(self, owner: str, response_id: str) -> bool:
-        return await _answer(self._pool.forget.remote(owner, response_id))
+        return await _call(self._pool.forget.remote, owner, response_id)
 
     async def end_session(self, owner: str, session: str) -> None:
-        await _answer(self._pool.end_session.remote(owner, session))
+        await _call(self._pool.end_session.remote, owner, session)
 
     # -- tasks of A2A, as in ``AgentPool`` -----------------------------------------------------------
 
     async def keep_task(self, owner: str, task_id: str, task: bytes) -> None:
-        await _answer(self._pool.keep_task.remote(owner, task_id, task))
+        await _call(self._pool.keep_task.remote, owner, task_id, task)
 
     async def kept_task(self, owner: str, task_id: str) -> bytes | None:
-        return await _answer(self._pool.kept_task.remote(owner, task_id))
+        return await _call(self._pool.kept_task.remote, owner, task_id)
 
     async def kept_tasks(self, owner: str) -> list[bytes]:
-        return await _answer(self._pool.kept_tasks.remote(owner))
+        return await _call(self._pool.kept_tasks.remote, owner)
 
     async def replace_task(self, owner: str, task_id: str, old: bytes, new: bytes) -> bool:
-        return await _answer(self._pool.replace_task.remote(owner, task_id, old, new))
+        return await _call(self._pool.replace_task.remote, owner, task_id, old, new)
 
     async def forget_task(self, owner: str, task_id: str) -> None:
-        await _answer(self._pool.forget_task.remote(owner, task_id))
+        await _call(self._pool.forget_task.remote, owner, task_id)
+
+
+async def _call(method: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+    return await _answer(lasting_call(method, *arguments))
 
 
 async def _answer(call: Awaitable[T]) -> T:

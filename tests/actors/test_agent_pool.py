@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,13 @@ import pytest
 import ray
 from a2a.client import ClientConfig, ClientFactory
 from a2a.helpers.proto_helpers import new_text_message
-from a2a.types.a2a_pb2 import Role, SendMessageRequest, TaskState
+from a2a.types.a2a_pb2 import CancelTaskRequest, GetTaskRequest, Role, SendMessageRequest, TaskState
 from conftest import wait_until
 from mcp import Client
 from ray.exceptions import RayTaskError
 from scripted_engine import ScriptedEngine  # noqa: F401  # so that a replica can import it too
 
 from actors.rollouts.agent_pool import AgentPool
-from actors.rollouts.fleet import CANCEL_SECONDS
 from actors.rollouts.rollout import RolloutLimits
 from actors.sampling.serve_sampler import ServeSampler
 from actors.serving.policy_app import PolicyApp
@@ -172,14 +171,12 @@ def test_a_message_that_makes_no_task_is_an_error(app: PolicyApp, tiny_model: Pa
     ray.kill(agents)
 
 
-def test_nothing_more_is_sampled_for_a_client_that_has_gone(
-    serve_port: int, tiny_model: Path, weight_store: Any
-) -> None:
-    """Over real HTTP, with one rollout actor, whose episodes would take ten seconds each."""
+@pytest.fixture(scope="module")
+def slow(serve_port: int, tiny_model: Path, weight_store: Any) -> Iterator[str]:
+    """The address of an agent with one rollout actor, whose episodes take as long as its limits allow."""
     engine = EngineConfig(
         name="scripted_engine:ScriptedEngine", options={"replies": [CALL], "seconds_per_token": 0.05}
     )
-    config = ServerConfig(engine=engine, http_port=serve_port)
     agents = AgentPool.remote(
         workload(0).pair,
         task_from_message,
@@ -187,29 +184,56 @@ def test_nothing_more_is_sampled_for_a_client_that_has_gone(
         RolloutLimits(),
         FleetConfig(num_actors=1),
     )
+    config = ServerConfig(engine=engine, http_port=serve_port)
     app = PolicyApp("slow", str(tiny_model), config, weight_store, agents={"agent/calculator": agents})
     app.start()
-    url = f"http://127.0.0.1:{serve_port}"
+    yield f"http://127.0.0.1:{serve_port}"
+    app.stop()
+
+
+def stands_still(count: Callable[[], int], seconds: float = 1.0) -> bool:
+    before = count()
+    time.sleep(seconds)
+    return count() == before
+
+
+def test_nothing_more_is_sampled_for_a_client_that_has_gone(slow: str) -> None:
+    """Over real HTTP, with one rollout actor, whose episodes would take ten seconds each."""
     question = {"role": "user", "content": "What is 12+34?"}
     body = {"model": "agent/calculator", "messages": [question], "stream": True}
 
     def num_sampled() -> int:
-        return int(re.findall(r"sampled_tokens_total (\d+)", httpx.get(f"{url}/metrics").text)[0])
+        return int(re.findall(r"sampled_tokens_total (\d+)", httpx.get(f"{slow}/metrics").text)[0])
 
     def first_step() -> None:
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=30) as answer:
+        with httpx.stream("POST", f"{slow}/v1/chat/completions", json=body, timeout=30) as answer:
             assert json.loads(next(answer.iter_lines())[6:])["step"]["number"] == 1
 
-    try:
-        first_step()
+    first_step()
+    wait_until(lambda: stands_still(num_sampled), 5)
+    for _ in range(20):  # one of fifteen was played to its end, when Ray took back the cancellation too
         with pytest.raises(httpx.ReadTimeout):  # hangs up before it hears anything
-            httpx.post(f"{url}/v1/chat/completions", json=body | {"stream": False}, timeout=0.5)
-        time.sleep(3 * CANCEL_SECONDS)
-        before = num_sampled()
-        time.sleep(1)
-        assert num_sampled() == before
-        start = time.monotonic()
-        first_step()
-        assert time.monotonic() - start < 5, "the rollout actor was not free"
-    finally:
-        app.stop()
+            httpx.post(f"{slow}/v1/chat/completions", json=body | {"stream": False}, timeout=0.4)
+    wait_until(lambda: stands_still(num_sampled), 5)
+    start = time.monotonic()
+    first_step()
+    assert time.monotonic() - start < 5, "the rollout actor was not free"
+
+
+def test_a_task_of_a2a_goes_on_when_its_client_has_hung_up(slow: str) -> None:
+    """Through Serve, which cancels a request whose client has gone, and all calls that were made in it."""
+
+    async def talk() -> str:
+        async with httpx.AsyncClient(timeout=60) as http:
+            client = await ClientFactory(ClientConfig(httpx_client=http)).create_from_url(slow)
+            message = new_text_message("What is 12+34?", role=Role.ROLE_USER)
+            stream = client.send_message(SendMessageRequest(message=message))
+            task = (await anext(stream)).task
+            await asyncio.sleep(0.5)
+            await stream.aclose()
+            await asyncio.sleep(0.5)
+            task = await client.get_task(GetTaskRequest(id=task.id))
+            await client.cancel_task(CancelTaskRequest(id=task.id))
+        return TaskState.Name(task.status.state)
+
+    assert [asyncio.run(talk()) for _ in range(3)] == ["TASK_STATE_WORKING"] * 3

@@ -272,7 +272,8 @@ def test_closing_ends_the_processes_and_the_engine_can_be_used_again(
     ray_cluster: None, server: EchoServer, tmp_path: Path
 ) -> None:
     tasks = [{"question": "a", "pid_file": str(tmp_path / "pid")}]
-    engine = make_engine(server.base_url)
+    # The first episode imports the client, which takes seconds.
+    engine = make_engine(server.base_url, trajectory_timeout=60)
     for _ in range(2):
         assert play(engine, tasks)[0].reward == 1.0
         engine.close()
