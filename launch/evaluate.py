@@ -21,6 +21,7 @@ from launch.run_folder.model_paths import model_folder
 from launch.validation.startup import check_evaluated_workload, check_evaluation
 from launch.validation.workload import check_held_out_tasks
 from launch.workload import Workload, load_workload
+from policies.learning.samples import is_judged
 from policies.model_files import check_loadable
 
 TRAJECTORIES = "evaluation.jsonl"
@@ -118,7 +119,8 @@ def report(trajectories: Sequence[Trajectory]) -> None:
     if len(errors) == len(trajectories):
         raise TroupeError(f"All {len(errors)} rollouts failed. The first: {errors[0]}")
     correct = sum(each.succeeded for each in trajectories)
-    mean = sum(each.reward for each in trajectories) / len(trajectories)
+    rewards = [each.reward for each in trajectories if is_judged(each)]
+    mean = sum(rewards) / len(rewards)
     sys.stdout.write(
         f"success {correct / len(trajectories):.3f} ({correct} of {len(trajectories)} rollouts), "
         f"mean reward {mean:.3f}\n"

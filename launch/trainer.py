@@ -100,13 +100,14 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, recoveries: R
     from launch.process.interrupt import Interrupts
     from launch.reporting.tracker import Tracker
     from launch.training.loop import train
-    from launch.training.milestones import save_interrupted
+    from launch.training.milestones import save_failed, save_interrupted
     from launch.training.recovery import Recovery
-    from launch.training.stages.chosen import chosen_stages
+    from launch.training.stages.chosen import check_earlier_stages, chosen_stages
     from launch.training.start import start
     from launch.validation.notices import notices
 
     stages, recovery = chosen_stages(config), Recovery(config, lock.directory)
+    check_earlier_stages(stages, recovery)
     # Whatever happens, all of them are closed, from the last to the first.
     with ExitStack() as ending:
         ending.callback(recovery.close)
@@ -127,13 +128,16 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, recoveries: R
                 lost = str(error) if isinstance(error, PartLostError) else told(error)
                 tracker.announce(f"{lost} {lost_updates(recovery.progress.step, recovery.saved_step)}")
                 return False
-            except KeyboardInterrupt:
-                if interrupts.error is not None:
-                    raise interrupts.error from None
-                tracker.announce("Interrupted.")
-                if run is not None:
-                    save_interrupted(run, recovery)
+            except (Exception, KeyboardInterrupt) as raised:
+                reason, save = interrupts.error or raised, save_failed
+                if isinstance(reason, KeyboardInterrupt):
+                    tracker.announce("Interrupted.")
+                    save = save_interrupted
+                if run is not None and ray_lives():
+                    save(run, recovery)
                 if recovery.checkpoints.latest() is not None:
                     tracker.announce(f"Go on with run.directory={config.run.directory} run.resume=true")
+                if reason is not raised:
+                    raise reason from None
                 raise
     return True

@@ -22,8 +22,9 @@ class Interrupts:
         self._depth = 0
         self._pending = False
         self._raised = False
-        self.was_forced = False
-        """Whether a second signal has cut off what was to be whole: what it left is no state to save."""
+        self.was_cut = False
+        """Whether an error or a second signal has cut off what was to be whole: what it left is no state to
+        save."""
         self.error: Exception | None = None
         """Why the run ended itself, where it was not a person who did."""
 
@@ -75,6 +76,9 @@ class Interrupts:
         self._depth += 1
         try:
             yield
+        except BaseException:
+            self.was_cut = True
+            raise
         finally:
             self._depth -= 1
         if self._pending and self._depth == 0:
@@ -85,5 +89,5 @@ class Interrupts:
         if self._depth and not self._pending:
             self._pending = True
             return
-        self._pending, self._raised, self.was_forced = False, True, self._depth > 0
+        self._pending, self._raised = False, True
         raise KeyboardInterrupt

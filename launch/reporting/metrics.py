@@ -10,7 +10,7 @@ from environments.errors import ConfigError
 from environments.pass_at_k import pass_at_k
 from environments.types import Completion, TerminationReason, Trajectory, TrajectoryGroup
 from launch.run_folder.trajectory_log import NOT_IMITATED
-from policies.learning.samples import TrainingSample
+from policies.learning.samples import TrainingSample, is_judged
 
 FRESH_MISMATCH = "learn/fresh_logprob_diff_mean"
 FRESH_MISMATCH_MAX = "learn/fresh_logprob_diff_max"
@@ -28,6 +28,7 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
 
     ``prompt_tokens`` is the length of a trajectory's first prompt, ``response_tokens`` the most tokens that
     it held after it, as in ``rollout.max_prompt_tokens`` and ``rollout.max_response_tokens``.
+    Rewards are those of the trajectories that infrastructure has not spoilt; pass@k counts all.
 
     Raises:
         ConfigError: an environment has given one of its metrics the name of a metric that every run has.
@@ -63,7 +64,7 @@ def _standard_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     played = [completions for each in trajectories if (completions := each.completions)]
     reasons = Counter(each.termination_reason for each in trajectories)
     return {
-        **_spread("rollout/reward", [each.reward for each in trajectories]),
+        **_spread("rollout/reward", [each.reward for each in trajectories if is_judged(each)]),
         **_pass_at_k(groups),
         **_spread("rollout/steps", [len(each.steps) for each in trajectories]),
         **_spread("rollout/prompt_tokens", [each[0].num_prompt_tokens for each in played]),

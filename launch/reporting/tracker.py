@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -194,8 +195,9 @@ class Tracker:
         """Print a line. On a terminal the next one stands in the place of a line that ``passes``."""
         begin = OVER if self._has_passing_line else ""
         self._has_passing_line = passes and sys.stdout.isatty()
-        sys.stdout.write(begin + line + ("" if self._has_passing_line else "\n"))
-        sys.stdout.flush()
+        with suppress(OSError):  # the folder has it all: a run outlives a terminal, or `tee`, that has gone
+            sys.stdout.write(begin + line + ("" if self._has_passing_line else "\n"))
+            sys.stdout.flush()
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:

@@ -146,11 +146,12 @@ class CheckpointFolder:
         self._drop_old(step_under_evaluation)
         return final
 
-    def mark_best(self, checkpoint_step: int, value: float) -> bool:
+    def mark_best(self, checkpoint_step: int, metric: str, value: float) -> bool:
         """Make the checkpoint of that step ``best`` if ``value`` is higher than that of the best so far.
 
-        A step that is best already and is evaluated again has the new value. False, and nothing changes, if
-        the value is not higher or not a number, or if no checkpoint of that step is kept.
+        Values of another ``metric`` are not compared: the best by the former one gives way. A step that is
+        best already and is evaluated again has the new value. False, and nothing changes, if the value is not
+        higher or not a number, or if no checkpoint of that step is kept.
         """
         self._undo_half_a_save()
         name, latest = _name(checkpoint_step), self.latest()
@@ -159,9 +160,9 @@ class CheckpointFolder:
         if math.isnan(value):
             return False
         best = self._best()
-        is_best = best is None or best[0] == name or value > best[1]
+        is_best = best is None or best[0] == name or best[1] != metric or value > best[2]
         if is_best:
-            self._write_pointer(BEST, f"{name} {value!r}")
+            self._write_pointer(BEST, f"{name} {metric} {value!r}")
         self._drop_old()
         return is_best
 
@@ -170,6 +171,11 @@ class CheckpointFolder:
         pointer = self._directory / LATEST
         if pointer.is_symlink():  # also while what it names is being replaced
             name = str(pointer.readlink())
+        elif pointer.is_dir():
+            raise ConfigError(
+                f"{pointer} is a folder, as in a copy that has followed links: delete it, and link it to the "
+                f"newest checkpoint beside it, `ln -sfn {_name(12)} {pointer}`."
+            )
         elif pointer.exists():
             name = _text(pointer)
         else:
@@ -177,6 +183,11 @@ class CheckpointFolder:
         named, replaced = self._directory / name, self._directory / f".{name}.old"
         # A reader leaves it where it is: the run that writes here may be between the two renames just now.
         return replaced if replaced.exists() and not named.exists() else named
+
+    def all(self) -> list[Path]:
+        """The checkpoints that are there, the oldest first."""
+        there = self._directory.iterdir() if self._directory.is_dir() else ()
+        return sorted((each for each in there if _step(each) >= 0), key=_step)
 
     def best(self) -> Path | None:
         """The checkpoint that ``mark_best`` has found best, if any."""
@@ -249,25 +260,26 @@ class CheckpointFolder:
         os.replace(temporary, self._directory / pointer)
         _sync(self._directory)
 
-    def _best(self) -> tuple[str, float] | None:
-        """Name and value of the best checkpoint, if it is there."""
+    def _best(self) -> tuple[str, str, float] | None:
+        """Name, metric and value of the best checkpoint, if it is there."""
         pointer = self._directory / BEST
         if not pointer.exists():
             return None
         text = pointer.read_text(encoding="utf-8")
         try:
-            name, value = text.split()[0], float(text.split()[1])
-        except (IndexError, ValueError) as error:
+            name, metric, value = text.split()
+            best = name, metric, float(value)
+        except ValueError as error:
             raise ConfigError(
-                f"{pointer} holds {text!r}, which is not a checkpoint's name and a value, such as "
-                f"'{_name(12)} 0.5': repair or delete it."
+                f"{pointer} holds {text!r}, which is not a checkpoint's name, a metric and its value, as "
+                f"'{_name(12)} eval/reward_mean 0.5': repair or delete it."
             ) from error
-        return (name, value) if (self._directory / name).exists() else None
+        return best if (self._directory / name).exists() else None
 
     def _drop_old(self, step_under_evaluation: int | None = None) -> None:
         newest = self.latest()
         assert newest is not None, "nothing is dropped before something is saved"
-        checkpoints = sorted((each for each in self._directory.iterdir() if _step(each) >= 0), key=_step)
+        checkpoints = self.all()
         past = [each for each in checkpoints if _step(each) <= _step(newest)]
         best = self.best()
         if best is not None and best not in past:

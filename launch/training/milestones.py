@@ -7,6 +7,7 @@ from launch.training.clock import Clock
 from launch.training.components import Components
 from launch.training.evaluator import Evaluation
 from launch.training.recovery import Recovery
+from policies.learning.samples import is_judged
 
 
 def evaluate_and_save(run: Components, recovery: Recovery, clock: Clock) -> None:
@@ -52,11 +53,21 @@ def save_checkpoint(run: Components, recovery: Recovery) -> None:
 
 def save_interrupted(run: Components, recovery: Recovery) -> None:
     """Leave a checkpoint of an interrupted run behind, unless the learner is between two states."""
-    if not run.interrupts.was_forced:
+    if not run.interrupts.was_cut:
         save_checkpoint(run, recovery)
     if run.evaluator.running_step is not None:
         run.tracker.announce("Waiting for the evaluation that is under way; Ctrl-C leaves it out.")
         record_evaluation(run, recovery, run.evaluator.collect(wait=True))
+
+
+def save_failed(run: Components, recovery: Recovery) -> None:
+    """Leave a checkpoint of a run that an error ends, if that has left learner and rollouts whole."""
+    if run.interrupts.was_cut or recovery.progress == recovery.saved:
+        return
+    try:
+        save_checkpoint(run, recovery)
+    except Exception as error:  # noqa: BLE001  # the run ends with the error that was first
+        run.tracker.announce(f"Step {recovery.progress.step} could not be saved: {error}")
 
 
 def record_evaluation(run: Components, recovery: Recovery, evaluation: Evaluation | None) -> None:
@@ -64,11 +75,14 @@ def record_evaluation(run: Components, recovery: Recovery, evaluation: Evaluatio
     if evaluation is None:
         return
     run.tracker.failures(evaluation.groups)
+    if not any(is_judged(each) for group in evaluation.groups for each in group.trajectories):
+        run.tracker.alarm(f"All rollouts of the evaluation after step {evaluation.step} failed: no result.")
+        return
     recovery.trajectories.record_evaluation(evaluation.step, evaluation.groups)
     numbers = evaluation_metrics(evaluation.groups) | {"time/evaluate": evaluation.seconds}
     metric = run.config.run.best_metric
     # First: a run that is killed here evaluates once more.
-    if metric is not None and recovery.checkpoints.mark_best(evaluation.step, numbers[metric]):
+    if metric is not None and recovery.checkpoints.mark_best(evaluation.step, metric, numbers[metric]):
         value = f"{metric}={numbers[metric]:.3f}"
         run.tracker.announce(f"The best policy so far: step {evaluation.step}, {value}.")
     run.tracker.evaluation(evaluation.step, numbers)

@@ -11,7 +11,8 @@ from typing import Any
 from environments.errors import ConfigError
 from environments.types import TrajectoryGroup
 from launch.config import TrainConfig
-from launch.run_folder.checkpoint import CheckpointFolder, Progress, StreamState
+from launch.reporting.tracker import read_metrics
+from launch.run_folder.checkpoint import LATEST, CheckpointFolder, Progress, StreamState
 from launch.run_folder.consumed_log import ConsumedLog
 from launch.run_folder.jsonl_log import JsonlLog
 from launch.run_folder.trajectory_log import TrajectoryLog
@@ -28,7 +29,8 @@ class Recovery:
         directory: the run's folder.
 
     Raises:
-        ConfigError: the folder holds a run that is not to be resumed, or its checkpoint is damaged.
+        ConfigError: the folder holds a run that is not to be resumed, or that cannot be: its checkpoint is
+            damaged, or which one is the newest is unknown.
     """
 
     def __init__(self, config: TrainConfig, directory: Path) -> None:
@@ -41,6 +43,7 @@ class Recovery:
                 f"run.directory={config.run.directory} holds a run already: set run.resume=true to go on "
                 "with it, or name another directory."
             )
+        self._check_beginning(config)
         self.progress = CheckpointFolder.progress(self.checkpoint) if self.checkpoint else Progress()
         self.saved = deepcopy(self.progress) if self.checkpoint else None
         """What the newest checkpoint knows; ``None`` without a checkpoint."""
@@ -49,6 +52,23 @@ class Recovery:
         self.trajectories = TrajectoryLog(directory, config.run.trajectories_kept)
         """What was said in this run's updates and evaluations."""
         self.trajectories.forget_after(self.progress.step)
+
+    def _check_beginning(self, config: TrainConfig) -> None:
+        """A run that begins writes over what is in its folder. Raises ``ConfigError`` if that is a run."""
+        if self.checkpoint is not None:
+            return
+        if found := self.checkpoints.all():
+            names, link = ", ".join(each.name for each in found), found[-1].with_name(LATEST)
+            raise ConfigError(
+                f"run.directory={config.run.directory} holds {names}, and no link {LATEST!r} to the one to "
+                f"go on from (a copy may leave links out): run `ln -sfn {found[-1].name} {link}` and set "
+                "run.resume=true, or name another directory."
+            )
+        if not config.run.resume and read_metrics(self.directory):
+            raise ConfigError(
+                f"run.directory={config.run.directory} holds the metrics of a run without a checkpoint: name "
+                "another directory, or set run.resume=true to begin the run anew there."
+            )
 
     @property
     def saved_step(self) -> int:

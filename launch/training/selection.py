@@ -20,6 +20,8 @@ STALE = "stale"
 TOO_HARD = "too_hard"
 TOO_EASY = "too_easy"
 ZERO_SIGNAL = "zero_signal"
+LEAST_GROUPS = 4
+"""With fewer groups, all of them failed, no run ends: one task that fails everywhere is set aside."""
 REASONS = (TOO_FEW_MEMBERS, STALE, TOO_HARD, TOO_EASY, ZERO_SIGNAL)
 
 
@@ -75,7 +77,7 @@ def select_groups(
                 selection.zero_signal.append(group)
             continue
         selection.dropped[reason].append(group)
-        check_any_succeeded(selection, wanted)  # here too: with many to drop, the end is far
+        check_any_succeeded(selection, max(wanted, LEAST_GROUPS))  # with many to drop, the end is far
         if len(selection.all_dropped) <= max_dropped:  # later ones keep their slots: nothing behind them ages
             rollouts.replace(num_selected=len(selection.groups))
     check_any_succeeded(selection, wanted)
@@ -88,11 +90,11 @@ def select_groups(
     return selection
 
 
-def check_any_succeeded(selection: Selection, wanted: int) -> None:
-    """Raise ``TroupeError`` when not one rollout of a whole update's worth of groups came to its end."""
+def check_any_succeeded(selection: Selection, enough: int) -> None:
+    """Raise ``TroupeError`` when there are ``enough`` groups, and not one rollout of them came to its end."""
     groups = [*selection.groups, *selection.all_dropped]
     trajectories = [each for group in groups for each in group.trajectories]
-    if len(groups) < wanted or not all(map(has_failed, trajectories)):
+    if len(groups) < enough or not all(map(has_failed, trajectories)):
         return
     raise TroupeError(f"All of {len(trajectories)} rollouts failed. The first: {trajectories[0].error}")
 

@@ -46,7 +46,7 @@ from launch.training.memory import memory_notice
 from launch.training.recording import RecordedService
 from launch.training.recovery import Recovery
 from launch.training.rollouts import Rollouts
-from launch.training.stages.base import Stage
+from launch.training.stages.base import Stage, publish
 from launch.training.threads import with_threads
 from launch.workload import Workload
 from policies.learning.kl import KLController
@@ -129,7 +129,7 @@ def start(
         activity=Activity(),
     )
     watch(run, recovery, ending)
-    restore(run, recovery)
+    restore(run, recovery, stages)
     tracker.announce(f"Learner: {config.learner.num_workers} rank(s) on {config.learner.device}.")
     return run
 
@@ -278,13 +278,17 @@ def start_services(config: TrainConfig, services: Sequence[RolloutService | Reco
         service.start_in_background(config.fleet.num_actors)
 
 
-def restore(run: Components, recovery: Recovery) -> None:
+def restore(run: Components, recovery: Recovery, stages: Sequence[Stage]) -> None:
     """Give the learner the state of the checkpoint that the run goes on from, and publish its weights."""
     if recovery.checkpoint is None:
         return
     not_restored = run.learner.load(str(recovery.checkpoint))
     if recovery.progress.version:
         run.learner.publish(recovery.progress.version)
+    elif recovery.progress.stage_steps and not any(
+        0 < each.num_done(recovery) < each.num_steps for each in stages
+    ):  # what was learned came from a stage that ends sooner now than the one that was interrupted
+        publish(run, recovery)
     note = f" {not_restored}" if not_restored else ""
     run.tracker.announce(f"Resumed from {recovery.checkpoint.name}.{note}")
 

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import os
+
 from launch.config import TrainConfig, algorithm_of
+from launch.run_folder.lock import JOB
 from policies.learning.settings import CorrectionConfig
+
+STOP_SECONDS = "RAY_JOB_STOP_WAIT_TIME_S"
+"""Ray's environment variable: for so many seconds `ray job stop` waits, 3 by default."""
 
 
 def notices(config: TrainConfig) -> list[str]:
     """One sentence for each default or choice that may surprise. ``config`` has passed the checks."""
+    return [*_job_notices(), *_staleness_notices(config)]
+
+
+def _job_notices() -> list[str]:
+    if JOB not in os.environ or STOP_SECONDS in os.environ:
+        return []
+    return [
+        "`ray job stop` kills this job after 3 s, which may be too soon for a checkpoint: submit it with "
+        f"""--runtime-env-json '{{"env_vars": {{"{STOP_SECONDS}": "600"}}}}'."""
+    ]
+
+
+def _staleness_notices(config: TrainConfig) -> list[str]:
     staleness, algorithm = config.rollout.max_staleness, algorithm_of(config)
     if config.run.replay is not None:
         played = f"The rollouts are those of {config.run.replay}: nothing is played, and nothing evaluated."

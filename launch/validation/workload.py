@@ -45,7 +45,7 @@ def check_datasets(config: TrainConfig, workload: Workload) -> None:
     """
     _check_dataset("train_dataset", workload.train_dataset)
     if workload.val_dataset is not None:
-        _check_dataset("val_dataset", workload.val_dataset)
+        check_held_out_tasks(workload)
     if not len(workload.train_dataset):
         raise DatasetError("The training dataset is empty: pass a Dataset with at least one task.")
     evaluation = config.evaluation
@@ -67,7 +67,9 @@ def check_held_out_tasks(workload: Workload) -> Dataset:
         )
     _check_dataset("val_dataset", workload.val_dataset)
     if not len(workload.val_dataset):
-        raise DatasetError("The held-out dataset is empty: pass a Dataset with at least one task.")
+        raise DatasetError(
+            "The held-out dataset is empty: pass a val_dataset with at least one task, or leave it out."
+        )
     return workload.val_dataset
 
 

@@ -15,6 +15,7 @@ from environments.types import Completion, Step, TerminationReason, Trajectory
 from launch.run_folder.checkpoint import CheckpointFolder, Progress, StreamState
 
 NOTHING = StreamState()
+METRIC = "eval/reward_mean"
 
 
 def write_weights(text: str = "weights"):
@@ -280,24 +281,24 @@ def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
 def test_a_run_that_went_back_drops_the_checkpoints_of_the_future_it_left(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, kept=3)
     save_steps(folder, 2, 4, 6)
-    assert folder.mark_best(6, 0.9)
+    assert folder.mark_best(6, METRIC, 0.9)
     link_latest(tmp_path, "step_000002")
     resumed = CheckpointFolder(tmp_path, kept=3)
     save_steps(resumed, 3)
     assert kept_in(tmp_path) == {"step_000002", "step_000003", "latest"}
-    assert resumed.mark_best(3, 0.1), "the best of the future that was left counts no longer"
+    assert resumed.mark_best(3, METRIC, 0.1), "the best of the future that was left counts no longer"
 
 
 def test_the_best_checkpoint_is_kept_as_long_as_it_is_the_best(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, kept=1)
     save_steps(folder, 1)
-    assert folder.mark_best(1, 0.5)
+    assert folder.mark_best(1, METRIC, 0.5)
     save_steps(folder, 2)
-    assert not folder.mark_best(2, 0.5)
+    assert not folder.mark_best(2, METRIC, 0.5)
     save_steps(folder, 3)
     assert kept_in(tmp_path) == {"step_000001", "step_000003", "latest", "best"}
     assert step_of(folder.best()) == 1
-    assert folder.mark_best(3, 0.6)
+    assert folder.mark_best(3, METRIC, 0.6)
     assert kept_in(tmp_path) == {"step_000003", "latest", "best"}
 
 
@@ -307,20 +308,20 @@ def test_a_checkpoint_under_evaluation_stays_until_it_is_known_to_be_the_best_or
 ) -> None:
     folder = CheckpointFolder(tmp_path, kept=1)
     save_steps(folder, 1)
-    folder.mark_best(1, 0.5)
+    folder.mark_best(1, METRIC, 0.5)
     save_steps(folder, 2)
     folder.save(Progress(step=3), StreamState(), write_weights(), step_under_evaluation=2)
-    assert folder.mark_best(2, value) == (value > 0.5)
+    assert folder.mark_best(2, METRIC, value) == (value > 0.5)
     assert kept_in(tmp_path) == {*kept, "step_000003", "latest", "best"}
 
 
 def test_the_best_value_is_known_after_a_restart(tmp_path: Path) -> None:
     save_steps(CheckpointFolder(tmp_path, kept=1), 1)
-    CheckpointFolder(tmp_path, kept=1).mark_best(1, 0.1 + 0.2)
+    CheckpointFolder(tmp_path, kept=1).mark_best(1, METRIC, 0.1 + 0.2)
     resumed = CheckpointFolder(tmp_path, kept=1)
     save_steps(resumed, 2)
-    assert not resumed.mark_best(2, 0.1 + 0.2)
-    assert resumed.mark_best(2, 0.31)
+    assert not resumed.mark_best(2, METRIC, 0.1 + 0.2)
+    assert resumed.mark_best(2, METRIC, 0.31)
     assert step_of(resumed.best()) == 2
 
 
@@ -328,25 +329,33 @@ def test_the_best_value_is_known_after_a_restart(tmp_path: Path) -> None:
 def test_what_cannot_be_the_best_is_not(tmp_path: Path, step: int, value: float) -> None:
     folder = CheckpointFolder(tmp_path, kept=1)
     save_steps(folder, 1)
-    assert not folder.mark_best(step, value)
+    assert not folder.mark_best(step, METRIC, value)
     assert folder.best() is None
-    assert folder.mark_best(1, -2.0)
+    assert folder.mark_best(1, METRIC, -2.0)
 
 
 def test_what_an_interrupted_run_has_left_cannot_be_the_best(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, kept=2)
     save_steps(folder, 1)
     (tmp_path / "checkpoints" / "latest").unlink()  # killed before there was a pointer
-    assert not folder.mark_best(1, 0.9)
+    assert not folder.mark_best(1, METRIC, 0.9)
     assert folder.best() is None
 
 
 def test_a_best_step_that_is_evaluated_again_has_the_new_value(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, kept=2)
     save_steps(folder, 1, 2)
-    folder.mark_best(1, 0.9)
-    assert folder.mark_best(1, 0.4)
-    assert folder.mark_best(2, 0.5)
+    folder.mark_best(1, METRIC, 0.9)
+    assert folder.mark_best(1, METRIC, 0.4)
+    assert folder.mark_best(2, METRIC, 0.5)
+
+
+def test_values_of_another_metric_are_not_compared(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, kept=2)
+    save_steps(folder, 1, 2, 3)
+    folder.mark_best(2, "eval/response_tokens_mean", 212.0)
+    assert folder.mark_best(3, METRIC, 0.9)
+    assert step_of(folder.best()) == 3
 
 
 def test_a_best_pointer_that_says_nothing_is_refused(tmp_path: Path) -> None:

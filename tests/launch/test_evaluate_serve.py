@@ -265,7 +265,7 @@ def test_versions_of_a_run_are_found_by_their_number_and_the_best_one_by_its_nam
 ) -> None:
     directory = tmp_path / "run"
     older, newer = (make_run(directory, tiny_model, step) for step in (20, 30))
-    CheckpointFolder(directory, kept=9).mark_best(20, 0.5)
+    CheckpointFolder(directory, kept=9).mark_best(20, "eval/reward_mean", 0.5)
     chosen = serve.served_versions(ServerConfig(versions=["best", "31"]), str(newer / "huggingface"))
     assert chosen == [
         PinnedVersion("policy@best", str(older / "huggingface"), 21),
@@ -358,7 +358,7 @@ def test_serve_answers_over_http_until_it_is_told_to_end(
         for name, rank in (("some", 4), ("other", 9))
     }
     make_run(tmp_path / "runs" / "mine", untied_model, step=10)
-    CheckpointFolder(tmp_path / "runs" / "mine", kept=9).mark_best(10, 0.5)
+    CheckpointFolder(tmp_path / "runs" / "mine", kept=9).mark_best(10, "eval/reward_mean", 0.5)
     checkpoint = make_run(tmp_path / "runs" / "mine", tiny_model)
     port = free_port()
     command = subprocess.Popen(

@@ -17,7 +17,7 @@ def test_a_full_disk_ends_a_training_with_one_sentence(
     """The first file that grows is that of the metrics: nothing else has been started by then."""
     (tmp_path / ".metrics.jsonl.tmp").symlink_to("/dev/full")
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
-    assert train.main(["recipe=calculator", f"run.directory={tmp_path}"]) == 2
+    assert train.main(["recipe=calculator", f"run.directory={tmp_path}", "run.resume=true"]) == 2
     said = capsys.readouterr().err
     assert "A disk is full" in said and f"run.directory={tmp_path} run.resume=true" in said
 

@@ -41,7 +41,7 @@ def test_nested_whole_work_is_finished_to_its_outer_end() -> None:
             done.append("inner")
         done.append("outer")
     assert done == ["inner", "outer"]
-    assert not interrupts.was_forced
+    assert not interrupts.was_cut
 
 
 def test_a_second_signal_is_not_put_off() -> None:
@@ -52,7 +52,7 @@ def test_a_second_signal_is_not_put_off() -> None:
         interrupt()
         done.append("second")
     assert done == ["first"]
-    assert interrupts.was_forced, "what was cut off is no state to save"
+    assert interrupts.was_cut, "what was cut off is no state to save"
 
 
 def test_an_interrupt_is_raised_once() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from environments.types import Trajectory, TrajectoryGroup
+from environments.types import TerminationReason, Trajectory, TrajectoryGroup
 from launch.config import RunConfig
 from launch.process.interrupt import Interrupts
 from launch.run_folder.checkpoint import Progress, StreamState
 from launch.training.evaluator import Evaluation
-from launch.training.milestones import checkpoint_due, save_interrupted
+from launch.training.milestones import checkpoint_due, record_evaluation, save_interrupted
 from launch.training.recovery import Recovery
 
 
@@ -76,6 +76,36 @@ class FakeEvaluator:
         return Evaluation(step, [group], seconds=1.0)
 
 
+def run_under_way() -> Any:
+    said: list[str] = []
+    return SimpleNamespace(
+        config=SimpleNamespace(run=SimpleNamespace(best_metric="eval/reward_mean")),
+        num_updates=9,
+        interrupts=Interrupts(),
+        rollouts=SimpleNamespace(state=StreamState),
+        learner=SimpleNamespace(save=lambda folder: None),
+        evaluator=SimpleNamespace(running_step=None),
+        tracker=SimpleNamespace(
+            said=said,
+            announce=said.append,
+            alarm=said.append,
+            failures=lambda groups: None,
+            evaluation=lambda step, numbers: None,
+        ),
+    )
+
+
+def test_an_evaluation_whose_rollouts_have_all_failed_has_no_result(tmp_path: Path) -> None:
+    recovery, run = recovery_of(tmp_path), run_under_way()
+    recovery.progress = Progress(step=4)
+    recovery.save(StreamState(), lambda folder: None)
+    crashed = Trajectory(rollout_id="eval-4/0000", termination_reason=TerminationReason.CRASHED)
+    group = TrajectoryGroup(group_id="eval-4", task={}, trajectories=(crashed,))
+    record_evaluation(run, recovery, Evaluation(4, [group], seconds=1.0))
+    assert run.tracker.said == ["All rollouts of the evaluation after step 4 failed: no result."]
+    assert recovery.checkpoints.best() is None
+
+
 def test_an_interrupted_run_keeps_the_policy_that_is_under_evaluation_if_it_is_the_best(
     tmp_path: Path,
 ) -> None:
@@ -83,17 +113,8 @@ def test_an_interrupted_run_keeps_the_policy_that_is_under_evaluation_if_it_is_t
     recovery.progress = Progress(step=4)
     recovery.save(StreamState(), lambda folder: None)
     recovery.progress = Progress(step=5)
-    run: Any = SimpleNamespace(
-        config=SimpleNamespace(run=SimpleNamespace(best_metric="eval/reward_mean")),
-        num_updates=9,
-        interrupts=Interrupts(),
-        rollouts=SimpleNamespace(state=StreamState),
-        learner=SimpleNamespace(save=lambda folder: None),
-        evaluator=FakeEvaluator(step=4),
-        tracker=SimpleNamespace(
-            announce=lambda text: None, failures=lambda groups: None, evaluation=lambda step, numbers: None
-        ),
-    )
+    run = run_under_way()
+    run.evaluator = FakeEvaluator(step=4)
     save_interrupted(run, recovery)
     best = recovery.checkpoints.best()
     assert best is not None

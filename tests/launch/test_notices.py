@@ -5,7 +5,8 @@ import re
 import pytest
 
 from launch.config import algorithm_of, compose
-from launch.validation.notices import notices
+from launch.run_folder.lock import JOB
+from launch.validation.notices import STOP_SECONDS, notices
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,13 @@ def test_a_run_on_older_tokens_says_whether_it_corrects_them(
     assert len(found) == (sentence is not None)
     if sentence is not None:
         assert re.search(sentence, found[0])
+
+
+def test_a_job_says_how_long_ray_gives_it_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(JOB, "{}")
+    assert '"RAY_JOB_STOP_WAIT_TIME_S": "600"' in notices(compose([]))[0]
+    monkeypatch.setenv(STOP_SECONDS, "600")
+    assert notices(compose([])) == []
 
 
 def test_a_replay_says_whether_it_corrects_that_other_weights_have_sampled() -> None:

@@ -109,15 +109,22 @@ def test_an_update_makes_do_with_what_it_has_rather_than_wait_for_ever() -> None
 
 
 def test_a_run_in_which_everything_fails_ends_with_the_error() -> None:
-    with pytest.raises(TroupeError, match=r"All of 4 rollouts failed.*the disk is full"):
+    with pytest.raises(TroupeError, match=r"All of 8 rollouts failed.*the disk is full"):
         selected([group(number, [0, 0], "crashed") for number in range(9)])
+
+
+def test_one_task_that_fails_does_not_end_a_run_whose_updates_have_one_group() -> None:
+    settings, rollouts = config(), FakeRollouts([group(0, [0, 0], "crashed"), group(1, [0, 1])])
+    settings.rollout.groups_per_step = 1
+    selection = select_groups(settings, REFILL, rollouts, 0, FakeTracker())
+    assert [each.group_id for each in selection.groups] == [group_name(1)]
 
 
 @pytest.mark.parametrize("reason", ["agent_error", "timeout"])
 @pytest.mark.parametrize("algorithm", [GRPO, REFILL])
 def test_a_run_in_which_no_rollout_comes_to_its_end_is_ended(reason: str, algorithm: Algorithm) -> None:
     groups = [group(number, [0, 0], reason) for number in range(9)]
-    with pytest.raises(TroupeError, match=r"All of 4 rollouts failed"):
+    with pytest.raises(TroupeError, match=r"All of [48] rollouts failed"):
         selected(groups, algorithm)
 
 

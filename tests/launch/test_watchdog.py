@@ -105,4 +105,4 @@ def test_a_run_that_ends_itself_leaves_whatever_it_was_doing() -> None:
         interrupts.end_with(error)
         time.sleep(5)
         raise AssertionError("it was put off")
-    assert interrupts.error is error and interrupts.was_forced
+    assert interrupts.error is error and interrupts.was_cut

@@ -17,7 +17,8 @@ TASKS = [{"question": "1 + 1?"}]
     [
         ({"train_dataset": TASKS}, "train_dataset is a list: write train_dataset=Dataset"),
         ({"train_dataset": Dataset(TASKS), "val_dataset": TASKS}, "val_dataset is a list"),
-        ({"train_dataset": Dataset([])}, "is empty"),
+        ({"train_dataset": Dataset([])}, "The training dataset is empty"),
+        ({"train_dataset": Dataset(TASKS), "val_dataset": Dataset([])}, "The held-out dataset is empty"),
         ({"train_dataset": None}, "train_dataset is a NoneType"),
     ],
 )

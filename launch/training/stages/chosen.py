@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from environments.errors import ConfigError
 from environments.named_class import load_class
 from launch.config import TrainConfig, algorithm_of
 from launch.training.stages.base import Stage
+
+if TYPE_CHECKING:  # stages are chosen and checked before anything of a run is imported
+    from launch.training.recovery import Recovery
 
 STAGES = {
     "warm_start": "launch.training.stages.warm_start:WarmStart",
@@ -36,6 +42,23 @@ def chosen_stages(config: TrainConfig) -> list[Stage]:
     if not busy:
         raise ConfigError(f"stages={config.stages}: none of them has a step to do. Add reinforce.")
     return busy
+
+
+def check_earlier_stages(stages: Sequence[Stage], recovery: Recovery) -> None:
+    """No stage has steps left that stands before one that has begun: a learner does not go back to it.
+
+    Raises:
+        ConfigError: one has.
+    """
+    begun = [number for number, stage in enumerate(stages) if stage.num_done(recovery)]
+    for stage in stages[: max(begun, default=0)]:
+        done, newest = stage.num_done(recovery), stages[begun[-1]].name
+        if done < stage.num_steps:
+            raise ConfigError(
+                f"The stage {stage.name!r} would go on from {done} to {stage.num_steps} steps, and "
+                f"{newest!r} after it has begun: set its number of steps to {done}, or begin a new run with "
+                f"model.path={recovery.directory}."
+            )
 
 
 def _stage(config: TrainConfig, name: str) -> Stage:

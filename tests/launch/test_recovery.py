@@ -1,0 +1,152 @@
+"""How a run ends and goes on: what it saves, and what it does not write over. No Ray, no learner."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from environments.errors import ConfigError, EnvironmentFailure, LearnerError
+from launch import trainer
+from launch.config import TrainConfig, compose
+from launch.health.recoveries import Recoveries
+from launch.reporting.tracker import Tracker, read_metrics
+from launch.run_folder.checkpoint import Progress, StreamState
+from launch.run_folder.lock import RunLock
+from launch.training.recovery import Recovery
+from launch.training.stages.chosen import check_earlier_stages, chosen_stages
+from launch.training.start import restore
+
+
+def config_of(directory: Path, *settings: str) -> TrainConfig:
+    return compose([f"run.directory={directory}", *settings])
+
+
+def saved(directory: Path, progress: Progress) -> None:
+    """A run's folder with one checkpoint."""
+    recovery = Recovery(config_of(directory, "run.resume=true"), directory)
+    recovery.progress = progress
+    recovery.save(StreamState(), lambda folder: None)
+    recovery.close()
+
+
+# -- what a run must not write over --------------------------------------------------------------------
+
+
+def test_checkpoints_whose_link_a_copy_has_left_out_are_an_error(tmp_path: Path) -> None:
+    for step in (50, 100):
+        saved(tmp_path, Progress(step=step))
+    (tmp_path / "checkpoints" / "latest").unlink()
+    for resume in ("true", "false"):
+        with pytest.raises(ConfigError, match=r"step_000050, step_000100, and no .* `ln -sfn step_000100 /"):
+            Recovery(config_of(tmp_path, f"run.resume={resume}"), tmp_path)
+
+
+def test_a_link_that_a_copy_has_followed_is_an_error(tmp_path: Path) -> None:
+    saved(tmp_path, Progress(step=50))
+    copy = shutil.copytree(tmp_path, tmp_path / "copy")  # it follows links
+    with pytest.raises(ConfigError, match=r"latest is a folder, .*delete it, and link it"):
+        Recovery(config_of(copy, "run.resume=true"), copy)
+
+
+def test_metrics_without_a_checkpoint_are_not_written_over_unless_that_is_asked_for(tmp_path: Path) -> None:
+    tracker = Tracker(tmp_path, num_steps=9)
+    tracker.evaluation(0, {"eval/reward_mean": 0.0, "eval/num_tasks": 1, "time/evaluate": 1.0})
+    tracker.close()
+    with pytest.raises(ConfigError, match="holds the metrics of a run without a checkpoint: name another"):
+        Recovery(config_of(tmp_path), tmp_path)
+    assert len(read_metrics(tmp_path)) == 1
+    Recovery(config_of(tmp_path, "run.resume=true"), tmp_path).close()
+
+
+# -- stages of a run that goes on ----------------------------------------------------------------------
+
+
+def recovery_at(directory: Path, **progress: Any) -> Recovery:
+    saved(directory, Progress(**progress))
+    return Recovery(config_of(directory, "run.resume=true"), directory)
+
+
+def test_a_stage_that_was_made_longer_after_the_next_one_has_begun_is_an_error(tmp_path: Path) -> None:
+    recovery = recovery_at(tmp_path, step=30, version=31, stage_steps={"warm_start": 250, "reinforce": 30})
+    for num_steps, is_error in ((250, False), (350, True)):
+        stages = chosen_stages(config_of(tmp_path, "recipe=calculator", f"warm_start.num_steps={num_steps}"))
+        if is_error:
+            with pytest.raises(ConfigError, match=r"'warm_start' would go on from 250 to 350 .* to 250, or"):
+                check_earlier_stages(stages, recovery)
+        else:
+            check_earlier_stages(stages, recovery)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "published"), [(50, [1]), (250, [])], ids=["it ends here", "it goes on"]
+)
+def test_what_a_stage_has_learned_that_is_cut_short_is_published(
+    tmp_path: Path, num_steps: int, published: list[int]
+) -> None:
+    recovery = recovery_at(tmp_path, stage_steps={"warm_start": 50})
+    versions: list[int] = []
+    run: Any = SimpleNamespace(
+        learner=SimpleNamespace(load=lambda folder: "", publish=versions.append),
+        tracker=SimpleNamespace(announce=lambda text: None),
+    )
+    config = config_of(tmp_path, "recipe=calculator", f"warm_start.num_steps={num_steps}")
+    restore(run, recovery, chosen_stages(config))
+    assert versions == published
+    assert recovery.progress.version == len(published)
+
+
+# -- how a run ends ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "in_whole_work", "step"),
+    [
+        (EnvironmentFailure("The dice are gone."), False, 3),
+        (LearnerError("The loss is NaN."), True, 0),
+        (KeyboardInterrupt(), False, 3),
+    ],
+    ids=["between two updates", "in an update", "Ctrl-C"],
+)
+def test_a_run_that_ends_early_saves_its_updates_if_its_learner_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, in_whole_work: bool, step: int
+) -> None:
+    """Also where nobody reads what it prints any more, as when Ctrl-C has ended `tee` first."""
+    saved(tmp_path, Progress(step=0, stage_steps={"reinforce": 0}))
+
+    def start(*arguments: Any) -> Any:
+        tracker, interrupts = arguments[5:7]
+        return SimpleNamespace(
+            interrupts=interrupts,
+            tracker=tracker,
+            rollouts=SimpleNamespace(state=StreamState),
+            learner=SimpleNamespace(save=lambda folder: None),
+            evaluator=SimpleNamespace(running_step=None),
+        )
+
+    def train(stages: Any, run: Any, recovery: Recovery, recoveries: Any) -> None:
+        recovery.progress.step = 3
+        if in_whole_work:
+            with run.interrupts.atomic_section():
+                raise error
+        raise error
+
+    class Closed:
+        def write(self, text: str) -> None:
+            raise BrokenPipeError
+
+        def isatty(self) -> bool:
+            return False
+
+    monkeypatch.setattr("launch.training.start.start", start)
+    monkeypatch.setattr("launch.training.loop.train", train)
+    monkeypatch.setattr("launch.health.inspection.ray_lives", lambda: True)
+    monkeypatch.setattr(sys, "stdout", Closed())
+    config = config_of(tmp_path, "run.resume=true")
+    with RunLock(tmp_path) as lock, pytest.raises(type(error)):
+        trainer._train(config, SimpleNamespace(), lock, Recoveries(0, 1.0))  # type: ignore[arg-type]
+    assert Recovery(config, tmp_path).saved_step == step
