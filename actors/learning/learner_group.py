@@ -63,7 +63,11 @@ class LearnerGroup:
         self._critic = None
         if algorithm.uses_critic:
             # A rank takes its CPU only while it starts; a GPU it takes for good.
-            places = places if learner.device == "cpu" else places_of_ranks(learner)
+            try:
+                places = places if learner.device == "cpu" else places_of_ranks(learner)
+            except BaseException:
+                self._policy.close()
+                raise
             self._critic = WorkerGroup(CriticWorker, places, learner, **arguments)
         self._critic_optimizer = learner.critic.optimizer
         self._store, self._algorithm = store, algorithm

@@ -17,6 +17,9 @@ from actors.ray_tools.get_soon import ANSWER_SECONDS
 from environments.errors import LearnerLostError, TroupeError
 from policies.learning.settings import LearnerConfig, OptimizerConfig
 
+PLACE_SECONDS = 60.0
+"""For so long a place that was lost with its node may take to come back on another."""
+
 
 class WorkerGroup:
     """Methods of the model, called by name on all ranks at once and answered by the first.
@@ -52,8 +55,14 @@ class WorkerGroup:
         self._opened = [rank.open.remote(meeting) for rank in self._ranks]
 
     def start_anew(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
-        """End the ranks that are left, and start as many where those had their place."""
+        """End the ranks that are left, and start as many where those had their place.
+
+        Raises:
+            LearnerLostError: a place was lost with its node, and no other node has room for it.
+        """
         self._kill()
+        if not self._places.wait(PLACE_SECONDS):
+            raise LearnerLostError("A learner rank was lost with its node, and no other has room for it.")
         learner = replace(self._arguments["learner"], optimizer=optimizer)
         self._arguments |= {"learner": learner, "num_schedule_steps": num_schedule_steps}
         self._start()
@@ -153,5 +162,9 @@ def places_of_ranks(settings: LearnerConfig) -> PlacementGroup:
         strategy="PACK",  # ranks may spread over nodes
         bundle_label_selector=[dict(settings.nodes.labels)] * settings.num_workers,
     )
-    ray.get(places.ready())
+    try:
+        ray.get(places.ready())
+    except BaseException:  # an interrupt, for example: no other part of the program knows of them yet
+        ray.util.remove_placement_group(places)
+        raise
     return places

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import ray
+from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray._raylet import Config  # type: ignore[attr-defined]  # of a compiled module
 from ray.job_config import JobConfig
 
@@ -44,8 +45,7 @@ def connect(num_cpus: int, worker_environment: Mapping[str, str] | None = None) 
     options: dict[str, Any] = {
         "log_to_driver": shows_worker_logs(),
         "logging_level": logging.ERROR,
-        # The actors import this library from where the program has found it, in whatever folder that runs.
-        "job_config": JobConfig(_py_driver_sys_path=[str(LIBRARY)]),
+        "job_config": JobConfig(_py_driver_sys_path=_library_path()),
     }
     if worker_environment is not None:  # Ray accepts no variable that a job has set itself
         missing = {name: value for name, value in worker_environment.items() if name not in os.environ}
@@ -68,6 +68,24 @@ def connect(num_cpus: int, worker_environment: Mapping[str, str] | None = None) 
             f"Ray did not start on this machine: {str(error).splitlines()[0]} Mostly other programs keep it "
             "busy: try again when they have ended."
         ) from error
+
+
+def _library_path() -> list[str]:
+    """Where actors are to import this library from: where this program has found it, whatever its folder.
+
+    A job's working directory reaches its actors without this. Replicas belong to the job that has started
+    Serve: a path to its working directory would hide that of the job that they serve.
+    """
+    if RAY_JOB_CONFIG_JSON_ENV_VAR in os.environ and LIBRARY.is_relative_to(Path.cwd()):
+        return []
+    return [str(LIBRARY)]
+
+
+def job_environment() -> dict[str, str]:
+    """The variables that this program's actors get, by ``ray job submit`` or by ``connect``."""
+    if not ray.is_initialized():
+        return {}
+    return dict(ray.get_runtime_context().runtime_env.get("env_vars") or {})
 
 
 def join(address: str | None) -> None:

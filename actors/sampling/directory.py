@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import ray
 
+from actors.settings import MANY_CALLS
 
-@ray.remote(num_cpus=0)
+WAIT_SECONDS = 60.0
+
+
+@ray.remote(num_cpus=0, max_concurrency=MANY_CALLS)
 class SamplerDirectory:
     """The sampling actors of one policy server, by number.
 
@@ -33,7 +38,12 @@ class SamplerDirectory:
         self._samplers.pop(number, None)
 
     async def added_after(self, number: int) -> dict[int, ray.actor.ActorHandle]:
-        """Wait until there are sampling actors with a number above ``number``, and return them."""
+        """The sampling actors with a number above ``number``, when there are any; none after a minute.
+
+        The wait has an end for the reason of ``WeightStore.newer_than``.
+        """
         async with self._changed:
-            await self._changed.wait_for(lambda: any(each > number for each in self._samplers))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WAIT_SECONDS):
+                    await self._changed.wait_for(lambda: any(each > number for each in self._samplers))
         return {each: sampler for each, sampler in self._samplers.items() if each > number}

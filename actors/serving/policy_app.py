@@ -12,6 +12,7 @@ from ray import serve
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
+from actors.ray_tools.connect import job_environment
 from actors.ray_tools.get_soon import answers
 from actors.ray_tools.placement import beside_driver
 from actors.sampling.directory import SamplerDirectory
@@ -92,7 +93,14 @@ def policy_application(
             "num_gpus": config.engine.num_gpus,
             "resources": dict(config.nodes.resources),
             "label_selector": dict(config.nodes.labels),
-            "runtime_env": {"env_vars": {**engine.environment(config.engine), **REPLICA_ENVIRONMENT}},
+            # Serve gives replicas the variables of the job that has started it, which may be another one.
+            "runtime_env": {
+                "env_vars": {
+                    **job_environment(),
+                    **engine.environment(config.engine),
+                    **REPLICA_ENVIRONMENT,
+                }
+            },
         },
         "logging_config": LOGGING,
         "graceful_shutdown_timeout_s": grace_seconds,

@@ -64,7 +64,9 @@ class WeightFollower:
         """
         try:
             while True:
-                await self._load(await self._store.newer_than.remote(self._engine.version))
+                newer: PublishedWeights | None = await self._store.newer_than.remote(self._engine.version)
+                if newer is not None:
+                    await self._load(newer)
         except BaseException as error:
             self._failure = error
             await self._notify()  # what waits for a version would wait for ever

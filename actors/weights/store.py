@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 
+from actors.settings import MANY_CALLS
 from actors.weights.object_store import ObjectStoreTransport
 from actors.weights.transport import WeightTransport
 from environments.errors import TroupeError
+
+WAIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,7 @@ class PublishedWeights:
     location: Any
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0, max_concurrency=MANY_CALLS)
 class WeightStore:
     """Keeps the newest version of the weights.
 
@@ -56,12 +60,20 @@ class WeightStore:
         """The newest weights; ``None`` before the first publish."""
         return self._newest
 
-    async def newer_than(self, version: int) -> PublishedWeights:
-        """Wait until there is a version after ``version``, and return the newest."""
+    async def newer_than(self, version: int) -> PublishedWeights | None:
+        """The newest version, when there is one after ``version``; ``None`` if none comes for a minute.
+
+        The wait has an end because Ray ends no call whose caller has died: replicas come and go, and an actor
+        has places for so many calls.
+        """
         async with self._changed:
-            await self._changed.wait_for(lambda: self._newest is not None and self._newest.version > version)
-        assert self._newest is not None
-        return self._newest
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WAIT_SECONDS):
+                    await self._changed.wait_for(lambda: self._is_newer(version))
+        return self._newest if self._is_newer(version) else None
+
+    def _is_newer(self, version: int) -> bool:
+        return self._newest is not None and self._newest.version > version
 
     async def report(self, failure: TroupeError) -> None:
         """Take note of what keeps a replica from following, and would keep the one that replaces it."""

@@ -72,7 +72,8 @@ def end() -> None:
 def wait_for_nodes(config: TrainConfig, announce: Callable[[str], None]) -> None:
     """Return when the cluster can hold the run: at once, or within ``run.node_wait_seconds``.
 
-    Meanwhile Ray's autoscaler knows what is needed. Later it sees for itself which actors find no room.
+    Meanwhile Ray's autoscaler is told again and again what is needed: the cluster has one such request, and
+    another run may put its own in its place. Later it sees for itself which actors find no room.
 
     Raises:
         ConfigError: as ``check_resources`` does, when the time is over.
@@ -83,12 +84,12 @@ def wait_for_nodes(config: TrainConfig, announce: Callable[[str], None]) -> None
         while missing := _missing(config):
             if time.monotonic() >= deadline:
                 break
+            bundles = _bundles(config)
+            request_resources(
+                bundles=[resources for resources, _ in bundles],
+                bundle_label_selectors=[labels for _, labels in bundles],
+            )
             if not is_told:
-                bundles = _bundles(config)
-                request_resources(
-                    bundles=[resources for resources, _ in bundles],
-                    bundle_label_selectors=[labels for _, labels in bundles],
-                )
                 announce(f"Waiting for nodes, for {config.run.node_wait_seconds:g} s at most. {missing[1]}.")
                 is_told = True
             time.sleep(NODE_SECONDS)

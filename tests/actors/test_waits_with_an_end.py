@@ -1,0 +1,41 @@
+"""What waits in an actor for a replica ends, also when the replica has died. No Ray is started."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from actors.sampling import directory
+from actors.weights import store
+
+
+def plain(actor_class: Any) -> Any:
+    """An object of the class behind a Ray actor."""
+    return actor_class.__ray_metadata__.modified_class()
+
+
+def test_a_wait_for_newer_weights_ends_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "WAIT_SECONDS", 0.05)
+
+    async def talk() -> list[Any]:
+        weights = plain(store.WeightStore)
+        nothing = await weights.newer_than(0)
+        waiting = asyncio.create_task(weights.newer_than(0))
+        await weights.publish(1, [])
+        return [nothing, (await waiting).version, await weights.newer_than(1)]
+
+    assert asyncio.run(talk()) == [None, 1, None]
+
+
+def test_a_wait_for_sampling_actors_ends_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "WAIT_SECONDS", 0.05)
+
+    async def talk() -> list[Any]:
+        samplers = plain(directory.SamplerDirectory)
+        nothing = await samplers.added_after(0)
+        await samplers.add("sampler")
+        return [nothing, await samplers.added_after(0), await samplers.added_after(1)]
+
+    assert asyncio.run(talk()) == [{}, {1: "sampler"}, {}]
