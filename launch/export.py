@@ -31,11 +31,11 @@ from launch.run_folder.lock import writing_to
 from launch.run_folder.token_texts import token_texts
 from launch.run_folder.trajectory_log import (
     EVALUATION,
-    FOLDER,
     TRAIN,
     KeptTrajectory,
     kept_steps,
     read_kept,
+    trajectory_path,
 )
 
 SCHEMA = pa.schema(
@@ -106,7 +106,7 @@ def export_inspect(run: Path, folder: Path) -> tuple[int, int]:
             run=run,
             kind=kind,
             step=step,
-            created=written_at(run / FOLDER / f"{kind}_{step:06d}.jsonl"),
+            created=written_at(trajectory_path(run, kind, step)),
             token_text=token_texts(run),
         )
         log.write(folder, kept)

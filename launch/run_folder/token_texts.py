@@ -6,10 +6,18 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
+from launch.run_folder.checkpoint import CheckpointFolder
+from launch.run_folder.model_paths import HUGGINGFACE
+
 
 def token_texts(directory: Path) -> Callable[[int], str]:
-    """The text of a token by its id, by the run's own tokenizer; the number where there is none."""
-    for folder in (directory / "model", directory / "checkpoints" / "latest" / "huggingface"):
+    """The text of a token by its id, by the run's own tokenizer; the number where there is none.
+
+    Raises:
+        ConfigError: the file that names the newest checkpoint is damaged.
+    """
+    latest = CheckpointFolder(directory, kept=1).latest()
+    for folder in (directory / "model", *([latest / HUGGINGFACE] if latest else [])):
         path = folder / "tokenizer.json"
         if path.is_file():
             return _token_texts(path)

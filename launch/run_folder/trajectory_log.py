@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from environments.data.trajectory_json import Json, trajectory_from_json, trajectory_to_json
@@ -51,17 +51,13 @@ class TrajectoryLog:
 
     directory: Path
     num_kept: int
-    _folder: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._folder = self.directory / FOLDER
 
     def forget_after(self, step: int) -> None:
         """Delete what later updates have left: a resumed run makes them again, with other rollouts."""
         for kind in (TRAIN, EVALUATION):
             for later in kept_steps(self.directory, kind):
                 if later > step:
-                    (self._folder / f"{kind}_{later:06d}.jsonl").unlink(missing_ok=True)
+                    trajectory_path(self.directory, kind, later).unlink(missing_ok=True)
 
     def record_update(
         self,
@@ -90,14 +86,19 @@ class TrajectoryLog:
     def _write(self, kind: str, step: int, lines: Sequence[Json]) -> None:
         if self.num_kept == 0:
             return
-        self._folder.mkdir(exist_ok=True)
-        path = self._folder / f"{kind}_{step:06d}.jsonl"
+        path = trajectory_path(self.directory, kind, step)
+        path.parent.mkdir(exist_ok=True)
         temporary = path.with_name(f".{path.name}.tmp")
         with temporary.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
         os.replace(temporary, path)
         for older in kept_steps(self.directory, kind)[: -self.num_kept]:
-            (self._folder / f"{kind}_{older:06d}.jsonl").unlink(missing_ok=True)
+            trajectory_path(self.directory, kind, older).unlink(missing_ok=True)
+
+
+def trajectory_path(run: Path, kind: str, step: int) -> Path:
+    """The file of an update, or with ``EVALUATION`` of an evaluation, in the folder of ``run``."""
+    return run / FOLDER / f"{kind}_{step:06d}.jsonl"
 
 
 def kept_steps(directory: Path, kind: str) -> list[int]:
@@ -112,7 +113,7 @@ def read_kept(directory: Path, kind: str, step: int) -> list[KeptTrajectory]:
     Raises:
         TroupeError: they are not there, or the file holds something else.
     """
-    path = directory / FOLDER / f"{kind}_{step:06d}.jsonl"
+    path = trajectory_path(directory, kind, step)
     try:
         text = path.read_text(encoding="utf-8")
         return [_kept(json.loads(line)) for line in text.splitlines()]
@@ -217,7 +218,7 @@ def find_task(directory: Path, task: object) -> list[Sighting]:
     found = []
     for kind in (TRAIN, EVALUATION):
         for step in kept_steps(directory, kind):
-            text = (directory / FOLDER / f"{kind}_{step:06d}.jsonl").read_text(encoding="utf-8")
+            text = trajectory_path(directory, kind, step).read_text(encoding="utf-8")
             for row, line in enumerate(text.splitlines() if wanted in text else ()):
                 if wanted in line:  # only these are parsed: a run may have kept a hundred thousand
                     read = json.loads(line)

@@ -23,13 +23,13 @@ from launch.run_folder.jsonl_log import read_records
 from launch.run_folder.token_texts import token_texts
 from launch.run_folder.trajectory_log import (
     EVALUATION,
-    FOLDER,
     TRAIN,
     KeptTrajectory,
     find_task,
     kept_steps,
     read_kept,
     shortened,
+    trajectory_path,
 )
 from launch.viewing.live_state import states
 from launch.viewing.talk import Talk
@@ -171,8 +171,8 @@ async def _explain(_: Request, error: Exception) -> JSONResponse:
 
 
 def _kept(directory: Path, kind: str, step: int) -> list[KeptTrajectory]:
-    name = directory / FOLDER / f"{kind}_{step:06d}.jsonl"
-    changed = name.stat().st_mtime_ns if name.exists() else 0
+    path = trajectory_path(directory, kind, step)
+    changed = path.stat().st_mtime_ns if path.exists() else 0
     return _read(directory, kind, step, changed)
 
 

@@ -36,7 +36,7 @@ from launch.chaos import COUNTED
 from launch.health.audit import CHECKS, SCORE, Finding, is_complete, read_run
 from launch.recipes import guess
 from launch.reporting.tracker import read_metrics
-from launch.run_folder.trajectory_log import FOLDER, TRAIN, kept_steps, read_kept
+from launch.run_folder.trajectory_log import TRAIN, kept_steps, read_kept, trajectory_path
 from launch.workload import Workload
 
 HEAD, STAYS, CUT_OFF, JOINS = "head", "host2", "host3", "host4"
@@ -207,7 +207,7 @@ def read_course(directory: Path) -> Course:
     """The course of the run in ``directory``."""
     turns, updates = [], []
     for step in kept_steps(directory, TRAIN):
-        updates.append((directory / FOLDER / f"{TRAIN}_{step:06d}.jsonl").stat().st_mtime)
+        updates.append(trajectory_path(directory, TRAIN, step).stat().st_mtime)
         for kept in read_kept(directory, TRAIN, step):
             turns += [(float(each.info["time"]), str(each.info["host"])) for each in kept.trajectory.steps]
     return Course(sorted(turns), updates)
