@@ -213,11 +213,6 @@ class Trajectory:
             last_turn = completion.num_tokens
         return used
 
-    @property
-    def retokenized(self) -> bool:
-        """Whether the ids of any completion are not the engine's: it cannot be trained on then."""
-        return any(completion.retokenized for completion in self.completions)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrajectoryGroup:

@@ -55,12 +55,10 @@ class VLLMEngine(Engine):
         self._num_tokens = 0
         self._num_aborted_tokens = 0
         self._failure: BaseException | None = None
-        self._stopped = False
         self._engine = _start_vllm(model_path, config, _adapter_args(adapters))
         self._adapters = _load_adapters(self._engine, adapters)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="vllm-engine", daemon=True).start()
 
     @classmethod
     def check_config(cls, config: EngineConfig, adapters: Collection[str] = ()) -> None:
@@ -110,11 +108,6 @@ class VLLMEngine(Engine):
         """Raise what ended the engine, if anything did."""
         if self._failure is not None:
             raise SamplerError(f"The vLLM engine has stopped: {self._failure!r}") from self._failure
-
-    def stop(self) -> None:
-        """End the engine's thread; requests in flight are abandoned."""
-        self._inbox.put(self._set_stopped)
-        self._thread.join(timeout=10)
 
     async def _until_failure(self) -> None:
         while self._failure is None:
@@ -173,7 +166,7 @@ class VLLMEngine(Engine):
 
     def _run(self) -> None:
         try:
-            while not self._stopped:
+            while True:
                 self._drain_inbox()
                 if self._engine.has_unfinished_requests():
                     start = time.monotonic()
@@ -246,9 +239,6 @@ class VLLMEngine(Engine):
     def _fail_all(self, error: BaseException) -> None:
         for outputs in self._outputs.values():
             outputs.put_nowait(error)
-
-    def _set_stopped(self) -> None:
-        self._stopped = True
 
 
 @dataclass(slots=True)

@@ -83,12 +83,6 @@ def openai_error(error: Exception) -> OpenAIError:
             return OpenAIError(500, str(error), type="server_error")
 
 
-def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
-    """HTTP status and JSON body for an error."""
-    answer = openai_error(error)
-    return answer.status, answer.body()
-
-
 # -- requests --------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from policies.chat import ChatRenderer
 from policies.engines.base import Engine
 from policies.engines.weights import WeightBucket
 from policies.openai.frontend import OpenAIFrontend
-from policies.openai.protocol import NO_EFFECT, ChatRequest, CompletionRequest, OpenAIError, error_body
+from policies.openai.protocol import NO_EFFECT, ChatRequest, CompletionRequest, OpenAIError, openai_error
 from policies.sampler import EngineStats, SamplingParams, TokenOutput
 from policies.tiny import build_tokenizer
 
@@ -348,7 +348,7 @@ def test_tools_and_calls_that_the_chat_template_leaves_out_are_an_error() -> Non
         body = ChatRequest.model_validate({"model": MODEL, **fields})
         with pytest.raises(OpenAIError, match=f"chat template shows no {name}: write them into") as caught:
             asyncio.run(collect(frontend.chat(body)))
-        assert error_body(caught.value)[0] == 400
+        assert openai_error(caught.value).status == 400
 
 
 def test_template_options_of_a_request_reach_the_chat_template() -> None:
@@ -532,10 +532,10 @@ def test_the_model_that_is_served_is_listed_and_named_to_those_who_ask_for_anoth
     for ask in (chat, complete):
         with pytest.raises(Exception, match=r"'gpt-4o'.*'tiny'") as caught:
             ask(engine, model="gpt-4o")
-        status, body = error_body(caught.value)
-        assert status == 404
-        assert body["error"]["param"] == "model"
-        assert body["error"]["code"] == "model_not_found"
+        error = openai_error(caught.value)
+        assert error.status == 404
+        assert error.param == "model"
+        assert error.code == "model_not_found"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -544,8 +544,8 @@ def test_a_prompt_that_fills_the_context_is_refused_before_the_first_chunk(strea
     engine.max_model_tokens = len(renderer().prompt_ids(MESSAGES))
     with pytest.raises(PromptTooLongError, match=str(engine.max_model_tokens)) as caught:
         chat(engine, stream=stream)
-    status, body = error_body(caught.value)
-    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+    error = openai_error(caught.value)
+    assert (error.status, error.code) == (400, "context_length_exceeded")
     assert engine.requests == []
 
 
@@ -582,11 +582,11 @@ def test_a_prompt_that_fills_the_context_is_refused_before_the_first_chunk(strea
 def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], param: str | None) -> None:
     with pytest.raises(ValidationError) as caught:
         chat(FakeEngine(ids_of("46")), **fields)
-    status, body = error_body(caught.value)
-    assert status == 400
-    assert body["error"]["param"] == param
-    assert body["error"]["type"] == "invalid_request_error"
-    assert (param or next(iter(fields))) in body["error"]["message"]
+    error = openai_error(caught.value)
+    assert error.status == 400
+    assert error.param == param
+    assert error.type == "invalid_request_error"
+    assert (param or next(iter(fields))) in error.message
 
 
 @pytest.mark.parametrize(
@@ -602,7 +602,7 @@ def test_an_empty_or_impossible_prompt_is_refused(prompt: Any) -> None:
     engine = FakeEngine(*[ids_of("46")] * 2)
     with pytest.raises(Exception, match="prompt") as caught:
         complete(engine, prompt=prompt)
-    assert error_body(caught.value)[0] == 400
+    assert openai_error(caught.value).status == 400
     assert engine.requests == []
 
 
@@ -612,7 +612,7 @@ def test_an_empty_or_impossible_prompt_is_refused(prompt: Any) -> None:
 def test_impossible_sampling_parameters_are_the_clients_fault(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(fields))) as caught:
         chat(FakeEngine(), **fields)
-    assert error_body(caught.value)[0] == 400
+    assert openai_error(caught.value).status == 400
 
 
 def test_what_clients_send_by_default_changes_nothing() -> None:
@@ -652,7 +652,7 @@ def test_a_pinned_version_answers_or_the_present_one_is_named() -> None:
         engine.version = min(present, 8)
         with pytest.raises(OpenAIError, match=f"policy_version=8 is not served: .* {present}") as caught:
             chat(engine, policy_version=8)
-        assert error_body(caught.value)[0] == 409
+        assert openai_error(caught.value).status == 409
 
 
 def test_an_answer_that_the_context_cannot_hold_is_an_error_and_not_cut() -> None:
@@ -684,8 +684,8 @@ def test_what_is_far_too_long_is_found_before_its_tokens(
     monkeypatch.setattr(ChatRenderer, "encode", lambda *_: pytest.fail("The text was encoded."))
     with pytest.raises(PromptTooLongError, match=r"15\d{4} characters") as caught:
         chat(FakeEngine(), **fields)
-    status, body = error_body(caught.value)
-    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+    error = openai_error(caught.value)
+    assert (error.status, error.code) == (400, "context_length_exceeded")
 
 
 @pytest.mark.parametrize(
@@ -698,7 +698,7 @@ def test_no_prompt_is_encoded_unless_all_may_be(
     monkeypatch.setattr(ChatRenderer, "encode", lambda *_: pytest.fail("The text was encoded."))
     with pytest.raises(Exception, match=words) as caught:
         complete(FakeEngine(), prompt=prompt)
-    assert error_body(caught.value)[0] == 400
+    assert openai_error(caught.value).status == 400
 
 
 def test_prompts_and_choices_are_few() -> None:
@@ -733,9 +733,9 @@ def test_text_that_is_no_unicode_is_the_clients_fault(text: str) -> None:
     for content in (text, [{"type": "text", "text": text}]):
         with pytest.raises(ValidationError) as caught:
             chat(FakeEngine(), messages=[{"role": "user", "content": content}])
-        status, body = error_body(caught.value)
-        assert status == 400 and "the text is no Unicode at position" in body["error"]["message"]
-        assert body["error"]["param"].startswith("messages.0.content")
+        error = openai_error(caught.value)
+        assert error.status == 400 and "the text is no Unicode at position" in error.message
+        assert error.param.startswith("messages.0.content")
     with pytest.raises(OpenAIError, match="prompt cannot be encoded"):
         complete(FakeEngine(), prompt=text)
 
@@ -770,9 +770,9 @@ def test_an_error_about_one_of_several_forms_is_about_the_nearest(
 ) -> None:
     with pytest.raises(ValidationError) as caught:
         chat(FakeEngine(), **fields)
-    _, body = error_body(caught.value)
-    assert body["error"]["message"].startswith(sentences)
-    assert body["error"]["param"] == sentences.partition(":")[0]
+    error = openai_error(caught.value)
+    assert error.message.startswith(sentences)
+    assert error.param == sentences.partition(":")[0]
 
 
 @pytest.mark.parametrize("arguments", ["12+", "[" * 100_000])
@@ -780,7 +780,7 @@ def test_arguments_of_an_old_call_have_to_be_json(arguments: str) -> None:
     call = {"id": "call_1", "function": {"name": "calculator", "arguments": arguments}}
     with pytest.raises(Exception, match="'call_1'") as caught:
         chat(FakeEngine(), messages=[*MESSAGES, {"role": "assistant", "tool_calls": [call]}])
-    assert error_body(caught.value)[0] == 400
+    assert openai_error(caught.value).status == 400
 
 
 def test_messages_that_the_chat_template_refuses_are_the_clients_fault() -> None:
@@ -789,15 +789,15 @@ def test_messages_that_the_chat_template_refuses_are_the_clients_fault() -> None
     body = ChatRequest.model_validate({"model": MODEL, "messages": MESSAGES})
     with pytest.raises(Exception, match="System first!") as caught:
         asyncio.run(collect(OpenAIFrontend(MODEL, ChatRenderer(strict), FakeEngine()).chat(body)))
-    assert error_body(caught.value)[0] == 400
+    assert openai_error(caught.value).status == 400
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failing_engine_is_the_servers_fault(stream: bool) -> None:
     with pytest.raises(SamplerError, match="gone") as caught:
         chat(BrokenEngine(ids_of("46")), stream=stream, n=2)
-    status, body = error_body(caught.value)
-    assert (status, body["error"]["type"]) == (503, "server_error")
+    error = openai_error(caught.value)
+    assert (error.status, error.type) == (503, "server_error")
 
 
 def test_an_error_is_the_same_in_another_process() -> None:

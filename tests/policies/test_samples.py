@@ -55,11 +55,6 @@ def test_tokens_that_are_not_the_engines_are_refused_with_the_remedy(untrusted: 
         training_samples(trajectory(completion(), untrusted))
 
 
-def test_trajectory_says_whether_its_tokens_are_the_engines() -> None:
-    assert not trajectory(completion(), None).retokenized
-    assert trajectory(completion(), completion(retokenized=True)).retokenized
-
-
 def test_failed_rollout_and_empty_completion_have_no_samples() -> None:
     failed = Trajectory(termination_reason=TerminationReason.ENV_ERROR, error="The world broke.")
     assert training_samples(failed) == []
