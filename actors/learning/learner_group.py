@@ -101,7 +101,10 @@ class LearnerGroup:
         if self._critic is not None:
             valuing = self._critic.begin("values", reference, num_tokens=num_tokens)
         scored: list[TrainBatch] = scoring.answer()
-        return scored if valuing is None else _with_values(scored, valuing.answer())
+        if valuing is None:
+            return scored
+        pairs = zip(scored, valuing.answer(), strict=True)
+        return [batch.with_column("values", rows) for batch, rows in pairs]
 
     def update(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
         """One optimizer step per mini-batch, of the policy and of the critic if there is one.
@@ -192,17 +195,3 @@ class LearnerGroup:
         for group in (self._policy, self._critic):
             if group is not None:
                 group.close()
-
-
-def _with_values(
-    batches: Sequence[TrainBatch], values: Sequence[Sequence[tuple[float, ...]]]
-) -> list[TrainBatch]:
-    return [
-        replace(
-            batch,
-            samples=tuple(
-                replace(sample, values=row) for sample, row in zip(batch.samples, rows, strict=True)
-            ),
-        )
-        for batch, rows in zip(batches, values, strict=True)
-    ]

@@ -70,11 +70,7 @@ class Patience:
 
 def num_trained_tokens(batches: Sequence[TrainBatch]) -> int:
     """Tokens that go through the model in an optimizer step on each of ``batches`` that takes one."""
-    return sum(
-        sum(map(len, batch.samples))
-        for batch in batches
-        if any(sample.num_sampled_tokens for sample in batch.samples)
-    )
+    return sum(sum(map(len, batch.samples)) for batch in batches if batch.has_sampled_tokens)
 
 
 def num_scored_tokens(batches: Sequence[TrainBatch], algorithm: Algorithm) -> int:

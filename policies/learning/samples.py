@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from environments.errors import LearnerError
 from environments.types import Completion, TerminationReason, Trajectory, TrajectoryGroup
@@ -95,6 +95,17 @@ class TrainBatch:
     samples: tuple[TrainingSample, ...]
     temperature: float = 1.0
     """The temperature that the samples were drawn with: log-probabilities are taken under it."""
+
+    @property
+    def has_sampled_tokens(self) -> bool:
+        """Whether there is a token to learn from."""
+        return any(sample.num_sampled_tokens for sample in self.samples)
+
+    def with_column(self, name: str, rows: Sequence[tuple[float, ...]]) -> TrainBatch:
+        """The same batch with a column filled in: a row for each sample."""
+        columns: list[dict[str, Any]] = [{name: row} for row in rows]
+        samples = zip(self.samples, columns, strict=True)
+        return replace(self, samples=tuple(replace(sample, **column) for sample, column in samples))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

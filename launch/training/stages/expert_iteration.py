@@ -91,5 +91,5 @@ class ExpertIteration(Stage):
             batch
             for epoch in epochs
             for batch in make_batches(self.config, kept, f"expert iteration/{step}/{epoch}")
-            if any(sample.num_sampled_tokens for sample in batch.samples)
+            if batch.has_sampled_tokens
         ]

@@ -46,13 +46,7 @@ class VerlCritic(VerlWorker):
     @on_all_ranks
     def values(self, batches: Sequence[TrainBatch]) -> list[list[tuple[float, ...]]]:
         """The column ``values`` of every sample: what the state before each sampled token is worth."""
-        return [
-            [
-                as_column(row, sample)
-                for row, sample in zip(self._forward(batch, "values"), batch.samples, strict=True)
-            ]
-            for batch in batches
-        ]
+        return [as_column(self._forward(batch, "values"), batch) for batch in batches]
 
     @on_all_ranks
     def update(self, batches: Sequence[TrainBatch]) -> dict[str, float]:
@@ -61,7 +55,7 @@ class VerlCritic(VerlWorker):
         ``learn/explained_variance`` is 1 - Var(returns - values) / Var(returns), before the first step; it is
         left out where all returns are the same. A mini-batch without a sampled token takes no step.
         """
-        batches = [batch for batch in batches if any(sample.num_sampled_tokens for sample in batch.samples)]
+        batches = [batch for batch in batches if batch.has_sampled_tokens]
         if not batches:
             return {}
         last = len(batches) - 1

@@ -133,9 +133,10 @@ def _column(row: TrainingSample, name: str) -> torch.Tensor:
     return torch.tensor(values)
 
 
-def as_column(values: torch.Tensor, sample: TrainingSample) -> tuple[float, ...]:
-    """``values`` [R] as a column of ``sample``: kept where the mask is 1, and 0 elsewhere."""
-    return tuple((values * torch.tensor(sample.loss_mask)).tolist())
+def as_column(rows: Sequence[torch.Tensor], batch: TrainBatch) -> list[tuple[float, ...]]:
+    """``rows``, [R] for each sample, as a column of ``batch``: kept where the mask is 1, and 0 elsewhere."""
+    pairs = zip(rows, batch.samples, strict=True)
+    return [tuple((row * torch.tensor(sample.loss_mask)).tolist()) for row, sample in pairs]
 
 
 def sampled(batches: Sequence[TrainBatch], name: str) -> torch.Tensor:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -119,7 +117,7 @@ class VerlLearner(VerlWorker):
     def fit(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
         """Supervised learning: one optimizer step and one schedule step per batch, in order."""
         self.loss_fn = self._supervised_loss
-        if not all(map(_has_sampled_tokens, batches)):
+        if not all(batch.has_sampled_tokens for batch in batches):
             raise LearnerError("A batch without a single sampled token cannot be learned from.")
         steps = [self._step(self._share(batch).supervised(), advance_schedule=True) for batch in batches]
         return LearnerUpdate(metrics=mean_metrics(steps, METRIC_NAMES), num_optimizer_steps=len(steps))
@@ -133,17 +131,18 @@ class VerlLearner(VerlWorker):
         the old log-probabilities are the engine's.
         """
         if self._algorithm.bypass:
-            scored = [_with_rollout_logprobs(batch) for batch in batches]
+            scored = [
+                batch.with_column("old_logprobs", [sample.rollout_logprobs for sample in batch.samples])
+                for batch in batches
+            ]
         else:
             num_unscored = 0 if self._algorithm.needs_all_scores else 1
             scored = [*batches[:num_unscored]]
-            scored += [
-                _with_column(batch, "old_logprobs", self._logprobs(batch)) for batch in batches[num_unscored:]
-            ]
+            scored += [self._with_logprobs(batch, "old_logprobs") for batch in batches[num_unscored:]]
         if self._reference is None:
             return scored
         with self._reference.in_place():
-            return [_with_column(batch, "reference_logprobs", self._logprobs(batch)) for batch in scored]
+            return [self._with_logprobs(batch, "reference_logprobs") for batch in scored]
 
     @on_all_ranks
     def update(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
@@ -158,7 +157,7 @@ class VerlLearner(VerlWorker):
         Args:
             batches: only the first may be without ``old_logprobs``, and only if it comes once.
         """
-        batches = [batch for batch in batches if _has_sampled_tokens(batch)]
+        batches = [batch for batch in batches if batch.has_sampled_tokens]
         if not batches:
             return LearnerUpdate(metrics={}, num_optimizer_steps=0)
         self.loss_fn = self._policy_loss
@@ -189,6 +188,9 @@ class VerlLearner(VerlWorker):
     def logprobs(self, batch: TrainBatch) -> list[list[float]]:
         """Log-probability of every response token [R] of each sample, under the batch's temperature."""
         return [row.tolist() for row in self._logprobs(batch)]
+
+    def _with_logprobs(self, batch: TrainBatch, column: str) -> TrainBatch:
+        return batch.with_column(column, as_column(self._logprobs(batch), batch))
 
     def _logprobs(self, batch: TrainBatch) -> list[torch.Tensor]:
         return self._forward(batch, "log_probs")
@@ -258,22 +260,5 @@ def _adapters_of(folder: str) -> tuple[int, int]:
         raise ConfigError(f"{path} does not say which adapters the checkpoint has: {error!r}") from error
 
 
-def _has_sampled_tokens(batch: TrainBatch) -> bool:
-    return any(sample.num_sampled_tokens for sample in batch.samples)
-
-
 def _is_unscored(batch: TrainBatch) -> bool:
     return not any(sample.old_logprobs for sample in batch.samples if sample.num_sampled_tokens)
-
-
-def _with_column(batch: TrainBatch, name: str, rows: Sequence[torch.Tensor]) -> TrainBatch:
-    columns: list[dict[str, Any]] = [
-        {name: as_column(row, sample)} for row, sample in zip(rows, batch.samples, strict=True)
-    ]
-    samples = zip(batch.samples, columns, strict=True)
-    return replace(batch, samples=tuple(replace(sample, **column) for sample, column in samples))
-
-
-def _with_rollout_logprobs(batch: TrainBatch) -> TrainBatch:
-    samples = tuple(replace(sample, old_logprobs=sample.rollout_logprobs) for sample in batch.samples)
-    return replace(batch, samples=samples)
