@@ -47,24 +47,28 @@ class TaskOrder:
 
 
 class CompletionOrder:
-    """Any group that is complete, the oldest first, as long as none of the others becomes too old by that.
+    """Any complete group, the oldest first, as long as no other group becomes too old by that.
 
-    A group of version v may be learned from up to version v + max_staleness: that is when it is *due*. Each
-    version learns from an update of ``groups_per_step`` places at least. So up to version d there are the
-    places that are left in the present update, and ``groups_per_step`` for each version after it, and all
-    groups can be in time exactly if, for each d, no more groups are due by d than there are places up to d.
+    This is the feasibility test of earliest-deadline-first scheduling: groups are the jobs, and places in
+    updates are the time. A group of version v has the deadline v + max_staleness, the last version that may
+    learn from it. Each version learns from an update of ``groups_per_step`` places. So up to version d there
+    are ``groups_per_step`` places per version, less the ``num_used`` of the present update. All groups can
+    meet their deadlines exactly if, for each d, no more groups have a deadline up to d than there are places
+    up to d.
 
-    This holds always. Taking a group that is due at e uses up a place, so that for each d before e there is
-    one less, for as many groups. It may be taken, therefore, unless for one of these d there are as many
-    groups as places: then those that are due by d come first, and if none of them is complete, one is waited
-    for. For e and later the group leaves too, and nothing changes; nor where a group is dropped and its place
-    stays free, or where a version learns from two updates. Groups that are requested now are due last, when
-    all are, and the slots are as many as the places up to then: (max_staleness + 1) * groups_per_step, less
-    what is used of the present update. An update that is made again, after a lost learner or a resume, finds
-    what it has dropped beside what has replaced it, which is more. But all that is too many is due last, and
-    holds up nothing; and what was dropped is complete and older, comes first, and leaves without a place.
+    Taking a group with deadline e uses up one place. For each d before e, that is one place less for the same
+    groups. From e on, the group is gone with its place, and nothing changes. So any group may be taken,
+    unless for one of these d there are as many groups as places: then only the groups with a deadline up to d
+    may be taken, and if none of them is complete, the update waits for one.
 
-    The oldest of the complete groups comes first since it leaves the most room to the others.
+    The condition holds at any time. New groups have the latest deadline of all, and there are never more
+    groups than places up to it: (max_staleness + 1) * groups_per_step, less ``num_used``. A group that is
+    dropped leaves its place free, and a version that learns from two updates has more places. Only an update
+    that is made again, after a lost learner or a resume, may find too many groups: those that it has dropped,
+    and those that have replaced them. The surplus has the latest deadline and delays no other group; and a
+    group that was dropped is complete and older, so it is looked at first, and leaves without using a place.
+
+    The oldest complete group comes first because it leaves the most room to the others.
 
     Args:
         groups_per_step: places of an update.
