@@ -40,11 +40,11 @@ class Algorithm:
     mask_above: float | None
     num_epochs: int
     """Passes over the rollouts of one update."""
+    max_response_tokens: int
+    """Where a response ends: what the overlong penalty is measured from and seq-mean-token-sum-norm divides
+    by."""
     module: str | None = None
     """The user's module that registers estimator, loss or algorithm."""
-    max_response_tokens: int | None = None
-    """Where a response ends: what the overlong penalty is measured from and seq-mean-token-sum-norm divides
-    by. Known wherever one of them is in use."""
 
     @property
     def estimator(self) -> Estimator:

@@ -144,17 +144,14 @@ def register_algorithm(name: str, definition: Definition) -> None:
 
 
 def resolve(
-    config: AlgorithmConfig,
-    max_response_tokens: int | None = None,
-    max_staleness: int = 0,
-    num_epochs: int = 1,
+    config: AlgorithmConfig, max_response_tokens: int, max_staleness: int = 0, num_epochs: int = 1
 ) -> Algorithm:
     """The algorithm that ``config`` names, with its settings.
 
-    ``max_response_tokens`` is what a response may have at most. It is needed where the overlong penalty
-    (dapo has it) or the aggregation seq-mean-token-sum-norm (dr_grpo) is in use. ``max_staleness`` is by how
-    many updates a token may be older than the policy that learns from it, ``num_epochs`` how often an update
-    takes each rollout.
+    Args:
+        max_response_tokens: what a response may have at most.
+        max_staleness: by how many updates a token may be older than the policy that learns from it.
+        num_epochs: how often an update takes each rollout.
 
     Raises:
         ConfigError: an unknown name, a combination that makes no sense, or a setting that has no effect in
@@ -168,9 +165,7 @@ def resolve(
     _check_thresholds(config, loss)
     _check_epochs(config.name, definition.loss, num_epochs)
     overlong_penalty = _or(config.overlong_penalty, definition.overlong_penalty)
-    aggregation = _or(config.loss_aggregation, definition.loss_aggregation or loss.aggregation)
     clip_low, clip_high = loss.clip or (0.0, 0.0)
-    _check_limit(overlong_penalty, aggregation, max_response_tokens)
     zero_signal_groups = _or(config.zero_signal_groups, definition.zero_signal_groups)
     _check_zero_signal(zero_signal_groups, config, overlong_penalty)
     return Algorithm(
@@ -180,7 +175,7 @@ def resolve(
         options=resolve_options(
             config.name, config.options, definition.options, estimator.options, loss.options
         ),
-        loss_aggregation=aggregation,
+        loss_aggregation=_or(config.loss_aggregation, definition.loss_aggregation or loss.aggregation),
         clip_low=_or(config.clip_low, clip_low),
         clip_high=_or(config.clip_high, _or(definition.clip_high, clip_high)),
         entropy_coef=config.entropy_coef,
@@ -285,17 +280,6 @@ def _check_epochs(name: str, loss: str, num_epochs: int) -> None:
         )
 
 
-def _check_limit(overlong_penalty: float, aggregation: str, max_response_tokens: int | None) -> None:
-    needs = "algorithm.overlong_penalty" if overlong_penalty else ""
-    if aggregation == "seq-mean-token-sum-norm":
-        needs = f"algorithm.loss_aggregation={aggregation}"
-    if needs and max_response_tokens is None:
-        raise ConfigError(
-            f"{needs} needs to know how long a response may be: pass rollout.max_response_tokens to "
-            "resolve()."
-        )
-
-
 def _check_zero_signal(treatment: str, config: AlgorithmConfig, overlong_penalty: float) -> None:
     """Groups are left out only where nothing but the environment's rewards could teach by them."""
     terms = {
@@ -312,10 +296,10 @@ def _check_zero_signal(treatment: str, config: AlgorithmConfig, overlong_penalty
         )
 
 
-def _overlong_buffer(config: AlgorithmConfig, penalty: float, limit: int | None) -> int:
+def _overlong_buffer(config: AlgorithmConfig, penalty: float, limit: int) -> int:
     """DAPO's buffer is a fifth of the limit (section 4.1: 4096 of 20480); others have to say theirs."""
     buffer = config.overlong_buffer_tokens
-    if not penalty or limit is None:
+    if not penalty:
         return 0
     if buffer is None and config.name == "dapo":
         buffer = max(1, limit // 5)

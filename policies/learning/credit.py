@@ -189,7 +189,7 @@ def _overlong_penalty(trajectory: Trajectory, algorithm: Algorithm) -> float:
 
     Source: DAPO (Yu et al. 2025), eq. 13, times ``algorithm.overlong_penalty``.
     """
-    if not algorithm.overlong_penalty or algorithm.max_response_tokens is None:
+    if not algorithm.overlong_penalty:
         return 0.0
     buffer = algorithm.overlong_buffer_tokens
     inside = trajectory.num_response_tokens - (algorithm.max_response_tokens - buffer)

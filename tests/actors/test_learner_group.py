@@ -96,7 +96,7 @@ def test_what_keeps_a_model_from_being_loaded_is_said_in_a_sentence(
     from actors.learning.learner_group import LearnerGroup
 
     learner = LearnerConfig(lora=LoRAConfig(rank=4, target_modules="no_such_layer"))
-    group = LearnerGroup(str(tiny_model), learner, resolve(AlgorithmConfig()), 100, 0, weight_store)
+    group = LearnerGroup(str(tiny_model), learner, resolve(AlgorithmConfig(), 64), 100, 0, weight_store)
     with pytest.raises(ConfigError, match=r"learner.lora.target_modules='no_such_layer': .*not found"):
         group.begin_phase(FROZEN, 100)
     group.close()

@@ -35,7 +35,9 @@ def learner(ray_cluster: None, tiny_model: Path) -> Iterator[tuple[Any, list[int
 
     before = ranks()
     settings = LearnerConfig(max_call_seconds=2)
-    group = LearnerGroup(str(tiny_model), settings, resolve(AlgorithmConfig()), 100, 0, WeightStore.remote())
+    group = LearnerGroup(
+        str(tiny_model), settings, resolve(AlgorithmConfig(), 64), 100, 0, WeightStore.remote()
+    )
     group.check_ranks()
     yield group, sorted(ranks() - before)
     group.close()

@@ -199,7 +199,7 @@ def measure(path: str, model: Model, num_rounds: int) -> dict[str, Cost]:
         num_threads=model.num_threads,
         micro_batch_tokens=model.micro_batch_tokens,
     )
-    learner = LearnerGroup(path, config, resolve(AlgorithmConfig()), 1000, 0, store)
+    learner = LearnerGroup(path, config, resolve(AlgorithmConfig(), 512), 1000, 0, store)
     plain = PlainLoop(path, model)
     learner.update(learner.score([TrainBatch(samples=model.loads[EVEN])]))  # returns when the rank is up
     memory = PeakMemory()

@@ -60,7 +60,7 @@ def _publications(
 ) -> Iterator[tuple[int, list[tuple[float, float, float]]]]:
     """For each number of replicas: seconds of ``publish``, from then until served, and both."""
     store = WeightStore.remote(transport)  # type: ignore[attr-defined]
-    learner = LearnerGroup(model, LearnerConfig(), resolve(AlgorithmConfig()), 1, 0, store)
+    learner = LearnerGroup(model, LearnerConfig(), resolve(AlgorithmConfig(), 512), 1, 0, store)
     version = 0
     for num_replicas in REPLICAS:
         config = ServerConfig(num_replicas=num_replicas, engine=EngineConfig(max_model_tokens=128))

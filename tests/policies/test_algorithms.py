@@ -31,7 +31,7 @@ def test_every_named_algorithm_needs_nothing_but_its_name(name: str) -> None:
 
 
 def test_what_is_left_open_is_as_it_was_before_there_were_names() -> None:
-    grpo = resolve(AlgorithmConfig())
+    grpo = algorithm()
     assert (grpo.advantage, grpo.options) == ("grpo", {"normalize_by_std": True})
     assert (grpo.loss, grpo.loss_aggregation) == ("vanilla", "token-mean")
     assert (grpo.clip_low, grpo.clip_high, grpo.entropy_coef) == (0.2, 0.2, 0.0)
@@ -221,12 +221,6 @@ def test_groups_by_which_something_else_teaches_are_not_left_out(
     with pytest.raises(ConfigError, match=rf"{term} has something to teach by them. Set .*=keep"):
         algorithm(**settings)
     algorithm(**{**settings, "zero_signal_groups": "keep"})
-
-
-@pytest.mark.parametrize("name", ["dapo", "dr_grpo"])
-def test_what_depends_on_the_limit_has_to_know_it(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"needs to know how long a response may be"):
-        resolve(AlgorithmConfig(name=name))
 
 
 def test_only_estimators_that_compare_need_groups() -> None:

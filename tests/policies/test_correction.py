@@ -19,7 +19,7 @@ RATIOS = {"g/0#0": [0.25, 1.0, 3.0], "g/0#1": [1.1], "g/1#0": [0.8, 0.5, 0.9, 6.
 
 
 def algorithm(**correction: object) -> Algorithm:
-    return resolve(AlgorithmConfig(correction=CorrectionConfig(**correction)))
+    return resolve(AlgorithmConfig(correction=CorrectionConfig(**correction)), 64)
 
 
 def sample(sample_id: str, ratios: list[float]) -> TrainingSample:
@@ -122,7 +122,7 @@ def test_without_bounds_nothing_is_left_out() -> None:
 
 def resolved(max_staleness: int, **correction: object) -> tuple[str | None, float | None]:
     config = AlgorithmConfig(correction=CorrectionConfig(**correction))
-    settings = resolve(config, max_staleness=max_staleness)
+    settings = resolve(config, 64, max_staleness=max_staleness)
     return settings.correction_level, settings.truncate_above
 
 

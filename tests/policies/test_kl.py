@@ -12,7 +12,7 @@ from policies.learning.settings import AlgorithmConfig, KLConfig
 
 
 def algorithm(**kl: object) -> Algorithm:
-    return resolve(AlgorithmConfig(kl=KLConfig(**kl)))
+    return resolve(AlgorithmConfig(kl=KLConfig(**kl)), 64)
 
 
 def test_a_fixed_weight_stays_where_it_is() -> None:

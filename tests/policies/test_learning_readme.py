@@ -61,7 +61,7 @@ def test_the_algorithm_of_the_example_is_found(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "my_algorithm.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     (settings,) = re.findall(r"launch.train (.*)", README)
-    algorithm = resolve(compose(settings.split()).algorithm)
+    algorithm = resolve(compose(settings.split()).algorithm, 64)
     assert (algorithm.advantage, algorithm.loss, algorithm.options) == (
         "centered",
         "reinforce",

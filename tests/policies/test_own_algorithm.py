@@ -33,7 +33,7 @@ def advantage(config: AlgorithmConfig) -> float:
     played = Trajectory(rollout_id="g/0", steps=[Step(completion=completion, reward=3.0)], reward=3.0)
     group = TrajectoryGroup(group_id="g", task={}, trajectories=(played,))
     scored = [replace(each, old_logprobs=each.rollout_logprobs) for each in training_samples(played)]
-    (credited,) = assign_credit([group], {"g/0": scored}, resolve(config), 0.0)[0]["g/0"]
+    (credited,) = assign_credit([group], {"g/0": scored}, resolve(config, 64), 0.0)[0]["g/0"]
     assert len(set(credited.advantages)) == 1
     return credited.advantages[0]
 
@@ -55,9 +55,9 @@ def test_a_loss_gets_its_option(make_rank: MakeRank) -> None:
 
 def test_estimator_and_loss_combine_with_those_of_verl() -> None:
     custom = {"name": "custom", "module": "own_algorithm"}
-    ours = resolve(AlgorithmConfig(**custom, advantage="scaled_reward", loss="vanilla"))
+    ours = resolve(AlgorithmConfig(**custom, advantage="scaled_reward", loss="vanilla"), 64)
     assert ours.options == {"factor": 2.0}
-    theirs = resolve(AlgorithmConfig(**custom, advantage="grpo", loss="ratio_to_a_power"))
+    theirs = resolve(AlgorithmConfig(**custom, advantage="grpo", loss="ratio_to_a_power"), 64)
     assert theirs.options == {"normalize_by_std": True, "power": 1.0}
 
 
@@ -77,11 +77,11 @@ def test_estimator_and_loss_combine_with_those_of_verl() -> None:
 )
 def test_what_has_no_effect_or_is_unknown_is_an_error(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        resolve(own(**settings))
+        resolve(own(**settings), 64)
 
 
 def test_a_loss_without_importance_weights_gets_none_by_default() -> None:
-    assert resolve(own(), max_staleness=2).correction_level is None
+    assert resolve(own(), 64, max_staleness=2).correction_level is None
 
 
 @dataclass

@@ -11,8 +11,8 @@ from policies.learning.algorithms import resolve
 from policies.learning.samples import has_signal, returns_to_go, training_samples, turn_rewards
 from policies.learning.settings import AlgorithmConfig
 
-BROADCAST = resolve(AlgorithmConfig())
-PER_STEP = resolve(AlgorithmConfig(credit="per_step", gamma=0.5))
+BROADCAST = resolve(AlgorithmConfig(), 64)
+PER_STEP = resolve(AlgorithmConfig(credit="per_step", gamma=0.5), 64)
 
 
 def completion(**fields: Any) -> Completion:

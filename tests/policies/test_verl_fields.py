@@ -12,7 +12,7 @@ from policies.learning.algorithms import resolve
 from policies.learning.settings import AlgorithmConfig, LearnerConfig, LoRAConfig
 from policies.learning.verl.fields import FIXED, FREE, check_fields
 
-GRPO = resolve(AlgorithmConfig())
+GRPO = resolve(AlgorithmConfig(), 64)
 
 
 def check(section: str, algorithm: Any = GRPO, lora: int = 0, **given: Any) -> None:
