@@ -48,12 +48,12 @@ class Algorithm:
 
     @property
     def estimator(self) -> Estimator:
-        """What the advantage estimator needs and heeds."""
+        """What the advantage estimator needs, and which settings have an effect on it."""
         return ESTIMATORS[self.advantage]
 
     @property
     def policy_loss(self) -> Loss:
-        """What the policy loss needs and heeds."""
+        """Which settings have an effect on the policy loss."""
         return LOSSES[self.loss]
 
     @property

@@ -19,45 +19,51 @@ from policies.learning.options import NoOptions
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimator:
-    """What an advantage estimator needs and heeds."""
+    """What an advantage estimator needs, and which settings have an effect on it."""
 
     compares: bool = False
-    """With the other members of the group: one that is alone has advantage 0."""
+    """The estimator compares a trajectory with the other members of its group; one without others gets
+    advantage 0."""
     uses_untrained: bool = False
     """Trajectories that are not trained on count in the baseline."""
     by_token: bool = False
-    """Rewards count where they were earned; else their sum does."""
+    """It reads a reward at the token where it was earned. Otherwise it reads the sum of the rewards, at the
+    last token."""
     discounts: bool = False
-    """Heeds gamma."""
+    """It discounts rewards by ``gamma``."""
     whitens: bool = False
-    """Over all tokens of the update: a single one has advantage 0."""
+    """It normalizes the advantages over all tokens of the update; a single token gets advantage 0."""
     uses_critic: bool = False
-    """Is given ``values`` [N, T] of a value model that is trained beside the policy."""
+    """It is given ``values`` [N, T] of a value model that is trained beside the policy."""
     uses_greedy_baseline: bool = False
-    """Is given ``reward_baselines`` [N], the rewards of a greedy rollout of each task."""
+    """It is given ``reward_baselines`` [N], the rewards of a greedy rollout of each task."""
     options: type = NoOptions
     """Dataclass of its own settings, which are arguments of the function."""
     function: Callable[..., Any] | None = None
+    """The user's; ``None`` for one that verl has under this name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """What a policy loss heeds, with the values of its paper."""
+    """Which settings have an effect on a policy loss, with the values of its paper."""
 
     clips: bool = False
-    """Heeds clip_low and clip_high."""
+    """It reads ``clip_low`` and ``clip_high``."""
     clip: tuple[float, float] | None = None
-    """Usual clip_low and clip_high; ``None`` if there are none."""
+    """The usual ``clip_low`` and ``clip_high``; ``None`` if there are none."""
     aggregation: str = "token-mean"
+    """The usual ``loss_aggregation``."""
     aggregates: bool = True
-    """Whether another aggregation may be chosen."""
+    """Another aggregation may be chosen."""
     uses_ratio: bool = True
-    """To the old log-probabilities, which ``correction.mode=bypass`` replaces by the engine's."""
+    """It uses the ratio of the probabilities to the old ones. ``correction.mode=bypass`` replaces the old
+    ones by the engine's."""
     uses_weights: bool = True
-    """Multiplies each token's loss by its importance weight, if there are any."""
+    """It multiplies each token's loss by the token's importance weight, if there are any."""
     options: type = NoOptions
     """Dataclass of its own settings, which are arguments of the function."""
     function: Callable[..., Any] | None = None
+    """The user's; ``None`` for one that verl has under this name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
