@@ -44,11 +44,7 @@ class Attempt:
 
 
 def choose_attempt(
-    waiting: Collection[Attempt],
-    slot: int,
-    others: Collection[int],
-    kept: KeptPairs | None = None,
-    idle: Collection[int] = (),
+    waiting: Collection[Attempt], slot: int, others: Collection[int], kept: KeptPairs, idle: Collection[int]
 ) -> Attempt | None:
     """The attempt that ``slot`` plays next: the first one that it has not failed at, or that all have.
 
@@ -58,12 +54,8 @@ def choose_attempt(
         kept: the pairs that wait for a follow-up; a slot with one leaves other attempts to the ``idle`` ones.
     """
     for attempt in waiting:
-        if not attempt.may_be_tried_by(slot, others):
-            continue
-        if not kept:
-            return attempt
-        rivals = [each for each in idle if each != slot and attempt.may_be_tried_by(each, others)]
-        if kept.may_play(slot, attempt.request, rivals):
+        rivals = (each for each in idle if each != slot and attempt.may_be_tried_by(each, others))
+        if attempt.may_be_tried_by(slot, others) and kept.may_play(slot, attempt.request, rivals):
             return attempt
     return None
 
@@ -76,12 +68,11 @@ class WaitingAttempts:
         kept: the pairs that wait for a follow-up.
     """
 
-    def __init__(self, slots: Callable[[], Collection[int]], kept: KeptPairs | None = None) -> None:
+    def __init__(self, slots: Callable[[], Collection[int]], kept: KeptPairs) -> None:
         self._slots, self._kept = slots, kept
         self._waiting: list[Attempt] = []
         self._idle: set[int] = set()
         """The slots that are in ``take``."""
-
         self._num_pausing = 0
         self._takers: list[asyncio.Future[None]] = []
 
@@ -116,7 +107,7 @@ class WaitingAttempts:
         self._idle.add(slot)
         try:
             while (attempt := self._choose(slot)) is None:
-                if self._kept is not None and self._kept.is_over(slot):
+                if self._kept.is_over(slot):
                     return None
                 taker = asyncio.get_running_loop().create_future()
                 self._takers.append(taker)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import ray
@@ -104,13 +104,13 @@ class KeptPairs:
             text = "Its actor could not close the environment of another conversation."
             return Played(failed(request, TerminationReason.CRASHED, text), usable=False)
         history = self._histories.before(request)
-        if history is None:
-            text = f"{self._env_class.__name__} cannot be rebuilt: "
-            text += "the journals of its messages are not kept any more."
-            if self._env_class.resumes_by is None:
-                text = f"{self._env_class.__name__} cannot be rebuilt: its resumes_by is None."
-            return Played(failed(request, TerminationReason.ENV_ERROR, text), usable=True, lost=True)
-        return history
+        if history is not None:
+            return history
+        reason = "the journals of its messages are not kept any more."
+        if self._env_class.resumes_by is None:
+            reason = "its resumes_by is None."
+        text = f"{self._env_class.__name__} cannot be rebuilt: {reason}"
+        return Played(failed(request, TerminationReason.ENV_ERROR, text), usable=True, lost=True)
 
     def is_over(self, slot: int) -> bool:
         """Whether the pair of ``slot`` has to be given back."""
@@ -125,7 +125,7 @@ class KeptPairs:
         """Whether the actor of ``slot`` keeps the pair that ``request`` goes on with."""
         return request.follow_up is not None and self._home(request.follow_up.after) == slot
 
-    def may_play(self, slot: int, request: RolloutRequest, rivals: Collection[int]) -> bool:
+    def may_play(self, slot: int, request: RolloutRequest, rivals: Iterable[int]) -> bool:
         """Whether ``slot`` is the one for ``request``.
 
         A follow-up waits for its pair. Anything else makes a pair go only if no rival is without one, and
