@@ -14,7 +14,7 @@ from environments.errors import SamplerError, TroupeError
 from policies.engines.base import Engine
 from policies.sampler import TokenOutput, TokenRequest
 
-BATCH_SECONDS = 0.02
+GATHER_ANSWERS_SECONDS = 0.02
 """How long a finished answer of a busy engine waits for others, so that one poll delivers them together."""
 RETRY_SECONDS = 1.0
 """Between two connections to a queue whose actor does not answer just now, or is started anew by Ray."""
@@ -67,7 +67,7 @@ class QueueWorker:
                     await earlier  # the queue ends it, now that there is a newer one
                 await self._news.wait()
                 if len(self._running) >= BUSY_REQUESTS:
-                    await asyncio.sleep(BATCH_SECONDS)
+                    await asyncio.sleep(GATHER_ANSWERS_SECONDS)
                 await self._catch_up_after_a_stop(start)
         finally:
             for task in (*self._running.values(), *([self._newest_call] if self._newest_call else [])):

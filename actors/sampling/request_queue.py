@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from environments.errors import SamplerError
 from policies.sampler import EngineStats, QueueStatus, ReplicaStatus, TokenOutput, TokenRequest
 
-BATCH_SECONDS = 0.01
+GATHER_REQUESTS_SECONDS = 0.01
 """How long a request waits for others that a replica can fetch with it, where all replicas are busy."""
 BUSY_REQUESTS = 16
 """A replica that has so many has enough to do: fewer and larger polls are worth more to it than haste."""
@@ -135,7 +135,7 @@ class RequestQueue:
         self._waiting.append(queued)
         if not self._gathering:
             self._gathering = True
-            loop.call_later(BATCH_SECONDS if self._all_are_busy() else 0, self._gathered)
+            loop.call_later(GATHER_REQUESTS_SECONDS if self._all_are_busy() else 0, self._gathered)
         try:
             return await queued.answer
         except asyncio.CancelledError:
@@ -224,6 +224,7 @@ class RequestQueue:
             if replica is None:
                 self._waiting.append(queued)
                 continue
+            self._remember(queued.request.session_id, replica)
             queued.ticket, queued.holder = next(self._tickets), replica
             replica.held[queued.ticket] = queued
             batches[replica].append((queued.ticket, queued.request))
@@ -233,23 +234,28 @@ class RequestQueue:
                 replica.poll = None
 
     def _choose(self, request: TokenRequest, current: Sequence[_Replica]) -> _Replica | None:
-        """The replica that gets ``request``; ``None`` if it should wait."""
+        """The replica that gets ``request``; ``None`` if it has to wait for one that does not poll now."""
         able = [replica for replica in current if replica.version >= request.min_version]
         polling = [replica for replica in able if replica.is_polling]
         if not polling:
             return None
-        chosen = min(polling, key=_load)
+        least_loaded = min(polling, key=_load)
         usual = self._session_replicas.get(request.session_id)
-        if usual in able and _load(usual) < 2 * _load(chosen) + SLACK:
-            return usual if usual.is_polling else None  # it polls again in a moment
+        if usual in able and _load(usual) < 2 * _load(least_loaded) + SLACK:
+            return usual if usual.is_polling else None
+        return None if self._less_loaded_polls_soon(able, _load(least_loaded)) else least_loaded
+
+    def _less_loaded_polls_soon(self, replicas: Sequence[_Replica], load: int) -> bool:
+        """Whether one of ``replicas`` has far fewer requests than ``load``, and its next poll is due."""
         since = time.monotonic() - 2 * self._hold_seconds
-        if any(_load(each) + SLACK <= _load(chosen) for each in able if each.heard > since):
-            return None  # so does another one, which has fewer requests
-        if request.session_id:
-            self._session_replicas[request.session_id] = chosen
+        return any(_load(each) + SLACK <= load and each.heard > since for each in replicas)
+
+    def _remember(self, session_id: str, replica: _Replica) -> None:
+        """Let the conversation stay with ``replica``."""
+        if session_id:
+            self._session_replicas[session_id] = replica
         if len(self._session_replicas) > MAX_SESSIONS:
             self._session_replicas.popitem(last=False)
-        return chosen
 
     def _take_back(self, queued: _QueuedRequest) -> None:
         assert queued.holder is not None
