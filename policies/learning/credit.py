@@ -59,20 +59,20 @@ def assign_credit(
     if not samples:
         return {}, {}
     _check(groups, samples, algorithm)
-    trails = [
-        _trail(group, trajectory, samples.get(trajectory.rollout_id, ()))
+    sampled = [
+        _sampled_tokens(group, trajectory, samples.get(trajectory.rollout_id, ()))
         for group in groups
         if any(each.rollout_id in samples for each in group.trajectories)
         for trajectory in group.trajectories
         if is_judged(trajectory) and (algorithm.estimator.uses_untrained or trajectory.rollout_id in samples)
     ]
-    metrics = _penalize(trails, algorithm, kl_coef)
-    spans = [_spans(trail, algorithm) for trail in trails]
-    metrics |= _estimate([span for parts in spans for span in parts], algorithm)
+    metrics = _subtract_penalties(sampled, algorithm, kl_coef)
+    units = [_credit_units(tokens, algorithm) for tokens in sampled]
+    metrics |= _estimate([unit for parts in units for unit in parts], algorithm)
     credited = [
         sample
-        for trail, parts in zip(trails, spans, strict=True)
-        for sample in _laid_out(trail.samples, parts, algorithm)
+        for tokens, parts in zip(sampled, units, strict=True)
+        for sample in _with_advantages(tokens.samples, parts, algorithm)
     ]
     trained, masked = without_far_tokens(credited, algorithm)
     result: dict[str, list[TrainingSample]] = {}
@@ -82,8 +82,8 @@ def assign_credit(
 
 
 @dataclass(eq=False, slots=True)
-class Trail:
-    """What one trajectory has sampled, token after token; of length 1 if it has sampled nothing."""
+class SampledTokens:
+    """The sampled tokens of one trajectory, T of them; one entry stands for a trajectory without any."""
 
     trajectory: Trajectory
     group: TrajectoryGroup
@@ -92,16 +92,17 @@ class Trail:
     turns: np.ndarray
     """[T] The step that sampled the token; -1 if nothing was sampled."""
     rewards: np.ndarray
-    """[T] Of each turn on its last token, less what the algorithm's penalties take."""
+    """[T] Each turn's reward on its last token, less the algorithm's penalties."""
 
 
 @dataclass(eq=False, slots=True)
-class Span:
-    """A part of a trail that has an advantage of its own: all of it, or one turn."""
+class CreditUnit:
+    """Tokens that get one advantage together: all of a trajectory, or those of one turn."""
 
-    trail: Trail
-    rivals: str
-    """Spans that name the same are compared with each other."""
+    tokens: SampledTokens
+    """Of the trajectory."""
+    comparison_id: str
+    """Units with the same id are compared with each other."""
     rewards: np.ndarray
     """[T]"""
     advantages: np.ndarray
@@ -137,10 +138,12 @@ def _check(
                 )
 
 
-def _trail(group: TrajectoryGroup, trajectory: Trajectory, samples: Sequence[TrainingSample]) -> Trail:
+def _sampled_tokens(
+    group: TrajectoryGroup, trajectory: Trajectory, samples: Sequence[TrainingSample]
+) -> SampledTokens:
     earned = turn_rewards(trajectory)
     if not earned:
-        return Trail(trajectory, group, (), np.array([-1]), np.array([float(trajectory.reward)]))
+        return SampledTokens(trajectory, group, (), np.array([-1]), np.array([float(trajectory.reward)]))
     completions = [trajectory.steps[turn].completion for turn in earned]
     counts = [each.num_completion_tokens for each in completions if each is not None]
     turns = np.repeat(list(earned), counts)
@@ -151,33 +154,35 @@ def _trail(group: TrajectoryGroup, trajectory: Trajectory, samples: Sequence[Tra
             f"The samples of rollout {trajectory.rollout_id!r} have other tokens than its steps: all samples "
             "of a trajectory are credited together."
         )
-    return Trail(trajectory, group, samples, turns, rewards)
+    return SampledTokens(trajectory, group, samples, turns, rewards)
 
 
 # -- penalties -----------------------------------------------------------------------------------------
 
 
-def _penalize(trails: Sequence[Trail], algorithm: Algorithm, kl_coef: float) -> dict[str, float]:
-    """Take the penalties off the rewards; say how large they are."""
+def _subtract_penalties(
+    sampled: Sequence[SampledTokens], algorithm: Algorithm, kl_coef: float
+) -> dict[str, float]:
+    """Subtract the penalties from the rewards; return metrics of their size."""
     metrics: dict[str, float] = {}
     if algorithm.overlong_penalty:
-        penalties = [_overlong_penalty(trail.trajectory, algorithm) for trail in trails]
-        for trail, penalty in zip(trails, penalties, strict=True):
-            trail.rewards[-1] -= penalty
+        penalties = [_overlong_penalty(tokens.trajectory, algorithm) for tokens in sampled]
+        for tokens, penalty in zip(sampled, penalties, strict=True):
+            tokens.rewards[-1] -= penalty
         metrics |= {
             "learn/overlong_penalty_mean": float(np.mean(penalties)),
             "learn/overlong_fraction": float(np.mean([penalty > 0 for penalty in penalties])),
         }
     if algorithm.kl_place == "reward":
-        trained = [trail for trail in trails if trail.samples]
-        divergences = [_divergence(trail.samples, algorithm) for trail in trained]
+        trained = [tokens for tokens in sampled if tokens.samples]
+        divergences = [_divergence(tokens.samples, algorithm) for tokens in trained]
         by_group: dict[str, list[np.ndarray]] = defaultdict(list)
-        for trail, divergence in zip(trained, divergences, strict=True):
-            trail.rewards -= kl_coef * divergence
-            by_group[trail.group.group_id].append(divergence)
-        for trail in trails:
-            if not trail.samples and trail.turns[0] >= 0:
-                trail.rewards -= kl_coef * np.concatenate(by_group[trail.group.group_id]).mean()
+        for tokens, divergence in zip(trained, divergences, strict=True):
+            tokens.rewards -= kl_coef * divergence
+            by_group[tokens.group.group_id].append(divergence)
+        for tokens in sampled:
+            if not tokens.samples and tokens.turns[0] >= 0:
+                tokens.rewards -= kl_coef * np.concatenate(by_group[tokens.group.group_id]).mean()
         metrics["learn/reward_kl"] = float(np.concatenate(divergences).mean())
     return metrics
 
@@ -209,48 +214,48 @@ def _divergence(samples: Sequence[TrainingSample], algorithm: Algorithm) -> np.n
 # -- advantages ----------------------------------------------------------------------------------------
 
 
-def _spans(trail: Trail, algorithm: Algorithm) -> list[Span]:
-    estimator, group_id = algorithm.estimator, trail.group.group_id
+def _credit_units(tokens: SampledTokens, algorithm: Algorithm) -> list[CreditUnit]:
+    estimator, group_id = algorithm.estimator, tokens.group.group_id
     if algorithm.credit == "broadcast":
         rewards = (
-            trail.rewards if estimator.by_token else _at_the_end(trail.rewards.sum(), len(trail.rewards))
+            tokens.rewards if estimator.by_token else _at_the_end(tokens.rewards.sum(), len(tokens.rewards))
         )
-        return [_span(trail, group_id, rewards)]
-    if trail.turns[0] < 0:
+        return [_credit_unit(tokens, group_id, rewards)]
+    if tokens.turns[0] < 0:
         return []
-    starts = [0, *(np.flatnonzero(np.diff(trail.turns)) + 1).tolist()]
-    parts = np.split(trail.rewards, starts[1:])
+    starts = [0, *(np.flatnonzero(np.diff(tokens.turns)) + 1).tolist()]
+    parts = np.split(tokens.rewards, starts[1:])
     returns = returns_to_go([float(part.sum()) for part in parts], algorithm.gamma)
     return [
-        _span(trail, f"{group_id} turn {trail.turns[start]}", _at_the_end(value, len(part)))
+        _credit_unit(tokens, f"{group_id} turn {tokens.turns[start]}", _at_the_end(value, len(part)))
         for start, part, value in zip(starts, parts, returns, strict=True)
     ]
 
 
-def _span(trail: Trail, rivals: str, rewards: np.ndarray) -> Span:
-    return Span(trail, rivals, rewards, advantages=np.zeros(len(rewards)), returns=rewards)
+def _credit_unit(tokens: SampledTokens, comparison_id: str, rewards: np.ndarray) -> CreditUnit:
+    return CreditUnit(tokens, comparison_id, rewards, advantages=np.zeros(len(rewards)), returns=rewards)
 
 
 def _at_the_end(value: float, length: int) -> np.ndarray:
     return np.append(np.zeros(length - 1), value)
 
 
-def _estimate(spans: Sequence[Span], algorithm: Algorithm) -> dict[str, float]:
-    """Fill in the advantages and returns of ``spans``; say how they are distributed."""
-    sizes = Counter(span.rivals for span in spans)
-    for span in spans:
-        span.compared = not algorithm.estimator.compares or sizes[span.rivals] > 1
+def _estimate(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, float]:
+    """Fill in the advantages and returns of ``units``; return metrics of their distribution."""
+    sizes = Counter(unit.comparison_id for unit in units)
+    for unit in units:
+        unit.compared = not algorithm.estimator.compares or sizes[unit.comparison_id] > 1
         if algorithm.uses_greedy_baseline:
-            span.compared = span.trail.group.baseline is not None and is_judged(span.trail.group.baseline)
-    chosen = [span for span in spans if span.compared]
-    if algorithm.estimator.whitens and sum(len(span.rewards) for span in chosen) < 2:
+            unit.compared = unit.tokens.group.baseline is not None and is_judged(unit.tokens.group.baseline)
+    chosen = [unit for unit in units if unit.compared]
+    if algorithm.estimator.whitens and sum(len(unit.rewards) for unit in chosen) < 2:
         chosen = []  # a single number has no variance to be divided by, and its return is its reward
     if chosen:
         advantages, returns = _call_estimator(_arguments(chosen, algorithm), algorithm)
-        for span, advantage, value in zip(chosen, advantages.tolist(), returns.tolist(), strict=True):
-            span.advantages = np.array(advantage[: len(span.rewards)])
-            span.returns = np.array(value[: len(span.rewards)])
-    return _distribution([span for span in spans if span.trail.samples], algorithm)
+        for unit, advantage, value in zip(chosen, advantages.tolist(), returns.tolist(), strict=True):
+            unit.advantages = np.array(advantage[: len(unit.rewards)])
+            unit.returns = np.array(value[: len(unit.rewards)])
+    return _distribution([unit for unit in units if unit.tokens.samples], algorithm)
 
 
 def _call_estimator(arguments: Mapping[str, Any], algorithm: Algorithm) -> tuple[torch.Tensor, torch.Tensor]:
@@ -266,71 +271,72 @@ def _call_estimator(arguments: Mapping[str, Any], algorithm: Algorithm) -> tuple
     return advantages, returns
 
 
-def _arguments(spans: Sequence[Span], algorithm: Algorithm) -> dict[str, Any]:
-    """What an estimator may ask for: a row a span, padded at the end, so the masks have no gaps."""
+def _arguments(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, Any]:
+    """What an estimator may ask for: one row per unit, padded at the end, so that the masks have no gaps."""
     import torch
     from verl.trainer.config import AlgoConfig
 
     normalizes = algorithm.options.get("normalize_by_std", True)
-    rewards = [span.rewards for span in spans]
+    rewards = [unit.rewards for unit in units]
     if algorithm.estimator.compares and algorithm.estimator.function is None:
-        rewards = _above_the_least(spans)
+        rewards = _rewards_above_group_minimum(units)
     arguments: dict[str, Any] = {
         "token_level_rewards": _padded(rewards),
-        "response_mask": _padded([np.ones(len(span.rewards)) for span in spans]),
-        "index": np.array([span.rivals for span in spans], dtype=object),
+        "response_mask": _padded([np.ones(len(unit.rewards)) for unit in units]),
+        "index": np.array([unit.comparison_id for unit in units], dtype=object),
         "gamma": algorithm.gamma,
         "config": AlgoConfig(gamma=algorithm.gamma, norm_adv_by_std_in_grpo=normalizes),
         "norm_adv_by_std_in_grpo": normalizes,
-        "f_norm": _gpg_norm(spans, rewards),
+        "f_norm": _gpg_norm(units, rewards),
         **algorithm.options,
     }
     if algorithm.uses_critic:
-        trails = [span.trail.samples for span in spans]
-        values = [_on_tokens(samples, [sample.values for sample in samples]) for samples in trails]
+        sampled = [unit.tokens.samples for unit in units]
+        values = [_on_tokens(samples, [sample.values for sample in samples]) for samples in sampled]
         arguments["values"] = _padded(values)
     if algorithm.uses_greedy_baseline:
-        arguments["reward_baselines"] = torch.tensor([_greedy_reward(span, algorithm) for span in spans])
+        arguments["reward_baselines"] = torch.tensor([_greedy_reward(unit, algorithm) for unit in units])
     return arguments
 
 
-def _above_the_least(spans: Sequence[Span]) -> list[np.ndarray]:
-    """Their rewards, each counted from the smallest among its rivals. No advantage changes but by rounding.
+def _rewards_above_group_minimum(units: Sequence[CreditUnit]) -> list[np.ndarray]:
+    """Rewards of the units, less the smallest with which each is compared. This changes no advantage but by
+    rounding.
 
     verl compares float32 numbers. The mean of ten times 1.1 is another number than 1.1 there, and the
     difference, divided by a standard deviation of nearly nothing, would be an advantage for all ten.
     """
     least: dict[str, float] = {}
-    for span in spans:
-        least[span.rivals] = min(span.rewards.sum(), least.get(span.rivals, np.inf))
-    return [_at_the_end(span.rewards.sum() - least[span.rivals], len(span.rewards)) for span in spans]
+    for unit in units:
+        least[unit.comparison_id] = min(unit.rewards.sum(), least.get(unit.comparison_id, np.inf))
+    return [_at_the_end(unit.rewards.sum() - least[unit.comparison_id], len(unit.rewards)) for unit in units]
 
 
-def _gpg_norm(spans: Sequence[Span], rewards: Sequence[np.ndarray]) -> float:
+def _gpg_norm(units: Sequence[CreditUnit], rewards: Sequence[np.ndarray]) -> float:
     """The F_norm that turns verl's alpha, N / (rewards that are not 0), into the paper's N / (N - M).
 
-    M counts those whose rivals were all rewarded alike: the mean over the batch is to leave them out.
+    M counts units that were all rewarded alike in their comparison: the mean over the batch leaves them out.
 
     Source: GPG (Chu et al. 2025), "accurate gradient estimation".
     """
     sums: dict[str, list[float]] = defaultdict(list)
-    for span, row in zip(spans, rewards, strict=True):
-        sums[span.rivals].append(float(row.sum()))
+    for unit, row in zip(units, rewards, strict=True):
+        sums[unit.comparison_id].append(float(row.sum()))
     num_useful = sum(len(each) for each in sums.values() if max(each) - min(each) > ALIKE)
     num_nonzero = sum(1 for each in sums.values() for reward in each if np.float32(reward) != 0)
     return max(1, num_useful) / max(1, num_nonzero)
 
 
-def _greedy_reward(span: Span, algorithm: Algorithm) -> float:
-    baseline = span.trail.group.baseline
-    assert baseline is not None  # else the span would not be compared
+def _greedy_reward(unit: CreditUnit, algorithm: Algorithm) -> float:
+    baseline = unit.tokens.group.baseline
+    assert baseline is not None  # else the unit would not be compared
     turn_rewards(baseline)  # raises where one is not finite
     return float(baseline.reward) - _overlong_penalty(baseline, algorithm)
 
 
-def _distribution(spans: Sequence[Span], algorithm: Algorithm) -> dict[str, float]:
+def _distribution(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, float]:
     """Statistics over the tokens that are trained on."""
-    advantages = np.concatenate([span.advantages for span in spans])
+    advantages = np.concatenate([unit.advantages for unit in units])
     if not np.isfinite(advantages).all():
         raise LearnerError(
             f"The estimator {algorithm.advantage} has returned advantages that are not finite."
@@ -341,10 +347,10 @@ def _distribution(spans: Sequence[Span], algorithm: Algorithm) -> dict[str, floa
         "learn/advantage_min": float(advantages.min()),
         "learn/advantage_max": float(advantages.max()),
         "learn/advantage_zero_fraction": float((advantages == 0).mean()),
-        "learn/uncompared_fraction": float(np.mean([not span.compared for span in spans])),
+        "learn/uncompared_fraction": float(np.mean([not unit.compared for unit in units])),
     }
     if algorithm.uses_critic:
-        metrics["learn/return_mean"] = float(np.concatenate([span.returns for span in spans]).mean())
+        metrics["learn/return_mean"] = float(np.concatenate([unit.returns for unit in units]).mean())
     return metrics
 
 
@@ -368,12 +374,12 @@ def _padded(rows: Sequence[np.ndarray]) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
 
 
-def _laid_out(
-    samples: Sequence[TrainingSample], spans: Sequence[Span], algorithm: Algorithm
+def _with_advantages(
+    samples: Sequence[TrainingSample], units: Sequence[CreditUnit], algorithm: Algorithm
 ) -> list[TrainingSample]:
-    """The samples of one trajectory with what its spans, in order, have got."""
-    advantages = iter([value for span in spans for value in span.advantages.tolist()])
-    returns = iter([value for span in spans for value in span.returns.tolist()])
+    """The samples of one trajectory with the advantages and returns of its units, which are in order."""
+    advantages = iter([value for unit in units for value in unit.advantages.tolist()])
+    returns = iter([value for unit in units for value in unit.returns.tolist()])
     return [
         replace(
             sample,
