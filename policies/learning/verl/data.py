@@ -55,8 +55,10 @@ class Share:
         self.batch = batch
         self._shares_prompts = shares_prompts
         own = get_seqlen_balanced_partitions(workload, num_ranks, equal_size=True)[rank]
-        first: dict[tuple[int, ...], int] = {}
-        self.indices = sorted(own, key=lambda index: first.setdefault(samples[index].prompt_ids, index))
+        by_prompt: dict[tuple[int, ...], list[int]] = {}
+        for index in own:
+            by_prompt.setdefault(samples[index].prompt_ids, []).append(index)
+        self.indices = [index for same in by_prompt.values() for index in same]
         self.rows = [samples[index] for index in self.indices]
 
     def supervised(self) -> TensorDict:

@@ -88,22 +88,24 @@ class Layout:
     def of(cls, micro_batch: TensorDict) -> Layout:
         """The layout of samples in verl's columns. Without a column ``row`` each sample has its own."""
         prompts, responses = micro_batch["prompts"].unbind(), micro_batch["responses"].unbind()
-        samples = range(len(prompts))
-        row_numbers = micro_batch[ROW].tolist() if ROW in micro_batch.keys() else list(samples)  # noqa: SIM118
+        has_rows = ROW in micro_batch.keys()  # noqa: SIM118  # of a TensorDict
+        row_numbers = micro_batch[ROW].tolist() if has_rows else range(len(prompts))
         ids: list[list[torch.Tensor]] = []
         positions: list[list[torch.Tensor]] = []
         segments: list[list[torch.Tensor]] = []
         row_of, column_of = [], []
         device = prompts[0].device
-        for index in samples:
-            prompt, response = prompts[index], responses[index]
+        last_row = None
+        for prompt, response, row in zip(prompts, responses, row_numbers, strict=True):
             own = torch.arange(len(response), device=device)
-            if not index or row_numbers[index] != row_numbers[index - 1]:
+            if row != last_row:
+                last_row = row
                 ids.append([prompt])
                 positions.append([torch.arange(len(prompt), device=device)])
                 segments.append([torch.zeros_like(prompt)])
-            begin = sum(map(len, ids[-1]))
-            columns = begin - 1 + own
+            # The logits that predict a token are those of the token before it. For the first token of a
+            # response that is the prompt's last one, and not the end of the response beside it.
+            columns = sum(map(len, ids[-1])) - 1 + own
             columns[:1] = len(prompt) - 1
             row_of.append(torch.full_like(own, len(ids) - 1))
             column_of.append(columns)
