@@ -11,7 +11,7 @@ from ray.exceptions import GetTimeoutError
 from environments.errors import TroupeError
 
 ANSWER_SECONDS = 60.0
-"""Who has not answered a simple question for so long hangs."""
+"""An actor that does not answer within this time is treated as hung."""
 
 
 def answers(references: Sequence[ray.ObjectRef], asked: str) -> list[Any]:

@@ -24,7 +24,7 @@ from typing import Any
 
 from environments.data.trajectory_json import plain_json
 from environments.types import Completion, Step, TerminationReason, Trajectory
-from launch.reporting.inspect_messages import Conversation, output_message
+from launch.reporting.inspect_messages import MessagePool, output_message
 from launch.run_folder.lock import writing_to
 from launch.run_folder.trajectory_log import BASELINE, KeptTrajectory
 
@@ -118,16 +118,16 @@ class InspectLog:
 
     def _sample(self, kept: KeptTrajectory, epoch: int) -> Json:
         trajectory = kept.trajectory
-        conversation = Conversation()
-        turns = [self._turn(conversation, step, turn, kept) for turn, step in enumerate(trajectory.steps)]
+        pool = MessagePool()
+        turns = [self._turn(pool, step, turn, kept) for turn, step in enumerate(trajectory.steps)]
         task = plain_json(trajectory.task)
         outputs = [event["output"] for events in turns for event in events if event["event"] == "model"]
         sample = {
             "id": _sample_id(kept),
             "epoch": epoch,
-            "input": conversation.first or json.dumps(task),
+            "input": pool.first or json.dumps(task),
             "target": "",
-            "messages": conversation.now,
+            "messages": pool.now,
             "output": outputs[-1] if outputs else {"model": AGENT, "choices": []},
             "scores": {
                 "reward": {"value": trajectory.reward, "explanation": _ending(trajectory)},
@@ -135,7 +135,7 @@ class InspectLog:
             },
             "metadata": _metadata(kept, task),
             "events": [event for events in turns for event in events],
-            "events_data": {"messages": conversation.messages, "calls": []},
+            "events_data": {"messages": pool.messages, "calls": []},
             "model_usage": {self.run.name: _usage(trajectory.completions)},
             "total_time": trajectory.seconds,
             "turn_count": len(trajectory.steps),
@@ -146,9 +146,9 @@ class InspectLog:
             sample["limit"] = _limit(trajectory, trajectory.termination_reason)
         return sample
 
-    def _turn(self, conversation: Conversation, step: Step, turn: int, kept: KeptTrajectory) -> list[Json]:
+    def _turn(self, pool: MessagePool, step: Step, turn: int, kept: KeptTrajectory) -> list[Json]:
         """The events of one turn: what tools have answered, what the model said to it, and the reward."""
-        asked = conversation.ask(step)
+        asked = pool.ask(step)
         tools = [
             self._event("tool", f"{turn}-tool-{number}", call) for number, call in enumerate(asked.answers)
         ]
@@ -160,7 +160,7 @@ class InspectLog:
             "tools": [],
             "tool_choice": "auto",
             "config": {},
-            "output": self._output(step, model, output_message(conversation, step, turn)),
+            "output": self._output(step, model, output_message(pool, step, turn)),
             "metadata": {"turn": turn, "info": plain_json(step.info)},
         }
         advantage = kept.advantages[turn] if turn < len(kept.advantages) else None

@@ -33,7 +33,7 @@ class Asked:
 
 
 @dataclass
-class Conversation:
+class MessagePool:
     """The messages of a trajectory, each once, however many turns repeat it.
 
     A history that an agent has rewritten is new from the first message that differs.
@@ -98,10 +98,10 @@ class Conversation:
         return answers
 
 
-def output_message(conversation: Conversation, step: Step, turn: int) -> Json:
-    """What was said in ``step``, whose messages ``conversation`` has taken in."""
+def output_message(pool: MessagePool, step: Step, turn: int) -> Json:
+    """What was said in ``step``, whose messages ``pool`` has taken in."""
     if ends_with_response(step.chat_completions):
-        return conversation.now[-1]
+        return pool.now[-1]
     return inspect_message({"role": "assistant", "content": step.model_response}, f"response-{turn}")
 
 

@@ -11,7 +11,7 @@ from launch.reporting.metrics import is_standard
 
 Records = Sequence[dict[str, Any]]
 
-STAGES = {
+PARTS = {
     "time/wait": "#c7c7c7",
     "time/score": "#98b6d8",
     "time/learn": "#2a6fb0",
@@ -52,7 +52,7 @@ def draw_curve(records: Records, path: Path) -> None:
 
 
 def draw_timeline(records: Records, path: Path) -> None:
-    """Plot the seconds of each update, one stage stacked upon the other, and below them the staleness.
+    """Plot the seconds of each update, one part stacked upon the other, and below them the staleness.
 
     In a run with many updates, one column stands for several of them.
 
@@ -67,7 +67,7 @@ def draw_timeline(records: Records, path: Path) -> None:
     edges = [column[0]["step"] - 0.5 for column in columns] + [columns[-1][-1]["step"] + 0.5]
     figure = Figure(figsize=(7, 5), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    _stack_stages(upper, columns, edges)
+    _stack_parts(upper, columns, edges)
     oldest = [max(each.get("stream/staleness_max", 0) for each in column) for column in columns]
     lower.stairs(oldest, edges, color=STALE, alpha=0.3, fill=True, label="oldest")
     lower.stairs(_means(columns, "stream/staleness_mean"), edges, color=STALE, label="mean", baseline=None)
@@ -79,9 +79,9 @@ def draw_timeline(records: Records, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def _stack_stages(axes: Any, columns: Sequence[Records], edges: Sequence[float]) -> None:
+def _stack_parts(axes: Any, columns: Sequence[Records], edges: Sequence[float]) -> None:
     below = [0.0] * len(columns)
-    for name, color in STAGES.items():
+    for name, color in PARTS.items():
         seconds = _means(columns, name)
         if any(seconds):
             above = [low + more for low, more in zip(below, seconds, strict=True)]

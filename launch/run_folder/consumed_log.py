@@ -1,4 +1,4 @@
-"""The journal: which rollouts each update has consumed, to prove that none was used twice or lost."""
+"""The consumed log: which rollouts each update has consumed, to prove that none was used twice or lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypedDict, cast
 
 from launch.run_folder.jsonl_log import JsonlLog, read_records
 
-JOURNAL = "consumed.jsonl"
+CONSUMED_LOG = "consumed.jsonl"
 
 
 class Consumed(TypedDict):
@@ -26,7 +26,7 @@ class ConsumedLog:
     """Writes ``consumed.jsonl`` in the folder of a run, a line per update.
 
     A line is written before the checkpoint of its step, so that a checkpoint never knows of a step that the
-    journal does not.
+    consumed log does not.
 
     Args:
         directory: the run's folder.
@@ -35,7 +35,7 @@ class ConsumedLog:
     """
 
     def __init__(self, directory: Path, last_step: int) -> None:
-        self._file = JsonlLog(directory / JOURNAL, last_step)
+        self._file = JsonlLog(directory / CONSUMED_LOG, last_step)
 
     def record(self, step: int, trained: Sequence[str], dropped: Mapping[str, Sequence[str]]) -> None:
         """Write down what the update ``step`` has consumed: rollout ids, the dropped ones by reason."""
@@ -49,4 +49,4 @@ class ConsumedLog:
 
 def read_consumed_log(directory: Path) -> list[Consumed]:
     """What the updates of the run in ``directory`` have consumed, oldest first."""
-    return [cast(Consumed, record) for record in read_records(directory / JOURNAL)]
+    return [cast(Consumed, record) for record in read_records(directory / CONSUMED_LOG)]

@@ -32,7 +32,7 @@ class Said(BaseModel):
     content: Annotated[str, Field(max_length=MAX_CHARACTERS)]
 
 
-class Conversation(BaseModel):
+class TalkRequest(BaseModel):
     """The body of ``POST /api/talk``: who is asked, and what was said so far."""
 
     model_config = ConfigDict(extra="forbid")
@@ -62,9 +62,9 @@ class Talk:
         names = [each["id"] for each in (await _body(answer))["data"]]
         return sorted(names, key=lambda name: not name.startswith("agent/"))
 
-    async def talk(self, conversation: Conversation) -> StreamingResponse:
+    async def talk(self, request: TalkRequest) -> StreamingResponse:
         """The server's answer, as server-sent events, while it comes. A page that is left ends it."""
-        body = {**conversation.model_dump(), "stream": True}
+        body = {**request.model_dump(), "stream": True}
         answer = await self._send("POST", "/chat/completions", json=body)
         return StreamingResponse(_parts(answer), media_type="text/event-stream")
 

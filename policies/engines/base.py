@@ -97,7 +97,14 @@ class Engine(ABC):
         """
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
-        """One completion as one output. Raises as ``stream`` does."""
+        """One completion as one output.
+
+        Raises:
+            ConfigError: this request is impossible.
+            PromptTooLongError: the prompt leaves no room for a token.
+            SamplerError: the engine has failed, or has ended the request without an answer.
+            LogprobError: a log-probability of the answer is not finite.
+        """
         self._check_structure(params)
         async with aclosing(self.sample(prompt_ids, params, in_pieces=False)) as outputs:
             async for output in outputs:
@@ -107,7 +114,14 @@ class Engine(ABC):
     async def stream(
         self, prompt_ids: Sequence[int], params: SamplingParams
     ) -> AsyncGenerator[TokenOutput, None]:
-        """One completion as its tokens are sampled. Raises as ``sample`` does, and ``LogprobError``."""
+        """One completion as its tokens are sampled.
+
+        Raises:
+            ConfigError: this request is impossible.
+            PromptTooLongError: the prompt leaves no room for a token.
+            SamplerError: the engine has failed.
+            LogprobError: a log-probability of the answer is not finite.
+        """
         self._check_structure(params)
         async with aclosing(self.sample(prompt_ids, params, in_pieces=True)) as outputs:
             async for output in outputs:

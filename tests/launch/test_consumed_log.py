@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from environments.errors import TroupeError
-from launch.run_folder.consumed_log import JOURNAL, ConsumedLog, read_consumed_log
+from launch.run_folder.consumed_log import CONSUMED_LOG, ConsumedLog, read_consumed_log
 
 
 def record(directory: Path, steps: range, last_step: int = 0) -> None:
@@ -47,7 +47,7 @@ def test_what_was_consumed_after_the_checkpoint_is_cut_off_and_consumed_again(tm
 @pytest.mark.parametrize("cut_off", ['{"step": 4, "tra', '{"step": 4}'], ids=["inside", "before the end"])
 def test_a_resumed_run_goes_on_after_a_line_that_a_crash_cut_off(tmp_path: Path, cut_off: str) -> None:
     record(tmp_path, range(1, 4))
-    with (tmp_path / JOURNAL).open("a") as file:
+    with (tmp_path / CONSUMED_LOG).open("a") as file:
         file.write(cut_off)
     record(tmp_path, range(4, 5), last_step=3)
     assert steps_of(tmp_path) == [1, 2, 3, 4]
@@ -56,11 +56,11 @@ def test_a_resumed_run_goes_on_after_a_line_that_a_crash_cut_off(tmp_path: Path,
 
 def test_a_damaged_line_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:
     record(tmp_path, range(1, 4))
-    lines = (tmp_path / JOURNAL).read_text().splitlines()
-    (tmp_path / JOURNAL).write_text("\n".join([lines[0], lines[1][:9], lines[2]]))
+    lines = (tmp_path / CONSUMED_LOG).read_text().splitlines()
+    (tmp_path / CONSUMED_LOG).write_text("\n".join([lines[0], lines[1][:9], lines[2]]))
     with pytest.raises(TroupeError, match=r"consumed.jsonl, line 2, is no JSON .*: repair or delete"):
         ConsumedLog(tmp_path, last_step=3)
-    assert len((tmp_path / JOURNAL).read_text().splitlines()) == 3, "nothing was thrown away"
+    assert len((tmp_path / CONSUMED_LOG).read_text().splitlines()) == 3, "nothing was thrown away"
 
 
 def test_a_folder_without_a_journal_has_consumed_nothing(tmp_path: Path) -> None:

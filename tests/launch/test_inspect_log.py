@@ -17,7 +17,7 @@ from test_trajectory_log import conversation, group
 
 from environments.types import Step, TerminationReason, Trajectory
 from launch.export import main as export
-from launch.reporting.inspect_messages import Conversation, inspect_message
+from launch.reporting.inspect_messages import MessagePool, inspect_message
 from launch.run_folder.trajectory_log import (
     EVALUATION,
     TRAIN,
@@ -155,7 +155,7 @@ def test_what_cannot_be_exported_is_told(
 
 
 def test_a_message_is_written_once_however_many_turns_repeat_it() -> None:
-    pool = Conversation()
+    pool = MessagePool()
     asked = [pool.ask(step).places for step in conversation("0/0", 4).steps]
     assert asked == [[(0, 1)], [(0, 3)], [(0, 5)], [(0, 7)]]
     assert len(pool.messages) == 8
@@ -169,7 +169,7 @@ def test_an_answer_without_a_name_belongs_to_the_next_call() -> None:
         {"role": "tool", "content": "2"},
         {"role": "assistant", "content": "3"},
     ]
-    answers = Conversation().ask(Step(chat_completions=said)).answers
+    answers = MessagePool().ask(Step(chat_completions=said)).answers
     assert [(answer["function"], answer["result"]) for answer in answers] == [("one", "1"), ("two", "2")]
 
 
