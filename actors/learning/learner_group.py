@@ -79,11 +79,11 @@ class LearnerGroup:
     def begin_phase(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
         """A fresh optimizer and schedule on the present weights, which become the reference policy."""
         self._schedule = {}
-        calls = [self._policy.begin("begin_phase", optimizer, num_schedule_steps)]
+        answers = [self._policy.begin("begin_phase", optimizer, num_schedule_steps)]
         if self._critic is not None:
-            calls.append(self._critic.begin("begin_phase", self._critic_optimizer, num_schedule_steps))
-        for call in calls:
-            call.answer()
+            answers.append(self._critic.begin("begin_phase", self._critic_optimizer, num_schedule_steps))
+        for answer in answers:
+            answer()
 
     def fit(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
         """Supervised learning: one optimizer step per batch."""
@@ -96,14 +96,11 @@ class LearnerGroup:
         """
         reference = ray.put(list(batches))
         num_scored, num_tokens = num_scored_tokens(batches, self._algorithm), num_trained_tokens(batches)
-        scoring = self._policy.begin("score", reference, num_tokens=num_scored)
-        valuing = None
-        if self._critic is not None:
-            valuing = self._critic.begin("values", reference, num_tokens=num_tokens)
-        scored: list[TrainBatch] = scoring.answer()
-        if valuing is None:
-            return scored
-        pairs = zip(scored, valuing.answer(), strict=True)
+        scored = self._policy.begin("score", reference, num_tokens=num_scored)
+        if self._critic is None:
+            return scored()
+        values = self._critic.begin("values", reference, num_tokens=num_tokens)
+        pairs = zip(scored(), values(), strict=True)
         return [batch.with_column("values", rows) for batch, rows in pairs]
 
     def update(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
@@ -113,12 +110,12 @@ class LearnerGroup:
             batches: as ``score`` has returned them, with advantages; each as often as it is to be taken.
         """
         reference, num_tokens = ray.put(list(batches)), num_trained_tokens(batches)
-        updating = self._policy.begin("update", reference, num_tokens=num_tokens)
-        valuing = None
-        if self._critic is not None:
-            valuing = self._critic.begin("update", reference, num_tokens=num_tokens)
-        update: LearnerUpdate = updating.answer()
-        return update if valuing is None else replace(update, metrics=update.metrics | valuing.answer())
+        of_policy = self._policy.begin("update", reference, num_tokens=num_tokens)
+        if self._critic is None:
+            return of_policy()
+        of_critic = self._critic.begin("update", reference, num_tokens=num_tokens)
+        update: LearnerUpdate = of_policy()
+        return replace(update, metrics=update.metrics | of_critic())
 
     def logprobs(self, batch: TrainBatch) -> list[list[float]]:
         """Log-probabilities of every response token of each sample."""

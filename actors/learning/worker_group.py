@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -67,24 +68,28 @@ class WorkerGroup:
         self._arguments |= {"learner": learner, "num_schedule_steps": num_schedule_steps}
         self._start()
 
-    def begin(self, method: str, *args: Any, num_tokens: int = 0) -> Call:
-        """Call all ranks. Raises the error of loading the model, if any.
+    def begin(self, method: str, *args: Any, num_tokens: int = 0) -> Callable[[], Any]:
+        """Call all ranks, and return a function that waits for their answers and returns the first rank's.
+
+        Raises the error of loading the model, if any.
 
         Args:
             num_tokens: that go through the model in this call: its time limit grows with them.
         """
         self._wait_for(self._opened, None)
-        return Call(self, method, num_tokens, [rank.work.remote(method, *args) for rank in self._ranks])
+        references = [rank.work.remote(method, *args) for rank in self._ranks]
+        since = time.monotonic()
+
+        def answer() -> Any:
+            first = self._wait_for(references, self._patience.limit(method, num_tokens))
+            self._patience.record(method, time.monotonic() - since, num_tokens)
+            return first
+
+        return answer
 
     def call(self, method: str, *args: Any, num_tokens: int = 0) -> Any:
         """The first rank's answer, when all have answered."""
-        return self.begin(method, *args, num_tokens=num_tokens).answer()
-
-    def answer_to(self, call: Call) -> Any:
-        """The first rank's answer, when all have answered."""
-        answer = self._wait_for(call.references, self._patience.limit(call.method, call.num_tokens))
-        self._patience.record(call.method, time.monotonic() - call.since, call.num_tokens)
-        return answer
+        return self.begin(method, *args, num_tokens=num_tokens)()
 
     def check_ranks(self) -> None:
         """Raise ``LearnerLostError`` if a rank has died or hangs."""
@@ -124,21 +129,6 @@ class WorkerGroup:
         """End the ranks and give back their places, those of another group in the same places too."""
         self._kill()
         ray.util.remove_placement_group(self._places)
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of all ranks that is under way."""
-
-    group: WorkerGroup
-    method: str
-    num_tokens: int
-    references: list[ray.ObjectRef]
-    since: float = field(default_factory=time.monotonic)
-
-    def answer(self) -> Any:
-        """The first rank's answer, when all have answered."""
-        return self.group.answer_to(self)
 
 
 def rank_environment(settings: LearnerConfig, rank: int) -> dict[str, str]:
