@@ -261,15 +261,17 @@ class _Check:
     def _compare(self, first: list[str], second: list[str]) -> None:
         one, other = next((pair for pair in zip(first, second, strict=False) if pair[0] != pair[1]), ("", ""))
         if one != other:
-            replays = self._env_class.resumes_by == "replay"
-            note = self.report.error if replays else self.report.warn
-            note(
-                'resumes_by = "replay" needs the same answers to the same actions.\n'
-                * replays
-                + "Two environments of the same task and seed differ: the first answered\n"
+            text = (
+                "Two environments of the same task and seed differ: the first answered\n"
                 f"  {short(one)}\nand the second\n  {short(other)}\n"
                 'Draw from random.Random(info["seed"]) if runs are to be repeatable.'
             )
+            if self._env_class.resumes_by == "replay":
+                self.report.error(
+                    f'resumes_by = "replay" needs the same answers to the same actions.\n{text}'
+                )
+            else:
+                self.report.warn(text)
 
     def _check_snapshot(self) -> None:
         """Let one environment go on from the snapshot of another, and compare their answers."""
