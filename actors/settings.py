@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
 from environments.bounds import setting
 from policies.settings import EngineConfig, NodesConfig
 
-RAYLET_ENVIRONMENT = {
-    "RAY_process_group_cleanup_enabled": "1",  # child processes of an actor that has died end with it
-    # Data for the dashboard, which is not started: recording it took a fifth of the throughput.
-    "RAY_task_events_report_interval_ms": "0",
-    "RAY_enable_metrics_collection": "0",
-    # Statistics of Ray's event loops, for its log. An idle actor wakes up a hundred times a second to look
-    # for signals, and the statistics are a sixth of its cost.
-    "RAY_event_stats": "0",
-    # With a first driver Ray starts as many workers as the cluster counts CPUs. Actors do not take them:
-    # their environment is another one. 17 idle processes cost 12 s of a start on two cores.
-    "RAY_prestart_worker_first_driver": "0",
-    # Above four times this number of processes Ray prints a warning into the program's output.
-    "RAY_worker_maximum_startup_concurrency": str(max(16, os.cpu_count() or 1)),
-}
-"""Variables that have to be in the environment of a process before it starts Ray."""
-
-
 ACTORS_PER_CORE = 8
 """Rollout actors for which a CPU core has the time: in a first wave, and in a run that sets no number."""
-
-
 MANY_CALLS = 100_000
 """Calls that an actor or a replica of Serve takes at the same time. Some wait for minutes: with Ray's
 defaults, 1,000 for an actor and 5 for a replica, they would keep out those that answer or cancel them."""
-
-
-def shows_worker_logs() -> bool:
-    """Whether the program prints the logs of its actors: ``TROUPE_WORKER_LOGS=1``."""
-    return os.environ.get("TROUPE_WORKER_LOGS", "0") not in ("", "0")
-
-
 TOOL_PARSERS = ("hermes", "hermes-brief", "llama3-json", "qwen", "r1")
 """Of ``policies.agents.parsers``, those that read calls from a text."""
 MODEL_NAME = "policy"

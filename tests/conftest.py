@@ -112,7 +112,7 @@ def ray_cluster() -> None:
     """A Ray of the tests' own, whatever else runs on this machine. It lives until ``pytest_unconfigure``."""
     import ray
 
-    from actors.settings import RAYLET_ENVIRONMENT
+    from actors.ray_tools.connect import RAYLET_ENVIRONMENT
     from launch.process.cluster import ENVIRONMENT, LOCAL_CPUS
 
     os.environ.update(RAYLET_ENVIRONMENT)

@@ -16,11 +16,27 @@ from ray._raylet import Config  # type: ignore[attr-defined]  # of a compiled mo
 from ray.job_config import JobConfig
 
 from actors.ray_tools.address import check_answers, unreachable
-from actors.settings import RAYLET_ENVIRONMENT, shows_worker_logs
 from environments.errors import ConfigError, TroupeError
 
 LIBRARY = Path(__file__).resolve().parents[2]
 """The folder that holds the packages of this library."""
+RAYLET_ENVIRONMENT = {
+    "RAY_process_group_cleanup_enabled": "1",  # child processes of an actor that has died end with it
+    # Data for the dashboard, which is not started: recording it took a fifth of the throughput.
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_enable_metrics_collection": "0",
+    # Statistics of Ray's event loops, for its log. An idle actor wakes up a hundred times a second to look
+    # for signals, and the statistics are a sixth of its cost.
+    "RAY_event_stats": "0",
+    # With a first driver Ray starts as many workers as the cluster counts CPUs. Actors do not take them:
+    # their environment is another one. 17 idle processes cost 12 s of a start on two cores.
+    "RAY_prestart_worker_first_driver": "0",
+    # Above four times this number of processes Ray prints a warning into the program's output.
+    "RAY_worker_maximum_startup_concurrency": str(max(16, os.cpu_count() or 1)),
+}
+"""Variables that have to be in the environment of a process before it starts Ray."""
+WORKER_LOGS = "TROUPE_WORKER_LOGS"
+"""With 1 in this variable, the program prints the logs of its actors."""
 
 
 def connect(num_cpus: int, worker_environment: Mapping[str, str] | None = None) -> bool:
@@ -43,7 +59,7 @@ def connect(num_cpus: int, worker_environment: Mapping[str, str] | None = None) 
     check_answers()
     os.environ.update(RAYLET_ENVIRONMENT)
     options: dict[str, Any] = {
-        "log_to_driver": shows_worker_logs(),
+        "log_to_driver": os.environ.get(WORKER_LOGS, "0") not in ("", "0"),
         "logging_level": logging.ERROR,
         "job_config": JobConfig(_py_driver_sys_path=_library_path()),
     }

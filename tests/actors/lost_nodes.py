@@ -18,7 +18,7 @@ from followed_run import HEAD, NODE, ROOT, FollowedRun
 from ray.cluster_utils import Cluster
 from several_nodes import drain, stopped
 
-from actors.settings import RAYLET_ENVIRONMENT
+from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 
 STALL_SECONDS = 30.0
 """For which no update may be made, whatever becomes of a node: Ray alone would take a minute."""

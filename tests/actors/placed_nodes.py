@@ -19,13 +19,14 @@ from ray.util.placement_group import placement_group_table
 from several_nodes import WhereEnvironment, nodes
 
 from actors.learning.worker_group import places_of_ranks
+from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.ray_tools.placement import beside_driver
 from actors.rollouts.fleet import RolloutFleet, actor_options, check_room
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.stream import TrajectoryStream
 from actors.sampling.sampler_actor import SamplerActor
 from actors.serving.policy_app import PolicyApp
-from actors.settings import RAYLET_ENVIRONMENT, FleetConfig, ServerConfig
+from actors.settings import FleetConfig, ServerConfig
 from actors.weights.store import WeightStore
 from environments.errors import ConfigError
 from launch.config import compose

@@ -19,12 +19,13 @@ from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
+from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.ray_tools.placement import beside_driver
 from actors.rollouts.fleet import DRAIN_POLL_SECONDS, RolloutFleet
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.stream import TrajectoryStream
 from actors.sampling.sampler_actor import SamplerActor
-from actors.settings import RAYLET_ENVIRONMENT, FleetConfig
+from actors.settings import FleetConfig
 from environments import BaseEnv
 from environments.types import Trajectory
 from policies import GameAgent

@@ -18,7 +18,7 @@ from typing import Any
 
 import repository
 
-from actors.settings import RAYLET_ENVIRONMENT
+from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 
 HERE = Path(__file__).resolve().parent
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]

@@ -32,7 +32,7 @@ import torch
 from report import Report
 
 from actors.learning.learner_group import LearnerGroup
-from actors.settings import RAYLET_ENVIRONMENT
+from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.weights.store import WeightStore
 from policies.learning.algorithms import resolve
 from policies.learning.samples import TrainBatch, TrainingSample

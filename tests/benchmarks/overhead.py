@@ -25,11 +25,12 @@ import repository  # noqa: F401
 from report import Report
 from worlds import TalkEnvironment
 
+from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.rollouts.fleet import RolloutFleet
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.stream import TrajectoryStream
 from actors.sampling.sampler_actor import SamplerActor
-from actors.settings import RAYLET_ENVIRONMENT, FleetConfig
+from actors.settings import FleetConfig
 from environments.types import Trajectory
 from policies import GameAgent
 from policies.sampler import ScriptedSampler

@@ -29,10 +29,11 @@ import ray
 import repository  # noqa: F401
 from report import Report
 
+from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.sampling.request_queue import Assignment, ReplicaReport
 from actors.sampling.serve_sampler import ServeSampler
 from actors.serving.policy_app import PolicyApp
-from actors.settings import RAYLET_ENVIRONMENT, ServerConfig
+from actors.settings import ServerConfig
 from actors.weights.store import WeightStore
 from policies.engines.vllm import VLLMEngine
 from policies.engines.vllm_settings import environment as engine_environment

@@ -35,8 +35,9 @@ from sampling import BareArm, Prompts
 from worlds import TalkEnvironment
 
 from actors.engine import AgentExecutionEngine
+from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.serving.policy_app import PolicyApp
-from actors.settings import RAYLET_ENVIRONMENT, ServerConfig
+from actors.settings import ServerConfig
 from actors.weights.store import WeightStore
 from environments.types import Completion, Trajectory
 from policies import GameAgent

@@ -16,7 +16,7 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.serve.schema import ServeDeploySchema
 
-from actors.settings import RAYLET_ENVIRONMENT
+from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from environments.errors import ConfigError
 from launch import serve, train
 from launch.cluster.application import Arguments, build
