@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from fastapi import Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from ray import serve
 
-from actors.serving.http import http
 from actors.serving.pool_client import PoolClient
 from policies.openai.agent_frontend import PREFIX, AgentFrontend
 from policies.openai.protocol import OpenAIError
@@ -40,6 +39,8 @@ JSON_RPC = {
     }
 }
 """How the description of the endpoint tells a body of JSON-RPC 2.0, which A2A and MCP speak."""
+
+agent_routes = APIRouter()
 
 
 class AgentProtocols:
@@ -112,13 +113,13 @@ def _protocols() -> AgentProtocols:
     return protocols
 
 
-@http.get(CARD_PATH)
+@agent_routes.get(CARD_PATH)
 async def only_card(request: Request) -> Response:
     """The A2A card of the agent, where one is served."""
     return await card(_protocols().only_agent(), request)
 
 
-@http.get(f"{agent_path('{name}')}{CARD_PATH}")
+@agent_routes.get(f"{agent_path('{name}')}{CARD_PATH}")
 async def card(name: str, request: Request) -> Response:
     """The A2A card of an agent. Its address is the one that the client has asked at."""
     protocols = _protocols()
@@ -127,14 +128,14 @@ async def card(name: str, request: Request) -> Response:
     return await protocols.a2a.card(agent, url, request)
 
 
-@http.post(agent_path("{name}"), openapi_extra=JSON_RPC)
+@agent_routes.post(agent_path("{name}"), openapi_extra=JSON_RPC)
 async def a2a(name: str, request: Request) -> Response:
     """A2A over JSON-RPC."""
     protocols = _protocols()
     return await protocols.a2a.answer(protocols.agent(name), request)
 
 
-@http.post("/mcp", openapi_extra=JSON_RPC)
+@agent_routes.post("/mcp", openapi_extra=JSON_RPC)
 async def mcp() -> Response:
     """MCP over streamable HTTP: a tool for each agent."""
     return _protocols().tools.answer()

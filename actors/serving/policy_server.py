@@ -20,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.sampling.queue_worker import QueueWorker, serve_queue
 from actors.serving.access import Access
-from actors.serving.agent_routes import AgentProtocols
+from actors.serving.agent_routes import AgentProtocols, agent_routes
 from actors.serving.autoscaling import TOKENS_IN_FLIGHT
 from actors.serving.http import envelope, http, prometheus_text, respond, welcome_text
 from actors.serving.keys import ApiKeys
@@ -68,6 +68,9 @@ async def _unless_gone(call: Awaitable[T]) -> T:
     except ActorDiedError:
         await _end_application()
         raise
+
+
+http.include_router(agent_routes)
 
 
 @serve.deployment(max_ongoing_requests=MANY_CALLS)
@@ -183,7 +186,7 @@ class PolicyServer:
             raise
 
     async def _sample_for(self, number: int, sampler: ray.actor.ActorHandle) -> None:
-        """consumes a sampling actor's requests · waits for the actor · produces answers, until it dies"""
+        """Answer the requests of one sampling actor, until that dies."""
         replica_id = serve.get_replica_context().replica_id.unique_id
         name = f"{replica_id} (pid {os.getpid()} on {socket.gethostname()})"
         connected = partial(self._queue_workers.__setitem__, sampler)
