@@ -26,7 +26,7 @@ from actors.rollouts.rollout import (
     owned_by,
     run_rollout,
 )
-from actors.rollouts.time_limit import TimeLimitReached, Watchdog
+from actors.rollouts.time_limit import TimeLimit, TimeLimitReached
 from environments.base import DEFAULT_MEMORY_BYTES, BaseEnv
 from environments.errors import (
     AgentError,
@@ -92,6 +92,8 @@ class RolloutActor:
     """One agent and one environment at a time, in a process of their own that is used for many rollouts.
 
     After a client's message both may stay for the next one. Then the fleet sends that, or ``close_kept``.
+
+    consumes one request · waits for the sampling actor's completion · produces one trajectory
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class RolloutActor:
         self._limits = limits
         self._sampler = sampler
         self._deadline = 0.0
-        self._watchdog = Watchdog()
+        self._time_limit = TimeLimit()
         self._kept: KeptPair | None = None
         limit_memory(pair.env_class.actor_needs.memory_bytes or DEFAULT_MEMORY_BYTES)
 
@@ -137,7 +139,7 @@ class RolloutActor:
         if self._kept is not None:
             (_, agent, env), self._kept = self._kept, None
         try:
-            with self._watchdog.limit(self._limits.timeout_seconds):
+            with self._time_limit.of(self._limits.timeout_seconds):
                 if agent is None or env is None:
                     first = history[0].request if history else request
                     agent, env = self._pair.make_agent(), self._pair.make_env(first)
@@ -147,19 +149,11 @@ class RolloutActor:
                 trajectory = run_rollout(
                     agent, env, self._sample, request, self._limits, journal, self._teller(request)
                 )
-        except TroupeError as error:
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # whatever it is, the environment is closed
             lost = isinstance(error, _LostError)
-            trajectory = failed(request, _reason(error), _report(error), _played_steps(agent)[num_earlier:])
-        except Exception as error:  # noqa: BLE001  # a gap in the boundaries: the environment is closed all the same
-            text = "".join(traceback.format_exception(error))
-            steps = _played_steps(agent)[num_earlier:]
-            trajectory = failed(request, TerminationReason.ENV_ERROR, text, steps)
-        except KeyboardInterrupt as error:  # also Ray's own, which it raises instead when it was waiting
-            text = f"The rollout ran longer than its limit of {self._limits.timeout_seconds:g} s.\n"
-            text += _innermost(error)
-            steps = _played_steps(agent)[num_earlier:]
-            trajectory = failed(request, TerminationReason.TIMEOUT, text, steps)
-            trajectory.masked = self._limits.overlong_filter
+            reason, text = self._ending(error)
+            trajectory = failed(request, reason, text, _played_steps(agent)[num_earlier:])
+            trajectory.masked = reason is TerminationReason.TIMEOUT and self._limits.overlong_filter
         usable = trajectory.termination_reason not in UNUSABLE_AFTER
         is_kept = request.keep_seconds is not None and trajectory.has_answer
         if is_kept and agent is not None and env is not None:
@@ -171,6 +165,17 @@ class RolloutActor:
             return Played(trajectory, usable, lost=lost)
         is_whole = len(turns) == len(trajectory.steps)
         return Played(trajectory, usable, kept=True, turns=tuple(turns) if is_whole else ())
+
+    def _ending(self, error: Exception | KeyboardInterrupt) -> tuple[TerminationReason, str]:
+        """Why the rollout has ended that raised ``error``, and what its trajectory says of it."""
+        match error:
+            case TroupeError():
+                return _reason(error), _report(error)
+            case KeyboardInterrupt():  # also Ray's own, which it raises instead when it was waiting
+                text = f"The rollout ran longer than its limit of {self._limits.timeout_seconds:g} s.\n"
+                return TerminationReason.TIMEOUT, text + _innermost(error)
+            case _:  # a gap in the boundaries around the user's code
+                return TerminationReason.ENV_ERROR, "".join(traceback.format_exception(error))
 
     def close_kept(self) -> bool:
         """Close the environment that waits for a follow-up, and return whether it was in time."""
@@ -224,7 +229,7 @@ class RolloutActor:
         """
         try:
             with (
-                self._watchdog.limit(CLOSE_SECONDS),
+                self._time_limit.of(CLOSE_SECONDS),
                 owned_by(EnvironmentFailure, "environment", env)("close"),
             ):
                 env.close()

@@ -25,7 +25,7 @@ class TimeLimitReached(KeyboardInterrupt):
     """
 
 
-class Watchdog:
+class TimeLimit:
     """Interrupts blocks of the main thread, which makes it, when they take too long; one at a time.
 
     Its thread is started with it and serves all blocks: one that begins when the process has used up its
@@ -40,7 +40,7 @@ class Watchdog:
         self._main_thread = threading.get_ident()
         threading.Thread(target=self._watch, name="time limit", daemon=True).start()
 
-    def limit(self, seconds: float) -> Self:
+    def of(self, seconds: float) -> Self:
         """For a ``with``: raise ``TimeLimitReached`` in its block, once, when it has run for ``seconds``.
 
         Once the ``with`` is left, nothing is interrupted any more, however late the signal comes.

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 import pytest
 
 from actors.rollouts import time_limit
-from actors.rollouts.time_limit import TimeLimitReached, Watchdog
+from actors.rollouts.time_limit import TimeLimit, TimeLimitReached
 
 HANG_SECONDS = 5.0
 
 
 @pytest.fixture
-def watchdog(monkeypatch: pytest.MonkeyPatch) -> Watchdog:
+def limit(monkeypatch: pytest.MonkeyPatch) -> TimeLimit:
     monkeypatch.setattr(time_limit, "REPEAT_SECONDS", 0.05)
-    return Watchdog()
+    return TimeLimit()
 
 
 @pytest.fixture
@@ -30,10 +30,10 @@ def alarm() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def test_a_block_that_is_too_slow_is_interrupted_once(watchdog: Watchdog) -> None:
+def test_a_block_that_is_too_slow_is_interrupted_once(limit: TimeLimit) -> None:
     interruptions = 0
     start = time.monotonic()
-    with pytest.raises(TimeLimitReached), watchdog.limit(0.05):
+    with pytest.raises(TimeLimitReached), limit.of(0.05):
         try:
             time.sleep(HANG_SECONDS)
         except TimeLimitReached:
@@ -45,24 +45,24 @@ def test_a_block_that_is_too_slow_is_interrupted_once(watchdog: Watchdog) -> Non
     assert 0.25 <= time.monotonic() - start < 2
 
 
-def test_nothing_is_interrupted_after_a_block_that_was_in_time(watchdog: Watchdog) -> None:
-    with watchdog.limit(0.05):
+def test_nothing_is_interrupted_after_a_block_that_was_in_time(limit: TimeLimit) -> None:
+    with limit.of(0.05):
         pass
     time.sleep(0.2)
 
 
 def test_a_signal_that_comes_too_late_hits_neither_what_follows_nor_the_next_block(
-    watchdog: Watchdog,
+    limit: TimeLimit,
 ) -> None:
-    with watchdog.limit(0.05):
+    with limit.of(0.05):
         pass
     signal.raise_signal(time_limit.SIGNAL)
-    with watchdog.limit(HANG_SECONDS):
+    with limit.of(HANG_SECONDS):
         signal.raise_signal(time_limit.SIGNAL)
 
 
-def test_an_alarm_of_the_environment_s_own_leaves_the_limit_alone(watchdog: Watchdog, alarm: None) -> None:
-    with pytest.raises(TimeLimitReached), watchdog.limit(0.1):
+def test_an_alarm_of_the_environment_s_own_leaves_the_limit_alone(limit: TimeLimit, alarm: None) -> None:
+    with pytest.raises(TimeLimitReached), limit.of(0.1):
         signal.setitimer(signal.ITIMER_REAL, 0.02)
         time.sleep(0.05)
         signal.setitimer(signal.ITIMER_REAL, 0)  # as math-verify does when it has parsed in time
@@ -70,16 +70,14 @@ def test_an_alarm_of_the_environment_s_own_leaves_the_limit_alone(watchdog: Watc
         pytest.fail("nobody interrupted the block")
 
 
-def test_the_limit_leaves_an_alarm_of_the_environment_s_own_alone(watchdog: Watchdog, alarm: None) -> None:
+def test_the_limit_leaves_an_alarm_of_the_environment_s_own_alone(limit: TimeLimit, alarm: None) -> None:
     signal.alarm(100)
-    with watchdog.limit(0.05):
+    with limit.of(0.05):
         pass
     assert signal.alarm(0) > 90
 
 
-def test_a_signal_that_has_got_lost_is_sent_again(
-    watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_that_has_got_lost_is_sent_again(limit: TimeLimit, monkeypatch: pytest.MonkeyPatch) -> None:
     send, sent = signal.pthread_kill, []
 
     def lossy(thread: int, number: int) -> None:
@@ -88,22 +86,22 @@ def test_a_signal_that_has_got_lost_is_sent_again(
             send(thread, number)
 
     monkeypatch.setattr(signal, "pthread_kill", lossy)
-    with pytest.raises(TimeLimitReached), watchdog.limit(0.05):
+    with pytest.raises(TimeLimitReached), limit.of(0.05):
         time.sleep(HANG_SECONDS)
         pytest.fail("nobody interrupted the block")
     time.sleep(0.2)
     assert sent == [time_limit.SIGNAL] * 3  # and none after it got through
 
 
-def test_a_block_that_is_interrupted_can_be_followed_by_another_one(watchdog: Watchdog) -> None:
+def test_a_block_that_is_interrupted_can_be_followed_by_another_one(limit: TimeLimit) -> None:
     for _ in range(3):
-        with pytest.raises(TimeLimitReached), watchdog.limit(0.02):
+        with pytest.raises(TimeLimitReached), limit.of(0.02):
             time.sleep(HANG_SECONDS)
 
 
-def test_all_blocks_are_watched_by_one_thread(watchdog: Watchdog) -> None:
+def test_all_blocks_are_watched_by_one_thread(limit: TimeLimit) -> None:
     before = threading.active_count()
     for _ in range(100):
-        with watchdog.limit(HANG_SECONDS):
+        with limit.of(HANG_SECONDS):
             pass
     assert threading.active_count() == before
