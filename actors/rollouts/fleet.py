@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -38,6 +38,16 @@ CANCEL_SECONDS = 1.0
 """Between two attempts to end what is sampled for a rollout that was cancelled."""
 MAX_START_FAILURES = 3
 """Actors of a slot that may fail to start, one after the other, before the fleet itself has failed."""
+
+
+@dataclass(slots=True)
+class InPlay:
+    """A rollout that an actor plays, since a time."""
+
+    rollout_id: str
+    since: float
+    turned: float
+    """When its last turn ended, or its first began."""
 
 
 @ray.remote(num_cpus=0, max_concurrency=MANY_CALLS)
@@ -85,10 +95,9 @@ class RolloutFleet:
         self._attempts = WaitingAttempts(lambda: self._nodes, self._kept)
         self._draining: frozenset[str] = frozenset()
         self._playing: set[int] = set()
-        self._since: dict[int, float] = {}
-        """When the rollout that a slot's actor is at began."""
-        self._turns: dict[int, tuple[str, float]] = {}
-        """The rollout that a slot's actor is at, and when its last turn ended, or its first began."""
+        """The slots that must not be cancelled: their actors play, or close an environment."""
+        self._in_play: dict[int, InPlay] = {}
+        """By slot."""
         self._failures: dict[int, ActorFailure] = {}
         """By slot, with the time of the failure as its ``seconds``."""
         self._start = time.monotonic()
@@ -138,15 +147,15 @@ class RolloutFleet:
     async def end(self) -> None:
         """End the idle actors, and close the environments that they keep."""
         await self.resize(0)
-        idle = [slot for index, slot in self._slots.items() if index not in self._turns]
+        idle = [slot for index, slot in self._slots.items() if index not in self._in_play]
         await asyncio.gather(*idle, return_exceptions=True)
 
     async def record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
         """Keep what a rollout actor says of a turn that it has finished; see ``Journal``."""
         self._journals.record(rollout_id, attempt, index, entry)
-        for slot, (playing, _) in self._turns.items():
-            if playing == rollout_id:
-                self._turns[slot] = (rollout_id, time.monotonic())
+        for each in self._in_play.values():
+            if each.rollout_id == rollout_id:
+                each.turned = time.monotonic()
 
     async def status(self) -> FleetStatus:
         """Counts.
@@ -171,7 +180,7 @@ class RolloutFleet:
             num_waiting=len(self._attempts),
             num_running=len(self._playing),
             num_lost=self._num_lost,
-            busy_seconds=self._busy_seconds + sum(now - since for since in self._since.values()),
+            busy_seconds=self._busy_seconds + sum(now - each.since for each in self._in_play.values()),
             seconds=now - self._start,
             num_replayed_tokens=self._num_replayed_tokens,
             waited_seconds=self._waited_seconds,
@@ -185,10 +194,8 @@ class RolloutFleet:
         """What ``status`` tells or raises, and the rollouts in play, the longest without a turn first."""
         status, now = await self.status(), time.monotonic()
         in_play = [
-            RolloutInPlay(
-                rollout_id, self._nodes.get(slot, ""), now - self._since.get(slot, now), now - turned
-            )
-            for slot, (rollout_id, turned) in self._turns.items()
+            RolloutInPlay(each.rollout_id, self._nodes.get(slot, ""), now - each.since, now - each.turned)
+            for slot, each in self._in_play.items()
         ]
         needs = {"CPU": self._options["num_cpus"], "memory": self._options["memory"] or 0}
         return FleetReport(
@@ -239,40 +246,40 @@ class RolloutFleet:
         """Play requests with ``actor`` until it is lost, or one too many, or its node is about to leave."""
         while index < self._config.num_actors and self._nodes[index] not in self._draining:
             attempt = await self._attempts.take(index)
-            if attempt is None:  # nobody asks for the pair that it keeps
-                self._playing.add(index)
-                is_usable = await self._kept.close(index, actor)
-                self._playing.discard(index)
-                if not is_usable:
-                    self._num_lost += 1
-                    return
-                continue
-            if attempt.request.rollout_id in self._cancelled:
+            if attempt is not None and attempt.request.rollout_id in self._cancelled:
                 self._forget(attempt.request.rollout_id)
                 continue
             self._playing.add(index)
-            if not await is_there(actor, self._nodes[index], self._node_watch):
-                self._playing.discard(index)
-                self._attempts.put(attempt)
-                self._num_lost += 1
-                return
-            self._since[index] = time.monotonic()
-            self._waited_seconds += self._since[index] - attempt.since
-            self._turns[index] = (attempt.request.rollout_id, self._since[index])
             try:
-                played = await self._play(attempt, index, actor)
+                if attempt is None:  # nobody asks for the pair that it keeps
+                    is_usable = await self._kept.close(index, actor)
+                else:
+                    is_usable = await self._try(attempt, index, actor)
             finally:
-                del self._turns[index]
-            self._busy_seconds += time.monotonic() - self._since.pop(index)
-            if played.kept:
-                self._kept.keep(index, attempt.request, played.turns)
-                if attempt.request.rollout_id in self._cancelled:
-                    self._kept.end(attempt.request.rollout_id)
-            await self._settle(attempt, index, played)
-            self._playing.discard(index)  # not before: a slot that shrinking finds idle is cancelled
-            if not played.usable:
+                self._playing.discard(index)  # not before: a slot that shrinking finds idle is cancelled
+            if not is_usable:
                 self._num_lost += 1
                 return
+
+    async def _try(self, attempt: Attempt, index: int, actor: ray.actor.ActorHandle) -> bool:
+        """Make an attempt with the actor of the slot ``index``; return whether that can be used again."""
+        if not await is_there(actor, self._nodes[index], self._node_watch):
+            self._attempts.put(attempt)
+            return False
+        request, start = attempt.request, time.monotonic()
+        self._waited_seconds += start - attempt.since
+        self._in_play[index] = InPlay(request.rollout_id, since=start, turned=start)
+        try:
+            played = await self._play(attempt, index, actor)
+        finally:
+            del self._in_play[index]
+            self._busy_seconds += time.monotonic() - start
+        if played.kept:
+            self._kept.keep(index, request, played.turns)
+            if request.rollout_id in self._cancelled:
+                self._kept.end(request.rollout_id)
+        await self._settle(attempt, index, played)
+        return played.usable
 
     async def _settle(self, attempt: Attempt, index: int, played: Played) -> None:
         """Hand over what the actor of the slot ``index`` has played, or let another one try again."""
@@ -313,12 +320,15 @@ class RolloutFleet:
         self._journals.drop(rollout_id)
 
     async def _deliver(self) -> None:
-        """Put what is finished into the stream, while the actors go on with the next requests."""
+        """consumes finished trajectories · waits for room in the stream · produces trajectories there"""
         while True:
             await self._queue.put_async(await self._finished.get())
 
     async def _leave_draining_nodes(self) -> None:
-        """Start idle actors elsewhere when their node is about to leave; one that plays ends its rollout."""
+        """consumes time · waits for Ray's list of draining nodes · produces idle actors on other nodes
+
+        An actor that plays ends its rollout.
+        """
         while True:
             self._draining = await asyncio.to_thread(draining_nodes)
             for index, slot in self._slots.items():
