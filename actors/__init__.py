@@ -14,29 +14,43 @@ Who runs where, and what passes between them::
                                                      │      ▼               ▼
                                                   PolicyServer: replicas with an engine each
 
-Each loop that runs beside others, with what it
+Each loop that runs beside others, what it consumes, what it waits for and what it produces:
 
-================================  ====================  =======================  =====================
-loop (file)                       consumes              waits for, unblocked by  produces
-================================  ====================  =======================  =====================
-training loop                     groups                the stream: the last     batches, versions,
-(launch/training/loop.py)                               trajectory of a group    requests
-RolloutFleet, one coroutine per   requests              room in the stream: the  one trajectory per
-actor (rollouts/fleet.py)                               training loop takes      request
-RolloutActor                      one request           the sampling actor's     one trajectory
-(rollouts/rollout_actor.py)                             completion
-RequestQueue's watch              time                  the next tick            requests of silent
-(sampling/request_queue.py)                                                      replicas, free again
-QueueWorker, one per sampling     requests              its poll: the queue has  an answer per request
-actor and replica                                       some; the engine
+==================================  =====================  =======================  =====================
+loop (file)                         consumes               waits for, unblocked by  produces
+==================================  =====================  =======================  =====================
+training loop                       groups                 the stream: the last     batches, versions,
+(launch/training/loop.py)                                  trajectory of a group    requests
+Watchdog._watch                     time                   the next tick            a report of a stall,
+(launch/health/watchdog.py)                                                         or the run's end
+Heartbeat._beat                     time                   Ray's head process       a pulse
+(launch/health/heartbeat.py)
+RolloutFleet, once per actor        requests               room for finished        one trajectory per
+(rollouts/fleet.py)                                        trajectories             request
+RolloutFleet._deliver               finished trajectories  room in the stream: the  trajectories in the
+(rollouts/fleet.py)                                        training loop takes      stream
+RolloutFleet._leave_draining_nodes  time                   Ray's list of draining   idle actors on other
+(rollouts/fleet.py)                                        nodes                    nodes
+NodeWatch._watch, once per node     time                   the node's answer        the node's silence
+(rollouts/node_watch.py)
+RolloutActor                        one request            the sampling actor's     one trajectory
+(rollouts/rollout_actor.py)                                completion
+AgentPool._collect                  trajectories           the stream: an episode   the answers that are
+(rollouts/agent_pool.py)                                   has ended                waited for
+AgentPool._follow_conversations     the fleet's counts     the clock                another number of
+(rollouts/agent_pool.py)                                                            rollout actors
+RequestQueue._watch_leases          time                   the next tick            requests of silent
+(sampling/request_queue.py)                                                         replicas, free again
+QueueWorker.run, once per replica   requests               its poll: the queue has  an answer per request
+and sampling actor                                         some; the engine
 (sampling/queue_worker.py)
-replica follows its directory     sampling actors       the directory: one is    a QueueWorker for
-(serving/policy_server.py)                              added                    each
-replica follows its store         published versions    the store: a version     an engine with the
-(weights/follower.py)                                   is published             newest weights
-engine's thread                   requests, weights     its inbox: either comes  tokens
+PolicyServer._follow_samplers       sampling actors        the directory: one is    a QueueWorker for
+(serving/policy_server.py)                                 added                    each
+WeightFollower.run                  published versions     the store: a version is  an engine with the
+(weights/follower.py)                                      published                newest weights
+VLLMEngine._run                     requests, weights      its inbox: either comes  tokens
 (policies/engines/vllm.py)
-================================  ====================  =======================  =====================
+==================================  =====================  =======================  =====================
 
 A sampling request takes eight hops from the rollout actor to the engine: see sampling/README.md.
 

@@ -165,6 +165,7 @@ class VLLMEngine(Engine):
     # -- the engine's thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """consumes requests and weights · waits for its inbox · produces tokens"""
         try:
             while True:
                 self._drain_inbox()

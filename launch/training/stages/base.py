@@ -9,7 +9,7 @@ from launch.config import TrainConfig
 from launch.workload import Workload
 from policies.learning.settings import OptimizerConfig
 
-if TYPE_CHECKING:  # a stage is made and checked before anything of a run is imported
+if TYPE_CHECKING:
     from launch.training.clock import Clock
     from launch.training.components import Components
     from launch.training.recovery import Recovery
