@@ -19,13 +19,14 @@ class TerminationReason(StrEnum):
     """Why a trajectory ended. Every trajectory that the engine returns carries one."""
 
     ENV_DONE = "env_done"
-    """The environment returned ``done``."""
+    """The environment returned ``done``, for an answer that no limit of the trajectory had cut."""
     MAX_STEPS = "max_steps"
     """The step limit was reached before the environment was done."""
     PROMPT_TOO_LONG = "prompt_too_long"
     """The next prompt would not fit into the prompt budget or the model's context."""
     RESPONSE_BUDGET_SPENT = "response_budget_spent"
-    """All tokens that the trajectory may hold after its first prompt are used up."""
+    """All tokens that the trajectory may hold after its first prompt are used up. The environment may have
+    been done with the answer that this limit has cut: its reward stays."""
     TIMEOUT = "timeout"
     """The trajectory ran longer than its time limit; its actor was ended."""
     AGENT_ERROR = "agent_error"
@@ -51,7 +52,7 @@ class TerminationReason(StrEnum):
 
     @property
     def is_overlong(self) -> bool:
-        """Whether a limit ended the trajectory before its environment was done."""
+        """Whether a limit ended the trajectory, or cut its last answer."""
         return self in _OVERLONG
 
 

@@ -148,7 +148,8 @@ class RolloutConfig:
     timeout_seconds: float = setting(600.0, above=0)
     """Most seconds of a rollout. One that takes longer is ended together with its actor."""
     overlong_filter: bool = False
-    """Do not train on trajectories that were ended by the limit of turns, tokens or time."""
+    """Do not train on trajectories that were ended by the limit of turns, tokens or time, or whose last
+    answer was cut by rollout.max_response_tokens."""
 
     def limits(self) -> RolloutLimits:
         """The limits of one trajectory."""

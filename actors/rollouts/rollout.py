@@ -6,6 +6,7 @@ This module is imported in every rollout worker. It must stay light: no torch, n
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from actors.rollouts.env_calls import episode_metrics, follow_up, judge_episode, reset, take_action
 from actors.rollouts.journal import Journal
 from environments.base import BaseEnv
-from environments.contract import final_reward_faults, metrics_faults, reset_faults, step_faults
 from environments.data.trajectory_json import plain_json
 from environments.errors import (
     AgentError,
@@ -49,7 +50,8 @@ class RolloutLimits:
     budget_per_turn: bool = False
     """Whether both limits hold for each turn instead of the trajectory: for agents that rewrite history."""
     overlong_filter: bool = False
-    """Whether a trajectory that a limit has ended is masked: neither judged at its end nor trained on."""
+    """Whether a trajectory that a limit has ended is masked: neither judged at its end nor trained on. That
+    is also one whose last answer ``max_response_tokens`` has cut, whatever its environment made of it."""
     timeout_seconds: float = 600.0
 
 
@@ -64,8 +66,18 @@ class Pair:
 
     def make_agent(self) -> BaseAgent:
         """A new agent. Raises ``AgentError``."""
-        with boundary(AgentError, "agent", self.agent_class.__name__, "__init__"):
-            return self.agent_class(**self.agent_args)
+        name = self.agent_class.__name__
+        with boundary(AgentError, "agent", name, "__init__"):
+            agent = self.agent_class(**self.agent_args)
+        try:
+            inspect.signature(agent.update_from_env).bind(observation="", reward=0.0, done=False, info={})
+        except TypeError as error:
+            raise AgentError(
+                f"{name}.update_from_env is called with the names observation, reward, done and info, and "
+                f"this does not fit ({error}): write def update_from_env(self, observation, reward, done, "
+                "info, **kwargs)."
+            ) from error
+        return agent
 
     def make_env(self, request: RolloutRequest) -> BaseEnv:
         """The environment of a task, in which the environment arguments stand over the task's own keys.
@@ -140,7 +152,7 @@ def run_rollout(
     observation, info, earlier = _begin(agent, env, request, journal)
     budget = TokenBudget(limits, earlier[-1].completion if earlier else None)
     with in_agent("update_from_env"):
-        agent.update_from_env(observation, 0.0, False, budget.report(info))
+        agent.update_from_env(observation=observation, reward=0.0, done=False, info=budget.report(info))
     reason = TerminationReason.MAX_STEPS
     previous: Turn | None = None
     too_long: str | None = None
@@ -157,7 +169,7 @@ def run_rollout(
             break
         previous = Turn(messages=sample_request.messages, completion=completion, tools=sample_request.tools)
         budget.count(completion)
-        step, action = take_step(agent, completion, len(earlier) + turn)
+        step, action = take_step(agent, completion, len(earlier) + turn, observation)
         with in_env("step"):
             outcome = journal.step(turn, env, action, take_action)
         with in_env("snapshot"):
@@ -165,12 +177,13 @@ def run_rollout(
         observation, step.reward, step.done, info = outcome
         info = budget.report(info)
         with in_agent("update_from_env"):
-            agent.update_from_env(observation, step.reward, step.done, info)
+            agent.update_from_env(observation=observation, reward=step.reward, done=step.done, info=info)
             step.info.update(info)
         if tell is not None:
             tell(_played(turn, step, observation, completion))
         if step.done:
-            reason = TerminationReason.ENV_DONE
+            is_cut = budget.spent and completion.finish_reason == "length"
+            reason = TerminationReason.RESPONSE_BUDGET_SPENT if is_cut else TerminationReason.ENV_DONE
             break
     with in_agent("trajectory"):
         played = Trajectory(steps=agent.trajectory.steps[len(earlier) :]) if earlier else agent.trajectory
@@ -204,6 +217,14 @@ def _begin(
     return observation, info, []
 
 
+def _recorded(observation: Any) -> Any:
+    """A copy, which the environment's later turns do not change; of what has no copy, its text."""
+    try:
+        return copy.deepcopy(observation)
+    except Exception:  # noqa: BLE001  # a handle of a browser, for example: only the agent has a use for it
+        return str(observation)
+
+
 def _played(turn: int, step: Step, observation: Any, completion: Completion) -> PlayedStep:
     """What those who listen hear of a step; ``observation`` is the one that followed it."""
     plain = observation if isinstance(observation, str) else json.dumps(plain_json(observation))
@@ -217,8 +238,11 @@ def _played(turn: int, step: Step, observation: Any, completion: Completion) -> 
     )
 
 
-def take_step(agent: BaseAgent, completion: Completion, turn: int) -> tuple[Step, Any]:
-    """Hand a completion to the agent; return the step that it appended and the action that it chose."""
+def take_step(agent: BaseAgent, completion: Completion, turn: int, observation: Any) -> tuple[Step, Any]:
+    """Hand a completion to the agent; return the step that it appended and the action that it chose.
+
+    ``observation`` is the one that the completion answers, for an agent that leaves it out of its step.
+    """
     with boundary(AgentError, "agent", type(agent).__name__, "update_from_model"):
         extras = {"tool_calls": list(completion.tool_calls)} if completion.tool_calls else {}
         action = agent.update_from_model(completion.text, **extras)
@@ -237,52 +261,9 @@ def take_step(agent: BaseAgent, completion: Completion, turn: int) -> tuple[Step
     step.model_response = step.model_response or completion.text
     if step.action is None:
         step.action = action.action
+    if step.observation is None:
+        step.observation = _recorded(observation)
     return step, action.action
-
-
-def reset(env: BaseEnv) -> tuple[Any, dict[str, Any]]:
-    """First observation and info. Raises ``ContractError`` for anything else than these two."""
-    result = env.reset()
-    _check_values(env, reset_faults(result))
-    observation, info = result
-    return observation, info
-
-
-def follow_up(env: BaseEnv, message: str) -> tuple[Any, dict[str, Any]]:
-    """Observation and info of a client's next message. Raises ``ContractError`` for anything else."""
-    result = env.follow_up(message)
-    _check_values(env, reset_faults(result, "follow_up()"))
-    observation, info = result
-    return observation, info
-
-
-def take_action(env: BaseEnv, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
-    """Observation, reward, done and info. Raises ``ContractError`` for anything else than these four."""
-    result = env.step(action)
-    _check_values(env, step_faults(result))
-    observation, reward, done, info = result
-    return observation, float(reward), bool(done), info
-
-
-def judge_episode(env: BaseEnv, trajectory: Trajectory) -> None:
-    """Put the environment's verdict on the whole episode, if it has one, in the place of the last reward."""
-    final = env.compute_final_reward()
-    _check_values(env, final_reward_faults(final))
-    if final is not None:
-        trajectory.steps[-1].reward = float(final)
-        trajectory.reward = sum(step.reward for step in trajectory.steps)
-
-
-def episode_metrics(env: BaseEnv) -> dict[str, float]:
-    """The environment's numbers of the episode, as floats. Raises ``ContractError`` for others."""
-    metrics = env.compute_metrics()
-    _check_values(env, metrics_faults(metrics))
-    return {name: float(value) for name, value in metrics.items()}
-
-
-def _check_values(env: BaseEnv, faults: list[str]) -> None:
-    if faults:
-        raise ContractError(f"{type(env).__name__}.{' '.join(faults)}")
 
 
 class TokenBudget:

@@ -25,13 +25,13 @@ def demonstrate(agent: BaseAgent, env: BaseEnv, replies: Sequence[str]) -> Demon
     try:
         observation, info = env.reset()
         agent.reset()
-        agent.update_from_env(observation, 0.0, False, info)
+        agent.update_from_env(observation=observation, reward=0.0, done=False, info=info)
         for reply in replies:
             action = agent.update_from_model(reply)
             messages = list(agent.chat_completions)  # ends with this reply, before the environment answers
             observation, reward, done, info = env.step(action.action)
             total += reward
-            agent.update_from_env(observation, reward, done, info)
+            agent.update_from_env(observation=observation, reward=reward, done=done, info=info)
             if done:
                 break
     finally:

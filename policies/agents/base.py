@@ -14,7 +14,8 @@ class BaseAgent(ABC):
 
     The engine calls, in this order: ``reset``; ``update_from_env`` with the first observation (reward 0,
     not done); then per turn it samples an answer to ``chat_completions``, calls ``update_from_model`` with
-    it, and ``update_from_env`` with the answer of the environment, also after the last turn.
+    it, and ``update_from_env`` with the answer of the environment, also after the last turn. The arguments
+    of ``update_from_env`` are given by their names, as rLLM v0.1 did; the response is given by position.
 
     For all sampled tokens of a rollout to be trained as one sequence, an assistant message has to hold
     the response as it was given. An agent may rewrite its history; training then starts a new sequence.

@@ -1,0 +1,58 @@
+"""The calls of an environment in a rollout, with what they return checked against the contract.
+
+This module is imported in every rollout worker. It must stay light: no torch, no transformers, no Serve.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from environments.base import BaseEnv
+from environments.contract import final_reward_faults, metrics_faults, reset_faults, step_faults
+from environments.errors import ContractError
+from environments.types import Trajectory
+
+
+def reset(env: BaseEnv) -> tuple[Any, dict[str, Any]]:
+    """First observation and info. Raises ``ContractError`` for anything else than these two."""
+    result = env.reset()
+    _check_values(env, reset_faults(result))
+    observation, info = result
+    return observation, info
+
+
+def follow_up(env: BaseEnv, message: str) -> tuple[Any, dict[str, Any]]:
+    """Observation and info of a client's next message. Raises ``ContractError`` for anything else."""
+    result = env.follow_up(message)
+    _check_values(env, reset_faults(result, "follow_up()"))
+    observation, info = result
+    return observation, info
+
+
+def take_action(env: BaseEnv, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+    """Observation, reward, done and info. Raises ``ContractError`` for anything else than these four."""
+    result = env.step(action)
+    _check_values(env, step_faults(result))
+    observation, reward, done, info = result
+    return observation, float(reward), bool(done), info
+
+
+def judge_episode(env: BaseEnv, trajectory: Trajectory) -> None:
+    """Put the environment's verdict on the whole episode, if it has one, in the place of the last reward."""
+    final = env.compute_final_reward()
+    _check_values(env, final_reward_faults(final))
+    if final is not None:
+        trajectory.steps[-1].reward = float(final)
+        trajectory.reward = sum(step.reward for step in trajectory.steps)
+
+
+def episode_metrics(env: BaseEnv) -> dict[str, float]:
+    """The environment's numbers of the episode, as floats. Raises ``ContractError`` for others."""
+    metrics = env.compute_metrics()
+    _check_values(env, metrics_faults(metrics))
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def _check_values(env: BaseEnv, faults: list[str]) -> None:
+    if faults:
+        raise ContractError(f"{type(env).__name__}.{' '.join(faults)}")
