@@ -6,10 +6,10 @@ its bound, below it the sentence that ``--help`` prints.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from actors.settings import ACTORS_PER_CORE, FleetConfig, ServerConfig
 from environments.bounds import leaves, setting
 from environments.errors import ConfigError
 from environments.types import TerminationReason
+from launch.unknown_setting import unknown
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import resolve
 from policies.learning.settings import AlgorithmConfig, LearnerConfig, OptimizerConfig
@@ -292,8 +293,11 @@ def compose(overrides: list[str]) -> TrainConfig:
     return as_train_config(tree)
 
 
-def as_train_config(tree: Any) -> TrainConfig:
+def as_train_config(given: Any) -> TrainConfig:
     """The dataclasses of a Hydra/OmegaConf tree, or of a ``TrainConfig`` that was made in Python.
+
+    A dict, with or without dotted keys, and a list such as ``["recipe=calculator", "run.num_steps=3"]`` do as
+    well; ``None`` stands for the defaults.
 
     Raises:
         ConfigError: a key that ``TrainConfig`` does not have, or a value of the wrong type.
@@ -302,16 +306,49 @@ def as_train_config(tree: Any) -> TrainConfig:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        return compose([str(each) for each in given])
     register()
     setup_globals()  # for ${now:...}: a program that makes a TrainConfig has not started Hydra
+    tree = OmegaConf.structured(TrainConfig)
     try:
-        # Also for a ``TrainConfig``: its values may have any type, and its run.directory has no time yet.
-        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), tree)
-        config = OmegaConf.to_object(merged)
+        for name, value in _settings(_as_mapping(given), set(field_names())):
+            OmegaConf.update(tree, name, value)
+        config = OmegaConf.to_object(tree)
     except OmegaConfBaseException as error:
         raise ConfigError(_readable(error)) from error
     assert isinstance(config, TrainConfig)
     return config
+
+
+def _as_mapping(given: Any) -> Mapping[Any, Any]:
+    from omegaconf import DictConfig, OmegaConf
+
+    if isinstance(given, TrainConfig):
+        return asdict(given)  # its values may have any type, and its run.directory has no time yet
+    if isinstance(given, DictConfig):
+        given = OmegaConf.to_container(given)
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(
+            f"config={given!r} has no settings: use a TrainConfig, a dict such as {{'run.num_steps': 3}}, a "
+            "list such as ['run.num_steps=3'], or what @hydra.main hands over."
+        )
+    return given or {}
+
+
+def _settings(tree: Mapping[Any, Any], known: set[str], section: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings in ``tree`` by their dotted names. Raises ``ConfigError`` for one that is not ``known``.
+
+    Hydra lets a ``+`` add anything to a tree, and merging it with dataclasses does not take that away.
+    """
+    for key, value in tree.items():
+        name = f"{section}{key}"
+        if isinstance(value, Mapping) and value and name not in known:
+            yield from _settings(value, known, f"{name}.")
+        elif any(f"{name}.".startswith(f"{each}.") or each.startswith(f"{name}.") for each in known):
+            yield name, value
+        else:
+            raise ConfigError(unknown("setting", name, sorted(known)))
 
 
 def _readable(error: Exception) -> str:
@@ -322,23 +359,13 @@ def _readable(error: Exception) -> str:
     recipe = re.search(r"Could not find 'recipe/([^']*)'", text)
     if recipe:
         return (
-            _unknown("recipe", recipe[1], recipe_names())
+            unknown("recipe", recipe[1], recipe_names())
             + " Or name a module of your own: workload=my_module."
         )
-    key = re.search(r"(?:Key|key) '?([\w.]+)'? (?:is )?not in", text) or re.search(
-        r"override '?([\w.]+)=", text
-    )
-    full_key = re.search(r"full_key: ([\w.]+)", text)
-    if "not in" in text and key:
-        return _unknown("setting", (full_key or key)[1], field_names())
+    names = re.findall(r"(?:override '?|full_key: )([\w.]+)", text)  # one of the two may be the section alone
+    if "not in" in text and names:
+        return unknown("setting", max(names, key=len), field_names())
     return text
-
-
-def _unknown(kind: str, name: str, known: list[str]) -> str:
-    same_leaf = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
-    near = difflib.get_close_matches(name, same_leaf or known, n=1, cutoff=0.0 if same_leaf else 0.3)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
-    return f"There is no {kind} {name!r}. {hint}"
 
 
 def recipe_names() -> list[str]:

@@ -26,7 +26,8 @@ class AgentTrainer:
 
     Args:
         agent_class, env_class: subclasses of ``BaseAgent`` and ``BaseEnv``.
-        config: a ``TrainConfig``, or the OmegaConf tree that ``@hydra.main`` hands over.
+        config: the OmegaConf tree that ``@hydra.main`` hands over, a ``TrainConfig``, a dict such as
+            ``{"run.num_steps": 3}``, a list such as ``["run.num_steps=3"]``, or ``None`` for the defaults.
         train_dataset, val_dataset: tasks to train on, and held-out ones to measure success with.
         agent_args, env_args: keyword arguments of the agent; keys added to each task for ``from_dict``.
     """

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from actors.settings import ACTORS_PER_CORE
 from environments.errors import ConfigError
-from launch.config import TrainConfig, as_train_config, compose, recipe_names
+from launch.config import TrainConfig, as_train_config, compose, field_names, recipe_names
+from launch.unknown_setting import REFERENCE_SETTINGS
 from launch.validation.settings import check_training_settings
 
 
@@ -172,3 +176,45 @@ def test_there_are_as_many_rollout_actors_as_an_update_has_rollouts_within_cores
 def test_a_tree_with_an_unknown_key_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no setting 'rollout\.group_sise'.*'rollout\.group_size'"):
         as_train_config(OmegaConf.create({"rollout": {"group_sise": 4}}))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rollout.groups_per_step": 9, "server.engine.options": {"seed": 7}},
+        {"rollout": {"groups_per_step": 9}, "server": {"engine.options": {"seed": 7}}},
+        ["rollout.groups_per_step=9", "server.engine.options.seed=7"],
+    ],
+)
+def test_dicts_with_dotted_keys_and_lists_are_configurations_too(given: Any) -> None:
+    config = as_train_config(given)
+    assert (config.rollout.groups_per_step, config.server.engine.options) == (9, {"seed": 7})
+
+
+def test_no_configuration_is_the_defaults_and_another_thing_is_refused() -> None:
+    assert as_train_config(None).rollout == TrainConfig().rollout
+    with pytest.raises(ConfigError, match=r"config='fast' has no settings: use a TrainConfig, a dict"):
+        as_train_config("fast")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("+rollout.max_stepz=3", r"no setting 'rollout\.max_stepz'.*'rollout\.max_steps'"),
+        ("+agent.max_steps=2", r"no setting 'agent\.max_steps': rLLM v0\.1's is 'rollout\.max_steps'"),
+        ("agent.max_steps=2", r"no setting 'agent\.max_steps': rLLM v0\.1's is 'rollout\.max_steps'"),
+        ("++mine=2", r"no setting 'mine'"),
+        ("rollout={group_sise: 4}", r"no setting 'rollout\.group_sise'.*group_size"),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_a_plus_sign_too(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose([override])
+
+
+def test_what_the_readme_says_of_the_references_settings_is_what_the_errors_say() -> None:
+    text = (Path(__file__).parents[2] / "launch/README.md").read_text()
+    table = text.split("### Settings of rLLM v0.1")[1]
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| `([\w.]+)` \|", table, re.MULTILINE))
+    assert rows == REFERENCE_SETTINGS
+    assert set(rows.values()) <= set(field_names())
