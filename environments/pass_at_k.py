@@ -12,7 +12,7 @@ from math import comb
 from typing import Any
 
 from environments.errors import ConfigError, DatasetError
-from environments.types import Trajectory
+from environments.types import TerminationReason, Trajectory
 
 _MOST_LINES = 16  # more would not be read
 
@@ -29,6 +29,8 @@ class PassAtK:
     """Every requested k for which some problem has too few samples."""
     num_failed: int = 0
     """Samples that ended by an error of the agent, the environment or the machinery below them."""
+    num_too_long: int = 0
+    """Samples whose first prompt was longer than it may be: nothing was sampled."""
 
     def __getitem__(self, k: int) -> float:
         if k in self.omitted:
@@ -41,7 +43,8 @@ class PassAtK:
 
     def __str__(self) -> str:
         failed = f", failed {self.num_failed}: see their error" if self.num_failed else ""
-        lines = [f"problems {self.num_problems}, samples {self.num_samples}{failed}"]
+        long = f", prompt too long {self.num_too_long}: raise max_prompt_length" if self.num_too_long else ""
+        lines = [f"problems {self.num_problems}, samples {self.num_samples}{failed}{long}"]
         lines += [f"pass@{k:<4} {estimate:.4f}" for k, estimate in self.estimates.items()]
         lines += [f"pass@{k:<4} too few samples" for k in self.omitted]
         return "\n".join(lines)
@@ -64,10 +67,12 @@ def compute_pass_at_k(results: Iterable[Trajectory], ks: Sequence[int] | None = 
         DatasetError: a task is no JSON.
     """
     correct_by_problem: defaultdict[str, list[bool]] = defaultdict(list)
-    num_failed = 0
+    num_failed = num_too_long = 0
     for trajectory in results:
         correct_by_problem[_fingerprint(trajectory.task)].append(trajectory.succeeded)
         num_failed += trajectory.failed
+        too_long = trajectory.termination_reason is TerminationReason.PROMPT_TOO_LONG
+        num_too_long += too_long and not trajectory.steps  # later it is the usual end of a long episode
     problems = list(correct_by_problem.values())
     if not problems:
         raise ConfigError("pass@k of no trajectories: run some tasks first.")
@@ -81,6 +86,7 @@ def compute_pass_at_k(results: Iterable[Trajectory], ks: Sequence[int] | None = 
         estimates={k: _mean_estimate(problems, k) for k in wanted if k <= smallest},
         omitted=tuple(k for k in wanted if k > smallest),
         num_failed=num_failed,
+        num_too_long=num_too_long,
     )
     sys.stdout.write(f"{table}\n")
     return table

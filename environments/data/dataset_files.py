@@ -88,6 +88,15 @@ class ArrayLike(Protocol):
     def tolist(self) -> Any: ...
 
 
+@runtime_checkable
+class Table(Protocol):
+    """What a DataFrame of pandas has, and no other source of rows, so that it is not imported here."""
+
+    def itertuples(self) -> Any: ...
+
+    def to_dict(self, orient: Any = ..., /) -> Any: ...
+
+
 def _plain(value: Any, where: str) -> Any:
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         raise DatasetError(f"{where} is too long a number for JSON to be read again: make it a text.")

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import overload
 
-from environments.data.dataset_files import Row, plain_rows, read_rows, write_rows
+from environments.data.dataset_files import Row, Table, plain_rows, read_rows, write_rows
 from environments.errors import DatasetError
 
 
@@ -118,13 +118,13 @@ class DatasetRegistry:
 
     @classmethod
     def register_dataset(
-        cls, name: str, data: Iterable[Row] | str | os.PathLike[str], split: str = "default"
+        cls, name: str, data: Iterable[Row] | Table | str | os.PathLike[str], split: str = "default"
     ) -> Dataset:
         """Store ``data`` as JSON lines, in place of the old file, and return the rows as they will be loaded.
 
-        ``data`` is a list of dicts, one split of a Hugging Face dataset, anything else that yields dicts,
-        or the path of a ``.json``, ``.jsonl``, ``.csv`` or ``.parquet`` file. It is read row by row.
-        For values that are no JSON, see ``dataset_files``.
+        ``data`` is a list of dicts, one split of a Hugging Face dataset, a DataFrame of pandas, anything else
+        that yields dicts, or the path of a ``.json``, ``.jsonl``, ``.csv`` or ``.parquet`` file. It is read
+        row by row. For values that are no JSON, see ``dataset_files``.
 
         Raises:
             DatasetError: a name cannot be a file's, the file cannot be read, or a row is no JSON object.
@@ -135,7 +135,10 @@ class DatasetRegistry:
                 f"The data for {name!r} are a dict with the keys {', '.join(map(repr, data))}, not rows. "
                 f"If these are splits, register each: register_dataset({name!r}, data[split], split)."
             )
-        rows = read_rows(Path(data)) if isinstance(data, str | os.PathLike) else data
+        if isinstance(data, str | os.PathLike):
+            rows: Iterable[Row] = read_rows(Path(data))
+        else:
+            rows = data.to_dict("records") if isinstance(data, Table) else data
         write_rows(path, plain_rows(rows))
         return cls.load_dataset(name, split)
 
@@ -225,5 +228,6 @@ def _unknown(kind: str, name: str, known: Collection[str]) -> str:
     return (
         f"Unknown {kind}: {name!r}. {guess}Known in {_root().absolute()} on host {platform.node()}: "
         f"{', '.join(known) or 'none'}. Add it with DatasetRegistry.register_dataset; if it is registered on "
-        "another host, put TROUPE_HOME on a shared disk or send it with the job (see DatasetRegistry)."
+        "another host, put TROUPE_HOME on a shared disk or send it with the job (see DatasetRegistry). "
+        "DatasetRegistry.dataset_exists(name, split) says beforehand whether it is there."
     )

@@ -314,3 +314,15 @@ def test_a_damaged_line_is_named(line, home):
     path.write_text(json.dumps({"id": 0}) + "\n" + line + "\n")
     with pytest.raises(DatasetError, match=r"default.jsonl, line 2"):
         DatasetRegistry.load_dataset("d")
+
+
+def test_a_missing_dataset_says_how_to_ask_for_it_first():
+    with pytest.raises(DatasetError, match=r"DatasetRegistry\.dataset_exists\(name, split\)"):
+        DatasetRegistry.load_dataset("not_there_yet", "test")
+
+
+def test_a_table_of_pandas_is_registered_row_by_row():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"question": ["a", "b"], "answer": [1, 2]})
+    rows = DatasetRegistry.register_dataset("from_pandas", table)
+    assert rows.get_data() == [{"question": "a", "answer": 1}, {"question": "b", "answer": 2}]

@@ -6,6 +6,7 @@ import pytest
 
 from environments import ConfigError, TerminationReason, Trajectory, compute_pass_at_k
 from environments.errors import DatasetError
+from environments.types import Step
 
 
 def attempts(task, *rewards):
@@ -53,6 +54,13 @@ def test_failed_rollouts_are_told_from_wrong_answers(capsys):
     table = compute_pass_at_k([failed, failed, *attempts({}, 0.0)], ks=[1])
     assert table.num_failed == 2
     assert "problems 1, samples 3, failed 2: see their error" in capsys.readouterr().out
+
+
+def test_prompts_that_were_too_long_are_told_from_wrong_answers(capsys):
+    ending = {"task": {}, "termination_reason": TerminationReason.PROMPT_TOO_LONG}
+    table = compute_pass_at_k([Trajectory(**ending), Trajectory(**ending, steps=[Step()])], ks=[1])
+    assert table.num_too_long == 1, "the other one was played until its prompt grew too long"
+    assert "samples 2, prompt too long 1: raise max_prompt_length" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
