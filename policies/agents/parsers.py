@@ -7,9 +7,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 from environments.errors import ConfigError
+from environments.named_class import load_class
 from environments.tool_environment import INVALID_TOOL_CALL
 from environments.tools import ToolCall
 from environments.tools.base import encodable, openai_schema
@@ -55,43 +57,40 @@ _DECODER = json.JSONDecoder(strict=False)
 """Also takes line breaks within a string: models write them where an argument is a program."""
 
 
-class ToolParser(Protocol):
-    """One model family's way of calling tools."""
+class ToolParser(ABC):
+    """One model family's way of calling tools. Your own needs ``parse`` and ``get_tool_prompt``."""
 
-    separator: str
+    separator: str = "\n\n"
     """The text between the system prompt and the tool prompt."""
-    tools_in: str
+    tools_in: str = "system"
     """The usual place for the tools of its models: the ``"system"`` message or the chat ``"template"``."""
-    reads_text: bool
+    reads_text: bool = True
     """Whether it parses calls from the text. If not, only a server can parse them."""
 
+    @abstractmethod
     def parse(self, text: str) -> list[ToolCall]:
         """The calls in ``text``, in order. A malformed one becomes a call named ``invalid_tool_call``, whose
         argument ``error`` explains the fault to the model."""
-        ...
+
+    @abstractmethod
+    def get_tool_prompt(self, schemas: list[dict[str, Any]]) -> str:
+        """The text that explains tools, given as OpenAI schemas. Empty without tools."""
 
     def before_calls(self, text: str) -> str:
         """What an answer with calls says before the first of them."""
-        ...
+        return ""
 
     def around_arguments(self, name: str) -> tuple[str, str]:
         """The texts before and after the JSON of the arguments in an answer that is a call of ``name``."""
-        ...
-
-    def get_tool_prompt(self, schemas: list[dict[str, Any]]) -> str:
-        """The text that explains tools, given as OpenAI schemas. Empty without tools."""
-        ...
+        raise ConfigError(f"{type(self).__name__} does not say how a call is written: add around_arguments.")
 
 
-class HermesParser:
+class HermesParser(ToolParser):
     """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``: Hermes, Qwen 2.5 and Qwen 3.
 
     The prompt is the one of Qwen's chat template.
     """
 
-    separator = "\n\n"
-    tools_in = "system"
-    reads_text = True
     # A block that is never closed reaches to the end of the text.
     _BLOCK = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 
@@ -117,12 +116,9 @@ class HermesBriefParser(HermesParser):
         return "\n".join(_brief_line(openai_schema(schema)["function"]) for schema in schemas)
 
 
-class R1Parser:
+class R1Parser(ToolParser):
     """DeepSeek-R1 and its distills: marked blocks with the name and, fenced as JSON, the arguments."""
 
-    separator = "\n\n"
-    tools_in = "system"
-    reads_text = True
     _BLOCK = re.compile(r"<｜tool▁call▁begin｜>(.*?)(<｜tool▁call▁end｜>|\Z)", re.DOTALL)
     _BODY = re.compile(r"\s*function<｜tool▁sep｜>([^\n]+)\n\s*```json\s(.*)```\s*", re.DOTALL)
 
@@ -158,16 +154,13 @@ class R1Parser:
         return _checked(match[1].strip(), arguments)
 
 
-class Llama3JsonParser:
+class Llama3JsonParser(ToolParser):
     """``{"name": ..., "parameters": {...}}`` as the whole answer, several separated by ``;``: Llama 3.
 
     An answer is a call if it starts with ``<|python_tag|>``, or with an object that has both keys: other
     JSON, and braces further on, are plain answers. Text after a call makes it malformed, not plain.
     """
 
-    separator = "\n\n"
-    tools_in = "system"
-    reads_text = True
     _TAG = "<|python_tag|>"
     # Broken JSON can only be recognised by how it begins; some models write the type first.
     _HEAD = re.compile(
@@ -198,9 +191,6 @@ class Llama3JsonParser:
             rest = rest.removeprefix(";").lstrip()
         return calls
 
-    def before_calls(self, text: str) -> str:
-        return ""
-
     def around_arguments(self, name: str) -> tuple[str, str]:
         return f'{{"name": {json.dumps(name)}, "parameters": ', "}"
 
@@ -208,7 +198,7 @@ class Llama3JsonParser:
         return _explained(LLAMA3_PROMPT, schemas)
 
 
-class OpenAIParser:
+class OpenAIParser(ToolParser):
     """For servers that parse the calls themselves: the text has none, and the request holds the tools."""
 
     separator = ""
@@ -241,11 +231,26 @@ PARSERS: dict[str, type[ToolParser]] = {
 }
 
 
-def get_tool_parser(name: str) -> ToolParser:
-    """The parser called ``name``; ``ConfigError`` if there is none."""
-    if name not in PARSERS:
-        raise ConfigError(f"parser_name={name!r} is unknown: use one of {', '.join(PARSERS)}.")
-    return PARSERS[name]()
+def get_tool_parser(parser: str | ToolParser | type[ToolParser]) -> ToolParser:
+    """The parser of that name, or one of your own: "module:Class", its class, or one that is made already.
+
+    Raises:
+        ConfigError: there is none of that name, or it is not derived from ``ToolParser``.
+    """
+    if isinstance(parser, str):
+        if parser not in PARSERS and ":" not in parser:
+            raise ConfigError(
+                f"parser_name={parser!r} is unknown: use one of {', '.join(PARSERS)}, or your own as "
+                '"module:Class".'
+            )
+        kind = PARSERS.get(parser) or load_class("parser_name", parser, {}, ToolParser)  # type: ignore[type-abstract]
+        return kind()
+    made = parser() if isinstance(parser, type) else parser
+    if not isinstance(made, ToolParser):
+        raise ConfigError(
+            f"parser_name={parser!r} is no ToolParser of policies.agents.parsers: derive it from that."
+        )
+    return made
 
 
 def parser_name_of(chat_template: str) -> str:

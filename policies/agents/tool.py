@@ -38,7 +38,8 @@ class ToolAgent(BaseAgent):
         examples: solved tasks, as messages between the system message and the task: the model learns from
             them how calls and answers are written. An assistant's content holds its calls as text.
         parser_name: how the model writes its calls: "qwen" (also "hermes", and "hermes-brief" with a short
-            explanation), "r1", "llama3-json", or "openai" for a server that parses them itself.
+            explanation), "r1", "llama3-json", or "openai" for a server that parses them itself. A parser of
+            your own is derived from ``ToolParser`` and given as "module:Class", its class, or an object.
         tools_in: the place where the tools are explained: "system", the parser's text in the system message;
             or "template", the model's chat template. By default the system message, except for "openai".
     """
@@ -46,21 +47,23 @@ class ToolAgent(BaseAgent):
     def __init__(
         self,
         system_prompt: str = TOOL_SYSTEM_PROMPT,
-        parser_name: str = "qwen",
+        parser_name: str | ToolParser | type[ToolParser] = "qwen",
         tools: Sequence[ToolSource] | None = None,
         tool_map: Mapping[str, NamedToolSource] | None = None,
         tools_in: str | None = None,
         examples: Sequence[Message] = (),
     ) -> None:
-        self._parser = get_tool_parser(parser_name)
-        self.needs_tool_calls = not self._parser.reads_text
-        schemas = [openai_schema(tool.json) for tool in make_tools(tools, tool_map).values()]
-        match tools_in or self._parser.tools_in:
+        self.system_prompt = system_prompt
+        self.tool_parser = get_tool_parser(parser_name)
+        self.needs_tool_calls = not self.tool_parser.reads_text
+        self.tools = make_tools(tools, tool_map)
+        schemas = [openai_schema(tool.json) for tool in self.tools.values()]
+        self.tools_prompt = ""
+        self._tool_schemas: list[dict[str, Any]] | None = None
+        match tools_in or self.tool_parser.tools_in:
             case "system":
-                self._system_message = _system_message(system_prompt, self._parser, schemas)
-                self._tool_schemas = None
+                self.tools_prompt = self.tool_parser.get_tool_prompt(schemas)
             case "template":
-                self._system_message = system_prompt
                 self._tool_schemas = schemas or None
             case _:
                 raise ConfigError(f"tools_in={tools_in!r} is unknown: use 'system' or 'template'.")
@@ -75,14 +78,15 @@ class ToolAgent(BaseAgent):
         self._trajectory = Trajectory()
         self._num_calls = 0
         self.messages: list[Message] = []
-        if self._system_message:
-            self.messages.append({"role": "system", "content": self._system_message})
+        parts = [part for part in (self.system_prompt, self.tools_prompt) if part]
+        if parts:
+            self.messages.append({"role": "system", "content": self.tool_parser.separator.join(parts)})
         self.messages += copy.deepcopy(self._examples)
 
     def update_from_env(
         self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
     ) -> None:
-        self.messages += self._observation_messages(observation)
+        self.messages += self._format_observation_as_messages(observation)
 
     def update_from_model(
         self, response: str, tool_calls: Sequence[dict[str, Any]] = (), **kwargs: Any
@@ -94,7 +98,7 @@ class ToolAgent(BaseAgent):
             message["tool_calls"] = copy.deepcopy(calls)
         else:
             # The history holds the raw text, not parsed calls: so the next prompt extends these tokens.
-            calls = [self._call(call.name, call.arguments) for call in self._parser.parse(answer)]
+            calls = [self._call(call.name, call.arguments) for call in self.tool_parser.parse(answer)]
             calls = calls or [self._call(FINISH, {"response": response})]
         self.messages.append(message)
         step = Step(
@@ -107,16 +111,19 @@ class ToolAgent(BaseAgent):
     def chat_completions(self) -> list[Message]:
         return copy.deepcopy(self.messages)
 
-    def _observation_messages(self, observation: Any) -> list[Message]:
-        """Tool outputs as tool messages, any other text as a user message, and none if it is empty."""
-        if observation is None or observation in ("", {}):
+    def _format_observation_as_messages(self, obs: Any) -> list[Message]:
+        """Tool outputs as tool messages, any other text as a user message, and none if it is empty.
+
+        As in rLLM v0.1, a subclass may say it in another way.
+        """
+        if obs is None or obs in ("", {}):
             return []
-        if isinstance(observation, dict) and "tool_outputs" in observation:
+        if isinstance(obs, dict) and "tool_outputs" in obs:
             return [
                 {"role": "tool", "content": output, "tool_call_id": call_id}
-                for call_id, output in observation["tool_outputs"].items()
+                for call_id, output in obs["tool_outputs"].items()
             ]
-        return [{"role": "user", "content": text_of(observation, self)}]
+        return [{"role": "user", "content": text_of(obs, self)}]
 
     def _checked(self, call: dict[str, Any]) -> dict[str, Any]:
         """A parsed call of the server, which would reject a history with a malformed one."""
@@ -135,8 +142,3 @@ class ToolAgent(BaseAgent):
             "type": "function",
             "function": {"name": name, "arguments": json.dumps(arguments)},
         }
-
-
-def _system_message(system_prompt: str, parser: ToolParser, schemas: list[dict[str, Any]]) -> str:
-    parts = (system_prompt, parser.get_tool_prompt(schemas))
-    return parser.separator.join(part for part in parts if part)

@@ -10,8 +10,10 @@ import pytest
 
 from environments import ToolEnvironment, math_reward_fn
 from environments.errors import AgentError, ConfigError
+from environments.tools import ToolCall
 from environments.types import Action, Step, Trajectory
 from policies import BaseAgent, GameAgent, MathAgent, ToolAgent
+from policies.agents.parsers import ToolParser
 from policies.sampler import SampleRequest, ScriptedSampler
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*3"}}\n</tool_call>'
@@ -422,3 +424,49 @@ def test_tool_agent_and_tool_environment_play_from_a_malformed_call_to_the_answe
     assert outputs[0].startswith("Error: The tool call is not valid JSON")
     assert outputs[1].startswith("Error: unknown tool 'abacus'")
     assert outputs[2] == "36"
+
+
+class ColonParser(ToolParser):
+    """Calls as ``!name: argument``: what rLLM v0.1 asks of a parser is enough."""
+
+    def parse(self, text: str) -> list[ToolCall]:
+        lines = [line[1:].split(": ", 1) for line in text.splitlines() if line.startswith("!")]
+        return [ToolCall(name, {"expression": argument}) for name, argument in lines]
+
+    def get_tool_prompt(self, schemas: list[dict[str, Any]]) -> str:
+        return "Write !name: argument."
+
+
+@pytest.mark.parametrize("parser", [ColonParser, ColonParser(), f"{__name__}:ColonParser"])
+def test_tool_agent_takes_a_parser_of_ones_own(parser: Any) -> None:
+    agent = tool_agent(parser_name=parser)
+    assert contents(agent)[0][1].endswith("\n\nWrite !name: argument.")
+    (call,) = agent.update_from_model("!calculator: 12*3").action
+    assert call["function"] == {"name": "calculator", "arguments": '{"expression": "12*3"}'}
+
+
+@pytest.mark.parametrize("parser", ["mine", dict, 3])
+def test_a_parser_that_is_none_is_refused_with_the_remedy(parser: Any) -> None:
+    with pytest.raises(ConfigError, match=r"parser_name=.*(module:Class|derive it from that)"):
+        ToolAgent(parser_name=parser)
+
+
+class Polite(ToolAgent):
+    """Written against rLLM v0.1's ToolAgent: its hook, and its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__(tools=["calculator"])
+        self.system_prompt = f"Please use {', '.join(self.tools)}."
+        self.reset()
+
+    def _format_observation_as_messages(self, obs: Any) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": f"Please: {obs}"}]
+
+
+def test_what_a_subclass_of_the_references_tool_agent_overrides_is_used() -> None:
+    agent = Polite()
+    say(agent, "6*7")
+    (_, system), asked = contents(agent)
+    assert system == f"Please use calculator.\n\n{agent.tools_prompt}"
+    assert asked == ("user", "Please: 6*7")
+    assert agent.tool_parser.parse(CALL)[0].name == "calculator"
