@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
+import inspect
 import math
 import os
 import random
@@ -11,7 +13,7 @@ from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Never, Self
 
 import ray
 
@@ -36,6 +38,14 @@ LONGEST_SECONDS = 7200.0
 """Limit of a rollout that was given none: nothing waits for ever."""
 SEED_BITS = 30
 """Many servers take a seed as a signed 32-bit number."""
+
+REFERENCE_ARGUMENTS = {
+    "chat_parser": "Leave it out: the server renders messages with the chat template of its model.",
+    "config": "Leave it out: the engine's own arguments say all, and training is launch.AgentTrainer.",
+    "max_workers": "Leave it out: each of the n_parallel_agents pairs has a process of its own.",
+    "rollout_engine": "Say engine_name, which 'module:Class' of your own may be, and rollout_engine_args.",
+}
+"""What replaces arguments of rLLM v0.1 that the engine does not have."""
 
 
 class AgentExecutionEngine:
@@ -108,7 +118,10 @@ class AgentExecutionEngine:
         api_retries: int = 3,
         gamma: float = 1.0,
         disable_thinking: bool = False,
+        **unknown: Never,
     ) -> None:
+        for name in unknown:
+            raise ConfigError(_no_argument(name))
         _check_seconds("trajectory_timeout", trajectory_timeout)
         if not math.isfinite(gamma):
             raise ConfigError(f"gamma={gamma} is no discount: use a number between 0 and 1.")
@@ -129,18 +142,11 @@ class AgentExecutionEngine:
         if model is not None:
             policy["model"] = model
         self._sampler_class = sampler_class(engine_name)
-        if sampling.get("adapter") is not None and not self._sampler_class.serves_adapters:
-            raise ConfigError(
-                f"sampling_params={{'adapter': {sampling['adapter']!r}}} is for engine_name='serve': an "
-                "OpenAI-compatible server is asked for an adapter by its name as 'model'."
-            )
         tokenizer_path = None if tokenizer is None else tokenizer.name_or_path
         self._sampler_args = policy
         self._sampler_defaults = SamplerDefaults(tokenizer_path=tokenizer_path, api_retries=api_retries)
         self._make_sampler()  # finds here what cannot work
-        for name in sampling:
-            check_choice("sampling_params key", name, [field.name for field in fields(SamplingParams)])
-        self._params = SamplingParams(**sampling)
+        self._params = _sampling_params(sampling, self._sampler_class)
         self._pair = Pair(
             agent_class=agent_class,
             env_class=env_class,
@@ -344,6 +350,27 @@ def fill_returns(trajectory: Trajectory, gamma: float) -> None:
     returns = returns_to_go([step.reward for step in trajectory.steps], gamma)
     for step, value in zip(trajectory.steps, returns, strict=True):
         step.mc_return = value
+
+
+def _sampling_params(given: dict[str, Any], sampler: type[Sampler]) -> SamplingParams:
+    """The parameters ``given``, if there are such and ``sampler`` knows them. Raises ``ConfigError``."""
+    more = " What only your server knows goes into rollout_engine_args={'extra_body': {...}}."
+    for name in given:
+        check_choice("sampling_params key", name, [field.name for field in fields(SamplingParams)], more)
+    if given.get("adapter") is not None and not sampler.serves_adapters:
+        raise ConfigError(
+            f"sampling_params={{'adapter': {given['adapter']!r}}} is for engine_name='serve': an "
+            "OpenAI-compatible server is asked for an adapter by its name as 'model'."
+        )
+    return SamplingParams(**given)
+
+
+def _no_argument(name: str) -> str:
+    """The sentence about an argument that the engine does not have."""
+    known = list(inspect.signature(AgentExecutionEngine).parameters)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known[:-1])}."
+    return f"AgentExecutionEngine has no argument {name!r}. {REFERENCE_ARGUMENTS.get(name, hint)}"
 
 
 def _check_seconds(name: str, value: float | None) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
 from environments.types import Completion
@@ -67,6 +67,7 @@ class OpenAISampler(Sampler):
     """
 
     reads_tool_calls = True
+    examples: ClassVar[Mapping[str, Any]] = {"base_url": "http://localhost:8000/v1"}
     policy_arguments = ("model", "chat_template_kwargs", "extra_body")
 
     def __init__(

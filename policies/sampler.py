@@ -49,7 +49,8 @@ class SamplingParams:
             )
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ConfigError(f"max_tokens={self.max_tokens} leaves no room for an answer: use 1 and above.")
-        if isinstance(self.stop, str) or "" in self.stop:
+        stops = self.stop if isinstance(self.stop, Collection) and not isinstance(self.stop, str) else [None]
+        if not all(isinstance(each, str) and each for each in stops):
             raise ConfigError(
                 f"stop={self.stop!r} has to be a list of non-empty strings, such as ['</answer>']."
             )
@@ -210,6 +211,8 @@ class Sampler(ABC):
     """Whether completions have ``tool_calls``, because the server reads them from the text."""
     serves_adapters: ClassVar[bool] = False
     """Whether ``SamplingParams.adapter`` chooses one."""
+    examples: ClassVar[Mapping[str, Any]] = {}
+    """What arguments that have to be given may be, for the message where they are not."""
     policy_arguments: ClassVar[Collection[str] | None] = None
     """The arguments that say which policy is sampled, and how it is prompted. A results file keeps them, and
     goes on only with the same ones: so no secret and no address is among them. ``None`` stands for all."""
@@ -322,7 +325,8 @@ def check_arguments(sampler: type[Sampler], given: Mapping[str, Any]) -> dict[st
             raise ConfigError(f"rollout_engine_args: {sampler.__name__} has no argument {name!r}. {hint}")
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and not given.get(name):
-            raise ConfigError(f"{sampler.__name__} needs rollout_engine_args={{{name!r}: ...}}.")
+            example = repr(sampler.examples[name]) if name in sampler.examples else "..."
+            raise ConfigError(f"{sampler.__name__} needs rollout_engine_args={{{name!r}: {example}}}.")
     return dict(given)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 import ray
 
-from actors.engine import AgentExecutionEngine, fill_returns
+from actors.engine import REFERENCE_ARGUMENTS, AgentExecutionEngine, fill_returns
 from environments import (
     ActorNeeds,
     Dataset,
@@ -498,7 +499,10 @@ def test_a_task_that_is_no_dict_is_refused() -> None:
         ({"sampling_params": {"temperature": -1.0}}, "temperature=-1.0"),
         ({"sampling_params": {"adapter": "mine"}}, "'adapter': 'mine'.*'serve'.*'model'"),
         ({"engine_name": "opnai"}, "opnai.*Did you mean 'openai'"),
-        ({"rollout_engine_args": {}}, "base_url"),
+        ({"rollout_engine_args": {}}, r"rollout_engine_args=\{'base_url': 'http://localhost:8000/v1'\}"),
+        ({"sampling_params": {"min_p": 0.1}}, r"'min_p' is not .*rollout_engine_args=\{'extra_body'"),
+        ({"sampling_params": {"stop": 1}}, "stop=1 has to be a list of non-empty strings"),
+        ({"max_step": 3}, "no argument 'max_step'.*Did you mean 'max_steps'"),
         ({"rollout_engine_args": {"base_url": "localhost:8000"}}, "localhost:8000"),
         ({"rollout_engine_args": {"base_ulr": "http://h/v1"}}, "base_ulr.*Did you mean 'base_url'"),
         ({"engine_name": "serve", "rollout_engine_args": {"model_path": "m"}}, "app_name"),
@@ -522,6 +526,12 @@ def test_a_task_that_is_no_dict_is_refused() -> None:
 def test_what_cannot_work_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_engine(**changes)
+
+
+@pytest.mark.parametrize("name", REFERENCE_ARGUMENTS)
+def test_an_argument_of_the_reference_is_answered_with_what_replaces_it(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"no argument '{name}'. {re.escape(REFERENCE_ARGUMENTS[name])}"):
+        make_engine(**{name: None})
 
 
 @pytest.mark.parametrize("refused", ["no trajectories", "locked"])
@@ -634,11 +644,6 @@ def test_what_the_actors_log_is_shown_on_request(
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(ConfigError, match=f"log_to_driver={shown}"):
         make_engine().start()
-
-
-def test_an_unknown_argument_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="max_workers"):
-        make_engine(max_workers=3)
 
 
 def test_an_agent_that_cannot_be_made_is_an_error_at_once() -> None:
