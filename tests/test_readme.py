@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import operator
 import os
 import re
 import subprocess
@@ -13,8 +15,9 @@ from typing import Any
 import pytest
 from test_folder_readmes import READMES
 
+from environments import TerminationReason
 from launch.config import TrainConfig, compose
-from launch.training.stages.chosen import chosen_stages
+from launch.training.stages.chosen import STAGES, chosen_stages
 from launch.validation.trial import check_agent
 from launch.workload import load_workload
 
@@ -134,3 +137,15 @@ def test_the_stage_that_the_page_adds_can_be_added() -> None:
 def test_the_reference_programs_import_what_exists(program: str) -> None:
     imports = "\n".join(line for line in program.splitlines() if line.startswith(("import ", "from ")))
     subprocess.run([sys.executable, "-c", imports], cwd=ROOT, check=True)
+
+
+def test_what_the_page_of_the_engine_names_in_place_of_the_references_names_exists() -> None:
+    table = text_of("actors/README.md").split("### Names of rLLM v0.1")[1].split("## ")[0]
+    here = " ".join(row.split(" | ", 1)[1] for row in table.splitlines() if row.startswith("| "))
+    names = re.findall(r"`(actors|environments|launch|policies)\.([\w.]+)`", here)
+    assert len(names) > 10
+    for package, name in names:
+        assert operator.attrgetter(name)(importlib.import_module(package)) is not None
+    reasons = set(re.findall(r"`TerminationReason\.(\w+)`", here))
+    assert {"PROMPT_TOO_LONG", "RESPONSE_BUDGET_SPENT"} == reasons <= set(TerminationReason.__members__)
+    assert {"warm_start", "expert_iteration"} <= set(STAGES)
