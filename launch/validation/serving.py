@@ -21,7 +21,8 @@ def check_address(host: str, port: int) -> None:
         except OSError as error:
             raise ConfigError(
                 f"Port {port} of {host} cannot be listened on ({error}): choose another one, such as "
-                f"server.http_port={DEFAULT_PORT + 1}, or end the program that has it."
+                f"server.http_port={DEFAULT_PORT + 1}, or end the program that has it; if that is Ray Serve, "
+                "which a job leaves on its cluster, by `serve shutdown`."
             ) from error
 
 
