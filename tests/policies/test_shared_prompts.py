@@ -98,3 +98,36 @@ def test_a_window_is_found_in_a_model_that_reads_pictures_too_and_below_adapters
     model = transformers.Qwen3ForCausalLM(config)
     with_adapters = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
     assert can_share(with_adapters, config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_only_torchs_attention_leaves_out_what_the_mask_hides(attention: str) -> None:
+    """Also of the text part of a model that reads pictures too."""
+    import transformers
+
+    from policies.learning.verl.shared_prompts import can_share
+
+    config = transformers.Qwen3Config(**SIZES)
+    pictures = transformers.LlavaConfig(
+        text_config=config, vision_config=transformers.CLIPVisionConfig(**SIZES, image_size=28, patch_size=14)
+    )
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+        reader = transformers.LlavaForConditionalGeneration._from_config(
+            pictures, attn_implementation=attention
+        )
+    assert can_share(model, config) == (attention == "sdpa")
+    assert can_share(reader, pictures) == (attention == "sdpa")
+
+
+@pytest.mark.slow
+def test_positions_that_are_counted_by_the_mask_are_not_shared() -> None:
+    import transformers
+
+    from policies.learning.verl.shared_prompts import can_share
+
+    config = transformers.FalconConfig(**SIZES, alibi=True)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    assert not can_share(model, config)

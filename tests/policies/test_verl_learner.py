@@ -266,6 +266,16 @@ def test_a_prompt_that_samples_share_is_computed_once_and_changes_no_number(make
         assert torch.allclose(tensor, expected_moved[name], atol=1e-6), name
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_no_token_sees_its_own_future_or_another_response(make_rank: MakeRank, attention: str) -> None:
+    """Whichever attention is set: transformers' own does not heed the mask of a shared prompt."""
+    rank = make_rank(LearnerConfig(verl={"model": {"override_config": {"attn_implementation": attention}}}))
+    shared = [replace(sample, prompt_ids=tuple(range(5, 65))) for sample in ragged_samples(4)]
+    together = rank.logprobs(TrainBatch(samples=tuple(shared)))
+    for row, sample in zip(together, shared, strict=True):
+        assert row == pytest.approx(rank.logprobs(TrainBatch(samples=(sample,)))[0], abs=2e-6)
+
+
 def advantages_of(sample: TrainingSample) -> tuple[float, ...]:
     """Random ones, where the sample was sampled."""
     return tuple(torch.randn(1).item() * bit for bit in sample.loss_mask)

@@ -26,8 +26,11 @@ FULL_ATTENTION = "full_attention"
 
 
 def can_share(module: torch.nn.Module, config: PreTrainedConfig) -> bool:
-    """Whether every layer of the model computes what the attention mask says: none is recurrent or has a
-    window.
+    """Whether every layer of the model computes what the attention mask says: none is recurrent, has a
+    window, or makes something of its own of the mask.
+
+    The mask is of booleans. torch's attention (sdpa) leaves out what is False; transformers' own (eager)
+    would add True and False to the scores, and alibi would count positions by them.
 
     Args:
         module: the model, which adapters may be wrapped around.
@@ -36,8 +39,10 @@ def can_share(module: torch.nn.Module, config: PreTrainedConfig) -> bool:
     # Some configurations list the types of their layers, some compute them, and many have neither.
     layers = set(getattr(text, "layer_types", None) or [FULL_ATTENTION])
     has_window = getattr(text, "sliding_window", None) is not None
+    if layers != {FULL_ATTENTION} or has_window or getattr(text, "alibi", False):
+        return False
     models = (each for each in module.modules() if isinstance(each, PreTrainedModel))
-    return layers == {FULL_ATTENTION} and not has_window and not any(each._is_stateful for each in models)
+    return all(each.config._attn_implementation == "sdpa" and not each._is_stateful for each in models)
 
 
 def share_prompts(prompts: Sequence[Sequence[int]], responses: Sequence[int], most: int) -> list[list[int]]:
