@@ -15,6 +15,7 @@ from environments.types import Trajectory, TrajectoryGroup
 from policies.learning.correction import without_far_tokens
 from policies.learning.kl import kl_estimate
 from policies.learning.samples import ALIKE, TrainingSample, is_judged, returns_to_go, turn_rewards
+from policies.learning.whitening import over_trained_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +42,8 @@ def assign_credit(
     What has nothing to be compared with has advantage 0, where verl's estimators would hand back the raw
     reward: a trajectory that is alone in its group, with ``per_step`` a turn that no other member reached,
     and with ReMax one whose greedy rollout was spoilt; ``learn/uncompared_fraction`` says how many.
-    Trajectories that sampled nothing, or are not trained on, count in the baseline of their group; those that
+    Trajectories that sampled nothing, or are not trained on, count in the baseline of their group, but not in
+    what an estimator that whitens takes as mean and deviation of the update; those that
     infrastructure has spoilt do not, for they say nothing about the policy. A group of which nothing is
     trained on counts nowhere. With a KL penalty in the reward, a token that is not trained on pays the mean
     of its group's trained tokens: else a failure that pays nothing could be worth more than a success.
@@ -248,10 +250,16 @@ def _estimate(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, fl
         if algorithm.uses_greedy_baseline:
             unit.compared = unit.tokens.group.baseline is not None and is_judged(unit.tokens.group.baseline)
     chosen = [unit for unit in units if unit.compared]
-    if algorithm.estimator.whitens and sum(len(unit.rewards) for unit in chosen) < 2:
+    trained = [bool(unit.tokens.samples) for unit in chosen]
+    num_trained = sum(len(unit.rewards) for unit in chosen if unit.tokens.samples)
+    if algorithm.estimator.whitens and num_trained < 2:
         chosen = []  # a single number has no variance to be divided by, and its return is its reward
     if chosen:
-        advantages, returns = _call_estimator(_arguments(chosen, algorithm), algorithm)
+        arguments = _arguments(chosen, algorithm)
+        advantages, returns = _call_estimator(arguments, algorithm)
+        if algorithm.estimator.whitens and algorithm.estimator.function is None:
+            raw = returns - arguments.get("values", 0.0)
+            advantages = over_trained_tokens(advantages, raw, arguments["response_mask"], trained)
         for unit, advantage, value in zip(chosen, advantages.tolist(), returns.tolist(), strict=True):
             unit.advantages = np.array(advantage[: len(unit.rewards)])
             unit.returns = np.array(value[: len(unit.rewards)])

@@ -32,7 +32,7 @@ class Estimator:
     discounts: bool = False
     """It discounts rewards by ``gamma``."""
     whitens: bool = False
-    """It normalizes the advantages over all tokens of the update; a single token gets advantage 0."""
+    """It normalizes the advantages over all trained tokens of the update; a single one gets advantage 0."""
     uses_critic: bool = False
     """It is given ``values`` [N, T] of a value model that is trained beside the policy."""
     uses_greedy_baseline: bool = False

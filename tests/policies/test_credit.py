@@ -467,6 +467,42 @@ def test_what_all_members_are_rewarded_besides_changes_no_advantage(estimator: s
     assert_equal(credit(settings, groups), credit(settings, [GROUPS[0], GROUPS[2]]))
 
 
+@pytest.mark.parametrize("name", ["reinforce_plus_plus", "ppo"])
+@pytest.mark.parametrize("reward", [1.1, -10.1, 1000.1])
+def test_rollouts_that_are_all_rewarded_alike_have_advantage_zero_where_nothing_is_compared(
+    name: str, reward: float
+) -> None:
+    """The float32 mean over all tokens is not quite the reward, and its square no variance."""
+    options = {"lam": 1.0} if name == "ppo" else {}
+    groups = [group(f"of {size}", *[[(size + 3, reward)]] * size) for size in (2, 8, 10, 16)]
+    samples = {
+        key: [replace(sample, values=(0.0,) * len(sample.response_ids)) for sample in each]
+        for key, each in scored(groups).items()
+    }
+    found, _ = assign_credit(groups, samples, algorithm(name, options=options), 0.0)
+    assert not any(values.any() for values in rows(found).values())
+
+
+def test_a_normalization_over_the_update_is_over_the_tokens_that_are_trained() -> None:
+    """Two long members that are left out count in the baseline; each token counted in the scale too."""
+    members = group("g", [(10, 1.0)], [(10, 0.0)], [(1000, 0.0)], [(1000, 0.0)])
+    other = group("h", [(3, 0.0)], [(5, 1.0)])
+    for groups in ([members], [members, other]):
+        samples = {key: each for key, each in scored(groups).items() if key not in ("g/2", "g/3")}
+        found, metrics = assign_credit(groups, samples, algorithm("reinforce_plus_plus_baseline"), 0.0)
+        distances = {"g/0": (10, 0.75), "g/1": (10, -0.25), "h/0": (3, -0.5), "h/1": (5, 0.5)}
+        raw = {key: np.full(*distances[key]) for key in samples}
+        assert_equal(rows(found), whitened(raw))
+        assert metrics["learn/advantage_mean"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_single_trained_token_has_no_variance_to_be_divided_by_whatever_is_left_out() -> None:
+    groups = [group("g", [(1, 1.0)], [(4, 0.0)])]
+    samples = {"g/0": scored(groups)["g/0"]}
+    found, _ = assign_credit(groups, samples, algorithm("reinforce_plus_plus_baseline"), 0.0)
+    assert rows(found)["g/0"].tolist() == [0.0]
+
+
 def test_all_alone_is_no_reason_to_fail() -> None:
     assert credit(algorithm("grpo"), [group("alone", [(2, 5.0)])])["alone/0"].tolist() == [0.0, 0.0]
 
