@@ -17,6 +17,7 @@ from policies.learning.registry import (
     UNFIT_ESTIMATORS,
     UNFIT_LOSSES,
     Definition,
+    Estimator,
     Loss,
     import_own,
 )
@@ -50,7 +51,7 @@ ALGORITHMS = {
         summary="GRPO with clip 0.2/0.28, refilled groups and a penalty for overlong responses",
         paper="Yu et al. 2025, section 3",
         zero_signal_source="eq. 11: dynamic sampling",
-        differences=_DUAL_CLIP,
+        differences=f"mean over the tokens of a mini-batch, not of each group; {_DUAL_CLIP}",
     ),
     "gspo": Definition(
         advantage="grpo",
@@ -65,8 +66,8 @@ ALGORITHMS = {
         summary="GRPO with clipped weights instead of clipped tokens",
         paper="MiniMax 2025 (MiniMax-M1), section 3.1",
         zero_signal_source=f"eq. 4: {_ALL_GROUPS}",
-        differences="no dynamic sampling and length penalty, which the paper's runs take from DAPO; the "
-        "upper clip is 0.2, and the paper gives none",
+        differences="mean over the tokens of a mini-batch, not of each group; no dynamic sampling and length "
+        "penalty, which the paper's runs take from DAPO; the upper clip is 0.2, and the paper gives none",
     ),
     "rloo": Definition(
         advantage="rloo",
@@ -119,7 +120,9 @@ ALGORITHMS = {
         summary="generalized advantages of a critic; clipped ratio",
         paper="Schulman et al. 2017, and 2016 for the advantages",
         zero_signal_source="no groups",
-        differences=_DUAL_CLIP,
+        differences="advantages are normalized over the update; the value loss is clipped at 0.5 around the "
+        "old values; an episode that a limit has ended is worth nothing more, as if it were finished; "
+        f"{_DUAL_CLIP}",
     ),
 }
 SHIPPED = frozenset(ALGORITHMS)
@@ -163,6 +166,7 @@ def resolve(
     estimator, loss = ESTIMATORS[definition.advantage], LOSSES[definition.loss]
     check_effect(config, definition, estimator, loss, ALGORITHMS)
     _check_thresholds(config, loss)
+    _check_one_advantage(config, definition, estimator, loss)
     _check_epochs(config.name, definition.loss, num_epochs)
     overlong_penalty = _or(config.overlong_penalty, definition.overlong_penalty)
     clip_low, clip_high = loss.clip or (0.0, 0.0)
@@ -267,6 +271,24 @@ def _check_thresholds(config: AlgorithmConfig, loss: Loss) -> None:
             f"algorithm.clip_high={config.clip_high}: they are thresholds of a divergence here and have no "
             "usual value. Set both."
         )
+
+
+def _check_one_advantage(
+    config: AlgorithmConfig, definition: Definition, estimator: Estimator, loss: Loss
+) -> None:
+    if not loss.one_advantage:
+        return
+    if config.credit == "per_step":
+        given, remedy = "algorithm.credit=per_step", "algorithm.credit=broadcast"
+    elif estimator.by_token:
+        given, remedy = f"algorithm.advantage={definition.advantage}", "algorithm.advantage=grpo"
+    else:
+        return
+    raise ConfigError(
+        f"{given} with algorithm.loss={definition.loss}: it has one ratio and one advantage for a whole "
+        "sequence, and would take the mean of those of its turns or tokens, by which a good and a bad turn "
+        f"cancel out. Set {remedy}, or algorithm.loss=gspo, which has one ratio and keeps the advantages."
+    )
 
 
 def _check_epochs(name: str, loss: str, num_epochs: int) -> None:

@@ -60,6 +60,10 @@ class Loss:
     ones by the engine's."""
     uses_weights: bool = True
     """It multiplies each token's loss by the token's importance weight, if there are any."""
+    one_advantage: bool = False
+    """It takes one advantage for a whole sequence: those of turns or tokens it would average."""
+    ratio_cap: float | None = None
+    """The usual ``learner.verl.actor.clip_ratio_c``; ``None`` is verl's own, 3."""
     options: type = NoOptions
     """Dataclass of its own settings, which are arguments of the function."""
     function: Callable[..., Any] | None = None
@@ -139,9 +143,17 @@ LOSSES = {
     "reinforce": Loss(uses_ratio=False, aggregation="seq-mean-token-sum"),
     "gpg": Loss(uses_ratio=False),  # Chu et al. 2025: the same, as a mean over tokens
     "sapo": Loss(aggregation="seq-mean-token-mean", aggregates=False),
-    "geo_mean": Loss(clips=True, clip=(0.2, 0.2), aggregates=False),  # Zhao et al. 2025
-    "dppo_tv": Loss(clips=True),
-    "dppo_kl": Loss(clips=True),
+    # Zhao et al. 2025 (GMPO, arXiv 2507.20673): from e^-0.4 to e^0.4, and a mean over sequences
+    "geo_mean": Loss(
+        clips=True,
+        clip=(0.4, 0.4),
+        aggregation="seq-mean-token-mean",
+        aggregates=False,
+        one_advantage=True,
+    ),
+    # arXiv 2602.04879, section 5.4: only a large cap does no harm; verl's losses ask for 20
+    "dppo_tv": Loss(clips=True, ratio_cap=20.0),
+    "dppo_kl": Loss(clips=True, ratio_cap=20.0),
 }
 UNFIT_LOSSES = {
     "clip_cov": "it chooses tokens within each micro-batch, so the gradient would depend on "

@@ -104,6 +104,30 @@ def test_a_setting_without_effect_is_refused(name: str, setting: str, value: obj
         algorithm(name, **{setting: value})
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"advantage": "grpo", "credit": "per_step"}, r"algorithm\.credit=per_step .*credit=broadcast"),
+        ({"advantage": "gae"}, r"algorithm\.advantage=gae .*Set algorithm\.advantage=grpo"),
+        (
+            {"advantage": "reinforce_plus_plus"},
+            r"advantage=reinforce_plus_plus with algorithm\.loss=geo_mean",
+        ),
+    ],
+)
+def test_a_loss_of_one_advantage_takes_none_by_turn_or_token(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        algorithm("custom", loss="geo_mean", **settings)
+    if settings["advantage"] == "grpo":
+        assert algorithm("custom", loss="gspo", **settings).credit == "per_step"
+
+
+def test_gmpo_clips_wider_and_takes_means_over_sequences() -> None:
+    """Zhao et al. 2025 (GMPO): from e^-0.4 to e^0.4."""
+    gmpo = algorithm("custom", advantage="grpo", loss="geo_mean")
+    assert (gmpo.clip_low, gmpo.clip_high, gmpo.loss_aggregation) == (0.4, 0.4, "seq-mean-token-mean")
+
+
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_rollouts_are_taken_again_only_by_a_loss_with_a_ratio(name: str) -> None:
     assert not algorithm(name).needs_all_scores

@@ -257,6 +257,28 @@ def test_the_policy_loss_is_the_formula(formula: Any, aggregation: str, cut: tup
     torch.testing.assert_close(gradient(rows), gradient(expected_rows), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("loss", ["dppo_tv", "dppo_kl"])
+def test_the_ratio_of_a_rare_token_is_cut_where_the_paper_cuts_it(loss: str) -> None:
+    """arXiv 2602.04879, section 5.4: at 20. From 0.001 to 0.0074 no divergence is near its threshold."""
+    from policies.learning.verl.config import actor_config
+
+    sample = replace(
+        SAMPLES[0],
+        **dict.fromkeys(("rollout_logprobs", "old_logprobs", "advantages"), (0.0,)),
+        response_ids=(7,),
+        loss_mask=(1,),
+    )
+    sample = replace(sample, old_logprobs=(math.log(0.001),), advantages=(1.0,))
+    row = torch.zeros(len(sample))
+    row[len(sample.prompt_ids) - 1] = math.log(0.001) + 2
+    rows = [row.requires_grad_()]
+    policy_loss_through_verl(algorithm(loss=loss), {"log_probs": rows}, CUTS[0], samples=(sample,))
+    assert float(gradient(rows).sum()) == pytest.approx(-math.exp(2), rel=1e-5)
+    set_by_hand = LearnerConfig(verl={"actor": {"clip_ratio_c": 5.0}})
+    assert actor_config(set_by_hand, algorithm(loss=loss)).clip_ratio_c == 5.0
+    assert actor_config(LearnerConfig(), algorithm()).clip_ratio_c == 3.0
+
+
 TRUNCATE_ABOVE = 1.3
 
 

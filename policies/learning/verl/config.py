@@ -128,9 +128,13 @@ def optimizer_config(
 def actor_config(learner: LearnerConfig, algorithm: Algorithm) -> FSDPActorConfig:
     """What verl's ``ppo_loss`` reads.
 
+    verl's own cap of the ratio, 3, is that of the dual clip; a loss that caps its importance weights with it
+    has a cap of its own.
+
     The sums of seq-mean-token-sum-norm are divided by the length that a response may have, not by that of
     the micro-batch's longest, which is verl's default.
     """
+    cap = algorithm.policy_loss.ratio_cap
     return _verl(
         FSDPActorConfig,
         "actor",
@@ -147,6 +151,7 @@ def actor_config(learner: LearnerConfig, algorithm: Algorithm) -> FSDPActorConfi
         entropy_coeff=algorithm.entropy_coef,
         use_kl_loss=False,  # ``policy_loss`` adds the term itself
         policy_loss=PolicyLossConfig(loss_mode=_loss_in_verl(algorithm)),
+        **({} if cap is None else {"clip_ratio_c": cap}),
     )
 
 
