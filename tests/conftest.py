@@ -350,14 +350,14 @@ def make_rank(process_group: None, tiny_model: Path) -> MakeRank:
 
 @pytest.fixture(scope="session")
 def make_critic_rank(process_group: None, tiny_model: Path) -> MakeRank:
-    """``make_critic_rank(learner, seed)``: a critic of one rank in this process."""
+    """``make_critic_rank(learner, seed, model)``: a critic of one rank in this process."""
     from policies.learning.settings import LearnerConfig
     from policies.learning.verl.critic import VerlCritic
 
-    def make(learner: LearnerConfig | None = None, seed: int = 0) -> VerlCritic:
+    def make(learner: LearnerConfig | None = None, seed: int = 0, model: Path = tiny_model) -> VerlCritic:
         with pytest.MonkeyPatch.context() as patch:
             _be_the_only_rank(patch)
-            return VerlCritic(str(tiny_model), learner or LearnerConfig(), 100, seed)
+            return VerlCritic(str(model), learner or LearnerConfig(), 100, seed)
 
     return make
 

@@ -74,9 +74,9 @@ class AlgorithmConfig:
     loss_aggregation: str | None = setting(None, one_of=AGGREGATIONS)
     """How the losses of an update's tokens become one number."""
     clip_low: float | None = setting(None, above=0)
-    """Lower clip range: the ratio is kept above 1 - clip_low."""
+    """Lower clip range: the ratio is kept above 1 - clip_low; with loss=geo_mean above e^-clip_low."""
     clip_high: float | None = setting(None, above=0)
-    """Upper clip range: the ratio is kept below 1 + clip_high."""
+    """Upper clip range: the ratio is kept below 1 + clip_high; with loss=geo_mean below e^clip_high."""
     entropy_coef: float = setting(0.0, at_least=0)
     """Weight of the entropy bonus."""
     credit: str | None = setting(None, one_of=("broadcast", "per_step"))
@@ -123,7 +123,8 @@ class LoRAConfig:
     alpha: int = setting(16, at_least=1)
     """The adapters are scaled by alpha / rank."""
     target_modules: str = "all-linear"
-    """Layers with an adapter: all-linear, or a regular expression that matches their whole names."""
+    """Layers with an adapter: all-linear, or a regular expression that matches their whole names. The experts
+    of a mixture of experts have none, since transformers keeps them as one tensor."""
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -586,6 +586,86 @@ def test_an_adapter_that_cannot_be_merged_is_refused(make_rank: MakeRank, layers
         make_rank(LearnerConfig(lora=LoRAConfig(rank=4, target_modules=layers)))
 
 
+@pytest.fixture(scope="module")
+def experts_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``experts_model(name)``: a random mixture of four experts, with a tokenizer."""
+
+    def build(name: str, **settings: Any) -> Path:
+        import transformers
+
+        sizes = {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "moe_intermediate_size": 16,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+        }
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_model)
+        config = getattr(transformers, f"{name}Config")(vocab_size=len(tokenizer), **sizes, **settings)
+        torch.manual_seed(0)
+        path = tmp_path_factory.mktemp(name)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
+        tokenizer.save_pretrained(path)
+        return path
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "num_weights"),
+    [
+        ("Qwen3Moe", {"head_dim": 8}, 45),
+        ("Qwen2Moe", {"shared_expert_intermediate_size": 16}, 55),
+    ],
+)
+def test_adapters_beside_experts_are_published_and_saved_under_the_checkpoints_names(
+    make_rank: MakeRank,
+    experts_model: Callable[..., Path],
+    tmp_path: Path,
+    name: str,
+    settings: dict[str, int],
+    num_weights: int,
+) -> None:
+    """all-linear means the linear layers; transformers keeps the experts as one tensor."""
+    path = experts_model(name, **settings)
+    rank = make_rank(ADAPTED, model=path)
+    assert len(weights(rank)) == num_weights
+    assert_same(weights(rank), _on_disk(path))
+    before = weights(rank)
+    step(rank, OptimizerConfig(lr=1e-2))
+    rank.save(str(tmp_path))
+    assert_same(weights(rank), _on_disk(tmp_path / "huggingface"))
+    moved = {
+        key.split(".")[-2] for key, tensor in weights(rank).items() if not torch.equal(tensor, before[key])
+    }
+    assert {"q_proj", "k_proj", "v_proj", "o_proj"} <= moved
+    assert not moved & {"gate_proj", "up_proj", "down_proj", "gate", "lm_head", "embed_tokens"}
+    merged = load(tmp_path / "huggingface")
+    sample = with_old_logprobs(rank, batches(1)[0]).samples[0]
+    with torch.no_grad():
+        theirs = token_logprobs(merged, sample.prompt_ids, sample.response_ids, 1.0)
+    torch.testing.assert_close(
+        torch.tensor(sample.old_logprobs), theirs * torch.tensor(sample.loss_mask), rtol=0, atol=1e-4
+    )
+
+
+def _on_disk(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(path / "model.safetensors")
+
+
+def test_adapters_on_experts_are_refused_with_a_remedy(
+    make_rank: MakeRank, experts_model: Callable[..., Path]
+) -> None:
+    lora = LoRAConfig(rank=4, target_modules=r".*\.experts\..*_proj")
+    with pytest.raises(ConfigError, match=r"experts', which cannot be merged .* are no experts, or leave it"):
+        make_rank(LearnerConfig(lora=lora), model=experts_model("Qwen3Moe", head_dim=8))
+
+
 def test_adapters_on_no_layer_are_refused(make_rank: MakeRank) -> None:
     with pytest.raises(ConfigError, match=r"learner.lora.target_modules='no_such_layer': .*not found"):
         make_rank(LearnerConfig(lora=LoRAConfig(rank=4, target_modules="no_such_layer")))
@@ -619,6 +699,27 @@ def test_a_critic_begins_at_zero_and_learns_what_states_are_worth(make_critic_ra
     assert reported[-1]["learn/value_loss"] < 0.5 * reported[0]["learn/value_loss"]
     assert reported[-1]["learn/explained_variance"] > 0.3
     assert {"learn/value_grad_norm", "learn/value_clip_fraction", "learn/value_lr"} <= set(reported[0])
+
+
+def test_a_critic_of_a_model_with_a_rate_of_dropout_begins_at_zero_too(
+    make_critic_rank: MakeRank, tiny_model: Path, tmp_path: Path
+) -> None:
+    """verl sets such a rate, which StableLM has, to the text "0"."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_model)
+    config = transformers.StableLmConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+    )
+    transformers.StableLmForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    critic = make_critic_rank(model=tmp_path)
+    assert {value for row in critic.values(batches(1))[0] for value in row} == {0.0}
 
 
 def test_returns_that_are_all_the_same_explain_nothing(make_critic_rank: MakeRank) -> None:

@@ -40,7 +40,10 @@ class VerlCritic(VerlWorker):
 
     def __init__(self, model_path: str, learner: LearnerConfig, num_schedule_steps: int, seed: int) -> None:
         verl.utils.model.load_valuehead_model = _load_value_model
-        super().__init__(critic_worker_config(model_path, learner, num_schedule_steps), learner, seed)
+        config = critic_worker_config(model_path, learner, num_schedule_steps)
+        # verl sets the rate to the text "0", which configs that have one (StableLM's) do not take.
+        vars(type(config.model_config.hf_config)).get("__validators__", {}).pop("hidden_dropout", None)
+        super().__init__(config, learner, seed)
         self.loss_fn = partial(clipped_value_loss, critic_config(learner))
 
     @on_all_ranks
@@ -96,6 +99,7 @@ def _load_value_model(
 
     What the policy does not have begins at zero: the first values are 0, and not noise.
     """
+    model_config.hidden_dropout = 0.0  # a number again: see ``VerlCritic``
     model, report = AutoModelForTokenClassification.from_pretrained(
         local_path,
         dtype=torch_dtype,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
+from transformers import PreTrainedModel
 from verl.utils import tensordict_utils as tu
 from verl.utils.torch_functional import entropy_from_logits
 from verl.workers.engine import EngineRegistry
@@ -19,6 +20,10 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from environments.errors import LearnerError
 from policies.learning.verl.micro_batches import prepare_micro_batches
 from policies.learning.verl.shared_prompts import Layout
+from policies.learning.verl.weights import layers_beside_experts
+
+ALL_LINEAR = "all-linear"
+"""What peft calls all linear layers but the output."""
 
 
 class PolicyEngine(FSDPEngineWithLMHead):
@@ -26,6 +31,12 @@ class PolicyEngine(FSDPEngineWithLMHead):
 
     In verl's columns, [P + R] for each sample: column i belongs to token i+1, and those of the prompt are 0.
     """
+
+    def _build_lora_module(self, module: PreTrainedModel) -> torch.nn.Module:
+        if self.model_config.target_modules == ALL_LINEAR and (layers := layers_beside_experts(module)):
+            self.model_config.__dict__["target_modules"] = layers  # verl's class lets no field be set
+        adapted: torch.nn.Module = super()._build_lora_module(module)
+        return adapted
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         layout = Layout.of(micro_batch)

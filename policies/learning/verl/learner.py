@@ -27,6 +27,8 @@ from policies.learning.verl.worker import VerlWorker, mean_metrics, on_all_ranks
 from policies.settings import ADAPTER
 
 # isort: split
+from verl.utils.model import convert_weight_keys
+from verl.workers.engine.fsdp.utils import unfuse_moe_params
 from verl.workers.utils.losses import sft_loss
 
 REFERENCE = "reference.safetensors"
@@ -202,7 +204,13 @@ class VerlLearner(VerlWorker):
         if not self._has_adapters:
             yield from super().weights()
             return
-        for name, tensor in verl_weights.merged(self.engine.module):
+        module = self.engine.module
+        merged = (
+            each
+            for name, tensor in verl_weights.merged(module)
+            for each in convert_weight_keys({name: tensor}, module.get_base_model()).items()
+        )
+        for name, tensor in unfuse_moe_params(merged, self.model_config.hf_config.model_type):
             if not self._is_tied(name):
                 yield name, tensor
 

@@ -13,11 +13,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
 
 from environments.errors import ConfigError
 
 ADAPTER = "default"
 """The name under which peft keeps the one adapter that there is."""
+NAMES_OF_EXPERTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+"""Layers that peft takes for those of experts, in models that have any."""
 
 
 def trainable(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -154,6 +157,25 @@ def merged(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         yield _base_name(name), weight
 
 
+def layers_beside_experts(module: PreTrainedModel) -> list[str]:
+    """The layers of a mixture of experts that may have an adapter, by name; none for any other model.
+
+    transformers keeps the experts of a layer in one tensor, and peft would take all-linear for them too: such
+    an adapter cannot be merged. peft also takes any layer for an expert that is called as experts once were,
+    a shared expert's or a dense one's.
+    """
+    if not any(".experts." in name and each.dim() == 3 for name, each in module.named_parameters()):
+        return []
+    output = module.get_output_embeddings()
+    return [
+        name
+        for name, each in module.named_modules()
+        if isinstance(each, torch.nn.Linear)
+        and each is not output
+        and name.rpartition(".")[-1] not in NAMES_OF_EXPERTS
+    ]
+
+
 def adapted(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """The layers that have an adapter, by name."""
     from peft.tuners.lora import LoraLayer
@@ -174,7 +196,7 @@ def check_adapters(module: torch.nn.Module, tied: bool) -> None:
             raise ConfigError(
                 f"learner.lora.target_modules puts an adapter on {_base_name(name)!r}, which cannot be "
                 "merged into the weights that engines get: name linear layers that share their weights "
-                "with nothing, or leave it at all-linear."
+                "with nothing and are no experts, or leave it at all-linear."
             )
 
 
