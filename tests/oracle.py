@@ -32,7 +32,8 @@ class Rules:
     advantage: Callable[[list[Rollout]], None]
     loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Clip], torch.Tensor]
     aggregate: Callable[[Tokens], torch.Tensor] = lambda rows: torch.cat(rows).mean()
-    """What a mini-batch's loss is, of that of each token or sequence."""
+    """What a mini-batch's loss is, of that of each token, trajectory by trajectory: where a history was
+    rewritten, all that the policy has sampled there is one response to the task."""
     clip: tuple[float, float] = (0.2, 0.2)
     kl_place: str = "none"
     kl: Callable[[torch.Tensor], torch.Tensor] = lambda gap: 0 * gap
@@ -153,13 +154,16 @@ class Oracle:
     def _policy_loss(self, batch: list[Rollout]) -> torch.Tensor:
         rules, losses, penalties, entropies = self.rules, [], [], []
         for each, (new, entropy) in zip(batch, self._distribution(self.policy, batch), strict=True):
-            entropies += entropy
+            entropies.append(torch.cat(entropy))
+            of_loss, of_penalty = [], []
             for turns, now, old, reference, advantage in zip(
                 each.sequences, new, each.old, each.reference, each.advantages, strict=True
             ):
                 weight = rules.weight(old - recorded(turns))
-                losses.append(weight * rules.loss(now, old, advantage, rules.clip))
-                penalties.append(rules.kl(now - reference))
+                of_loss.append(weight * rules.loss(now, old, advantage, rules.clip))
+                of_penalty.append(rules.kl(now - reference))
+            losses.append(torch.cat(of_loss))
+            penalties.append(torch.cat(of_penalty))
         loss = rules.aggregate(losses) - rules.entropy_coef * rules.aggregate(entropies)
         if rules.kl_place == "loss":
             loss = loss + rules.kl_coef * rules.aggregate(penalties)
@@ -242,12 +246,12 @@ def _rollout(trajectory: Trajectory, group: str) -> Rollout:
 
 
 def mean_of_means(rows: Tokens) -> torch.Tensor:
-    """Zheng et al. 2025 (GSPO), equation 5: over sequences, of the mean over their tokens."""
+    """Zheng et al. 2025 (GSPO), equation 5: over responses, of the mean over their tokens."""
     return torch.stack([row.mean() for row in rows]).mean()
 
 
 def mean_of_sums(rows: Tokens) -> torch.Tensor:
-    """Ahmadian et al. 2024 (Back to Basics), equation 6: over sequences, of log p of the whole sequence."""
+    """Ahmadian et al. 2024 (Back to Basics), equation 6: over responses, of log p of the whole response."""
     return torch.stack([row.sum() for row in rows]).mean()
 
 

@@ -204,9 +204,10 @@ def register_loss(name: str, **row: Any) -> Callable[[Function], Function]:
     The function is called for every micro-batch as verl's losses are: with ``old_log_prob``, ``log_prob``,
     ``advantages``, ``response_mask`` [N, T], ``loss_agg_mode``, ``config`` (verl's ``ActorConfig``) and
     ``rollout_is_weights`` ([N, T] or ``None``), and with its own options by their names. It returns the loss,
-    aggregated by verl's ``agg_loss``, and a dict of metrics. A loss that does not name ``old_log_prob`` has
-    no ratio, and one that does not name ``rollout_is_weights`` no importance weights: settings about them
-    are errors.
+    aggregated by verl's ``agg_loss``, and a dict of metrics. It has to be proportional to the advantages:
+    with seq-mean-token-mean those of a sample are times its share of its trajectory's tokens. A loss that
+    does not name ``old_log_prob`` has no ratio, and one that does not name ``rollout_is_weights`` no
+    importance weights: settings about them are errors.
 
     Raises:
         ConfigError: the name is taken by a loss that comes with Troupe or verl.

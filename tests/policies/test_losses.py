@@ -257,6 +257,59 @@ def test_the_policy_loss_is_the_formula(formula: Any, aggregation: str, cut: tup
     torch.testing.assert_close(gradient(rows), gradient(expected_rows), rtol=1e-5, atol=1e-7)
 
 
+def in_pieces(samples: Samples, rows: Tokens) -> tuple[Samples, Tokens]:
+    """The same trajectories, of which every other one has a sample for each four tokens of its response."""
+    pieces, their_rows = [], []
+    for index, (sample, row) in enumerate(zip(samples, rows, strict=True)):
+        length, before = len(sample.response_ids), len(sample.prompt_ids)
+        starts = range(0, length, 4) if index % 2 else (0,)
+        for part, start in enumerate(starts):
+            end = min(start + 4, length) if index % 2 else length
+            names = ("response_ids", "loss_mask", "turns", "rollout_logprobs", "old_logprobs")
+            names += ("reference_logprobs", "advantages", "values", "returns")
+            columns = {name: getattr(sample, name)[start:end] for name in names}
+            pieces.append(replace(sample, sample_id=f"g/{index}#{part}", **columns))
+            told = torch.cat([row[: before - 1], row[before - 1 + start : before - 1 + end], row[:1]])
+            their_rows.append(told)
+    return tuple(pieces), their_rows
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=["whole", "micro-batches", "two ranks"])
+@pytest.mark.parametrize(
+    ("loss", "aggregation"),
+    [
+        *[("vanilla", aggregation) for aggregation in AGGREGATIONS],
+        ("reinforce", "seq-mean-token-sum"),
+        ("cispo", "seq-mean-token-mean"),
+        ("sapo", "seq-mean-token-mean"),
+    ],
+)
+def test_a_trajectory_counts_once_however_often_its_history_was_rewritten(
+    loss: str, aggregation: str, cut: tuple[int, int]
+) -> None:
+    """The same tokens with the same log-probabilities teach the same, in one sample or in several."""
+    settings = algorithm(
+        loss=loss,
+        loss_aggregation=aggregation,
+        kl_place="loss",
+        kl_coef=0.3,
+        kl_estimator="k3",
+        entropy_coef=0.1,
+    )
+    whole, split = new_logprobs(), new_logprobs()
+    entropy, split_entropy = new_logprobs(2), new_logprobs(2)
+    expected, _ = policy_loss_through_verl(settings, {"log_probs": whole, "entropy": entropy}, CUTS[0])
+    samples, rows = in_pieces(SAMPLES, split)
+    _, entropy_rows = in_pieces(SAMPLES, split_entropy)
+    of_padding = torch.zeros(2)
+    outputs = {"log_probs": [*rows, of_padding], "entropy": [*entropy_rows, of_padding]}
+    found, _ = policy_loss_through_verl(settings, outputs, cut, samples=samples)
+    assert len(samples) > 2 * len(SAMPLES)
+    assert found == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(gradient(split), gradient(whole), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(gradient(split_entropy), gradient(entropy), rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("loss", ["dppo_tv", "dppo_kl"])
 def test_the_ratio_of_a_rare_token_is_cut_where_the_paper_cuts_it(loss: str) -> None:
     """arXiv 2602.04879, section 5.4: at 20. From 0.001 to 0.0074 no divergence is near its threshold."""

@@ -75,6 +75,25 @@ def test_a_masked_sample_counts_in_no_mean() -> None:
     assert not data["advantages"].unbind()[0].any()
 
 
+def test_a_trajectory_counts_once_however_many_samples_it_has() -> None:
+    names = ["a/0#0", "a/1#0", "a/0#1", "a/1#1", "a/2#0"]
+    samples = [replace(sample, sample_id=name) for sample, name in zip(ragged_samples(5), names, strict=True)]
+    samples[3] = replace(samples[3], loss_mask=(0,) * len(samples[3].loss_mask))
+    samples[4] = replace(samples[4], loss_mask=(0,) * len(samples[4].loss_mask))
+    sizes = [sample.num_sampled_tokens for sample in samples]
+    parts = shares(samples, 2)
+    tables = [part.unscored() for part in parts]
+    assert [data["global_batch_size"] for data in tables] == [2, 2], "a/2 was masked altogether"
+    found = {
+        row.sample_id: share
+        for part, data in zip(parts, tables, strict=True)
+        for row, share in zip(part.rows, data["trajectory_share"].tolist(), strict=True)
+    }
+    first = sizes[0] / (sizes[0] + sizes[2])
+    expected = {"a/0#0": first, "a/1#0": 1.0, "a/0#1": 1 - first, "a/1#1": 1.0, "a/2#0": 1.0, "padding": 1.0}
+    assert found == pytest.approx(expected)
+
+
 def test_the_supervised_mask_covers_prompt_and_response_and_trains_the_response() -> None:
     sample = ragged_samples(1)[0]
     data = shares([sample], 1)[0].supervised()

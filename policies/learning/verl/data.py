@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -23,6 +24,9 @@ OLD_LOGPROBS = {"old_logprobs": "old_log_probs"}
 """That of a sample which was scored."""
 VALUE_COLUMNS = {"values": "values", "returns": "returns"}
 """Our columns of a sample, and what verl's value loss calls them."""
+TRAJECTORY_SHARE = "trajectory_share"
+"""Column of a micro-batch [N]: the part that a sample has of its trajectory's sampled tokens. It is 1 but
+where a trajectory has several samples, since its history was rewritten."""
 
 
 class Share:
@@ -93,9 +97,13 @@ class Share:
         """Jagged tensors, one row a sample.
 
         The sum of ``loss_mask`` over all ranks is what token means divide by, ``global_batch_size`` what
-        means over sequences do: padding, and what was masked altogether, counts in neither.
+        means over sequences do: padding, and what was masked altogether, counts in neither. A trajectory
+        counts as one sequence, however many samples it has.
         """
         rows = self.rows
+        sizes: Counter[str] = Counter()
+        for sample in self.batch.samples:
+            sizes[_trajectory(sample)] += sample.num_sampled_tokens
         nested = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
         tensors = {
             "input_ids": [torch.tensor(row.prompt_ids + row.response_ids) for row in rows],
@@ -106,14 +114,23 @@ class Share:
             "loss_mask": [torch.tensor(mask) for mask in loss_masks],
             **columns,
         }
+        shares = [
+            row.num_sampled_tokens / sizes[_trajectory(row)] if row.num_sampled_tokens else 1.0
+            for row in rows
+        ]
         return tu.get_tensordict(
-            {name: nested(column) for name, column in tensors.items()},
+            {name: nested(column) for name, column in tensors.items()}
+            | {TRAJECTORY_SHARE: torch.tensor(shares)},
             non_tensor_dict={
                 "temperature": self.batch.temperature,
                 SHARES_PROMPTS: self._shares_prompts,
-                "global_batch_size": sum(1 for sample in self.batch.samples if sample.num_sampled_tokens),
+                "global_batch_size": sum(1 for size in sizes.values() if size),
             },
         )
+
+
+def _trajectory(sample: TrainingSample) -> str:
+    return sample.rollout_id or sample.sample_id
 
 
 def _column(row: TrainingSample, name: str) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 from policies.learning.correction import importance_weights
 from policies.learning.kl import kl_estimate
 from policies.learning.verl import config as verl_config  # noqa: F401  # before verl: see there
+from policies.learning.verl.data import TRAJECTORY_SHARE
 
 # isort: split
 from tensordict import TensorDict
@@ -28,6 +29,9 @@ from verl.workers.utils.padding import no_padding_2_padding
 if TYPE_CHECKING:
     from policies.learning.algorithm import Algorithm
 
+MEAN_OF_MEANS = "seq-mean-token-mean"
+"""The aggregation in which every trajectory counts equally, by the mean of its tokens."""
+
 
 def policy_loss(
     algorithm: Algorithm,
@@ -41,6 +45,11 @@ def policy_loss(
     Gradients add up to the batch's over micro-batches and ranks, whichever way the batch is cut. Metrics are
     means over the sampled tokens of the whole batch.
 
+    A mean over sequences is one over trajectories: where a history was rewritten, all samples of the
+    trajectory count as one sequence together. Only the ratio that gspo and geo_mean have for a sequence is
+    each sample's own, since a sample is a context. A mean over a trajectory's tokens is made by weighting
+    each sample by its share of them; the losses are proportional to the advantage.
+
     Args:
         data: without ``old_log_probs`` where the model is still the one that it would be scored with: they
             are its own then, detached.
@@ -53,6 +62,11 @@ def policy_loss(
         most = algorithm.truncate_above or math.inf
         weights, weight_metrics = _truncated_weights(data, algorithm.correction_level, most)
         data["rollout_is_weights"] = _jagged(weights, data)
+    if config.loss_agg_mode == MEAN_OF_MEANS:
+        data["advantages"] = _scaled(data["advantages"], data[TRAJECTORY_SHARE])
+        if "entropy" in model_output:
+            entropy = _scaled(model_output["entropy"], data[TRAJECTORY_SHARE])
+            model_output = model_output | {"entropy": entropy}
     loss, metrics = ppo_loss(config, model_output, data, dp_group)
     if algorithm.kl_place == "loss":
         kl = _kl_term(algorithm, config, model_output["log_probs"], data)
@@ -90,6 +104,12 @@ def share_of_mean(values: torch.Tensor, mask: torch.Tensor, data: TensorDict) ->
     return Metric(AggregationType.SUM, (values * mask).sum(dtype=torch.float64) * scale)
 
 
+def _scaled(column: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """A jagged column of N rows, each times its factor [N]."""
+    rows = zip(column.unbind(), factors, strict=True)
+    return torch.nested.as_nested_tensor([row * factor for row, factor in rows], layout=torch.jagged)
+
+
 def _jagged(padded: torch.Tensor, data: TensorDict) -> torch.Tensor:
     """A column [N, T] of the responses without its padding, as ``data`` holds its columns."""
     rows = zip(padded, data["responses"].offsets().diff(), strict=True)
@@ -105,6 +125,8 @@ def _kl_term(
     # What is padding, or was said by the environment, could overflow: its gap is set to 0.
     gap = torch.where(mask, no_padding_2_padding(log_probs, data) - padded["ref_log_prob"], 0.0)
     estimate = kl_estimate(gap, torch.zeros_like(gap), algorithm.kl_estimator)
+    if config.loss_agg_mode == MEAN_OF_MEANS:
+        estimate = estimate * data[TRAJECTORY_SHARE].unsqueeze(-1)
     return agg_loss(estimate, mask, config.loss_agg_mode, **config.global_batch_info)
 
 
