@@ -367,9 +367,9 @@ def _sampling_params(given: dict[str, Any], sampler: type[Sampler]) -> SamplingP
 
 def _no_argument(name: str) -> str:
     """The sentence about an argument that the engine does not have."""
-    known = list(inspect.signature(AgentExecutionEngine).parameters)
+    known = list(inspect.signature(AgentExecutionEngine).parameters)[:-1]
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known[:-1])}."
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
     return f"AgentExecutionEngine has no argument {name!r}. {REFERENCE_ARGUMENTS.get(name, hint)}"
 
 

@@ -90,9 +90,10 @@ def _library_path() -> list[str]:
     """Where actors are to import this library from: where this program has found it, whatever its folder.
 
     A job's working directory reaches its actors without this. Replicas belong to the job that has started
-    Serve: a path to its working directory would hide that of the job that they serve.
+    Serve: where that one's working directory is this library, a path to it would hide the library of the job
+    that they serve.
     """
-    if RAY_JOB_CONFIG_JSON_ENV_VAR in os.environ and LIBRARY.is_relative_to(Path.cwd()):
+    if RAY_JOB_CONFIG_JSON_ENV_VAR in os.environ and Path.cwd() == LIBRARY:
         return []
     return [str(LIBRARY)]
 

@@ -50,8 +50,9 @@ class RolloutLimits:
     budget_per_turn: bool = False
     """Whether both limits hold for each turn instead of the trajectory: for agents that rewrite history."""
     overlong_filter: bool = False
-    """Whether a trajectory that a limit has ended is masked: neither judged at its end nor trained on. That
-    is also one whose last answer ``max_response_tokens`` has cut, whatever its environment made of it."""
+    """Whether a trajectory that a limit has ended is masked, so not trained on, and not judged at its end
+    unless its environment was done. That is also one whose last answer ``max_response_tokens`` has cut (not
+    where the limits hold for each turn), whatever its environment made of it."""
     timeout_seconds: float = 600.0
 
 
@@ -191,7 +192,7 @@ def run_rollout(
     trajectory.masked = limits.overlong_filter and reason.is_overlong
     if not trajectory.steps:  # else it is the usual end of a long conversation
         trajectory.error = too_long
-    if trajectory.steps and not trajectory.masked:
+    if trajectory.steps and (trajectory.steps[-1].done or not trajectory.masked):
         with in_env("compute_final_reward"):
             judge_episode(env, trajectory)
     with in_env("compute_metrics"):

@@ -123,8 +123,8 @@ class DatasetRegistry:
         """Store ``data`` as JSON lines, in place of the old file, and return the rows as they will be loaded.
 
         ``data`` is a list of dicts, one split of a Hugging Face dataset, a DataFrame of pandas, anything else
-        that yields dicts, or the path of a ``.json``, ``.jsonl``, ``.csv`` or ``.parquet`` file. It is read
-        row by row. For values that are no JSON, see ``dataset_files``.
+        that yields dicts, or the path of a ``.json``, ``.jsonl``, ``.csv`` or ``.parquet`` file. All but a
+        DataFrame is read row by row. For values that are no JSON, see ``dataset_files``.
 
         Raises:
             DatasetError: a name cannot be a file's, the file cannot be read, or a row is no JSON object.

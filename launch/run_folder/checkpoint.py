@@ -55,9 +55,11 @@ class StreamState:
     in_flight: tuple[str, ...] = ()
     """Ids of the rollouts that were requested and had not come back."""
 
-    def unplayed(self) -> StreamState:
-        """The same rollouts, none of which has come back: those of other tasks take their numbers."""
-        return StreamState(in_flight=(*(each.rollout_id for each in self.ready), *self.in_flight))
+    def with_played_again(self, is_chosen: Callable[[Trajectory], bool]) -> StreamState:
+        """The same rollouts, of which the chosen ones have not come back: others take their numbers."""
+        again = (each.rollout_id for each in self.ready if is_chosen(each))
+        ready = tuple(each for each in self.ready if not is_chosen(each))
+        return StreamState(ready, in_flight=(*again, *self.in_flight))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,8 +269,8 @@ class CheckpointFolder:
             return None
         text = pointer.read_text(encoding="utf-8")
         try:
-            name, metric, value = text.split()
-            best = name, metric, float(value)
+            name, *metric, value = text.split()  # files of older versions have no metric
+            best = name, " ".join(metric), float(value)
         except ValueError as error:
             raise ConfigError(
                 f"{pointer} holds {text!r}, which is not a checkpoint's name, a metric and its value, as "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from launch.reporting.metrics import evaluation_metrics
+from launch.reporting.metrics import evaluation_metrics, has_failed
+from launch.run_folder.checkpoint import StreamState
 from launch.training.clock import Clock
 from launch.training.components import Components
 from launch.training.evaluator import Evaluation
@@ -46,8 +47,12 @@ def checkpoint_due(run: Components, recovery: Recovery) -> bool:
 
 def save_checkpoint(run: Components, recovery: Recovery) -> None:
     """Write a checkpoint of the present state."""
+    _save(run, recovery, run.rollouts.state())
+
+
+def _save(run: Components, recovery: Recovery, stream: StreamState) -> None:
     with run.interrupts.atomic_section():
-        path = recovery.save(run.rollouts.state(), run.learner.save, run.evaluator.running_step)
+        path = recovery.save(stream, run.learner.save, run.evaluator.running_step)
     run.tracker.announce(f"Checkpoint: {path}")
 
 
@@ -61,11 +66,15 @@ def save_interrupted(run: Components, recovery: Recovery) -> None:
 
 
 def save_failed(run: Components, recovery: Recovery) -> None:
-    """Leave a checkpoint of a run that an error ends, if that has left learner and rollouts whole."""
-    if run.interrupts.was_cut or recovery.progress == recovery.saved:
+    """Leave a checkpoint of a run that an error ends, if it has learned and learner and rollouts are whole.
+
+    Failed rollouts, which may be why it ends, are played again by the run that goes on.
+    """
+    progress = recovery.progress
+    if run.interrupts.was_cut or not progress.stage_steps or progress == recovery.saved:
         return
     try:
-        save_checkpoint(run, recovery)
+        _save(run, recovery, run.rollouts.state().with_played_again(has_failed))
     except Exception as error:  # noqa: BLE001  # the run ends with the error that was first
         run.tracker.announce(f"Step {recovery.progress.step} could not be saved: {error}")
 
@@ -75,10 +84,10 @@ def record_evaluation(run: Components, recovery: Recovery, evaluation: Evaluatio
     if evaluation is None:
         return
     run.tracker.failures(evaluation.groups)
+    recovery.trajectories.record_evaluation(evaluation.step, evaluation.groups)
     if not any(is_judged(each) for group in evaluation.groups for each in group.trajectories):
         run.tracker.alarm(f"All rollouts of the evaluation after step {evaluation.step} failed: no result.")
         return
-    recovery.trajectories.record_evaluation(evaluation.step, evaluation.groups)
     numbers = evaluation_metrics(evaluation.groups) | {"time/evaluate": evaluation.seconds}
     metric = run.config.run.best_metric
     # First: a run that is killed here evaluates once more.

@@ -38,7 +38,7 @@ def rebuild_or_raise(
             raise
         run.kl.go_back(recovery.progress.kl_coef)
         run.rollouts.put_back()
-    run.interrupts.was_cut = False  # learner and rollouts are whole again
+        run.interrupts.was_cut = False  # learner and rollouts are whole again
     behind = recovery.progress.step - recovery.saved_step
     weights = f"weights of {folder.name}" if version is None else f"published weights of version {version}"
     run.tracker.announce(

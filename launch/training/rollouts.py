@@ -96,7 +96,7 @@ class Rollouts:
                     f"The tasks, their order or the temperature have changed: {len(waiting.ready)} finished "
                     "rollouts of the old ones are not used."
                 )
-            waiting = waiting.unplayed()
+            waiting = waiting.with_played_again(lambda _: True)
             if self._set_aside:
                 self._tracker.announce(
                     f"{len(self._set_aside)} of the old tasks were set aside. All of the new ones are played."

@@ -14,6 +14,8 @@ import pytest
 import torch
 from learner_samples import batches
 
+from actors.learning import worker_group
+from actors.learning.rank_worker import RankWorker
 from actors.weights.store import PublishedWeights
 from environments.errors import LearnerLostError
 from launch.health.members import members
@@ -134,6 +136,30 @@ class StoreOfOneVersion:
 
     def _tell(self) -> PublishedWeights | None:
         return self.published
+
+
+def test_a_place_that_no_node_has_any_more_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_group.WorkerGroup, "_start", lambda group: None)
+    places: Any = SimpleNamespace(wait=lambda seconds: False)
+    group = worker_group.WorkerGroup(RankWorker, places, LearnerConfig(), learner=LearnerConfig())
+    group._ranks = []
+    with pytest.raises(LearnerLostError, match="lost with its node, and no other has room"):
+        group.start_anew(LearnerConfig().optimizer, 10)
+
+
+def test_places_are_given_back_where_ctrl_c_ends_the_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    given_back: list[Any] = []
+    places = SimpleNamespace(ready=interrupted)
+    monkeypatch.setattr(worker_group, "placement_group", lambda *_, **__: places)
+    monkeypatch.setattr(worker_group.ray.util, "remove_placement_group", given_back.append)
+    with pytest.raises(KeyboardInterrupt):
+        worker_group.places_of_ranks(LearnerConfig())
+    assert given_back == [places]
 
 
 def test_a_publish_that_fails_leaves_the_schedule_of_the_version_before(

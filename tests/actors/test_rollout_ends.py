@@ -53,6 +53,17 @@ def test_an_answer_that_the_budget_has_cut_is_masked_and_keeps_its_reward(
     assert (trajectory.reward, trajectory.steps[-1].done) == (1.0, True)
 
 
+class JudgesTheWhole(SingleTurnEnvironment):
+    def compute_final_reward(self) -> float:
+        return 0.25
+
+
+def test_a_cut_answer_that_is_masked_has_its_environments_verdict() -> None:
+    env = JudgesTheWhole(task={"question": "1+1?"}, reward_fn=pays)
+    cut = play(GameAgent(), env, ["x" * 50], max_response_tokens=20, overlong_filter=True)
+    assert (cut.masked, cut.reward) == (True, 0.25)
+
+
 def test_an_answer_that_only_fits_or_is_cut_by_the_turns_own_limit_is_whole() -> None:
     exact = play(GameAgent(), single_turn(), ["x" * 19], max_response_tokens=20, overlong_filter=True)
     limits = {"max_response_tokens": 90, "max_turn_tokens": 20, "overlong_filter": True}

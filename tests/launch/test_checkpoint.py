@@ -356,6 +356,8 @@ def test_values_of_another_metric_are_not_compared(tmp_path: Path) -> None:
     folder.mark_best(2, "eval/response_tokens_mean", 212.0)
     assert folder.mark_best(3, METRIC, 0.9)
     assert step_of(folder.best()) == 3
+    (tmp_path / "checkpoints" / "best").write_text("step_000002 212.0\n")  # as older versions wrote it
+    assert folder.mark_best(3, METRIC, 0.9)
 
 
 def test_a_best_pointer_that_says_nothing_is_refused(tmp_path: Path) -> None:

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from environments.errors import ConfigError, EnvironmentFailure, LearnerError
+from environments.types import TerminationReason, Trajectory
 from launch import trainer
 from launch.config import TrainConfig, compose
 from launch.health.recoveries import Recoveries
+from launch.process.interrupt import Interrupts
 from launch.reporting.tracker import Tracker, read_metrics
 from launch.run_folder.checkpoint import Progress, StreamState
 from launch.run_folder.lock import RunLock
+from launch.training.milestones import save_failed
 from launch.training.recovery import Recovery
 from launch.training.stages.chosen import check_earlier_stages, chosen_stages
 from launch.training.start import restore
@@ -116,20 +119,24 @@ def test_a_run_that_ends_early_saves_its_updates_if_its_learner_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, in_whole_work: bool, step: int
 ) -> None:
     """Also where nobody reads what it prints any more, as when Ctrl-C has ended `tee` first."""
-    saved(tmp_path, Progress(step=0, stage_steps={"reinforce": 0}))
+    saved(tmp_path, Progress(step=0))
+    solved = Trajectory(rollout_id="0/0000", reward=1.0)
+    crashed = Trajectory(rollout_id="1/0000", termination_reason=TerminationReason.CRASHED)
+
+    stream = StreamState(ready=(solved, crashed), in_flight=("2/0000",))
 
     def start(*arguments: Any) -> Any:
         tracker, interrupts = arguments[5:7]
         return SimpleNamespace(
             interrupts=interrupts,
             tracker=tracker,
-            rollouts=SimpleNamespace(state=StreamState),
+            rollouts=SimpleNamespace(state=lambda: stream),
             learner=SimpleNamespace(save=lambda folder: None),
             evaluator=SimpleNamespace(running_step=None),
         )
 
     def train(stages: Any, run: Any, recovery: Recovery, recoveries: Any) -> None:
-        recovery.progress.step = 3
+        recovery.progress.step, recovery.progress.stage_steps = 3, {"reinforce": 3}
         if in_whole_work:
             with run.interrupts.atomic_section():
                 raise error
@@ -149,4 +156,13 @@ def test_a_run_that_ends_early_saves_its_updates_if_its_learner_is_whole(
     config = config_of(tmp_path, "run.resume=true")
     with RunLock(tmp_path) as lock, pytest.raises(type(error)):
         trainer._train(config, SimpleNamespace(), lock, Recoveries(0, 1.0))  # type: ignore[arg-type]
-    assert Recovery(config, tmp_path).saved_step == step
+    recovery = Recovery(config, tmp_path)
+    assert recovery.saved_step == step
+    if step and isinstance(error, Exception):  # the rollouts that have failed are played again
+        assert recovery.saved_stream() == StreamState(ready=(solved,), in_flight=("1/0000", "2/0000"))
+
+
+def test_a_run_that_has_learned_nothing_leaves_no_checkpoint(tmp_path: Path) -> None:
+    recovery = Recovery(config_of(tmp_path), tmp_path)
+    save_failed(SimpleNamespace(interrupts=Interrupts()), recovery)  # type: ignore[arg-type]
+    assert recovery.checkpoints.latest() is None
