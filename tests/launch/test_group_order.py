@@ -220,7 +220,7 @@ def test_a_resumed_run_requests_no_number_again_that_has_overtaken_others() -> N
     assert [each.rollout_id for each in state.ready] == ["00000003/0000"]
     assert state.in_flight == ("00000001/0000",)
 
-    for resumed_state in (state, state.unplayed()):
+    for resumed_state in (state, state.with_played_again(lambda _: True)):
         later = SimulatedStream(4, lambda rollout_id: 1.0)
         resumed = GroupScheduler(
             later,  # type: ignore[arg-type]
