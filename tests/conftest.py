@@ -242,8 +242,8 @@ def sampler(policy_app: ServedPolicy) -> Any:
     return policy_app.sampler()
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Return when ``condition`` holds; fail after ``seconds``."""
+def wait_until(condition: Callable[[], bool], seconds: float = 240) -> None:
+    """Return when ``condition`` holds; fail after ``seconds``: many, for a busy machine stalls."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"it did not happen in {seconds:g} s"

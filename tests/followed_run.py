@@ -68,13 +68,15 @@ class FollowedRun:
         """Return when ``reached``; end this program if that takes longer, or the run ends before."""
         start = time.monotonic()
         while not reached():
-            if self.process.poll() not in (None, INTERRUPTED) or time.monotonic() > start + seconds:
+            has_ended = self.process.poll() not in (None, INTERRUPTED)
+            if has_ended or time.monotonic() > start + seconds:
                 self.process.kill()
-                sys.exit(f"{self.said}\nNot within {seconds:g} s: {what}; {num_nodes()} nodes.")
+                why = f"Ended with {self.process.returncode}" if has_ended else f"Not within {seconds:g} s"
+                sys.exit(f"{self.said}\n{why}: {what}; {num_nodes()} nodes.")
             time.sleep(0.2)
         print(f"{what}: after {time.monotonic() - start:.1f} s", flush=True)
 
-    def wait_for_updates(self, count: int, seconds: float = 60) -> None:
+    def wait_for_updates(self, count: int, seconds: float = 240) -> None:
         """Return when it has made ``count`` updates more."""
         wanted = self.num_updates + count
         self.wait_until(lambda: self.num_updates >= wanted, seconds, f"{count} updates more")
@@ -82,6 +84,6 @@ class FollowedRun:
     def interrupt(self) -> None:
         """End it by Ctrl-C, and check that it has used each rollout once, lost none, and kept its bounds."""
         self.process.send_signal(signal.SIGINT)
-        assert self.process.wait(90) == INTERRUPTED, self.said
+        assert self.process.wait(240) == INTERRUPTED, self.said
         findings = audit(read_run(self.directory))
         assert all(finding.is_sound for finding in findings), findings

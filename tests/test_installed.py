@@ -75,7 +75,7 @@ def run(*command: object, cwd: Path, **environment: str) -> subprocess.Completed
         env=foreign_environment() | environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import ray
+from conftest import wait_until
 from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
@@ -73,17 +74,23 @@ def main() -> None:
         ]
         ray.get(fleet.submit.remote(requests))
 
+    def nodes_of(name: str) -> set[str]:
+        """Where a group is played of which no rollout may fail."""
+        order(name, 2 * NUM_ACTORS)
+        played = list(stream.trajectories(2 * NUM_ACTORS))
+        assert not any(each.failed for each in played), [each.error for each in played]
+        return nodes(played)
+
     while ray.get(fleet.status.remote()).num_ready < NUM_ACTORS:
         time.sleep(0.1)
-    order("all", 2 * NUM_ACTORS)
-    assert len(nodes(list(stream.trajectories(2 * NUM_ACTORS)))) == 3, "pairs are spread"
+    assert len(nodes_of("all")) == 3, "pairs are spread"
 
     order("one is silent", 4 * NUM_ACTORS)
     played = list(stream.trajectories(NUM_ACTORS // 2))
     with stopped(second):
         begin = time.monotonic()
         played += stream.trajectories(4 * NUM_ACTORS - len(played))
-        assert time.monotonic() - begin < 20, "Ray takes more than a minute"
+        assert time.monotonic() - begin < 50, "Ray takes more than a minute"
         alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
         assert second.node_id in alive, "Ray does not know yet"
     while ray.get(fleet.status.remote()).num_ready < NUM_ACTORS:
@@ -107,17 +114,12 @@ def main() -> None:
 
     drain(cluster, second.node_id)
     time.sleep(2 * DRAIN_POLL_SECONDS)
-    order("one is about to leave", 2 * NUM_ACTORS)
-    played = list(stream.trajectories(2 * NUM_ACTORS))
-    assert not any(each.failed for each in played), [each.error for each in played]
-    assert second.node_id not in nodes(played), "no new work"
+    wait_until(lambda: second.node_id not in nodes_of(f"at {time.monotonic()}"), 60)
+    assert second.node_id not in nodes_of("one is about to leave"), "no new work"
 
     cluster.remove_node(second, allow_graceful=False)
     anew = cluster.add_node(num_cpus=2)
-    order("only the head and a new one", 2 * NUM_ACTORS)
-    played = list(stream.trajectories(2 * NUM_ACTORS))
-    assert not any(each.failed for each in played), [each.error for each in played]
-    assert nodes(played) <= {ray.get_runtime_context().get_node_id(), anew.node_id}
+    assert nodes_of("only the head and a new one") <= {ray.get_runtime_context().get_node_id(), anew.node_id}
     ray.shutdown()
     cluster.shutdown()
 
@@ -138,8 +140,8 @@ def stopped(node: Any) -> Iterator[None]:
 
 
 def drain(cluster: Cluster, node_id: str) -> None:
-    """Tell Ray that a node leaves in a minute."""
-    deadline = int((time.time() + 60) * 1000)
+    """Tell Ray that a node leaves in ten minutes."""
+    deadline = int((time.time() + 600) * 1000)
     accepted, why_not = GcsClient(address=cluster.address).drain_node(
         node_id, PREEMPTION, "The machine is wanted back.", deadline
     )

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def played(
     """The steps of an episode and the whole, without the tokens in between."""
     envelope = Envelope(withdraw_key=key)
     asked = agents.play.remote("What is 12+34?", params, envelope)
-    parts = [ray.get(part, timeout=60) for part in asked]
+    parts = [ray.get(part, timeout=200) for part in asked]
     return [part for part in parts if not isinstance(part, Used)]
 
 
@@ -101,7 +102,7 @@ def test_a_message_is_withdrawn_while_it_waits_and_while_it_is_played(
         parts = agents.play.remote("What is 12+34?", SamplingParams(), Envelope(withdraw_key=key))
         wait_until(lambda key=key: ray.get(agents.withdraw.remote("", key)))
         with pytest.raises(RayTaskError) as raised:
-            [ray.get(part, timeout=60) for part in parts]
+            [ray.get(part, timeout=200) for part in parts]
         assert isinstance(raised.value.cause, OpenAIError) and raised.value.cause.code == "withdrawn"
     assert not any(ray.get(agents.withdraw.remote("", key)) for key in ("first", "none"))
     assert isinstance(played(agents, SamplingParams())[-1], Trajectory), "the rollout actor is free"
@@ -173,15 +174,18 @@ def test_a_message_that_makes_no_task_is_an_error(app: PolicyApp, tiny_model: Pa
 
 @pytest.fixture(scope="module")
 def slow(serve_port: int, tiny_model: Path, weight_store: Any) -> Iterator[str]:
-    """The address of an agent with one rollout actor, whose episodes take as long as its limits allow."""
+    """The address of an agent with one rollout actor, whose episodes would take minutes."""
     engine = EngineConfig(
-        name="scripted_engine:ScriptedEngine", options={"replies": [CALL], "seconds_per_token": 0.05}
+        name="scripted_engine:ScriptedEngine",
+        options={"replies": [CALL], "seconds_per_token": 0.05},
+        max_model_tokens=50_000,
     )
+    pair = workload(0).pair
     agents = AgentPool.remote(
-        workload(0).pair,
+        replace(pair, env_args=pair.env_args | {"max_steps": 100}),
         task_from_message,
         partial(ServeSampler, "slow", str(tiny_model)),
-        RolloutLimits(),
+        RolloutLimits(max_steps=100, max_response_tokens=50_000),
         FleetConfig(num_actors=1),
     )
     config = ServerConfig(engine=engine, http_port=serve_port)
@@ -198,26 +202,25 @@ def stands_still(count: Callable[[], int], seconds: float = 1.0) -> bool:
 
 
 def test_nothing_more_is_sampled_for_a_client_that_has_gone(slow: str) -> None:
-    """Over real HTTP, with one rollout actor, whose episodes would take ten seconds each."""
+    """Over real HTTP, with one rollout actor: an episode that goes on is longer than what is waited for."""
     question = {"role": "user", "content": "What is 12+34?"}
     body = {"model": "agent/calculator", "messages": [question], "stream": True}
 
     def num_sampled() -> int:
-        return int(re.findall(r"sampled_tokens_total (\d+)", httpx.get(f"{slow}/metrics").text)[0])
+        metrics = httpx.get(f"{slow}/metrics", timeout=60).text
+        return int(re.findall(r"sampled_tokens_total (\d+)", metrics)[0])
 
     def first_step() -> None:
-        with httpx.stream("POST", f"{slow}/v1/chat/completions", json=body, timeout=30) as answer:
+        with httpx.stream("POST", f"{slow}/v1/chat/completions", json=body, timeout=60) as answer:
             assert json.loads(next(answer.iter_lines())[6:])["step"]["number"] == 1
 
     first_step()
-    wait_until(lambda: stands_still(num_sampled), 5)
+    wait_until(lambda: stands_still(num_sampled), 60)
     for _ in range(20):  # one of fifteen was played to its end, when Ray took back the cancellation too
         with pytest.raises(httpx.ReadTimeout):  # hangs up before it hears anything
             httpx.post(f"{slow}/v1/chat/completions", json=body | {"stream": False}, timeout=0.4)
-    wait_until(lambda: stands_still(num_sampled), 5)
-    start = time.monotonic()
-    first_step()
-    assert time.monotonic() - start < 5, "the rollout actor was not free"
+    wait_until(lambda: stands_still(num_sampled), 60)
+    first_step()  # the rollout actor is free
 
 
 def test_a_task_of_a2a_goes_on_when_its_client_has_hung_up(slow: str) -> None:
@@ -229,11 +232,15 @@ def test_a_task_of_a2a_goes_on_when_its_client_has_hung_up(slow: str) -> None:
             message = new_text_message("What is 12+34?", role=Role.ROLE_USER)
             stream = client.send_message(SendMessageRequest(message=message))
             task = (await anext(stream)).task
-            await asyncio.sleep(0.5)
+            while (await state_of(client, task.id)) == "TASK_STATE_SUBMITTED":
+                await asyncio.sleep(0.1)
             await stream.aclose()
             await asyncio.sleep(0.5)
-            task = await client.get_task(GetTaskRequest(id=task.id))
+            state = await state_of(client, task.id)
             await client.cancel_task(CancelTaskRequest(id=task.id))
-        return TaskState.Name(task.status.state)
+        return state
+
+    async def state_of(client: Any, task_id: str) -> str:
+        return TaskState.Name((await client.get_task(GetTaskRequest(id=task_id))).status.state)
 
     assert [asyncio.run(talk()) for _ in range(3)] == ["TASK_STATE_WORKING"] * 3

@@ -21,6 +21,7 @@ from test_a2a import connected, only_task, question, state
 
 from actors.rollouts.agent_pool import AgentPool
 from actors.rollouts.rollout import Pair, RolloutLimits
+from actors.rollouts.service import NAMESPACE
 from actors.sampling.serve_sampler import ServeSampler
 from actors.serving.policy_app import PolicyApp
 from actors.settings import AgentsConfig, FleetConfig, ServerConfig
@@ -36,6 +37,8 @@ from policies.settings import EngineConfig
 pytestmark = pytest.mark.engine
 
 SLOW = "Take your time."
+BEGUN, GO_ON = ".begun", ".go-on"
+"""Suffixes of the files, beside the notebooks, by which a slow message says that it has begun, and waits."""
 
 
 class NotebookEnv(BaseEnv):
@@ -52,7 +55,8 @@ class NotebookEnv(BaseEnv):
 
     def follow_up(self, message: str) -> tuple[str, dict[str, Any]]:
         if message == SLOW:
-            time.sleep(3)
+            self.folder.with_suffix(BEGUN).touch()
+            wait_until(self.folder.with_suffix(GO_ON).exists, 60)
         return message, {}
 
     def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
@@ -102,6 +106,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("notebooks")
 
 
+@pytest.fixture
+def slow_files(folder: Path) -> tuple[Path, Path]:
+    """Those of the next slow message."""
+    begun, go_on = folder.with_suffix(BEGUN), folder.with_suffix(GO_ON)
+    begun.unlink(missing_ok=True)
+    go_on.unlink(missing_ok=True)
+    return begun, go_on
+
+
 @pytest.fixture(scope="module")
 def start(ray_cluster: None, folder: Path) -> Iterator[Callable[..., Any]]:
     """``start(...)``: a pool, the same one for the same arguments. Starting one takes ten seconds."""
@@ -135,7 +148,7 @@ def say(pool: Any, message: str = "Go on.", **place: Any) -> dict[str, Any]:
 
 
 def told(parts: Any) -> dict[str, Any]:
-    *_, trajectory = [ray.get(part, timeout=60) for part in parts]
+    *_, trajectory = [ray.get(part, timeout=200) for part in parts]
     assert isinstance(trajectory, Trajectory) and len(trajectory.steps) == 1, trajectory
     return trajectory.steps[0].info
 
@@ -174,12 +187,15 @@ def test_a_killed_environment_is_rebuilt_with_the_same_state(start: Any, folder:
     assert after["process"] != before["process"]
 
 
-def test_an_environment_that_is_killed_during_a_message_is_rebuilt_and_answers_it(start: Any) -> None:
-    pool = start()
+def test_an_environment_that_is_killed_during_a_message_is_rebuilt_and_answers_it(
+    start: Any, slow_files: tuple[Path, Path]
+) -> None:
+    pool, (begun, go_on) = start(), slow_files
     before = say(pool, session="slow")
     slow = pool.play.remote(SLOW, SamplingParams(), Envelope(session="slow"))
-    time.sleep(1)
+    wait_until(begun.exists)
     os.kill(before["process"], signal.SIGKILL)
+    go_on.touch()
     after = told(slow)
     assert after["pages"] == ["page 1", "page 2"] and after["process"] != before["process"]
 
@@ -229,10 +245,11 @@ def test_the_environment_that_has_waited_longest_makes_room(start: Any, folder: 
 
 def test_there_is_an_actor_for_each_conversation_within_the_bounds(start: Any, folder: Path) -> None:
     pool = start(max_actors=3)
-    numbers = {}
-    for session in ("a", "b", "c"):
+    name = ray.get(pool.__ray_call__.remote(lambda self: self._service.fleet_name))
+    fleet, numbers = ray.get_actor(name, NAMESPACE), {}
+    for session, num_actors in (("a", 2), ("b", 3), ("c", 3)):
         numbers[session] = say(pool, session=session)["number"]
-        time.sleep(8)  # the next actor starts meanwhile
+        wait_until(lambda count=num_actors: ray.get(fleet.status.remote()).num_ready == count)
     assert not set(numbers.values()) & set(closed(folder)), "each of the three has an actor of its own"
     assert {session: say(pool, session=session)["number"] for session in numbers} == numbers
 
@@ -251,22 +268,28 @@ def test_an_earlier_answer_can_be_followed_another_way(start: Any) -> None:
 
 
 @pytest.mark.parametrize("second_message", ["reject", "wait"])
-def test_a_second_message_is_rejected_or_waits_its_turn(start: Any, second_message: str) -> None:
-    pool = start(num_actors=2, second_message=second_message)
+def test_a_second_message_is_rejected_or_waits_its_turn(
+    start: Any, slow_files: tuple[Path, Path], second_message: str
+) -> None:
+    pool, (begun, go_on) = start(num_actors=2, second_message=second_message), slow_files
     say(pool, session="busy")
     slow = pool.play.remote(SLOW, SamplingParams(), Envelope(session="busy"))
-    time.sleep(1)
+    wait_until(begun.exists)
     if second_message == "reject":
         assert error_of(lambda: say(pool, session="busy")).code == "conversation_busy"
+        go_on.touch()
         assert told(slow)["pages"] == ["page 1", "page 2"]
     else:
-        assert say(pool, session="busy")["pages"] == ["page 1", "page 2", "page 3"]
+        second = pool.play.remote("Go on.", SamplingParams(), Envelope(session="busy"))
+        time.sleep(1)  # it comes while the first is under way
+        go_on.touch()
+        assert told(second)["pages"] == ["page 1", "page 2", "page 3"]
 
 
 def test_the_end_of_a_pool_closes_what_it_keeps(start: Any, folder: Path) -> None:
     pool = start(num_actors=2, second_message="reject")
     kept = [say(pool, session=name)["number"] for name in ("one", "two")]
-    ray.get(pool.end.remote(), timeout=30)
+    ray.get(pool.end.remote(), timeout=120)
     assert [closed(folder).get(number) for number in kept] == [1, 1]
 
 

@@ -132,27 +132,36 @@ def _sample(completion: Completion) -> TrainingSample:
 
 NUM_REQUESTS = 16
 """A token in 300 ends an answer: of so many, some go on through three publishes."""
-MESSAGES = [{"role": "user", "content": "What is 12+34? " * 20}]
 PARAMS = SamplingParams(temperature=2, max_tokens=400)
 TOLERANCE = 1e-4
 
 
 def generate_through_three_publishes(policy: ServedPolicy) -> tuple[dict[int, Any], list[Completion]]:
     """The models by version, and completions during which all of them were published, one by one."""
+    for attempt in range(5):  # on a busy machine all answers may end before the third publish
+        weights, completions = publish_while_generating(policy, "What is 12+34? " * (20 + attempt))
+        if max(len(set(each.token_versions)) for each in completions) == len(weights):
+            break
+    models = {version: load(policy.model_path, tensors) for version, tensors in weights.items()}
+    return models, completions
+
+
+def publish_while_generating(
+    policy: ServedPolicy, question: str
+) -> tuple[dict[int, dict[str, torch.Tensor]], list[Completion]]:
+    """The weights by version, and completions that had begun when the last three were published."""
     original = weights_of(policy.model_path)
     weights = {policy.publish(original): original}
     sampler = policy.sampler()
-    calls = [
-        sampler.sample.remote(SampleRequest(messages=MESSAGES, params=PARAMS)) for _ in range(NUM_REQUESTS)
-    ]
+    request = SampleRequest(messages=[{"role": "user", "content": question}], params=PARAMS)
+    calls = [sampler.sample.remote(request) for _ in range(NUM_REQUESTS)]
     wait_until(lambda: num_running(sampler) > NUM_REQUESTS // 2)
     for seed in range(3):
         different = perturbed(original, seed)
         weights[policy.publish(different)] = different
     completions = ray.get(calls)
     policy.publish(original)
-    models = {version: load(policy.model_path, tensors) for version, tensors in weights.items()}
-    return models, completions
+    return weights, completions
 
 
 def assert_versions_are_right(

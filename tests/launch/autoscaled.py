@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,19 +18,20 @@ from pathlib import Path
 
 import psutil
 import ray
+from conftest import free_port
 from followed_run import HEAD, NODE, ROOT, FollowedRun, num_nodes
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID, FakeMultiNodeProvider
 
 CPUS = 2
 """Of each node."""
+SETTINGS = "autoscaling.json"
+"""The autoscaler's, which it reads in each of its rounds."""
 
 
 @contextmanager
 def autoscaled_cluster(folder: Path) -> Iterator[str]:
     """The address of a cluster that has a head, and may get two nodes more."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     kinds = {
         "ray.head.default": {"resources": {"CPU": CPUS, **HEAD}, "node_config": {}, "max_workers": 0},
         "worker": {
@@ -44,7 +44,7 @@ def autoscaled_cluster(folder: Path) -> Iterator[str]:
     config = {
         "cluster_name": "autoscaled",
         "max_workers": 2,
-        "idle_timeout_minutes": 0.1,
+        "idle_timeout_minutes": 10.0,  # a node that was added waits for the actors that are to live on it
         "provider": {
             "type": "external",  # its own name, fake_multinode, wants a file that Ray's wheel lacks
             "module": f"{FakeMultiNodeProvider.__module__}.{FakeMultiNodeProvider.__name__}",
@@ -70,11 +70,11 @@ def autoscaled_cluster(folder: Path) -> Iterator[str]:
         "head_start_ray_commands": [],
         "worker_start_ray_commands": [],
     }
-    (folder / "autoscaling.json").write_text(json.dumps(config))
+    (folder / SETTINGS).write_text(json.dumps(config))
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--include-dashboard=false"]
     command += ["--node-ip-address=127.0.0.1", f"--port={address.partition(':')[2]}"]
     command += [f"--num-cpus={CPUS}", f"--resources={json.dumps(HEAD)}"]
-    command += [f"--autoscaling-config={folder / 'autoscaling.json'}"]
+    command += [f"--autoscaling-config={folder / SETTINGS}"]
     fake = {
         "RAY_FAKE_CLUSTER": "1",
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
@@ -93,37 +93,45 @@ def autoscaled_cluster(folder: Path) -> Iterator[str]:
                     process.kill()
 
 
+def let_idle_nodes_go(folder: Path) -> None:
+    """Have the autoscaler take away nodes that are idle for some seconds."""
+    settings, changed = folder / SETTINGS, folder / "changed.json"
+    changed.write_text(json.dumps(json.loads(settings.read_text()) | {"idle_timeout_minutes": 0.1}))
+    changed.replace(settings)  # at once: it may be read at any time
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder, autoscaled_cluster(Path(folder)) as address:
         os.environ["RAY_ADDRESS"] = address
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
         try:
             assert num_nodes() == 1
-            follow_a_run(Path(folder) / "run", address)
+            follow_a_run(Path(folder), address)
         finally:
             ray.shutdown()  # before its cluster, which it would wait for
 
 
-def follow_a_run(directory: Path, address: str) -> None:
+def follow_a_run(folder: Path, address: str) -> None:
     """Start a run, make it larger and smaller, interrupt it, and see the nodes follow."""
-    run = FollowedRun(directory, ["fleet.num_actors=2", "run.node_wait_seconds=90"])
-    run.wait_until(lambda: run.num_updates >= 1, 150, "the first update, on a node that was added")
+    run = FollowedRun(folder / "run", ["fleet.num_actors=2", "run.node_wait_seconds=300"])
+    run.wait_until(lambda: run.num_updates >= 1, 400, "the first update, on a node that was added")
     assert num_nodes() == 2
     assert "Waiting for nodes" in run.said
     scale(4, address)
-    run.wait_until(lambda: num_nodes() == 3, 60, "four actors bring a second node")
+    run.wait_until(lambda: num_nodes() == 3, 240, "four actors bring a second node")
     run.wait_for_updates(2)
     scale(2, address)
-    run.wait_until(lambda: num_nodes() == 2, 60, "two actors let it go")
+    let_idle_nodes_go(folder)
+    run.wait_until(lambda: num_nodes() == 2, 240, "two actors let it go")
     run.wait_for_updates(2)
     run.interrupt()
-    run.wait_until(lambda: num_nodes() == 1, 60, "without a run the head is alone")
+    run.wait_until(lambda: num_nodes() == 1, 240, "without a run the head is alone")
 
 
 def scale(num_actors: int, address: str) -> None:
     """Change the number of rollout actors, from another program."""
     command = [sys.executable, "-m", "launch.scale", f"--actors={num_actors}", f"--address={address}"]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=60)
+    subprocess.run(command, cwd=ROOT, check=True, timeout=200)
 
 
 if __name__ == "__main__":

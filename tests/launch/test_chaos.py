@@ -86,7 +86,7 @@ def test_only_a_process_below_the_one_that_was_named_is_struck(impostor: Imposto
     mine, other = impostor("ray::_QueueActor"), impostor("ray::_QueueActor")
     (target,) = members(below=mine.pid)
     assert strike("queue", SIGKILL, mine.pid, random.Random(0)) == target
-    assert mine.wait(timeout=5) == 0  # its child is gone
+    assert mine.wait(timeout=60) == 0  # its child is gone
     assert other.poll() is None
     assert len(members(below=other.pid)) == 1
 
@@ -96,7 +96,7 @@ def test_a_process_is_stopped_shown_as_stopped_and_goes_on(
 ) -> None:
     below = ["--below", str(impostor("ray::RolloutFleet").pid)]
     assert main(["stop", "fleet", *below]) == 0
-    deadline = time.monotonic() + 5  # the kernel stops a process a little after the signal
+    deadline = time.monotonic() + 60  # the kernel stops a process a little after the signal
     listed = ""
     while "(stopped)" not in listed and time.monotonic() < deadline:
         assert main(["list", *below]) == 0
@@ -188,12 +188,12 @@ def test_a_killed_learner_ends_a_run_without_recoveries_and_else_is_rebuilt_and_
     killer.start()
     with pytest.raises(TroupeError, match=r"LearnerWorker.*has died"):
         train(tmp_path, tiny_model, max_recoveries=0)
-    assert time.monotonic() - struck[0].at < 10
+    assert time.monotonic() - struck[0].at < 60, "without the notice of its death 120"
 
     killer = threading.Thread(target=kill_at_step, args=(5, tmp_path, spared, struck), daemon=True)
     killer.start()
     train(tmp_path, tiny_model, max_recoveries=1)
-    killer.join(10)
+    killer.join(60)
     assert struck[1].after == struck[1].before, "engines and rollout actors are the same processes"
     said = capsys.readouterr().out
     assert "The learner is being rebuilt; engines and rollout actors go on." in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -68,7 +69,7 @@ class Sleepy(BaseEnv):
 
 
 @contextmanager
-def told(service: RolloutService, activity: str) -> Iterator[Pulse]:
+def told(service: RolloutService, activity: str) -> Iterator[None]:
     """A run that has this rollout service, as far as the cluster knows."""
 
     def pulse() -> Pulse:
@@ -87,13 +88,13 @@ def told(service: RolloutService, activity: str) -> Iterator[Pulse]:
 
     heartbeat = Heartbeat(pulse)
     try:
-        assert within(60, lambda: pulses())
-        (found,) = pulses()
-        yield found
+        assert within(240, lambda: pulses())
+        assert len(pulses()) == 1
+        yield
     finally:
         heartbeat.stop()
         service.stop()
-    assert pulses() == []
+    assert within(240, lambda: not pulses()), "its thread takes it out, at the latest after its last beat"
 
 
 def within(seconds: float, holds: Callable[[], Any]) -> Any:
@@ -103,9 +104,12 @@ def within(seconds: float, holds: Callable[[], Any]) -> Any:
     return found
 
 
-def assert_verdict(pulse: Pulse, text: str) -> None:
-    """``text`` is in the verdict once all has started; beside other tests that takes a while."""
-    assert within(90, lambda: text in verdict(inspect(pulse))), verdict(inspect(pulse))
+def assert_verdict(text: str) -> None:
+    """``text`` is in the verdict once all has started; beside other tests that takes a while.
+
+    Each verdict is on a new pulse: an old one says that the driver has told nothing for long.
+    """
+    assert within(240, lambda: text in verdict(inspect(pulses()[0]))), verdict(inspect(pulses()[0]))
 
 
 def started(
@@ -124,8 +128,8 @@ def request(number: int, seconds: float) -> RolloutRequest:
 
 def test_an_environment_that_sleeps_is_named(ray_cluster: None) -> None:
     service = started(600.0, 2, FleetConfig(num_actors=2))
-    with told(service, PHRASES["time/wait"]) as pulse:
-        assert_verdict(pulse, "2 of 2 rollout actors are in Sleepy or its agent")
+    with told(service, PHRASES["time/wait"]):
+        assert_verdict("2 of 2 rollout actors are in Sleepy or its agent")
 
 
 class Broken(Sleepy):
@@ -146,11 +150,11 @@ def test_the_youngest_failure_of_each_rollout_actor_is_told(ray_cluster: None) -
     def failures_of_both() -> Sequence[ActorFailure]:
         """Both have failed once both are up."""
         service.submit([request(next(numbers), 0.0) for _ in range(4)])
-        fleet = inspect(pulse).fleet
+        fleet = inspect(pulses()[0]).fleet
         return fleet.failures if fleet is not None and len(fleet.failures) == 2 else ()
 
-    with told(service, PHRASES["time/wait"]) as pulse:
-        failures = within(90, failures_of_both)
+    with told(service, PHRASES["time/wait"]):
+        failures = within(240, failures_of_both)
         assert {each.actor for each in failures} == {0, 1}
         # The cause is told by the process where it arose, and there it ends.
         processes = [each.error.strip().splitlines()[-1] for each in failures]
@@ -163,8 +167,8 @@ def test_a_stream_that_nobody_empties_is_named(ray_cluster: None, monkeypatch: p
     monkeypatch.setattr(rollout_service, "STREAM_CAPACITY", 4)
     monkeypatch.setattr("launch.health.inspection.STREAM_CAPACITY", 4)
     service = started(0.0, 40, FleetConfig(num_actors=2))
-    with told(service, PHRASES["time/learn"]) as pulse:
-        assert_verdict(pulse, "The rollout actors wait for it: the stream is full")
+    with told(service, PHRASES["time/learn"]):
+        assert_verdict("The rollout actors wait for it: the stream is full")
 
 
 def test_a_cluster_without_room_is_named(ray_cluster: None) -> None:
@@ -178,11 +182,11 @@ def test_a_cluster_without_room_is_named(ray_cluster: None) -> None:
             return True
 
     neighbour = Neighbour.remote()
-    ray.get(neighbour.up.remote(), timeout=60)
+    ray.get(neighbour.up.remote(), timeout=200)
     service = started(0.0, 2, FleetConfig(num_actors=2, num_cpus_per_actor=1))
     try:
-        with told(service, PHRASES["time/wait"]) as pulse:
-            assert_verdict(pulse, "none of 2 rollout actors is up. Each needs 1 CPU")
+        with told(service, PHRASES["time/wait"]):
+            assert_verdict("none of 2 rollout actors is up. Each needs 1 CPU")
     finally:
         ray.kill(neighbour)
 
@@ -200,10 +204,13 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Po
         ) as program,
     ):
         program.output = folder / "output"  # type: ignore[attr-defined]
-        assert within(240, lambda: "step    2/" in said(program)), said(program)
-        yield program
-        os.killpg(program.pid, signal.SIGINT)
-        program.wait(60)
+        try:
+            assert within(500, lambda: "step    2/" in said(program)), said(program)
+            yield program
+            os.killpg(program.pid, signal.SIGINT)
+            program.wait(200)
+        finally:
+            program.kill()  # else the end of this block would wait for it
 
 
 def address_of(program: subprocess.Popen[str]) -> str:
@@ -282,13 +289,13 @@ def test_a_process_that_was_stopped_is_named_from_another_terminal_and_by_the_ru
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=200,
         )
         assert status.returncode == 0, status.stderr
         assert f"The {name} (process {victim} on {socket.gethostname()}) was stopped" in status.stdout
-        printed = within(60, lambda: "Nothing has moved for 1" in said(training)[len(before) :])
+        printed = within(180, lambda: re.search(r"Nothing has moved for \d", said(training)[len(before) :]))
         assert printed and f"The {name} (process {victim}" in said(training)[len(before) :]
     finally:
         os.kill(victim, signal.SIGCONT)
     length = len(said(training))
-    assert within(60, lambda: "reward" in said(training)[length:]), "the run goes on"
+    assert within(180, lambda: "reward" in said(training)[length:]), "the run goes on"

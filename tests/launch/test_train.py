@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,12 +16,13 @@ from typing import Any
 import pytest
 
 from environments.errors import ConfigError
+from launch.chaos import COUNTED
 from launch.config import TrainConfig, compose
 from launch.health.members import members
 from launch.reporting.metrics import FRESH_MISMATCH
 from launch.reporting.tracker import read_metrics
 from launch.run_folder.checkpoint import CheckpointFolder
-from launch.run_folder.consumed_log import read_consumed_log
+from launch.run_folder.consumed_log import ConsumedLog, read_consumed_log
 from launch.run_folder.trajectory_log import TRAIN, KeptTrajectory, kept_steps, read_kept
 from launch.train import main
 from launch.trainer import run_training
@@ -53,9 +53,13 @@ def small_run(directory: Path, *overrides: str) -> TrainConfig:
 
 
 def comparable(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records without what a clock says."""
+    """The records without what a clock says, or decides: whether a rollout was too slow and came again."""
     return [
-        {name: value for name, value in each.items() if "time/" not in name and "seconds" not in name}
+        {
+            name: value
+            for name, value in each.items()
+            if "time/" not in name and "seconds" not in name and name not in COUNTED
+        }
         for each in records
     ]
 
@@ -98,15 +102,26 @@ def test_a_resumed_run_equals_one_that_never_stopped(undisturbed: Path, tmp_path
 @pytest.mark.slow
 @pytest.mark.engine
 def test_a_run_whose_learner_and_fleet_are_killed_ends_with_the_weights_of_one_that_was_not(
-    undisturbed: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    undisturbed: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The same weights, though they also travel as files instead of by the object store."""
     import torch
 
-    deeds = [("learner", 1), ("fleet", 3)]
-    spared = {role: pids(role) for role, _ in deeds}
-    killer = threading.Thread(target=kill_new_ones, args=(deeds, tmp_path, spared), daemon=True)
-    killer.start()
+    deeds = {1: "learner", 3: "fleet"}
+    spared = {role: pids(role) for role in deeds.values()}
+    record = ConsumedLog.record
+
+    def record_and_strike(log: ConsumedLog, step: int, *consumed: Any) -> None:
+        """Kill the process that is not ``spared``, as soon as the journal has the update of its role."""
+        record(log, step, *consumed)
+        if (role := deeds.pop(step, None)) is not None:
+            (process,) = pids(role) - spared[role]
+            os.kill(process, signal.SIGKILL)
+
+    monkeypatch.setattr(ConsumedLog, "record", record_and_strike)
     small_run(
         tmp_path,
         "run.num_steps=4",
@@ -115,8 +130,7 @@ def test_a_run_whose_learner_and_fleet_are_killed_ends_with_the_weights_of_one_t
         "server.weights.options={bucket_bytes: 100000}",
     )
 
-    killer.join(1)
-    assert not killer.is_alive(), "not both were killed"
+    assert not deeds, "not both were killed"
     told = capfd.readouterr().out
     assert "1 update(s) since the checkpoint of step 0 are lost" in told, "after the warm start"
     assert re.search(
@@ -127,15 +141,6 @@ def test_a_run_whose_learner_and_fleet_are_killed_ends_with_the_weights_of_one_t
     assert comparable(read_metrics(tmp_path)) == comparable(read_metrics(undisturbed))
     trained = [rollout_id for record in read_consumed_log(tmp_path) for rollout_id in record["trained"]]
     assert len(trained) == len(set(trained)) == 4 * 3 * 4
-
-
-def kill_new_ones(deeds: list[tuple[str, int]], directory: Path, spared: dict[str, set[int]]) -> None:
-    """For each role: wait for its update, then kill its process, the one that is not ``spared``."""
-    for role, step in deeds:
-        while len(read_consumed_log(directory)) != step:
-            time.sleep(0.05)
-        (process,) = pids(role) - spared[role]
-        os.kill(process, signal.SIGKILL)
 
 
 def pids(role: str) -> set[int]:
@@ -273,9 +278,9 @@ def test_ctrl_c_ends_all_processes_and_leaves_a_checkpoint(
                 break
         assert marked_processes(mark), "the mark does not reach the processes: " + "".join(lines)
         os.killpg(program.pid, signal.SIGINT)
-        interrupted = time.monotonic()
         rest = program.stdout.read()
-    while marked_processes(mark) and time.monotonic() - interrupted < 15:
+    ended = time.monotonic()  # a last checkpoint took its time before
+    while marked_processes(mark) and time.monotonic() - ended < 120:
         time.sleep(0.1)
 
     assert program.returncode == 130, rest
@@ -387,7 +392,7 @@ def test_help_answers_at_once() -> None:
     )
     assert "recipe" in done.stdout
     after = os.times()  # of the processor: a machine may have other things to do
-    assert (after.children_user + after.children_system) - (before.children_user + before.children_system) < 2
+    assert (after.children_user + after.children_system) - (before.children_user + before.children_system) < 6
 
 
 @pytest.mark.engine
