@@ -89,7 +89,7 @@ class Browser:
         assert "exceptionDetails" not in answer, f"{script}: {answer['exceptionDetails']}"
         return answer["result"].get("value")
 
-    def wait_for(self, script: str, seconds: float = 15.0) -> None:
+    def wait_for(self, script: str, seconds: float = 60.0) -> None:
         """Return when the expression is true; fail if it is not in time."""
         deadline = time.monotonic() + seconds
         while not self.value(script):
@@ -104,7 +104,7 @@ class Browser:
         number = next(self._numbers)
         self._socket.send(json.dumps({"id": number, "method": method, "params": params}))
         while True:
-            message = json.loads(self._socket.recv(timeout=30))
+            message = json.loads(self._socket.recv(timeout=60))
             if message.get("id") == number:
                 assert "error" not in message, message
                 return message["result"]

@@ -223,7 +223,7 @@ def test_a_submitted_job_serves_a_model_and_its_agent_until_it_is_stopped(
     assert done.returncode == 0, done.stdout + done.stderr
     try:
         wait_until(
-            lambda: "Ctrl-C ends it." in answer_of(dashboard, "jobs/serving/logs")["logs"], seconds=120
+            lambda: "Ctrl-C ends it." in answer_of(dashboard, "jobs/serving/logs")["logs"], seconds=400
         )
         for model in ("policy", "agent/calculator"):
             assert reply(port, model).usage.completion_tokens > 0
@@ -248,7 +248,7 @@ def test_serve_deploy_serves_the_policy_of_the_shipped_file(
     done = serve_cli(installed, "deploy", "--address", dashboard, file, cwd=foreign)
     assert done.returncode == 0, done.stdout + done.stderr
     try:
-        wait_until(lambda: health(port) == 200, seconds=120)
+        wait_until(lambda: health(port) == 200, seconds=400)
         assert reply(port, "policy", Host="troupe-serve-svc").usage.completion_tokens > 0
         with pytest.raises(PermissionDeniedError, match=r"server\.access\.hosts"):
             reply(port, "policy", Host="elsewhere")
@@ -288,7 +288,7 @@ def log_of_job(dashboard: str, name: str) -> str:
 
 def answer_of(dashboard: str, question: str) -> dict[str, Any]:
     """What the dashboard knows of its cluster."""
-    with urllib.request.urlopen(f"{dashboard}/api/{question}", timeout=60) as response:
+    with urllib.request.urlopen(f"{dashboard}/api/{question}", timeout=180) as response:
         answer: dict[str, Any] = json.load(response)
     return answer
 
@@ -306,7 +306,7 @@ def health(port: int) -> int | None:
 
 def reply(port: int, model: str, **headers: str) -> ChatCompletion:
     """A short answer of the policy server."""
-    client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0, timeout=60)
+    client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0, timeout=180)
     question = {"role": "user", "content": "What is 12+34?"}
     limit = {} if model.startswith("agent/") else {"max_tokens": 4}
     return client.chat.completions.create(model=model, messages=[question], extra_headers=headers, **limit)
@@ -348,7 +348,7 @@ def dashboard(installed: Path) -> Iterator[str]:
             yield f"http://127.0.0.1:{ports['dashboard-port']}"
         finally:
             head.send_signal(signal.SIGTERM)
-            head.wait(timeout=60)
+            head.wait(timeout=180)
 
 
 RAY, SERVE = ("-m", "ray.scripts.scripts"), ("-m", "ray.serve.scripts")

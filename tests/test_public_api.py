@@ -116,6 +116,6 @@ def test_importing_the_packages_loads_neither_ray_nor_torch() -> None:
         cwd=Path(__file__).resolve().parents[1],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert (loaded.stdout.strip(), loaded.returncode) == ("[]", 0), loaded.stderr

@@ -165,5 +165,5 @@ def agent_server(
             yield AgentServer(f"http://127.0.0.1:{port}", service, hear)
         finally:
             server.should_exit = True
-            served.result(10)
+            served.result(60)
             service.end()

@@ -60,7 +60,7 @@ def idle(server: AgentServer) -> None:
 async def connected(url: str, key: str = "", **config: Any) -> AsyncIterator[tuple[Client, AgentCard]]:
     """The official client, which has found the agent by its card."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    async with httpx.AsyncClient(headers=headers, timeout=20) as http:
+    async with httpx.AsyncClient(headers=headers, timeout=60) as http:
         card = await A2ACardResolver(http, url).get_agent_card()
         yield ClientFactory(ClientConfig(httpx_client=http, **config)).create(card), card
 
@@ -79,7 +79,7 @@ async def only_task(client: Client, request: SendMessageRequest) -> Task:
 
 
 async def until(check: Callable[[], Awaitable[Any]]) -> Any:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (found := await check()):
             await asyncio.sleep(0.01)
     return found
@@ -197,7 +197,7 @@ def test_a_message_that_waits_is_cancelled_and_its_stream_ends(server: AgentServ
             await until(lambda: asyncio.sleep(0, events))
             task_id = events[0].task.id
             cancelled = await client.cancel_task(CancelTaskRequest(id=task_id))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await listening
             with pytest.raises(TaskNotCancelableError, match="has ended: its state is TASK_STATE_CANCELED"):
                 await client.cancel_task(CancelTaskRequest(id=task_id))

@@ -41,7 +41,7 @@ async def connected(
     hooks = {"request": [on_request] if on_request else [], "response": [on_response] if on_response else []}
     headers = {"authorization": f"Bearer {key}"}
     async with (
-        httpx2.AsyncClient(headers=headers, timeout=20, event_hooks=hooks) as http,
+        httpx2.AsyncClient(headers=headers, timeout=60, event_hooks=hooks) as http,
         Client(streamable_http_client(f"{server.url}/mcp", http_client=http), mode=mode) as client,
     ):
         yield client
@@ -74,7 +74,7 @@ def test_a_failed_episode_is_a_result_with_an_error(server: AgentServer) -> None
     async def talk() -> Any:
         async with connected(server) as client:
             asked = asyncio.create_task(client.call_tool("ask_calculator", QUESTION))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not server.service.waiting:
                     await asyncio.sleep(0.01)
             server.service.fail(server.service.take(), "it broke\n  at line 3")

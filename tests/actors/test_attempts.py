@@ -62,7 +62,7 @@ def test_a_slot_that_waits_takes_what_its_last_rival_leaves_behind() -> None:
         assert not taking.done()
         slots.remove(2)
         waiting.look_again()
-        return await asyncio.wait_for(taking, 5)
+        return await asyncio.wait_for(taking, 30)
 
     assert asyncio.run(play()).tried_by == {1}
 
@@ -72,7 +72,7 @@ def test_a_failed_attempt_waits_out_its_pause_and_counts_meanwhile() -> None:
         waiting = WaitingAttempts(lambda: {1, 2}, NOTHING_KEPT)
         waiting.put_later(attempt().again(1))
         lengths = [len(waiting)]
-        again = await asyncio.wait_for(waiting.take(2), 5)
+        again = await asyncio.wait_for(waiting.take(2), 30)
         assert (again.number, again.tried_by) == (2, {1})
         return [*lengths, len(waiting)]
 

@@ -40,7 +40,7 @@ def test_an_actor_without_room_is_given_up_when_the_silent_node_is_back(watch: N
             await asyncio.sleep(0)
             assert not starting.done()
             watch._judge("there", 0)
-            assert await asyncio.wait_for(starting, 1) is None
+            assert await asyncio.wait_for(starting, 15) is None
             assert watch.elsewhere() == {}
 
     asyncio.run(play())
@@ -58,6 +58,6 @@ def test_an_actor_that_starts_elsewhere_is_taken_and_one_without_silence_is_wait
                 await asyncio.sleep(0)
                 assert not starting.done()
                 ready.set_result("elsewhere")
-                assert await asyncio.wait_for(starting, 1) == "elsewhere"
+                assert await asyncio.wait_for(starting, 15) == "elsewhere"
 
     asyncio.run(play())

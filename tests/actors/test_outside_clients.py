@@ -83,7 +83,7 @@ def test_a_fuzzer_finds_no_server_error_and_no_hang_in_two_thousand_requests(
             "run",
             f"{server.url}/openapi.json",
             "--checks=not_a_server_error",
-            "--request-timeout=10",
+            "--request-timeout=60",
             "--seed=1",
             "--no-color",
             "--generation-database=none",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -33,12 +33,13 @@ class EchoEngine(Engine):
         self.version = 0
         self.go = asyncio.Event()
         self.go.set()
-        self.num_cancelled = 0
+        self.num_begun = self.num_cancelled = 0
         self._broken = False
 
     async def sample(
         self, prompt_ids: Sequence[int], params: SamplingParams, in_pieces: bool
     ) -> AsyncGenerator[TokenOutput, None]:
+        self.num_begun += 1
         try:
             await self.go.wait()
         except asyncio.CancelledError:
@@ -73,12 +74,17 @@ async def nothing_new() -> None:
     pass
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.01)
+
+
 def request(index: int) -> TokenRequest:
     return TokenRequest((index,), SamplingParams())
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 20))
+    asyncio.run(asyncio.wait_for(test, 120))
 
 
 def test_requests_of_all_kinds_are_answered() -> None:
@@ -178,7 +184,7 @@ def test_a_new_version_is_told_at_once() -> None:
         await asyncio.sleep(0.05)
         engine.version = 1
         link.wake()
-        assert (await asyncio.wait_for(waiting, 1)).policy_version == 1
+        assert (await asyncio.wait_for(waiting, 8)).policy_version == 1
         running.cancel()
 
     run(test())
@@ -190,10 +196,9 @@ def test_what_is_revoked_is_not_sampled_any_further() -> None:
         engine.go.clear()
         link = asyncio.create_task(QueueWorker("a", engine, queue.poll, nothing_new).run())
         waiting = asyncio.create_task(queue.sample(request(1)))
-        await asyncio.sleep(0.1)
+        await until(lambda: engine.num_begun == 1)
         waiting.cancel()
-        await asyncio.sleep(0.2)
-        assert engine.num_cancelled == 1
+        await until(lambda: engine.num_cancelled == 1)
         link.cancel()
 
     run(test())
@@ -205,13 +210,13 @@ def test_a_link_whose_engine_breaks_ends_and_another_replica_answers() -> None:
         link = asyncio.create_task(QueueWorker("broken", broken, queue.poll, nothing_new).run())
         broken.go.clear()
         waiting = [asyncio.create_task(queue.sample(request(index))) for index in (13, 13)]
-        await asyncio.sleep(0.1)
+        await until(lambda: broken.num_begun == 2)
         broken.go.set()
         with pytest.raises(SamplerError, match="gone"):
             await link
         whole.go.clear()
         other = asyncio.create_task(QueueWorker("whole", whole, queue.poll, nothing_new).run())
-        await asyncio.sleep(0.6)
+        await until(lambda: whole.num_begun == 2)
         assert queue.status().replicas["whole"].num_running == 2
         for each in (other, *waiting):
             each.cancel()

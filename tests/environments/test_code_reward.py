@@ -333,10 +333,10 @@ def test_all_tests_together_have_as_much_cpu_time_as_time():
 def test_a_hang_costs_its_own_time_and_the_others_are_still_judged():
     tests = [CodeTest("stdin", str(n), str(n)) for n in range(4)]
     begin = time.monotonic()
-    failures = run_tests("n = int(input())\nwhile n == 1: pass\nprint(n)", tests, test_seconds=1)
+    failures = run_tests("n = int(input())\nwhile n == 1: pass\nprint(n)", tests, test_seconds=3)
     assert [failure is None for failure in failures] == [True, False, True, True]
-    assert failures[1].error == "time limit of 1 s exceeded"
-    assert time.monotonic() - begin < 6
+    assert failures[1].error == "time limit of 3 s exceeded"
+    assert time.monotonic() - begin < 30
 
 
 @pytest.mark.slow
@@ -565,11 +565,11 @@ def test_an_answer_without_code_gets_nothing_and_is_told_why():
 
 
 def test_an_answer_of_many_fences_is_read_quickly():
-    begin = time.monotonic()
+    begin = time.process_time()
     last_code_block("```python\n" * 50_000)
     last_code_block("```" + " " * 200_000)
     last_code_block(" " * 200_000 + "```\n" + "```" * 50_000)
-    assert time.monotonic() - begin < 2
+    assert time.process_time() - begin < 4
 
 
 # --- comparing

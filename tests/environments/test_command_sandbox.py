@@ -109,14 +109,14 @@ def test_a_greeting_of_the_image_is_not_taken_for_output():
 
 def test_a_time_out_keeps_what_was_printed_and_ends_what_was_started(engine):
     source = "import os\nprint('before', flush=True)\nos.fork()\nwhile True: pass"
-    result = stand_in().run(source, limits=SandboxLimits(timeout_seconds=1))
+    result = stand_in().run(source, limits=SandboxLimits(timeout_seconds=4))
     assert (result.stdout, result.ending, result.exit_code) == ("before\n", Ending.TIMED_OUT, None)
     assert [call[0] for call in calls(engine)] == ["run"]  # the container ended by itself
 
 
 def test_a_container_that_does_not_answer_is_stopped_by_name(engine):
     begin = time.monotonic()
-    result = stand_in(reply_seconds=1.0).run(STUBBORN, limits=SandboxLimits(timeout_seconds=1))
+    result = stand_in(reply_seconds=1.0).run(STUBBORN, limits=SandboxLimits(timeout_seconds=2))
     assert (result.stdout, result.ending) == ("", Ending.TIMED_OUT)
     run, kill = calls(engine)
     assert run[3] == f"--name={kill[1]}"
@@ -133,7 +133,7 @@ def test_a_container_whose_client_died_is_stopped_by_name(engine):
 def test_without_a_stop_command_the_container_goes_on(engine):
     """The test that the stand-in is one: killing its client ends no container."""
     sandbox = stand_in(stop=(), reply_seconds=1.0)
-    assert sandbox.run(STUBBORN, limits=SandboxLimits(timeout_seconds=1)).timed_out
+    assert sandbox.run(STUBBORN, limits=SandboxLimits(timeout_seconds=2)).timed_out
     (name,) = containers(engine)
     subprocess.run([*ENGINE, "kill", name], check=True)
 
@@ -206,7 +206,7 @@ def test_no_descriptor_is_left_open():
     ],
 )
 def test_an_engine_that_fails_is_an_environment_failure_of_tool_and_reward(image, sentence):
-    sandbox = stand_in(image, start_seconds=2.0)
+    sandbox = stand_in(image, start_seconds=2.0 if image == "hangs" else 60.0)
     with pytest.raises(EnvironmentFailure, match=sentence) as failure:
         PythonTool(sandbox=sandbox)(code="1")
     assert str(STAND_IN) in str(failure.value)
@@ -222,7 +222,7 @@ def test_a_command_that_does_not_exist_is_an_environment_failure():
 def test_a_stop_command_that_does_not_exist_is_an_environment_failure(engine):
     sandbox = stand_in(stop=("/nonexistent", "{name}"), reply_seconds=1.0)
     with pytest.raises(EnvironmentFailure, match=r"'/nonexistent troupe-.* cannot be started .*by hand"):
-        sandbox.run(STUBBORN, limits=SandboxLimits(timeout_seconds=1))
+        sandbox.run(STUBBORN, limits=SandboxLimits(timeout_seconds=2))
     (name,) = containers(engine)
     subprocess.run([*ENGINE, "kill", name], check=True)
 
@@ -283,12 +283,12 @@ def test_verdicts_are_those_of_the_local_sandbox(kind):
 
 
 def test_a_test_that_takes_too_long_fails_alone(monkeypatch):
-    monkeypatch.setattr("environments.rewards.code.reward.TEST_SECONDS", 1.0)
+    monkeypatch.setattr("environments.rewards.code.reward.TEST_SECONDS", 3.0)
     from environments.rewards.code.reward import CodeTest, run_tests
 
     tests = [CodeTest("call", "[1]", 1, "f"), CodeTest("call", "[0]", 0, "f")]
     code = "def f(n):\n    while n: pass\n    return n"
-    first, second = run_tests(code, tests, test_seconds=1.0, sandbox=stand_in())
+    first, second = run_tests(code, tests, test_seconds=3.0, sandbox=stand_in())
     assert first is not None
-    assert first.error == "time limit of 1 s exceeded"
+    assert first.error == "time limit of 3 s exceeded"
     assert second is None

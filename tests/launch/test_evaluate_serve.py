@@ -381,7 +381,7 @@ def test_serve_answers_over_http_until_it_is_told_to_end(
         stderr=subprocess.STDOUT,
         text=True,
     )
-    watchdog = threading.Timer(300, command.kill)
+    watchdog = threading.Timer(900, command.kill)
     watchdog.start()
     try:
         assert command.stdout is not None
@@ -397,10 +397,10 @@ def test_serve_answers_over_http_until_it_is_told_to_end(
             curl_example(text.replace("KEY", "wrong"))
         client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0)
         agent = client.chat.completions.create(
-            model="agent/calculator", messages=[{"role": "user", "content": "What is 12+34?"}], timeout=60
+            model="agent/calculator", messages=[{"role": "user", "content": "What is 12+34?"}], timeout=200
         )
         assert agent.model == "agent/calculator" and agent.usage.completion_tokens > 0
-        response = client.responses.create(model="agent/calculator", input="What is 12+34?", timeout=60)
+        response = client.responses.create(model="agent/calculator", input="What is 12+34?", timeout=200)
         assert response.output[0].type == "message" and response.usage.output_tokens > 0
         assert client.responses.retrieve(response.id).output_text == response.output_text
         answers = asyncio.run(answers_of_all(merged, f"http://127.0.0.1:{port}/v1"))
@@ -421,7 +421,7 @@ def test_serve_answers_over_http_until_it_is_told_to_end(
                 found = torch.tensor(choice.logprobs.token_logprobs)
                 torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
         command.send_signal(signal.SIGTERM)  # as `docker stop` does; Ctrl-C is the easier of the two
-        rest, _ = command.communicate(timeout=120)
+        rest, _ = command.communicate(timeout=300)
         assert (command.returncode, "Traceback" in rest) == (0, False), rest
     finally:
         watchdog.cancel()

@@ -36,7 +36,7 @@ class FakeService:
 
     def groups(self, requests: Sequence[RolloutRequest]) -> Iterator[TrajectoryGroup]:
         self.requests += requests
-        assert self.free.wait(10)
+        assert self.free.wait(120)
         for request in reversed(requests):
             trajectory = Trajectory(task=request.task, rollout_id=request.rollout_id)
             yield TrajectoryGroup(group_id=request.group_id, task=request.task, trajectories=(trajectory,))

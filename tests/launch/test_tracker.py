@@ -212,7 +212,7 @@ def test_the_timeline_of_a_long_run_is_drawn_in_a_moment(tmp_path: Path) -> None
     ]
     started = time.process_time()
     draw_timeline(records, tmp_path / "timeline.png")
-    assert time.process_time() - started < 5
+    assert time.process_time() - started < 10
     assert (tmp_path / "timeline.png").stat().st_size > 1000
 
 

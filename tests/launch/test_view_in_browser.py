@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import uvicorn
 from browser import Browser, chromium
+from conftest import free_port
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 from test_trajectory_log import conversation, group
@@ -74,9 +74,7 @@ def record(folder: Path, *steps: int) -> None:
 
 @contextmanager
 def listening(app: FastAPI) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = uvicorn.Server(
         uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", timeout_graceful_shutdown=1)
     )
@@ -155,7 +153,7 @@ def test_curves_move_while_the_run_goes_on(browser: Browser, address: str, run: 
     browser.open(address)
     browser.wait_for("document.getElementById('state').textContent === 'step 3'")
     record(run, 4)
-    browser.wait_for("document.getElementById('state').textContent === 'step 4'", seconds=10)
+    browser.wait_for("document.getElementById('state').textContent === 'step 4'")
 
 
 def test_two_members_of_a_group_stand_side_by_side(browser: Browser, address: str) -> None:

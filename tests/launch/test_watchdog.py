@@ -61,13 +61,13 @@ def test_a_stall_is_reported_once_and_the_next_one_again() -> None:
     run = Run()
     with watched(run):
         run.idle = 6.0
-        assert within(5, lambda: run.announced)
+        assert within(60, lambda: run.announced)
         time.sleep(0.3)
         assert run.announced == ["Nothing has moved for 6 s.\nstate\nThe verdict."]
         run.idle = 0.0
         time.sleep(0.3)
         run.idle = 8.0
-        assert within(5, lambda: len(run.announced) == 2)
+        assert within(60, lambda: len(run.announced) == 2)
     assert run.ended == []
 
 
@@ -75,14 +75,14 @@ def test_a_stall_beyond_the_limit_ends_the_run_with_the_verdict() -> None:
     run = Run()
     with watched(run, limit=10.0):
         run.idle = 11.0
-        assert within(5, lambda: run.ended)
+        assert within(60, lambda: run.ended)
     assert "run.stall_limit_seconds=10" in str(run.ended[0]) and "The verdict." in str(run.ended[0])
 
 
 def test_a_silent_head_of_the_cluster_ends_the_run_by_its_name() -> None:
     run = Run()
     with watched(run, head_silent=30.0):
-        assert within(5, lambda: run.ended)
+        assert within(60, lambda: run.ended)
     assert "gcs_server) has not answered" in str(run.ended[0])
     assert run.announced == [str(run.ended[0])]
 
@@ -93,7 +93,7 @@ def test_a_dead_raylet_ends_the_run_by_its_name() -> None:
         time.sleep(0.3)
         assert run.ended == []
         raylet.kill()
-        assert within(5, lambda: run.ended)
+        assert within(60, lambda: run.ended)
         assert f"The raylet of this node (process {raylet.pid} on" in str(run.ended[0])
     assert run.announced == [str(run.ended[0])]
 

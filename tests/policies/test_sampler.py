@@ -565,7 +565,7 @@ def test_a_limit_that_the_server_knows_by_its_newer_name_is_sent_by_that_from_th
 
 
 def test_requests_at_the_same_time_learn_the_newer_name_each_for_itself() -> None:
-    both_there = threading.Barrier(2, timeout=10)
+    both_there = threading.Barrier(2, timeout=60)
 
     def newer(body: dict[str, Any], number: int) -> Answer:
         if "max_tokens" not in body:
