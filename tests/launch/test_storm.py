@@ -413,8 +413,8 @@ def test_a_run_goes_on_through_a_storm_and_is_sound(tmp_path: Path, tiny_model: 
         while not (tmp_path / "settings.yaml").exists():
             assert run.poll() is None
             time.sleep(0.1)
-        # The first three blows of this seed kill, stop and slow down, whoever is there.
-        options = ["--below", str(run.pid), "--every", "2", "--minutes", "0.35", "--seed", "38", "--wait"]
+        # Each kind is among the first four blows of this seed, and no replica is killed: they start slowly.
+        options = ["--below", str(run.pid), "--every", "2", "--minutes", "0.35", "--seed", "818", "--wait"]
         storm = subprocess.run(
             [sys.executable, "-c", PATIENT_STORM, *options], stdout=subprocess.PIPE, text=True
         )
