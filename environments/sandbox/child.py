@@ -234,7 +234,7 @@ def set_limits(settings: dict[str, Any]) -> None:
     """Set the limits that hold for this process and all that it starts."""
     for kind, most in (
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, settings["cpu_seconds"]),
+        (resource.RLIMIT_CPU, settings["cpu_seconds"] + 1),
         (resource.RLIMIT_FSIZE, settings["file_bytes"]),
         (resource.RLIMIT_NOFILE, settings["open_files"]),
         (resource.RLIMIT_AS, settings["memory_bytes"]),
@@ -242,6 +242,10 @@ def set_limits(settings: dict[str, Any]) -> None:
         hard = resource.getrlimit(kind)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (most, most))
+    # A second earlier comes SIGXCPU, by which the program's end tells why: SIGKILL may have other reasons,
+    # and the time that this process is said to have used is not the one that the kernel compares.
+    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (min(settings["cpu_seconds"], most), most))
 
 
 def run(source: str, report_fd: int) -> None:

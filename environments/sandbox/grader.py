@@ -25,6 +25,8 @@ from environments.sandbox.local import warn_of_no_isolation
 _START_SECONDS = (
     120.0  # importing sympy takes 0.5 when nothing else runs; with 64 actors starting, much longer
 )
+_EXIT_SECONDS = 2.0
+"""For so long a process that has closed its socket may take to end, so that its own status is told."""
 _KILL_SECONDS = 10.0
 _ORPHAN_SECONDS = 1.0
 _MAX_ERROR_LENGTH = 500
@@ -85,7 +87,7 @@ class Grader:
                 child.end()
                 raise GradingError(f"could not be graded in {time_limit_seconds:g} s.") from error
             except ConnectionError as error:
-                raise GradingError(f"the grading process died ({child.end()}).") from error
+                raise GradingError(f"the grading process died ({child.end(_EXIT_SECONDS)}).") from error
             except BaseException:
                 child.end()
                 raise
@@ -126,7 +128,9 @@ class _Child:
         try:
             answer = self.ask(settings, _START_SECONDS)
         except OSError as error:
-            reason = "took too long" if isinstance(error, TimeoutError) else f"died ({self.end()})"
+            reason = (
+                "took too long" if isinstance(error, TimeoutError) else f"died ({self.end(_EXIT_SECONDS)})"
+            )
             raise EnvironmentFailure(
                 f"The process that runs {settings['function']} {reason} before it was ready, within "
                 f"{_START_SECONDS:g} s: its error stands above; look at the memory of this machine."
@@ -164,11 +168,11 @@ class _Child:
             raise ConnectionError
         return answer
 
-    def end(self) -> str:
-        """Kill the process, wait for it, and return how it ended."""
+    def end(self, seconds: float = 0.0) -> str:
+        """Kill the process unless it ends by itself within ``seconds``, and return how it ended."""
         self.connection.close()
         try:
-            self._process.wait(0.1)  # so that the status of one that died by itself is kept
+            self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
         status = self._process.wait(_KILL_SECONDS)

@@ -197,7 +197,9 @@ class Family:
 
     def left_over(self, seconds: float = END_SECONDS) -> Finding:
         """Whether all of them have ended, for which they get so many ``seconds``."""
-        left = [each for each in psutil.wait_procs(self._seen, timeout=seconds)[1] if is_alive(each)]
+        deadline = time.monotonic() + seconds
+        while (left := [each for each in self._seen if is_alive(each)]) and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
         if not left:
             return Finding(True, f"of {len(self._seen)} processes none is left")
         return Finding(False, "left: " + ", ".join(f"{each.pid} ({each.name()})" for each in left))
