@@ -248,7 +248,7 @@ def test_sixteen_pairs_sample_a_vllm_server(roomy_model: Path, tmp_path: Path) -
         question for question, _, _ in PROBLEMS for _ in range(NUM_REPEATS)
     ]
     assert [each.error for each in results] == [None] * 64
-    assert not any(each.retokenized for each in results)
+    assert not any(completion.retokenized for each in results for completion in each.completions)
     first = [each.steps[0].completion for each in results]
     assert all(each.prompt_ids and 1 <= len(each.completion_ids) <= 64 for each in first)
     assert all(len(each.logprobs) == len(each.completion_ids) for each in first)
