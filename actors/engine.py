@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import inspect
 import math
 import os
@@ -25,7 +24,7 @@ from actors.rollouts.service import RolloutService
 from actors.sampling.backends import check_calls, sampler_class, sampler_factory
 from actors.settings import FleetConfig
 from environments.base import BaseEnv
-from environments.bounds import check_choice
+from environments.bounds import check_choice, no_argument
 from environments.data.datasets import Dataset
 from environments.data.trajectory_file import TrajectoryFile
 from environments.errors import ConfigError
@@ -121,7 +120,8 @@ class AgentExecutionEngine:
         **unknown: Never,
     ) -> None:
         for name in unknown:
-            raise ConfigError(_no_argument(name))
+            known = list(inspect.signature(AgentExecutionEngine).parameters)[:-1]
+            raise ConfigError(no_argument("AgentExecutionEngine", name, known, REFERENCE_ARGUMENTS.get(name)))
         _check_seconds("trajectory_timeout", trajectory_timeout)
         if not math.isfinite(gamma):
             raise ConfigError(f"gamma={gamma} is no discount: use a number between 0 and 1.")
@@ -363,14 +363,6 @@ def _sampling_params(given: dict[str, Any], sampler: type[Sampler]) -> SamplingP
             "OpenAI-compatible server is asked for an adapter by its name as 'model'."
         )
     return SamplingParams(**given)
-
-
-def _no_argument(name: str) -> str:
-    """The sentence about an argument that the engine does not have."""
-    known = list(inspect.signature(AgentExecutionEngine).parameters)[:-1]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
-    return f"AgentExecutionEngine has no argument {name!r}. {REFERENCE_ARGUMENTS.get(name, hint)}"
 
 
 def _check_seconds(name: str, value: float | None) -> None:

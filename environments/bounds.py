@@ -147,6 +147,17 @@ def check_bounds(settings: Any, prefix: str = "") -> None:
         leaf.bound.check_value(leaf.name, leaf.value)
 
 
+def no_argument(owner: str, name: str, known: Collection[str], remedy: str | None = None) -> str:
+    """The sentence about an argument ``name`` that ``owner`` does not have, with the nearest that it has.
+
+    Args:
+        remedy: stands in the place of the nearest one.
+    """
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known) or 'none'}."
+    return f"{owner} has no argument {name!r}. {remedy or hint}"
+
+
 def check_choice(name: str, value: str | None, choices: Collection[str], more: str = "") -> None:
     """Raise ``ConfigError`` for a ``value`` that is not among ``choices``; ``None`` is a value not set.
 

@@ -5,7 +5,6 @@ Nothing heavy is imported here, because every rollout actor imports this module.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 from abc import ABC, abstractmethod
@@ -13,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from environments.bounds import no_argument
 from environments.errors import ConfigError, LogprobError, PromptTooLongError, SamplerError
 from environments.types import Completion, Message
 
@@ -320,9 +320,7 @@ def check_arguments(sampler: type[Sampler], given: Mapping[str, Any]) -> dict[st
     parameters = inspect.signature(sampler).parameters
     for name in given:
         if name not in parameters:
-            near = difflib.get_close_matches(name, parameters, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(parameters) or 'none'}."
-            raise ConfigError(f"rollout_engine_args: {sampler.__name__} has no argument {name!r}. {hint}")
+            raise ConfigError(f"rollout_engine_args: {no_argument(sampler.__name__, name, parameters)}")
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and not given.get(name):
             example = repr(sampler.examples[name]) if name in sampler.examples else "..."

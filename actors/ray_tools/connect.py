@@ -11,11 +11,11 @@ from typing import Any
 
 import psutil
 import ray
-from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray._raylet import Config  # type: ignore[attr-defined]  # of a compiled module
 from ray.job_config import JobConfig
 
 from actors.ray_tools.address import check_answers, unreachable
+from actors.ray_tools.job import in_job
 from environments.errors import ConfigError, TroupeError
 
 LIBRARY = Path(__file__).resolve().parents[2]
@@ -93,7 +93,7 @@ def _library_path() -> list[str]:
     Serve: where that one's working directory is this library, a path to it would hide the library of the job
     that they serve.
     """
-    if RAY_JOB_CONFIG_JSON_ENV_VAR in os.environ and Path.cwd() == LIBRARY:
+    if in_job() and Path.cwd() == LIBRARY:
         return []
     return [str(LIBRARY)]
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 import ray
 
+from actors.ray_tools.limited_wait import wait_a_while
 from actors.settings import MANY_CALLS
-
-WAIT_SECONDS = 60.0
 
 
 @ray.remote(num_cpus=0, max_concurrency=MANY_CALLS)
@@ -38,12 +36,6 @@ class SamplerDirectory:
         self._samplers.pop(number, None)
 
     async def added_after(self, number: int) -> dict[int, ray.actor.ActorHandle]:
-        """The sampling actors with a number above ``number``, when there are any; none after a minute.
-
-        The wait has an end for the reason of ``WeightStore.newer_than``.
-        """
-        async with self._changed:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(WAIT_SECONDS):
-                    await self._changed.wait_for(lambda: any(each > number for each in self._samplers))
+        """The sampling actors with a number above ``number``, when there are any; none after a minute."""
+        await wait_a_while(self._changed, lambda: any(each > number for each in self._samplers))
         return {each: sampler for each, sampler in self._samplers.items() if each > number}

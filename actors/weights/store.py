@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 
+from actors.ray_tools.limited_wait import wait_a_while
 from actors.settings import MANY_CALLS
 from actors.weights.object_store import ObjectStoreTransport
 from actors.weights.transport import WeightTransport
 from environments.errors import TroupeError
-
-WAIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +59,8 @@ class WeightStore:
         return self._newest
 
     async def newer_than(self, version: int) -> PublishedWeights | None:
-        """The newest version, when there is one after ``version``; ``None`` if none comes for a minute.
-
-        The wait has an end because Ray ends no call whose caller has died: replicas come and go, and an actor
-        has places for so many calls.
-        """
-        async with self._changed:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(WAIT_SECONDS):
-                    await self._changed.wait_for(lambda: self._is_newer(version))
+        """The newest version, when there is one after ``version``; ``None`` if none comes for a minute."""
+        await wait_a_while(self._changed, lambda: self._is_newer(version))
         return self._newest if self._is_newer(version) else None
 
     def _is_newer(self, version: int) -> bool:

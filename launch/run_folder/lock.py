@@ -12,11 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from actors.ray_tools.job import in_job
 from environments.errors import ConfigError
 
 LOCK = ".lock"
-JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""Set by Ray in the program of a submitted job."""
 
 
 class RunLock:
@@ -78,7 +77,7 @@ def run_directory(setting: str) -> Path:
     if not setting:
         raise ConfigError("run.directory is empty: name a folder, such as run.directory=runs/my-run.")
     directory = Path(setting).expanduser()
-    if JOB in os.environ and not directory.is_absolute():
+    if in_job() and not directory.is_absolute():
         raise ConfigError(
             f"run.directory={setting} is inside this job's copy of the working directory, which Ray deletes "
             "some time after the job: name an absolute path on a disk that the nodes share."

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from actors.ray_tools.job import in_job
 from launch.config import TrainConfig, algorithm_of
-from launch.run_folder.lock import JOB
 from policies.learning.settings import CorrectionConfig
 
 STOP_SECONDS = "RAY_JOB_STOP_WAIT_TIME_S"
@@ -18,7 +18,7 @@ def notices(config: TrainConfig) -> list[str]:
 
 
 def _job_notices() -> list[str]:
-    if JOB not in os.environ or STOP_SECONDS in os.environ:
+    if not in_job() or STOP_SECONDS in os.environ:
         return []
     return [
         "`ray job stop` kills this job after 3 s, which may be too soon for a checkpoint: submit it with "

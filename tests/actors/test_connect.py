@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
+from ray._private.runtime_env import constants
 
 from actors.ray_tools import connect
+from actors.ray_tools.job import JOB
 from actors.serving import policy_app
 from actors.settings import ServerConfig
 
@@ -29,7 +30,7 @@ def test_actors_import_the_library_from_where_the_program_has_found_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert told_path(monkeypatch) == [str(connect.LIBRARY)]
-    monkeypatch.setenv(RAY_JOB_CONFIG_JSON_ENV_VAR, "{}")
+    monkeypatch.setenv(JOB, "{}")
     assert told_path(monkeypatch) == [str(connect.LIBRARY)], "it is installed, and not in the job's folder"
 
 
@@ -39,7 +40,7 @@ def test_a_library_in_a_jobs_working_directory_is_that_of_each_job(
     """Replicas belong to the job that has started Serve: its folder would hide that of the next job."""
     monkeypatch.setattr(connect, "LIBRARY", tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(RAY_JOB_CONFIG_JSON_ENV_VAR, "{}")
+    monkeypatch.setenv(JOB, "{}")
     assert told_path(monkeypatch) == []
 
 
@@ -50,3 +51,7 @@ def test_replicas_get_the_variables_of_the_job_that_they_serve(monkeypatch: pyte
     given = app._bound_deployment.ray_actor_options["runtime_env"]["env_vars"]
     assert given["HF_HOME"] == "/shared/hf"
     assert given.items() >= policy_app.REPLICA_ENVIRONMENT.items()
+
+
+def test_ray_still_marks_a_job_by_the_variable_that_we_look_for() -> None:
+    assert JOB == constants.RAY_JOB_CONFIG_JSON_ENV_VAR

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from actors.ray_tools.job import JOB
 from launch.config import algorithm_of, compose
-from launch.run_folder.lock import JOB
 from launch.validation.notices import STOP_SECONDS, notices
 
 

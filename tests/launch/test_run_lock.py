@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from actors.ray_tools.job import JOB
 from environments.errors import ConfigError
-from launch.run_folder.lock import JOB, RunLock, run_directory
+from launch.run_folder.lock import RunLock, run_directory
 
 ROOT = Path(__file__).parents[2]
 
