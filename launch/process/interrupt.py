@@ -13,9 +13,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Turns SIGINT and SIGTERM into ``KeyboardInterrupt``, put off while work is ``whole``.
+    """Turns SIGINT and SIGTERM into ``KeyboardInterrupt``, after an ``atomic_section`` if they come in one.
 
-    A second signal is not put off: who asks twice wants out.
+    A second signal does not wait for its end: the user wants the program to end now.
     """
 
     def __init__(self) -> None:
@@ -23,8 +23,7 @@ class Interrupts:
         self._pending = False
         self._raised = False
         self.was_cut = False
-        """Whether an error or a second signal has cut off what was to be whole: what it left is no state to
-        save."""
+        """Whether an error or a second signal has ended an atomic section early: its state is not saved."""
         self.error: Exception | None = None
         """Why the run ended itself, where it was not a person who did."""
 

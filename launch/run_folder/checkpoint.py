@@ -56,7 +56,7 @@ class StreamState:
     """Ids of the rollouts that were requested and had not come back."""
 
     def with_played_again(self, is_chosen: Callable[[Trajectory], bool]) -> StreamState:
-        """The same rollouts, of which the chosen ones have not come back: others take their numbers."""
+        """The same rollouts, of which the chosen ones count as unfinished: they are played again."""
         again = (each.rollout_id for each in self.ready if is_chosen(each))
         ready = tuple(each for each in self.ready if not is_chosen(each))
         return StreamState(ready, in_flight=(*again, *self.in_flight))
