@@ -19,6 +19,7 @@ from environments.errors import ConfigError, DatasetError, EnvironmentFailure
 from environments.rewards.boxed import last_boxed
 from environments.sandbox.child import die_with_parent
 from environments.sandbox.grader import Grader, GradingError
+from environments.thoughts import split_thought
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ def reasoning_gym_tasks(name: str, num_tasks: int, seed: int = 0, **config: Any)
 
 def answer_in(text: str) -> str:
     """Return the answer that a model's text gives; see ``ReasoningGymEnvironment``."""
-    said = text.rpartition("</think>")[2]
+    said = split_thought(text)[1]
     tagged = foreign("reasoning_gym.utils", "reasoning-gym").extract_answer(said)
     boxed = last_boxed(said)
     return str(tagged if tagged is not None else boxed if boxed is not None else said).strip()

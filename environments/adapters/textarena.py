@@ -11,6 +11,7 @@ from typing import Any, Self
 from environments.adapters import foreign, unknown
 from environments.base import BaseEnv, split_info
 from environments.errors import ConfigError, EnvironmentFailure
+from environments.thoughts import split_thought
 
 Opponent = Callable[[str], str]
 """``opponent(observation)``: the answer of the other player to all that it has seen of the game."""
@@ -173,7 +174,7 @@ class PolicyOpponent:
                 )
         except openai.OpenAIError as error:
             raise EnvironmentFailure(f"The opponent at {self.base_url} does not answer: {error}") from error
-        return (reply.choices[0].message.content or "").rpartition("</think>")[2]
+        return split_thought(reply.choices[0].message.content or "")[1]
 
 
 def _make(env_id: str, game_args: dict[str, Any]) -> Any:

@@ -26,6 +26,7 @@ from environments.rewards.reading import (
     without_unit,
 )
 from environments.sandbox.grader import Grader, GradingError
+from environments.thoughts import split_thought
 
 TIME_LIMIT_SECONDS = 10.0
 """For comparing two expressions; an answer that takes longer, such as 10^{10^{10}}, is wrong."""
@@ -49,7 +50,7 @@ def math_reward_fn(
 ) -> RewardOutput:
     r"""Reward 1 if the answer equals ``task_info["ground_truth"]``, else 0.
 
-    The answer is the last ``\boxed{...}`` with balanced braces after the last ``</think>``; there is no
+    The answer is the last ``\boxed{...}`` with balanced braces outside of the thoughts; there is no
     other way to give one. The ground truth is a text, a number, or a list of these of which any will do.
     Numbers are compared exactly: 0.50, 1/2 and \frac{1}{2} are equal, and so are 1,000 and 1000, 1 1/2 and
     1.5, 2e3 and 2\times10^3. A percent sign at the end is a unit: 50\% is 50. A \text{...} is one too, with
@@ -73,7 +74,7 @@ def math_reward_fn(
         EnvironmentFailure: math-verify cannot be run at all.
     """
     truths = _ground_truths(task_info)
-    answer = last_boxed(action.rpartition("</think>")[2])
+    answer = last_boxed(split_thought(action)[1])
     if answer is None:
         reason = r"The answer holds no complete \boxed{...}."
         return RewardOutput(0.0, {"answer": None, "error": reason}, is_correct=False)

@@ -11,6 +11,7 @@ from environments.errors import DatasetError
 from environments.rewards.base import RewardOutput
 from environments.rewards.boxed import last_boxed
 from environments.rewards.math import expected_texts
+from environments.thoughts import split_thought
 
 MIN_F1 = 0.3
 """Below this, sharing words with the expected answer is chance, and earns nothing."""
@@ -26,7 +27,7 @@ def search_reward_fn(task_info: dict[str, Any], action: str) -> RewardOutput:
     matched exactly, as in HotpotQA.
 
     The expected answer is ``task_info["ground_truth"]``, or where that is empty ``task_info["answer"]``: a
-    text, a number, or a list of these. The answer is looked for after the last ``</think>``: the last
+    text, a number, or a list of these. The answer is looked for outside of the thoughts: the last
     ``\boxed{...}``; if there is none, the last ``<answer>...</answer>``; and if there is none either, the
     last line that is not empty.
     Metadata: the extracted ``answer``, ``f1``, and ``em``, whether it is an exact match.
@@ -44,7 +45,7 @@ def search_reward_fn(task_info: dict[str, Any], action: str) -> RewardOutput:
 
 def extracted_answer(text: str) -> str:
     """Return the answer in ``text``; empty if there is none."""
-    text = text.rpartition("</think>")[2]
+    text = split_thought(text)[1]
     boxed = last_boxed(text)
     if boxed is not None:
         return re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", boxed).strip()

@@ -6,8 +6,9 @@ import copy
 from abc import abstractmethod
 from typing import Any
 
+from environments.thoughts import split_thought
 from environments.types import Action, Message, Step, Trajectory
-from policies.agents.base import BaseAgent, split_thought
+from policies.agents.base import BaseAgent
 
 
 class AnsweringAgent(BaseAgent):

@@ -90,14 +90,3 @@ def text_of(observation: Any, agent: BaseAgent) -> str:
             "Name the task's text 'question'."
         )
     return str(observation["question"])
-
-
-def split_thought(response: str) -> tuple[str, str]:
-    """The thought of a thinking model and its answer: the text before and after ``</think>``.
-
-    Without ``</think>`` all of it is the answer.
-    """
-    thought, end, answer = response.partition("</think>")
-    if not end:
-        return "", response
-    return thought.replace("<think>", "", 1).strip(), answer

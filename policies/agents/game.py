@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from environments.thoughts import split_thought
 from environments.types import Action, Message, Step, Trajectory
-from policies.agents.base import BaseAgent, split_thought, text_of
+from policies.agents.base import BaseAgent, text_of
 
 
 class GameAgent(BaseAgent):

@@ -7,8 +7,9 @@ import json
 from typing import Any
 
 from environments.errors import AgentError
+from environments.thoughts import split_thought
 from environments.types import Action, Message, Step, Trajectory
-from policies.agents.base import BaseAgent, split_thought
+from policies.agents.base import BaseAgent
 from policies.agents.parsers import get_tool_parser
 
 

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments.errors import ConfigError
+from environments.thoughts import split_thought
 from environments.tool_environment import FINISH
 from environments.tools import NamedToolSource, ToolCall, ToolSource, make_tools
 from environments.tools.base import INVALID_TOOL_CALL, openai_schema
 from environments.types import Action, Message, Step, Trajectory
-from policies.agents.base import BaseAgent, split_thought, text_of
+from policies.agents.base import BaseAgent, text_of
 from policies.agents.parsers import ToolParser, get_tool_parser
 
 TOOL_SYSTEM_PROMPT = (

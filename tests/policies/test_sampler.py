@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
+from environments.thoughts import split_thought
 from environments.types import Completion, Message
-from policies.agents.base import split_thought
 from policies.openai_sampler import OpenAISampler
 from policies.sampler import SampleRequest, SamplingParams, ScriptedSampler, Turn
 

@@ -19,6 +19,7 @@ from environments.rewards.base import RewardOutput
 from environments.rewards.code.answer import last_code_block
 from environments.rewards.code.assertions import calls_check
 from environments.sandbox.base import SandboxLimits, SandboxResult, SandboxSource, clip, make_sandbox
+from environments.thoughts import split_thought
 
 TEST_SECONDS = 6.0
 """Time limit of one test."""
@@ -69,7 +70,7 @@ class Failure:
 
 
 def code_reward_fn(task_info: dict[str, Any], action: str, sandbox: SandboxSource = "local") -> RewardOutput:
-    """Reward 1 if the last fenced code block after the last ``</think>`` passes all tests, else 0.
+    """Reward 1 if the last fenced code block outside of the thoughts passes all tests, else 0.
 
     A block without a language counts only where none is called Python: see ``last_code_block``.
 
@@ -94,7 +95,7 @@ def code_reward_fn(task_info: dict[str, Any], action: str, sandbox: SandboxSourc
         EnvironmentFailure: the sandbox failed.
     """
     tests = read_tests(task_info)
-    code = last_code_block(action.rpartition("</think>")[2])
+    code = last_code_block(split_thought(action)[1])
     if code is None:
         error = "The answer holds no complete fenced code block (```python ... ```)."
         return RewardOutput(0.0, {"num_tests": len(tests), "num_passed": 0, "error": error}, is_correct=False)

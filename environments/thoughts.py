@@ -1,0 +1,52 @@
+"""Tells a thinking model's thought from its answer. Rewards, agents and the server all ask here."""
+
+from __future__ import annotations
+
+import re
+
+MARKS = {
+    "<think>": "</think>",
+    "<seed:think>": "</seed:think>",
+    "[THINK]": "[/THINK]",
+    "<|START_THINKING|>": "<|END_THINKING|>",
+}
+"""How models open a thought, and how they close it."""
+
+_CLOSING = re.compile("|".join(map(re.escape, MARKS.values())))
+_CODE_OR_OPENING = re.compile(rf"```.*?```|`[^`\n]+`|(?P<mark>{'|'.join(map(re.escape, MARKS))})", re.DOTALL)
+
+
+def split_thought(text: str) -> tuple[str, str]:
+    """The thought and the answer of a response: what is within the marks of a thought, and all the rest.
+
+    A thought whose opening mark stood at the end of the prompt has only its closing mark here. A mark that
+    is quoted as code opens none. A thought that is opened and never closed is unfinished: then nothing in
+    the text is an answer, so the answer is empty.
+    """
+    thoughts, answers, rest = [], [], text
+    closing, opening = _CLOSING.search(rest), _opening(rest)
+    if closing is not None and (opening is None or closing.start() < opening.start()):
+        thoughts.append(rest[: closing.start()])
+        rest = rest[closing.end() :]
+    while (opening := _opening(rest)) is not None:
+        answers.append(rest[: opening.start()])
+        thought, end, rest = rest[opening.end() :].partition(MARKS[opening["mark"]])
+        thoughts.append(thought)
+        if not end:
+            return _joined(thoughts), ""
+    return _joined(thoughts), "".join([*answers, rest])
+
+
+def opened_thought(prompt: str) -> str:
+    """The mark of a thought with which a rendered prompt ends: the model goes on within it. Else empty."""
+    end = prompt.rstrip()
+    return next((mark for mark in MARKS if end.endswith(mark)), "")
+
+
+def _opening(text: str) -> re.Match[str] | None:
+    found = _CODE_OR_OPENING.finditer(text)
+    return next((each for each in found if each["mark"] is not None), None)
+
+
+def _joined(thoughts: list[str]) -> str:
+    return "\n".join(thought.strip() for thought in thoughts)

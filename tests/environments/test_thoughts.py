@@ -1,0 +1,52 @@
+"""What of a response is a thought, and what the answer."""
+
+import pytest
+
+from environments import code_reward_fn, math_reward_fn, search_reward_fn
+from environments.thoughts import MARKS, opened_thought, split_thought
+from policies.agents.tool import ToolAgent
+
+
+@pytest.mark.parametrize(("opening", "closing"), MARKS.items())
+def test_thought_ends_at_its_mark(opening, closing):
+    assert split_thought(f"{opening}\nwhy{closing}so") == ("why", "so")
+    assert split_thought(f"why{closing}so") == ("why", "so")
+    assert split_thought(f"{opening}why") == ("why", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("so", ("", "so")),
+        ("<think>a</think>b<think>c</think>d", ("a\nc", "bd")),
+        ("<think>a</think>b<think>c", ("a\nc", "")),
+        ("b <think>c", ("c", "")),
+        ("the tag `<think>` is", ("", "the tag `<think>` is")),
+        ("```python\nprint('<think>')\n```", ("", "```python\nprint('<think>')\n```")),
+        ("<think>```\na</think>b", ("```\na", "b")),
+    ],
+)
+def test_mark_in_code_opens_no_thought_and_an_open_one_leaves_no_answer(text, parts):
+    assert split_thought(text) == parts
+
+
+def test_prompt_opens_a_thought_where_it_ends_with_the_mark():
+    assert opened_thought("<|assistant|>\n<think>\n") == "<think>"
+    assert opened_thought("<think>\n\n</think>\n\n") == ""
+    assert opened_thought("What is <think>? <|assistant|>") == ""
+
+
+def test_unfinished_thought_earns_nothing():
+    box, program = "\\boxed{6}", "```python\ndef f(x):\n    return x\n```"
+    assert math_reward_fn({"ground_truth": "6"}, box).reward == 1
+    assert math_reward_fn({"ground_truth": "6"}, f"<think>\nIs it {box}? Let me").reward == 0
+    assert search_reward_fn({"ground_truth": "6"}, "<think>Is it\n6").reward == 0
+    assert code_reward_fn({"tests": ["assert f(2) == 2"]}, program).reward == 1
+    assert code_reward_fn({"tests": ["assert f(2) == 2"]}, f"<think>As in\n{program}\nso").reward == 0
+
+
+def test_call_in_an_unfinished_thought_is_no_call():
+    agent = ToolAgent(tools=["calculator"])
+    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "1"}}</tool_call>'
+    (action,) = agent.update_from_model(f"<think>I could {call}").action
+    assert action["function"]["name"] == "finish"
