@@ -8,15 +8,13 @@ export PYTHON
 # pytest keeps the tests that it has compiled: without them it takes ten seconds longer to start.
 unexport PYTHONDONTWRITEBYTECODE
 run := .venv/bin/python -m
-# A process that crashed is not replaced: pytest-xdist would wait for the tests that it has lost.
-# Files in their order: else those with a single test come last, and the longest of them alone.
 in-two-processes := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install train serve test test-fast bench check format pins clean
+.PHONY: help install train serve test test-outside test-fast bench check format pins clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install:
 	@sh launch/install/install.sh
@@ -27,13 +25,14 @@ train: install  ## Train a small model from scratch: make train RECIPE=calculato
 serve: install  ## Serve a policy to OpenAI clients
 	@$(run) launch.serve $(ARGS)
 
-# pytest ends with 5 where ARGS chooses no test of a part.
 test: install  ## Run all tests, those with Ray and engines last: make test ARGS="-k parsers" chooses some
-	@$(run) pytest -m "not engine" $(in-two-processes) $(ARGS) || [ $$? -eq 5 ]
-	@$(run) pytest -m engine $(in-two-processes) $(ARGS) || [ $$? -eq 5 ]
+	@.venv/bin/python tests/suite.py plain engine $(ARGS)
+
+test-outside: install  ## Run the tests that install other people's packages
+	@.venv/bin/python tests/suite.py outside $(ARGS)
 
 test-fast: install  ## Run the tests that start no engine and are quick, at every save, in two processes
-	@$(run) pytest -m "not engine and not slow" $(in-two-processes) $(ARGS)
+	@$(run) pytest -m "not engine and not slow and not outside" $(in-two-processes) $(ARGS)
 
 bench: install  ## Measure speed, start, publishing and recovery: figures and a plot in runs/bench
 	@.venv/bin/python tests/benchmarks/bench.py $(ARGS)

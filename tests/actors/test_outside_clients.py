@@ -18,7 +18,7 @@ import pytest
 from agent_server import agent_server
 from test_policy_http import tokenizer_folder  # noqa: F401  # a fixture
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.outside
 
 TESTS = Path(__file__).resolve().parents[1]
 PACKAGES = TESTS / "outside_clients.txt"

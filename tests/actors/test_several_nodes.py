@@ -36,5 +36,5 @@ def run(name: str) -> None:
             "PYTHONPATH": os.pathsep.join(map(str, [ROOT, ROOT / "tests", Path(__file__).parent])),
             "RAY_TMPDIR": folder,
         }
-        ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=1500)
+        ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=540)
     assert ended.returncode == 0, ended.stdout + ended.stderr[-6000:]

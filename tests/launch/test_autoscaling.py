@@ -38,5 +38,5 @@ def test_a_run_starts_grows_and_shrinks_with_the_nodes_of_an_autoscaler() -> Non
             # The shared Ray of the tests asks for a token, and has set this variable to say so.
             "RAY_AUTH_MODE": "disabled",
         }
-        ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=1500)
+        ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=540)
     assert ended.returncode == 0, ended.stdout + ended.stderr[-3000:]

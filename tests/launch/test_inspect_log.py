@@ -198,7 +198,7 @@ def inspect_python() -> Path:
     if not (folder / "complete").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True, timeout=300)
         pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "-q", "--retries", "1", INSPECT]
-        done = subprocess.run(pip, capture_output=True, text=True, timeout=1200)
+        done = subprocess.run(pip, capture_output=True, text=True, timeout=500)
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
             pytest.skip(f"pip cannot install {INSPECT} here, so it reads nothing back: {reason}")
@@ -206,7 +206,7 @@ def inspect_python() -> Path:
     return python
 
 
-@pytest.mark.slow
+@pytest.mark.outside
 def test_inspect_ai_reads_back_what_the_run_has_kept(run: Path, inspect_python: Path) -> None:
     assert export([str(run), "--inspect"]) == 0
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
