@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from environments.data.trajectory_json import plain_json
+from environments.data.trajectory_json import num_repeated, plain_json
 from environments.types import Message, Step
-from launch.run_folder.trajectory_log import num_repeated
 
 Json = dict[str, Any]
 

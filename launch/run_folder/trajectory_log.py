@@ -138,67 +138,16 @@ def _lines(
             yield {
                 "fate": BASELINE if trajectory is group.baseline else own,
                 "advantages": list(advantages.get(trajectory.rollout_id, ())),
-                **shortened(trajectory_to_json(trajectory)),
+                **trajectory_to_json(trajectory),
             }
 
 
 def _kept(line: Json) -> KeptTrajectory:
     return KeptTrajectory(
-        trajectory=trajectory_from_json(lengthened(line)),
+        trajectory=trajectory_from_json(line),
         fate=str(line["fate"]),
         advantages=tuple(map(float, line["advantages"])),
     )
-
-
-# -- a line that grows with the conversation, and not with its square ------------------------------------
-
-
-def shortened(trajectory: Json) -> Json:
-    """``trajectory`` without what a step repeats of the step before it: its messages and its token ids.
-
-    ``num_repeated`` of a step says how many messages and ids those are.
-    """
-    steps: list[Json] = []
-    messages: list[Json] = []
-    ids: list[int] = []
-    for step in trajectory["steps"]:
-        completion = step["completion"] or {"prompt_ids": [], "completion_ids": []}
-        num_messages = num_repeated(messages, step["chat_completions"])
-        num_ids = num_repeated(ids, completion["prompt_ids"])
-        messages = step["chat_completions"]
-        ids = completion["prompt_ids"] + completion["completion_ids"]
-        short = {**step, "num_repeated": [num_messages, num_ids], "chat_completions": messages[num_messages:]}
-        if step["completion"] is not None:
-            short["completion"] = {**completion, "prompt_ids": completion["prompt_ids"][num_ids:]}
-        steps.append(short)
-    return {**trajectory, "steps": steps}
-
-
-def lengthened(trajectory: Json) -> Json:
-    """What ``shortened`` was given."""
-    steps: list[Json] = []
-    messages: list[Json] = []
-    ids: list[int] = []
-    for step in trajectory["steps"]:
-        num_messages, num_ids = step["num_repeated"]
-        messages = messages[:num_messages] + step["chat_completions"]
-        long = {**step, "chat_completions": messages}
-        if step["completion"] is not None:
-            prompt_ids = ids[:num_ids] + step["completion"]["prompt_ids"]
-            ids = prompt_ids + step["completion"]["completion_ids"]
-            long["completion"] = {**step["completion"], "prompt_ids": prompt_ids}
-        else:
-            ids = []
-        steps.append(long)
-    return {**trajectory, "steps": steps}
-
-
-def num_repeated(before: Sequence[object], now: Sequence[object]) -> int:
-    """How many items at the start of ``now`` are those of ``before``."""
-    for number, (one, other) in enumerate(zip(before, now, strict=False)):
-        if one != other:
-            return number
-    return min(len(before), len(now))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

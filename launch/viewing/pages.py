@@ -16,7 +16,7 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Res
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from actors.serving.events import EVENTS, event
-from environments.data.trajectory_json import plain_json
+from environments.data.trajectory_json import plain_json, trajectory_to_json
 from environments.errors import TroupeError
 from launch.reporting.tracker import ALARMS, METRICS, SETTINGS, read_metrics
 from launch.run_folder.jsonl_log import read_records
@@ -28,7 +28,6 @@ from launch.run_folder.trajectory_log import (
     find_task,
     kept_steps,
     read_kept,
-    shortened,
     trajectory_path,
 )
 from launch.viewing.live_state import states
@@ -205,7 +204,7 @@ def _groups(kept: Sequence[KeptTrajectory]) -> list[Json]:
 
 def _details(kept: KeptTrajectory, directory: Path) -> Json:
     """One trajectory, turn by turn: what was new in the conversation, and the tokens that were sampled."""
-    short = shortened(plain_json(kept.trajectory))
+    short = trajectory_to_json(kept.trajectory)
     decode = token_texts(directory)
     turns = []
     for index, step in enumerate(short["steps"]):

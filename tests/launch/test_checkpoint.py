@@ -72,6 +72,29 @@ def test_what_was_saved_is_found_again(tmp_path: Path) -> None:
     assert CheckpointFolder.stream(latest) == NOTHING
 
 
+def test_ready_trajectories_grow_with_their_conversation_and_not_with_its_square(tmp_path: Path) -> None:
+    sizes = []
+    for num_turns in (10, 20, 40):
+        turns = [
+            [{"role": "user", "content": f"{number}" * 50} for number in range(turn)]
+            for turn in range(1, num_turns + 1)
+        ]
+        steps = [
+            Step(
+                chat_completions=messages,
+                completion=Completion(
+                    prompt_ids=tuple(range(20 * len(messages))), text="", finish_reason="stop"
+                ),
+            )
+            for messages in turns
+        ]
+        ready = StreamState(ready=(Trajectory(steps=steps),))
+        saved = CheckpointFolder(tmp_path, kept=1).save(Progress(step=num_turns), ready, write_weights())
+        assert CheckpointFolder.stream(saved) == ready
+        sizes.append((saved / "ready.jsonl").stat().st_size)
+    assert sizes[2] - sizes[1] < 2.3 * (sizes[1] - sizes[0])
+
+
 def test_latest_is_a_link_that_other_programs_can_follow(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, kept=1)
     for step in (1, 2):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
 from environments.errors import TroupeError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.run_folder.trajectory_log import (
@@ -22,7 +26,7 @@ from launch.training.stages.reinforce import turn_advantages
 from policies.learning.samples import TrainBatch, TrainingSample
 
 
-def conversation(rollout_id: str, num_turns: int, rewrites: bool = False) -> Trajectory:
+def conversation(rollout_id: str, num_turns: int, rewrites: bool = False, size: int = 20) -> Trajectory:
     """Each prompt is the whole conversation before it; with ``rewrites`` the second turn begins anew."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "How many?"}]
     ids: tuple[int, ...] = (1, 2, 3)
@@ -30,22 +34,22 @@ def conversation(rollout_id: str, num_turns: int, rewrites: bool = False) -> Tra
     for turn in range(num_turns):
         if rewrites and turn == 1:
             messages, ids = [{"role": "user", "content": "Again?"}], (9, 2)
-        said = (10 + turn,) * 20
-        messages = [*messages, {"role": "assistant", "content": f"answer {turn} " * 10}]
+        said = tuple(range(1000 * turn, 1000 * turn + size))
+        messages = [*messages, {"role": "assistant", "content": f"answer {turn} " * (size // 2)}]
         completion = Completion(
             prompt_ids=ids,
             completion_ids=said,
-            logprobs=tuple(-0.1 * number for number in range(20)),
-            text=f"answer {turn} " * 10,
+            logprobs=tuple(-0.1 * number for number in range(size)),
+            text=f"answer {turn} " * (size // 2),
             finish_reason="stop",
             policy_version=turn,
-            token_versions=(turn,) * 20,
+            token_versions=(turn,) * size,
         )
         steps.append(
             Step(chat_completions=messages, model_response="x", reward=turn / 7, completion=completion)
         )
-        messages = [*messages, {"role": "user", "content": f"observation {turn}"}]
-        ids = (*ids, *said, 5)
+        messages = [*messages, {"role": "user", "content": f"observation {turn} " * (size // 4)}]
+        ids = (*ids, *said, *range(size))
     return Trajectory(
         task={"question": "How many?"},
         steps=steps,
@@ -87,6 +91,52 @@ def test_a_line_grows_with_the_conversation_and_not_with_its_square(tmp_path: Pa
         TrajectoryLog(tmp_path, 1).record_evaluation(0, [group(0, conversation("0/0", num_turns))])
         sizes.append((tmp_path / FOLDER / "eval_000000.jsonl").stat().st_size)
     assert sizes[2] - sizes[1] < 2.1 * (sizes[1] - sizes[0])
+
+
+def test_update_of_long_conversations_costs_half_a_second_of_cpu_at_most(tmp_path: Path) -> None:
+    groups = [
+        group(number, *(conversation(f"{number}/{n}", 20, size=100) for n in range(8))) for number in range(8)
+    ]
+    log, seconds = TrajectoryLog(tmp_path, 1), []
+    for step in range(1, 4):
+        start = time.process_time()
+        log.record_update(step, groups, {}, {})
+        seconds.append(time.process_time() - start)
+    assert min(seconds) < 0.5, seconds
+    assert [each.trajectory for each in read_kept(tmp_path, TRAIN, 3)] == [
+        each for every in groups for each in every.trajectories
+    ]
+
+
+@pytest.mark.parametrize("rewrites", [False, True])
+def test_line_of_an_earlier_version_with_its_whole_history_is_read(rewrites: bool) -> None:
+    whole = conversation("0/0", 5, rewrites)
+    assert trajectory_from_json(json.loads(json.dumps(asdict(whole)))) == whole
+
+
+def test_messages_that_python_takes_for_equal_keep_their_types_and_their_order() -> None:
+    array = np.zeros(2)
+    turns: list[list[dict[str, Any]]] = [
+        [{"role": "user", "content": 1, "name": "a"}, {"role": "user", "image": array}],
+        [{"role": "user", "content": True, "name": "a"}, {"role": "user", "image": array}],
+        [{"name": "a", "role": "user", "content": True}, {"role": "user", "image": array}, {"role": "tool"}],
+    ]
+    written = json.dumps(
+        trajectory_to_json(Trajectory(steps=[Step(chat_completions=each) for each in turns]))
+    )
+    read = [step.chat_completions for step in trajectory_from_json(json.loads(written)).steps]
+    assert json.dumps(read) == json.dumps(turns, default=str)
+
+
+def test_prompt_that_begins_as_the_one_before_and_ends_otherwise_comes_back() -> None:
+    steps = [
+        Step(completion=Completion(prompt_ids=prompt, completion_ids=(7, 8), text="", finish_reason="stop"))
+        for prompt in [(1, 2, 3), (1, 2, 3, 7, 8, 4), (1, 2, 3, 7), (1, 2, 9), (), (1, 2, 9, 7, 8), (5,)]
+    ]
+    steps.insert(4, Step())
+    values = trajectory_to_json(Trajectory(steps=steps))
+    assert [each["num_repeated"][1] for each in values["steps"]] == [0, 5, 4, 2, 0, 0, 0, 0]
+    assert trajectory_from_json(values) == Trajectory(steps=steps)
 
 
 def test_an_update_that_is_done_again_replaces_its_file_and_the_oldest_go(tmp_path: Path) -> None:
