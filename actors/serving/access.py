@@ -28,6 +28,8 @@ from policies.openai.protocol import OpenAIError
 
 # Serve writes its own logger into the replica's log file, and no other one at this level.
 logger = logging.getLogger("ray.serve")
+MAX_LOGGED = 200
+"""Characters of a path in the log, and of a name in an error."""
 
 
 class Caller:
@@ -106,7 +108,7 @@ class Access:
 
     def _check_address(self, header: str, value: str) -> None:
         """A page that a browser has from elsewhere must not reach this server by a name of its own."""
-        host = hostname(value)
+        host = hostname(value)[:MAX_LOGGED]
         if not is_loopback(host) and host not in self._hosts:
             raise OpenAIError(
                 403, f"{header} {host!r} is not served here: add it to server.access.hosts, if it should be."
@@ -143,14 +145,12 @@ class AccessControl:
                 scope.setdefault("state", {})["caller"] = caller
                 await self._within(access.max_request_seconds, scope, receive, answer)
         except OpenAIError as error:
-            logger.info("rejected: %s %r: %d, %s", scope["method"], scope["path"], error.status, error)
+            logger.info("rejected: %s: %d, %s", _title(scope), error.status, error)
             await answer.end(error, scope, receive)
         finally:
             if name is not None:
                 seconds = time.monotonic() - start
-                logger.info(
-                    "key %s: %s %r: %s, %.1f s", name, scope["method"], scope["path"], answer.status, seconds
-                )
+                logger.info("key %s: %s: %s, %.1f s", name, _title(scope), answer.status, seconds)
 
     async def _within(self, seconds: float, scope: Scope, receive: Receive, answer: _Answer) -> None:
         limit = asyncio.timeout(seconds)
@@ -166,6 +166,11 @@ class AccessControl:
                 type="server_error",
                 code="request_timeout",
             ) from None
+
+
+def _title(scope: Scope) -> str:
+    """A request in a line of the log, which no client makes longer than this."""
+    return f"{scope['method'][:20]} {scope['path'][:MAX_LOGGED]!r}"
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import queue
 import threading
@@ -43,6 +44,7 @@ class VLLMEngine(Engine):
     def __init__(self, model_path: str, config: EngineConfig, adapters: Mapping[str, str]) -> None:
         for name, value in environment(config).items():
             os.environ.setdefault(name, value)
+        logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
         self.version = 0
         self.max_model_tokens = config.max_model_tokens
         self._ids = itertools.count()

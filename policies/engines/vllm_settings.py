@@ -12,6 +12,8 @@ from policies.settings import EngineConfig
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process: see the head of vllm.py
+    # Else vLLM closes the handlers of Serve's logger: it writes nothing then, and keeps all that it is given.
+    "VLLM_CONFIGURE_LOGGING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }

@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
+import psutil
 import pytest
 import torch
 from conftest import free_port
@@ -395,6 +397,7 @@ def test_serve_answers_over_http_until_it_is_told_to_end(
         assert curl_example(text.replace("KEY", KEY))["choices"][0]["message"]["role"] == "assistant"
         with pytest.raises(urllib.error.HTTPError, match="401"):
             curl_example(text.replace("KEY", "wrong"))
+        rejections_cost_no_memory_and_are_logged(port, command.pid)
         client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0)
         agent = client.chat.completions.create(
             model="agent/calculator", messages=[{"role": "user", "content": "What is 12+34?"}], timeout=200
@@ -456,6 +459,30 @@ async def answers_of_all(names: Iterable[str], url: str) -> list[Any]:
             extra_body={"return_token_ids": True},
         )
         return await asyncio.gather(*(create(model=name) for name in names))
+
+
+def rejections_cost_no_memory_and_are_logged(port: int, server: int) -> None:
+    """Of 1,500 requests without a key, each with 50 kB of path; the key's own requests are in the log too."""
+    programs = psutil.Process(server).children(recursive=True)
+    (replica,) = [each for each in programs if each.name().startswith("ray::ServeReplica:policy-")]
+    (log,) = [
+        Path(file.path) for file in replica.open_files() if re.search(r"serve/replica_.*\.log$", file.path)
+    ]
+
+    async def ask(number: int, path: str, key: str) -> set[int]:
+        async with httpx.AsyncClient(timeout=60, headers={"authorization": f"Bearer {key}"}) as client:
+            address = f"http://127.0.0.1:{port}{path}"
+            return {(await client.get(address)).status_code for _ in range(number)}
+
+    assert asyncio.run(ask(150, f"/{'a' * 50_000}", "wrong")) == {401}  # what is made once
+    before = replica.memory_info().rss
+    assert asyncio.run(ask(1500, f"/{'a' * 50_000}", "wrong")) == {401}
+    assert replica.memory_info().rss - before < 10 * 2**20
+    assert asyncio.run(ask(20, "/v1/models", KEY)) == {200}
+    lines = log.read_text().splitlines()
+    assert sum("key tester: GET '/v1/models': 200" in line for line in lines) == 20
+    assert sum("rejected: GET '/aaa" in line for line in lines) >= 1650
+    assert max(map(len, lines)) < 2000
 
 
 def curl_example(greeting: str) -> dict[str, Any]:
