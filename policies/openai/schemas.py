@@ -1,14 +1,20 @@
 """Checks the JSON schemas of a request before an engine makes a grammar of them.
 
-xgrammar leaves out in silence what its grammars cannot hold: here that is an error. Two things hold less than
-they say: ``oneOf`` is read as ``anyOf``, and what a pattern looks ahead for is not read.
+xgrammar leaves out in silence what its grammars cannot hold: here that is an error. Three things hold less
+than they say: ``oneOf`` is read as ``anyOf``, and ``uniqueItems`` and what a pattern looks ahead for are not
+read.
+``format`` is an annotation, as in JSON Schema by default: it holds where xgrammar knows it and no other
+keyword asks something of the text.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 from policies.openai.limits import MAX_SCHEMA_DEPTH
 from policies.openai.protocol import OpenAIError
@@ -16,7 +22,7 @@ from policies.openai.protocol import OpenAIError
 Json = dict[str, Any]
 
 NEVER_HELD = {
-    *("not", "if", "uniqueItems", "contains", "minContains", "maxContains", "$dynamicRef"),
+    *("not", "if", "contains", "minContains", "maxContains", "$dynamicRef"),
     *("dependentRequired", "dependentSchemas", "dependencies"),
 }
 ALONE = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
@@ -29,8 +35,8 @@ EITHER = (
     # The next two would hold, but took the engine more than 8 s for 700 of 1500 properties.
     ("properties", "minProperties"),
     ("properties", "maxProperties"),
-    ("format", "pattern", "minLength"),
-    ("format", "pattern", "maxLength"),
+    ("pattern", "minLength"),
+    ("pattern", "maxLength"),
     *((bound, "multipleOf") for bound in BOUNDS),
 )
 """Of each row, a grammar reads only the first that a schema has."""
@@ -46,6 +52,8 @@ FORMATS = (
 )
 PLACES = ("$defs", "definitions")
 """Where a schema may define the inner ones that it names."""
+REF = re.compile(r"#$|#/(\$defs|definitions)/")
+"""The beginning of a reference that a grammar can follow."""
 BY_NAME = {"properties", "patternProperties", *PLACES}
 """Keywords that hold schemas by names."""
 INNER = {
@@ -56,7 +64,9 @@ INNER = {
 
 
 def check_schema(schema: Any, param: str) -> None:
-    """Raise ``OpenAIError``, with ``param``, for a schema that is too deep, or that answers could break."""
+    """Raise ``OpenAIError``, with ``param``, for a schema that is too deep or broken, or that answers could
+    break or would never end by.
+    """
     _check_depth(schema, param, depth=0)
     for part in _schemas(schema):
         not_held = _not_held(part)
@@ -67,6 +77,30 @@ def check_schema(schema: Any, param: str) -> None:
                 f"{json.dumps(part)[:200]}: leave it out, or say it by other keywords.",
                 param=param,
             )
+    _check_grammar(schema, param)
+    _check_ends(schema, param)
+
+
+def without_annotations(schema: Any) -> Any:
+    """The schema without each ``format`` that would keep a grammar from holding what else it asks."""
+    if isinstance(schema, list):
+        return [without_annotations(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    left_out = set()
+    if schema.get("format") not in FORMATS or {"pattern", "minLength", "maxLength"} & schema.keys():
+        left_out = {"format"} & {each for each in schema if isinstance(schema[each], str)}
+    return {
+        keyword: (
+            {name: without_annotations(each) for name, each in value.items()}
+            if keyword in BY_NAME and isinstance(value, dict)
+            else without_annotations(value)
+            if keyword in INNER
+            else value
+        )
+        for keyword, value in schema.items()
+        if keyword not in left_out
+    }
 
 
 def _check_depth(value: Any, param: str, depth: int) -> None:
@@ -104,15 +138,12 @@ def _not_held(schema: Json) -> set[str]:
         not_held = (NEVER_HELD & asked).union(*(row[1:] for row in rows))
     else:
         not_held = asked
-    if schema.get("uniqueItems") is False:
-        not_held -= {"uniqueItems"}
     # Of these, some values are not read.
-    ref, types = str(schema.get("$ref", "#")), _list(schema.get("type"))
+    types = _list(schema.get("type"))
     properties = schema["properties"] if isinstance(schema.get("properties"), dict) else {}
     unread = {
-        "$ref": ref != "#" and not ref.startswith(tuple(f"#/{place}/" for place in PLACES)),
+        "$ref": not REF.match(str(schema.get("$ref", "#"))),
         "allOf": len(_list(schema.get("allOf"))) > 1,
-        "format": "string" in types and schema.get("format") not in FORMATS,
         "multipleOf": "number" in types,
         "required": any(str(name) not in properties for name in _list(schema.get("required"))),
     }
@@ -121,3 +152,119 @@ def _not_held(schema: Json) -> set[str]:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
+
+
+def _check_grammar(schema: Any, param: str) -> None:
+    """Raise ``OpenAIError`` where no grammar can be made of a schema, with the part that is broken."""
+    whole = {"type": "json_schema", "json_schema": schema}
+    why = next(filter(None, map(_empty, _schemas(schema))), None) or _broken(whole)
+    if why is None:
+        return
+    for part in _schemas(schema):
+        alone = {"type": "json_schema", "json_schema": _without_inner(part)}
+        ref = part.get("$ref")
+        if isinstance(ref, str) and _target(schema, ref) is None:
+            why = f"there is no {ref}, which its $ref names"
+        elif (cause := _empty(part) or _broken(alone)) is not None:
+            why = cause
+        else:
+            continue
+        raise OpenAIError(400, f"The schema {json.dumps(part)[:200]} is broken: {why}.", param=param)
+    raise OpenAIError(400, f"The schema is broken: {why}.", param=param)
+
+
+def _empty(part: Json) -> str | None:
+    """What is wrong with a schema that leaves nothing to choose from."""
+    return next((f"{each} is empty" for each in ("type", *ALONE) if part.get(each) == []), None)
+
+
+def _broken(form: Json) -> str | None:
+    """What xgrammar says of a form of which it can make no grammar."""
+    try:
+        import xgrammar
+    except ModuleNotFoundError:  # the engine is one of the user's own, and reads the form by itself
+        return None
+    try:
+        xgrammar.Grammar.from_structural_tag(json.dumps({"type": "structural_tag", "format": form}))
+    except (RuntimeError, ValueError) as error:
+        return re.sub(r"^\[[\d:]+\] \S+: ", "", str(error)).strip().rstrip(".")
+    return None
+
+
+def _without_inner(schema: Json) -> Json:
+    """The schema alone: with any value in the place of each inner one."""
+    alone = {}
+    for keyword, value in schema.items():
+        if keyword in BY_NAME and isinstance(value, dict):
+            value = dict.fromkeys(value, True)
+        elif keyword in INNER and isinstance(value, dict | list):
+            value = True if isinstance(value, dict) else [True] * len(value)
+        if keyword not in ("$ref", *PLACES):
+            alone[keyword] = value
+    return alone
+
+
+def _target(schema: Any, ref: str) -> Any:
+    """What a reference names; ``None`` if there is nothing."""
+    found = schema
+    for name in unquote(ref).removeprefix("#").split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def _check_ends(schema: Any, param: str) -> None:
+    """Raise ``OpenAIError`` for a part that no finite value follows: each would have to hold another one."""
+    parts: dict[int, Json] = {}
+    todo = [schema]
+    waiting: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    """By a part: the needs of others that it meets, each by its owner and its number."""
+    unmet: dict[int, set[int]] = {}
+    while todo:
+        for part in _schemas(todo.pop()):
+            if id(part) in parts:
+                continue
+            parts[id(part)] = part
+            needs = [need for need in _needs(part, schema) if all(isinstance(each, dict) for each in need)]
+            unmet[id(part)] = set(range(len(needs)))
+            for number, need in enumerate(needs):
+                todo += need
+                for each in need:
+                    waiting[id(each)].append((id(part), number))
+    ending = [each for each, needs in unmet.items() if not needs]
+    while ending:
+        for owner, number in waiting.pop(ending.pop(), ()):
+            if number in unmet[owner]:
+                unmet[owner].discard(number)
+                ending += [] if unmet[owner] else [owner]
+    for each, needs in unmet.items():
+        if needs:
+            raise OpenAIError(
+                400,
+                f"No answer can follow {json.dumps(parts[each])[:200]} to its end, because its $ref leads "
+                "back to it: let the property be optional, the list be empty, or anyOf have another choice.",
+                param=param,
+            )
+
+
+def _needs(part: Json, schema: Any) -> Iterator[list[Any]]:
+    """Groups of schemas: each value of ``part`` holds a value of one of every group."""
+    keyword = next((each for each in ALONE if each in part), None)
+    properties = part["properties"] if isinstance(part.get("properties"), dict) else {}
+    prefix, least = _list(part.get("prefixItems") or []), part.get("minItems")
+    if keyword == "$ref":
+        yield [_target(schema, str(part["$ref"]))]
+    elif keyword in ("anyOf", "oneOf"):
+        yield _list(part[keyword])
+    elif keyword == "allOf":
+        yield from ([each] for each in _list(part[keyword]))
+    elif keyword is None and len(_list(part.get("type"))) == 1:
+        for name in _list(part.get("required")):
+            if str(name) in properties:
+                yield [properties[str(name)]]
+        if part.get("minProperties") and not properties:
+            yield [part.get("additionalProperties")]
+        if isinstance(least, int):
+            yield from ([each] for each in prefix[:least])
+            if least > len(prefix):
+                yield [part.get("items")]

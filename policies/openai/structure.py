@@ -12,7 +12,7 @@ from typing import Any
 from policies.agents.parsers import ToolParser
 from policies.openai.limits import MAX_STRUCTURE_CHARACTERS
 from policies.openai.protocol import ChatRequest, NamedTool, OpenAIError
-from policies.openai.schemas import check_schema
+from policies.openai.schemas import check_schema, without_annotations
 
 Json = dict[str, Any]
 
@@ -34,7 +34,7 @@ def structure_of(body: ChatRequest, parser: ToolParser) -> str | None:
         calls = [_call(function, parser) for function in tools]
         form = calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}
     elif schema is not None:
-        form = {"type": "json_schema", "json_schema": schema}
+        form = _json(schema)
     else:
         return None
     text = json.dumps({"type": "structural_tag", "format": form})
@@ -46,7 +46,7 @@ def structure_of(body: ChatRequest, parser: ToolParser) -> str | None:
         )
     # Not before: this walks through all of a schema, and megabytes of it would hold up the engine.
     for function in tools:
-        check_schema(function.get("parameters"), "tools")
+        check_schema(function.get("parameters") or {}, "tools")
     if schema is not None:
         check_schema(schema, "response_format")
     return text
@@ -77,9 +77,12 @@ def _schema(body: ChatRequest) -> Json | None:
 def _call(function: Json, parser: ToolParser) -> Json:
     begin, end = parser.around_arguments(function["name"])
     arguments = function.get("parameters") or {"type": "object"}
-    return {
-        "type": "tag",
-        "begin": begin,
-        "content": {"type": "json_schema", "json_schema": arguments},
-        "end": end,
-    }
+    content = _json(arguments)
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def _json(schema: Any) -> Json:
+    """JSON that follows a schema, with at most one blank between its parts: a model that is free to write
+    more may write nothing else until it has no tokens left.
+    """
+    return {"type": "json_schema", "json_schema": without_annotations(schema), "max_whitespace_cnt": 1}
