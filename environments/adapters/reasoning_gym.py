@@ -12,7 +12,7 @@ import pickle
 from typing import Any, Self
 
 from environments.adapters import foreign, unknown
-from environments.adapters.reasoning_gym_answers import is_data
+from environments.adapters.reasoning_gym_answers import checked_reward, is_data
 from environments.base import BaseEnv, split_info
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, DatasetError, EnvironmentFailure
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 TIME_LIMIT_SECONDS = 10.0
 """For one verdict; an answer that takes longer, such as 9**9**9**9, is wrong."""
+FULL_SCORE = 1 - 1e-9
+"""Some verifiers add up the shares of a right answer, which makes a little less than 1."""
 _SETUP_SECONDS = 120.0  # for a dataset in the verifier's process; most take none
 _NO_DATA = (
     "The answer has not the form that the question asks for. The verifier, which would run it as a program, "
@@ -42,6 +44,11 @@ class ReasoningGymEnvironment(BaseEnv):
     library's ``score_answer``, mostly from 0 to 1 with small values for answers in a wrong form. An
     answer that the verifier fails on, or needs more than ``TIME_LIMIT_SECONDS`` for, is worth 0; info then
     says so as ``error``.
+
+    Some rewards differ from the library's, so that none is earned without the question
+    (``reasoning_gym_answers.checked_reward``): an answer with NaN or an infinite number is worth 0; for
+    coin_flip and game_of_life_halting, a wrong answer is worth 0 too; and for the datasets of
+    ``NEAR_IS_WRONG``, an answer that is only near is.
 
     Some verifiers evaluate the answer as Python: those of ``reasoning_gym_answers.EVALUATED``. They are only
     given answers that are data, such as ``3*(7 - 2)``, ``x**2 + C`` or ``[1, 2]``, so nothing that a model
@@ -67,6 +74,7 @@ class ReasoningGymEnvironment(BaseEnv):
         self._name = name
         self._dataset = (name, seed, size, json.dumps(config or {}, sort_keys=True))
         self._entry = _dataset(*self._dataset)[index]
+        self._reward: float | None = None
         if question is not None and question != self._entry["question"]:
             raise DatasetError(
                 f"reasoning-gym generates another question here than the task's for {name!r}, seed={seed}, "
@@ -74,6 +82,7 @@ class ReasoningGymEnvironment(BaseEnv):
             )
 
     def reset(self) -> tuple[dict[str, str], dict[str, Any]]:
+        self._reward = None
         return {"question": self._entry["question"]}, {}
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
@@ -84,12 +93,18 @@ class ReasoningGymEnvironment(BaseEnv):
             reward, was_data = self._score(answer)
         except GradingError as error:
             logger.warning("The verifier of %s fails on %r: %s", self._name, answer, error)
+            self._reward = 0.0
             return {}, 0.0, True, {**info, "error": str(error)}
         if not was_data:
             info["error"] = _NO_DATA
         if not math.isfinite(reward):
             raise EnvironmentFailure(f"The verifier of {self._name} gave {reward} for {answer!r}.")
+        self._reward = reward
         return {}, reward, True, info
+
+    def is_correct(self) -> bool | None:
+        """Whether the answer has the full score of 1: many verifiers pay something for a wrong one."""
+        return None if self._reward is None else self._reward >= FULL_SCORE
 
     @classmethod
     def from_dict(cls, info: dict[str, Any]) -> Self:
@@ -187,7 +202,7 @@ def _verdict(verifier: Any, name: str, pickled: str, answer: str) -> dict[str, A
         reward = float(verifier.score_answer(answer=answer if was_data else "", entry=entry))
     except Exception as error:  # noqa: BLE001  (the other process reports it)
         return {"error": f"the verifier raised {type(error).__name__}: {error}"}
-    return {"reward": reward, "was_data": was_data}
+    return {"reward": checked_reward(name, answer, entry, reward), "was_data": was_data}
 
 
 _grader = Grader(

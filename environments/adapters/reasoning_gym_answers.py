@@ -1,15 +1,21 @@
-r"""Which answers the verifiers of reasoning-gym may evaluate: those that are data, and no program.
+r"""Where reasoning-gym's verifiers are not taken at their word, for ``reasoning_gym``.
 
-These verifiers give an answer to Python's ``eval``, or to sympy's ``parse_expr``, which rewrites it a little
-and then does the same. Code that runs where a verdict is made can make any verdict, whatever is shut off
-around that process. So an answer of another form than the question asks for is never given to them.
+``is_data`` says which answers they may evaluate: those that are data, and no program. Some give an answer to
+Python's ``eval``, or to sympy's ``parse_expr``, which rewrites it a little and then does the same. Code that
+runs where a verdict is made can make any verdict, whatever is shut off around that process. So an answer of
+another form than the question asks for is never given to them.
+
+``checked_reward`` corrects the rewards that an answer earns without a look at the question.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
+from fractions import Fraction
 from typing import Any
 
 Entry = dict[str, Any]
@@ -80,3 +86,56 @@ def is_data(dataset: str, answer: str, entry: Entry) -> bool:
     """Whether the verifier of ``dataset`` can be given ``answer`` without running a program."""
     check = EVALUATED.get(dataset)
     return check is None or check(answer, entry)
+
+
+NEAR_IS_WRONG = {"game_of_life", "mini_sudoku", "propositional_logic", "rectangle_count", "time_intervals"}
+"""The datasets where one and the same answer is near enough to many right ones to earn more than 0.2 on
+average: an empty board, a square of numbers, a tautology, 5, noon. There only a full score is paid."""
+
+
+def _is_probability(answer: str, entry: Entry) -> bool:
+    """The verifier of coin_flip pays 0 in full, since each right answer begins with that digit."""
+    with suppress(ValueError, ZeroDivisionError):
+        right = Fraction(entry["answer"])
+        return abs(Fraction(answer.replace(",", "")) - right) <= min(1e-4, right / 20)
+    return False
+
+
+def _is_truth(answer: str, entry: Entry) -> bool:
+    """The verifier of game_of_life_halting pays any text, since Python takes a text for true."""
+    return answer.strip().lower() == entry["answer"].lower()
+
+
+JUDGED_HERE: dict[str, Callable[[str, Entry], bool]] = {
+    "coin_flip": _is_probability,
+    "game_of_life_halting": _is_truth,
+}
+"""The datasets whose verifiers pay wrong answers in full, and which answers are right."""
+
+_NUMBER_WORD = re.compile(r"\w(?:[\w.]|(?<=[eE])[+-])*")
+_NOT_A_NUMBER = re.compile(r"s?nan[0-9]*", re.IGNORECASE)  # as decimal.Decimal reads it too
+
+
+def checked_reward(dataset: str, answer: str, entry: Entry, reward: float) -> float:
+    """The reward that an answer is worth, where its verifier gives ``reward``.
+
+    NaN is near to everything by some verifiers, so an answer with NaN or an infinite number is worth nothing,
+    unless the library's own answer has one too.
+    """
+    if _is_unbounded(answer) and not _is_unbounded(str(entry["answer"])):
+        return 0.0
+    if dataset in JUDGED_HERE:
+        return float(JUDGED_HERE[dataset](answer, entry))
+    return 0.0 if dataset in NEAR_IS_WRONG and reward < 1 else reward
+
+
+def _is_unbounded(answer: str) -> bool:
+    """Whether a word in it is read as NaN or an infinite number, also once spaces are removed."""
+    for word in _NUMBER_WORD.findall(answer) + _NUMBER_WORD.findall("".join(answer.split())):
+        number = word.rstrip("ijIJ")  # of an imaginary one
+        if _NOT_A_NUMBER.fullmatch(number):
+            return True
+        with suppress(ValueError):
+            if not number.isdecimal() and not math.isfinite(float(number)):
+                return True
+    return False

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import builtins
 import contextlib
 import functools
+import json
+import pickle
+import statistics
 
 import pytest
 
-from environments.adapters.reasoning_gym import ReasoningGymEnvironment
-from environments.adapters.reasoning_gym_answers import EVALUATED, is_data
+from environments.adapters.reasoning_gym import ReasoningGymEnvironment, _verdict
+from environments.adapters.reasoning_gym_answers import EVALUATED, checked_reward, is_data
 
 pytestmark = pytest.mark.slow
 
@@ -217,3 +221,156 @@ def test_the_list_of_verifiers_that_evaluate_answers_is_complete():
     finally:
         del builtins.note_that_it_ran
     assert ran == EVALUATED.keys()
+
+
+NO_NUMBERS = [
+    "nan",
+    "NaN",
+    "n a n",
+    "nan+nanj",
+    "nan + nan i",
+    "-nan",
+    "sNaN",
+    "nan1",
+    "inf",
+    "-inf",
+    "1e999",
+    "(1e99 9)",
+]
+
+
+def verdicts(name, dataset, answers):
+    """The rewards of each answer for all entries, judged in this process: none of them is a program."""
+    pickled = [base64.b64encode(pickle.dumps(entry)).decode() for entry in dataset]
+    return {a: [_verdict(dataset, name, entry, a).get("reward", 0.0) for entry in pickled] for a in answers}
+
+
+@pytest.mark.parametrize("answer", NO_NUMBERS)
+def test_answer_that_is_no_finite_number_earns_nothing(answer):
+    for dataset in ("complex_arithmetic", "power_function", "countdown", "decimal_arithmetic"):
+        assert judged(dataset, answer)[0] == 0.0
+
+
+@pytest.mark.parametrize("item", ["NaN", '"nan"', "Infinity", "-1e999", '"sNaN"'])
+def test_list_of_no_finite_numbers_earns_nothing(item):
+    dataset = library().create_dataset("number_sorting", seed=0, size=4)
+    for entry in dataset:
+        answer = json.loads(entry["answer"].replace("'", '"'))
+        [rewards] = verdicts("number_sorting", [entry], [f"[{', '.join([item] * len(answer))}]"]).values()
+        assert rewards == [0.0]
+        answer[-1] = float("nan")
+        assert checked_reward("number_sorting", json.dumps(answer), entry, 1.0) == 0.0
+
+
+def test_matrix_with_nan_earns_nothing():
+    entry = entry_of("pool_matrix")
+    assert judged("pool_matrix", entry["answer"])[0] == 1.0
+    assert judged("pool_matrix", entry["answer"].replace(entry["answer"].split()[0], "nan", 1))[0] == 0.0
+
+
+@pytest.mark.parametrize("answer", ["nan", "Nan", '{"x": NaN}', "1e999"])
+def test_word_that_the_library_itself_answers_is_no_number(answer):
+    assert checked_reward("letter_jumble", answer, {"answer": answer}, 1.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    "answer", ["banana", "infer 1e5", "info", "7i", "9" * 400, "1 " * 400, "I think", "1e-999"]
+)
+def test_finite_answer_keeps_its_reward(answer):
+    assert checked_reward("chain_sum", answer, {"answer": "7"}, 0.5) == 0.5
+
+
+FEW_ANSWERS = {
+    "acre": ("off", 0.65, "on, off or undetermined"),
+    "aiw": ("3", 0.5, "how many brothers"),
+    "binary_alternation": ("-1", 0.45, "how many swaps, -1 for impossible"),
+    "circuit_logic": ("0", 0.85, "0 or 1"),
+    "course_schedule": ("False", 0.8, "true or false"),
+    "game_of_life_halting": ("False", 0.8, "true or false"),
+    "family_relationships": ("father", 0.35, "one of some twenty relations"),
+    "game_of_life": (json.dumps([[0] * 10] * 10), 0.45, "a board that has often died out"),
+    "gcd": ("1", 0.5, "mostly small numbers"),
+    "isomorphic_strings": ("True", 0.8, "true or false"),
+    "letter_counting": ("1", 0.5, "how many letters of a kind in a few words"),
+    "mahjong_puzzle": ("Chi", 0.6, "one of three words"),
+    "maze": ("5", 0.5, "the length of a short way"),
+    "polynomial_equations": ("0", 0.6, "the roots, of which 0 is often the only one"),
+    "ransom_note": ("False", 0.8, "true or false"),
+    "rotten_oranges": ("-1", 0.5, "how many minutes, -1 for never"),
+    "self_reference": ("2", 0.65, "how many of seven statements can be true"),
+    "shortest_path": ("infeasible", 0.6, "a way, or that there is none"),
+    "syllogism": ("Yes", 0.9, "yes or no"),
+    "zebra_puzzles": ("alice", 0.6, "one of a few names"),
+}
+"""The datasets whose questions have few answers or one that is frequent: that answer, a bound, the reason."""
+ELSEWHERE = 0.2
+SLOW = {  # to generate or to judge: by the number of tasks that are tried of them, 40 of all others
+    "knight_swap": 3,
+    "intermediate_integration": 4,
+    "simple_integration": 4,
+    "sokoban": 8,
+    **dict.fromkeys(["futoshiki", "zebra_puzzles", "puzzle24", "sudoku", "quantum_lock", "countdown"], 12),
+    **dict.fromkeys(["polynomial_multiplication", "rubiks_cube", "polynomial_equations"], 20),
+}
+CONSTANTS = [
+    *("", "0", "1", "-1", "2", "4", "5", "10", "100", "0.5", "0.25", "nan", "inf", "-inf", "1e999"),
+    *(
+        "I do not know",
+        "True",
+        "False",
+        "yes",
+        "No",
+        "[]",
+        "{}",
+        "()",
+        "A",
+        "B",
+        "None",
+        "null",
+        "x",
+        "?",
+        "_",
+    ),
+    *("[nan]", "[[0]]", "0 0 0", "12:00", "50 days, 10:00:00", "(P → P)", "0.0", "red", "father", "Monday"),
+    *("2 4 3 1\n3 1 2 4\n1 2 4 3\n4 3 1 2", json.dumps([[0] * 10] * 10)),
+]
+
+
+@functools.cache
+def rewards_of_constants():
+    """The mean reward of every constant answer over some tasks of every dataset."""
+    means = {}
+    for name in sorted(library().DATASETS.keys() - {"composite"}):
+        own = [FEW_ANSWERS[name][0]] if name in FEW_ANSWERS else []
+        dataset = library().create_dataset(name, seed=5, size=SLOW.get(name, 40))
+        rewards = verdicts(name, dataset, dict.fromkeys(CONSTANTS + own))
+        means[name] = {answer: statistics.mean(values) for answer, values in rewards.items()}
+    return means
+
+
+@pytest.mark.parametrize("answer", CONSTANTS)
+def test_constant_answer_is_worth_little_over_all_datasets(answer):
+    means = [rewards[answer] for rewards in rewards_of_constants().values()]
+    assert len(means) >= 104
+    assert statistics.mean(means) < ELSEWHERE / 2
+
+
+def test_constant_answer_is_worth_little_in_each_dataset():
+    dear = {}
+    for name, rewards in rewards_of_constants().items():
+        most = FEW_ANSWERS[name][1] if name in FEW_ANSWERS else ELSEWHERE
+        dear |= {(name, answer): mean for answer, mean in rewards.items() if mean >= most}
+    assert dear == {}
+
+
+@pytest.mark.parametrize("name", ["coin_flip", "game_of_life_halting"])
+def test_right_answer_is_paid_where_the_adapter_judges(name):
+    for entry in library().create_dataset(name, seed=2, size=12):
+        right = entry["answer"]
+        wrong = {"True": "False", "False": "True"}.get(right, "0")
+        assert verdicts(name, [entry], [right, wrong]) == {right: [1.0], wrong: [0.0]}
+
+
+def test_probability_may_be_written_as_fraction():
+    assert checked_reward("coin_flip", "3/8", {"answer": "0.375"}, 0.0) == 1.0
+    assert checked_reward("coin_flip", "1/0", {"answer": "0.375"}, 0.0) == 0.0
