@@ -15,6 +15,8 @@ from environments.errors import ConfigError, TroupeError
 
 T = TypeVar("T")
 
+_OWN_PACKAGES = {"environments", "policies", "actors", "launch"}
+
 
 def load_module(setting: str, name: str) -> ModuleType:
     """The module that ``setting`` names.
@@ -37,6 +39,12 @@ def load_module(setting: str, name: str) -> ModuleType:
         missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
         if missing is None or not f"{name}.".startswith(f"{missing}."):
             raise  # the module is there, something that it imports is not
+        package = name.partition(".")[0]
+        if package in _OWN_PACKAGES:
+            raise ConfigError(
+                f"{setting}: there is no module {name!r}. {package} is a package of Troupe's, which hides a "
+                "folder of that name: rename yours."
+            ) from error
         raise ConfigError(
             f"{setting}: there is no module {name!r}. It has to be importable in every process that uses it: "
             "installed, or in the working directory, such as my_module for ./my_module.py."

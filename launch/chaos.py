@@ -29,6 +29,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from environments.command_name import command_name
 from environments.errors import TroupeError
 from launch.health.audit import SCORE, RunRecords, audit, is_complete, num_planned, read_run, score_reached
 from launch.health.members import ROLES, members, strike
@@ -116,7 +117,7 @@ def parser() -> argparse.ArgumentParser:
     )
     below.add_argument("--seed", type=int, help="of the choice among many")
     whole = argparse.ArgumentParser(
-        prog="python -m launch.chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog=command_name("chaos"), description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     deeds = whole.add_subparsers(dest="deed")
     shown = deeds.add_parser("list", help="what runs on this node, by role")

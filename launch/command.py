@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from environments.command_name import command_name
 from environments.errors import ConfigError, TroupeError
 from launch.config import TrainConfig, compose
 from launch.help import help_text
@@ -20,7 +21,7 @@ class Command:
     """
 
     name: str
-    """As in ``python -m launch.serve``."""
+    """As in ``troupe serve``."""
     summary: str | None
     """The head of its help."""
     work: Callable[[TrainConfig], None]
@@ -69,11 +70,11 @@ class Command:
             return
         remedy = next(
             (self.left_out[name] for name in self.left_out if _is_within(setting, [name])),
-            "It is for training, which is python -m launch.train.",
+            f"It is for training, which is {command_name('train')}.",
         )
         raise ConfigError(
-            f"{setting} has no effect on {self.name}: leave it out. {remedy} `python -m {self.name} --help` "
-            f"lists the settings of {self.name}."
+            f"{setting} has no effect on launch.{self.name}: leave it out. {remedy} "
+            f"`{command_name(self.name)} --help` lists its settings."
         )
 
 

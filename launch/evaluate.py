@@ -137,7 +137,7 @@ def report(trajectories: Sequence[Trajectory]) -> None:
 
 
 COMMAND = Command(
-    name="launch.evaluate",
+    name="evaluate",
     summary=__doc__,
     work=evaluate,
     settings=(

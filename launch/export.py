@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from environments.data.trajectory_json import plain_json
+from environments.command_name import command_name
 from environments.errors import ConfigError, TroupeError
 from launch.reporting.inspect_log import InspectLog, written_at
 from launch.run_folder.lock import writing_to
@@ -163,7 +164,7 @@ def _rows(kind: str, step: int, kept: list[KeptTrajectory]) -> Iterator[dict[str
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0 done, 2 not done, for a reason that was printed."""
     parser = argparse.ArgumentParser(
-        prog="python -m launch.export", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog=command_name("export"), description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--parquet", type=Path, metavar="FILE", help="write a table, into this file")

@@ -11,13 +11,14 @@ from functools import cache
 from itertools import pairwise
 
 from environments.bounds import Leaf, leaves
+from environments.command_name import command_name
 from launch.config import TrainConfig, recipe_names
 
 WIDTH = 100
 
 
 def help_text(command: str, summary: str, acts_on: Callable[[str], bool]) -> str:
-    """The help of ``python -m command``.
+    """The help of a command, such as "train".
 
     Args:
         acts_on: whether a setting, or "recipe", is one of this command's.
@@ -32,8 +33,7 @@ def help_text(command: str, summary: str, acts_on: Callable[[str], bool]) -> str
         [
             *_paragraph(summary, indent=0),
             "",
-            f"usage: python -m {command} {arguments}",
-            f"   or, installed by pip: {command.replace('launch.', 'troupe ')} {arguments}",
+            f"usage: {command_name(command)} {arguments}",
             "",
             *([f"recipes: {', '.join(recipe_names())}", ""] if takes_recipe else []),
             "Settings with their defaults, and in brackets the values that they may have:",

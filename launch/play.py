@@ -18,6 +18,7 @@ from functools import partial
 from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from environments.bounds import check_bounds
+from environments.command_name import command_name
 from environments.errors import ConfigError, SamplerError
 from environments.types import Completion, Message, Trajectory
 from launch.command import Command
@@ -113,7 +114,7 @@ def play_and_show(config: TrainConfig, task: int, base_url: str | None, model: s
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m launch.play", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog=command_name("play"), description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument(
         "overrides",
@@ -126,7 +127,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     is_served = options.base_url is not None
     command = Command(
-        name="launch.play",
+        name="play",
         summary=__doc__,
         work=partial(play_and_show, task=options.task, base_url=options.base_url, model=options.model),
         settings=SETTINGS + SETTINGS_OF_A_MODEL if is_served else SETTINGS,

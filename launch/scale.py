@@ -27,6 +27,7 @@ from actors.ray_tools.get_soon import answers
 from actors.rollouts.fleet_report import FleetStatus
 from actors.rollouts.service import FLEET, NAMESPACE
 from actors.serving.replicas import policy_servers, resize
+from environments.command_name import command_name
 from environments.errors import ConfigError, TroupeError
 
 
@@ -58,7 +59,7 @@ def described(status: FleetStatus) -> str:
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0 done, 2 not done, for a reason that was printed."""
     parser = argparse.ArgumentParser(
-        prog="python -m launch.scale", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog=command_name("scale"), description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--actors", type=int, metavar="N", help="rollout actors from now on")
     parser.add_argument("--fleet", help="its name, where there are several")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from actors.serving.keys import KEYS_VARIABLE, access_keys
 from actors.settings import MODEL_NAME, PinnedVersion
+from environments.command_name import command_name
 from environments.errors import ConfigError, SamplerError
 from launch.command import Command
 from launch.config import ServerConfig, TrainConfig
@@ -178,7 +179,7 @@ Serving {", ".join(models)} at {url}. Try it:
 
   curl {url}/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'
 
-{agent_addresses(url, models)}In the browser: python -m launch.view RUN --server {url}
+{agent_addresses(url, models)}In the browser: {command_name("view")} RUN --server {url}
 More requests per second: raise server.num_replicas={server.num_replicas}, or let Serve: server.max_replicas.
 Longer conversations: raise server.engine.max_model_tokens={server.engine.max_model_tokens}; it costs memory.
 Another port: server.http_port={DEFAULT_PORT + 1}. From other machines, with a key:
@@ -199,7 +200,7 @@ def agent_addresses(url: str, models: Sequence[str]) -> str:
 
 
 COMMAND = Command(
-    name="launch.serve",
+    name="serve",
     summary=__doc__,
     work=serve,
     settings=(

@@ -21,6 +21,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors.ray_tools.connect import join
+from environments.command_name import command_name
 from environments.errors import TroupeError
 from launch.health.heartbeat import pulses
 from launch.health.inspection import inspect
@@ -47,7 +48,7 @@ def told(states: list[RunState], is_json: bool) -> str:
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0 done, 2 not done, for a reason that was printed."""
     parser = argparse.ArgumentParser(
-        prog="python -m launch.status", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog=command_name("status"), description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--address", help="HOST:PORT of the cluster, if this machine has none or several")
     parser.add_argument("--every", type=seconds, metavar="SECONDS", help="look again, until Ctrl-C")

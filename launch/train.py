@@ -18,7 +18,7 @@ def train(config: TrainConfig) -> None:
 
 
 COMMAND = Command(
-    name="launch.train",
+    name="train",
     summary=__doc__,
     work=train,
     settings=("recipe", *(section.name for section in fields(TrainConfig))),

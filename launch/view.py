@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from environments.command_name import command_name
 from environments.errors import ConfigError, TroupeError
 from launch.reporting.tracker import METRICS
 from launch.run_folder.model_paths import RUNS
@@ -67,7 +68,7 @@ def check_server(address: str) -> None:
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status: 0 done, 2 not done, for a reason that was printed."""
     parser = argparse.ArgumentParser(
-        prog="python -m launch.view", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog=command_name("view"), description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("runs", nargs="*", help="folders of runs")
     parser.add_argument("--port", type=int, default=PORT)

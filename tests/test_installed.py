@@ -26,6 +26,7 @@ from openai import AuthenticationError, OpenAI, PermissionDeniedError
 from openai.types.chat import ChatCompletion
 from test_readme import SHOP
 
+from environments.command_name import command_name
 from launch.console import COMMANDS, main
 from launch.reporting.tracker import read_metrics
 from launch.run_folder.checkpoint import CheckpointFolder
@@ -157,7 +158,7 @@ WITH_ARGPARSE = {"view", "export", "play", "status", "scale", "chaos"}
 def test_each_command_is_the_module_of_its_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) if name in WITH_ARGPARSE else _nothing():
         assert main([name, "--help"]) == 0
-    assert f"python -m launch.{name}" in capsys.readouterr().out
+    assert command_name(name) in capsys.readouterr().out
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError
 
+from environments.command_name import command_name
 from environments.errors import TroupeError
 
 ANSWER_SECONDS = 60.0
@@ -29,5 +30,5 @@ def answers(references: Sequence[ray.ObjectRef], asked: str) -> list[Any]:
     except GetTimeoutError as error:
         raise TroupeError(
             f"{asked} did not answer for {ANSWER_SECONDS:g} s: a process hangs or was stopped, or its node "
-            "has too much to do. `python -m launch.chaos` lists the processes of a node."
+            f"has too much to do. `{command_name('chaos')}` lists the processes of a node."
         ) from error

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from actors.serving.access import AccessControl, reject
 from actors.serving.events import EVENTS, event
 from actors.serving.intake import Intake
+from environments.command_name import command_name
 from environments.errors import TroupeError
 from policies.openai.envelope import Envelope
 from policies.openai.limits import MAX_BODY_BYTES, MAX_BODY_SECONDS
@@ -152,7 +153,7 @@ def welcome_text(models: Sequence[str], url: str) -> str:
     return f"""\
 Troupe serves {", ".join(models)} to OpenAI clients at {url}.
 
-Talk to them, and look at a run, in the browser: python -m launch.view RUN --server {url}
+Talk to them, and look at a run, in the browser: {command_name("view")} RUN --server {url}
 """
 
 

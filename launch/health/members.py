@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from environments.command_name import command_name
 from environments.errors import ConfigError
 
 ROLES = {
@@ -83,7 +84,7 @@ def _processes(below: int | None) -> list[psutil.Process]:
         OverflowError,
     ) as error:  # the last two: no process has such an id
         raise ConfigError(
-            f"--below {below}: there is no such process. `python -m launch.chaos` lists what runs."
+            f"--below {below}: there is no such process. `{command_name('chaos')}` lists what runs."
         ) from error
 
 

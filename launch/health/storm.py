@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import psutil
 
+from environments.command_name import command_name
 from environments.errors import ConfigError
 from launch.health.audit import Finding
 from launch.health.members import ROLES, Member, is_alive, members
@@ -320,7 +321,7 @@ def goes_on(
             return Finding(True, f"the run goes on: the next update came {waited:.0f} s after the storm")
         if waited >= seconds:
             return Finding(
-                False, f"no update within {seconds:g} s after the storm: ask `python -m launch.status` why"
+                False, f"no update within {seconds:g} s after the storm: ask `{command_name('status')}` why"
             )
         fewest = now  # a run that went on from its checkpoint has fewer again
         time.sleep(LOOK_SECONDS)

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Makes .venv in the current folder and installs the pinned packages into it; does nothing when that is so.
+# Makes .venv in the current folder and installs the pinned packages into it, and Troupe itself where this is
+# its repository, so that its modules and `troupe` are found in any folder; does nothing when that is so.
 # Called by every make target; Troupe's wheel has it too, in launch/install/ beside the pins.
 # PYTHON chooses the interpreter (default: the first of python3.11, python3.12, python3 and python whose
 # version fits).
@@ -41,7 +42,7 @@ venv_fits() {
 }
 
 # The content, not the file time: a checkout that changes nothing must not install anything.
-wanted=$(cksum < "$pins")
+wanted=$(cat "$pins" "$0" | cksum)
 if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && venv_fits; then exit 0; fi
 
 # A .venv that works is kept: pip then installs only what differs.
@@ -56,6 +57,7 @@ echo "Installing $torch (1 of 2)."
 install_torch "$torch"
 echo "Installing $(grep -c '==' "$pins") packages, about 2 minutes on a fast network (2 of 2)."
 pip_install -r "$pins"
+if [ -d launch/install ]; then pip_install --no-build-isolation --config-settings editable_mode=compat --editable .; fi
 echo "$wanted" > "$stamp.new"
 mv "$stamp.new" "$stamp"
 echo "Installed into .venv."

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from environments.command_name import command_name
 from environments.data.trajectory_json import plain_json
 from environments.types import Trajectory, TrajectoryGroup
 from launch.reporting.conversation import conversation
@@ -143,7 +144,7 @@ class Tracker:
                 f"The mean reward on held-out tasks went from {before:.3f} to {after:.3f} in "
                 f"{found[-1]['step']} updates."
             )
-        self.announce(f"Look at it: python -m launch.view {self._directory}")
+        self.announce(f"Look at it: {command_name('view')} {self._directory}")
 
     def close(self) -> None:
         """Draw the learning curve and the timeline, and close the files."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from environments.command_name import command_name
 from environments.errors import LearnerLostError
 from launch.health.recoveries import Recoveries
 from launch.training.clock import Clock
@@ -42,7 +43,7 @@ def train(stages: Sequence[Stage], run: Components, recovery: Recovery, recoveri
 def serve_command(run: Components, recovery: Recovery) -> str:
     """The command that serves what was trained to clients: the agent with its tools too, if it can answer."""
     agent = "" if run.workload.task_from_message is None else f"workload={run.config.workload} "
-    return f"python -m launch.serve {agent}model.path={recovery.directory}"
+    return f"{command_name('serve')} {agent}model.path={recovery.directory}"
 
 
 def train_stage(stage: Stage, run: Components, recovery: Recovery) -> None:

@@ -14,6 +14,8 @@ from fastapi import HTTPException
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from environments.command_name import command_name
+
 KEY_VARIABLE = "TROUPE_API_KEY"
 """The key of the server that is talked to, if it asks for one."""
 MAX_CHARACTERS = 200_000
@@ -76,7 +78,7 @@ class Talk:
             raise HTTPException(
                 502,
                 f"No policy server answers at {self._url} ({error or type(error).__name__}). Start one by "
-                "`python -m launch.serve model.path=RUN recipe=RECIPE`, or name another by --server.",
+                f"`{command_name('serve')} model.path=RUN recipe=RECIPE`, or name another by --server.",
             ) from error
         if answer.is_error:
             said = await _body(answer)

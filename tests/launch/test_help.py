@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from environments.bounds import leaves
+from environments.command_name import command_name
 from launch.command import Command
 from launch.config import TrainConfig
 from launch.help import WIDTH, help_text
@@ -55,7 +56,7 @@ def test_a_name_that_a_command_takes_or_leaves_out_is_that_of_a_setting(command:
 def test_a_command_prints_its_help_and_ends(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert COMMANDS[command].run(["--help"]) == 0
     assert capsys.readouterr().out == TEXTS[command]
-    assert f"python -m launch.{command} [" in TEXTS[command]
+    assert f"usage: {command_name(command)} [" in TEXTS[command]
 
 
 def test_bounds_choices_and_defaults_are_shown_as_they_are_typed() -> None:

@@ -13,6 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from test_trajectory_log import conversation, group
 
+from environments.command_name import command_name
 from environments.errors import ConfigError
 from launch import view
 from launch.reporting.tracker import ALARMS, METRICS, SETTINGS
@@ -169,7 +170,7 @@ def test_without_a_policy_server_the_talk_says_how_to_get_one(run: Path) -> None
     for answer in (browser.get("/api/models"), browser.post("/api/talk", json=said)):
         assert answer.status_code == 502
         assert "No policy server answers at http://127.0.0.1:9/v1" in answer.json()["detail"]
-        assert "python -m launch.serve" in answer.json()["detail"]
+        assert f"Start one by `{command_name('serve')} " in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8000", "ftp://x/v1", "http:///v1"])
