@@ -6,7 +6,9 @@ Plain asyncio: the sampling actor owns a queue, ``QueueWorker`` is a replica's s
 from __future__ import annotations
 
 import asyncio
+import heapq
 import itertools
+import math
 import time
 import uuid
 from collections import OrderedDict, deque
@@ -29,8 +31,8 @@ MAX_ATTEMPTS = 4
 MAX_SESSIONS = 10_000
 """Conversations whose replica is remembered."""
 SLACK = 4
-"""Requests that a replica may have more than another one whose next poll is due. A conversation leaves its
-replica if that has this many more than twice the requests of another."""
+"""A conversation leaves a replica that has more than its share, and this many more than twice the requests of
+another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +90,11 @@ class _Replica:
 class RequestQueue:
     """Leases each request to one replica at a time, and returns the first answer.
 
-    A request goes to a replica that polls, serves ``min_version`` and the newest version that any replica
-    serves, and has the fewest requests, or hardly more than one whose next poll is due; within a conversation
-    to the same replica, as long as that is not overloaded. When a replica stops polling, its lease ends: the
-    request goes to another one, and a late answer is ignored.
+    Requests are split evenly among all replicas that can be counted on, so one that polls first, or is the
+    first to serve a new version, leaves the others their share. A request goes to a replica that serves
+    ``min_version``; of those with equally many requests to the one with the newest version; within a
+    conversation to the same replica, as long as that is not overloaded. When a replica stops polling, its
+    lease ends: the request goes to another one, and a late answer is ignored.
 
     Args:
         name: of the policy server, for messages.
@@ -111,6 +114,8 @@ class RequestQueue:
         # No two queues have a ticket in common: an actor that was started anew gets answers to old ones.
         self._tickets = map(f"{uuid.uuid4().hex[:8]}-{{}}".format, itertools.count())
         self._newest_version = 0
+        self._newest_since = -math.inf
+        """When a replica last began to serve the newest version."""
         self._num_late_tokens = 0
         self._gathering = False
         self._watch: asyncio.Task[None] | None = None
@@ -185,8 +190,9 @@ class RequestQueue:
     def _heard_from(self, report: ReplicaReport) -> _Replica:
         replica = self._replicas.setdefault(report.replica, _Replica(report.replica))
         replica.heard, replica.is_live = time.monotonic(), True
+        if report.version > max(replica.version, self._newest_version - 1):
+            self._newest_version, self._newest_since = report.version, replica.heard
         replica.version, replica.stats = report.version, report.stats
-        self._newest_version = max(self._newest_version, report.version)
         return replica
 
     def _settle(self, replica: _Replica, ticket: str, answer: TokenOutput | Exception) -> None:
@@ -207,21 +213,17 @@ class RequestQueue:
     # -- leases --------------------------------------------------------------------------------------
 
     def _hand_out(self) -> None:
-        """Give the waiting requests to the replicas that poll."""
-        current = [
-            replica
-            for replica in self._replicas.values()
-            if replica.is_live and replica.version >= self._newest_version
-        ]
+        """Give the waiting requests to the replicas that poll, to each those that fall to it."""
         batches: dict[_Replica, list[tuple[str, TokenRequest]]] = {
-            replica: [] for replica in current if replica.is_polling
+            replica: [] for replica in self._replicas.values() if replica.is_live and replica.is_polling
         }
         if not batches or not self._waiting:
             return
+        chosen = self._split_evenly()
         waiting, self._waiting = self._waiting, deque()
         for queued in waiting:
-            replica = self._choose(queued.request, current)
-            if replica is None:
+            replica = chosen.get(queued)
+            if replica not in batches or replica.version < queued.request.min_version:
                 self._waiting.append(queued)
                 continue
             self._remember(queued.request.session_id, replica)
@@ -233,22 +235,42 @@ class RequestQueue:
                 replica.poll.set_result(batch)
                 replica.poll = None
 
-    def _choose(self, request: TokenRequest, current: Sequence[_Replica]) -> _Replica | None:
-        """The replica that gets ``request``; ``None`` if it has to wait for one that does not poll now."""
-        able = [replica for replica in current if replica.version >= request.min_version]
-        polling = [replica for replica in able if replica.is_polling]
-        if not polling:
-            return None
-        least_loaded = min(polling, key=_load)
-        usual = self._session_replicas.get(request.session_id)
-        if usual in able and _load(usual) < 2 * _load(least_loaded) + SLACK:
-            return usual if usual.is_polling else None
-        return None if self._less_loaded_polls_soon(able, _load(least_loaded)) else least_loaded
-
-    def _less_loaded_polls_soon(self, replicas: Sequence[_Replica], load: int) -> bool:
-        """Whether one of ``replicas`` has far fewer requests than ``load``, and its next poll is due."""
-        since = time.monotonic() - 2 * self._hold_seconds
-        return any(_load(each) + SLACK <= load and each.heard > since for each in replicas)
+    def _split_evenly(self) -> dict[_QueuedRequest, _Replica]:
+        """The replica that each waiting request falls to, which may still load its version, or poll soon."""
+        now = time.monotonic()
+        is_late = now > self._newest_since + self._lease_seconds
+        live = [replica for replica in self._replicas.values() if replica.is_live]
+        polls_soon = {each for each in live if each.is_polling or each.heard > now - 2 * self._hold_seconds}
+        still_loads = {each for each in live if each.version < self._newest_version and not is_late}
+        loads = {each: len(each.held) for each in live if each in polls_soon or each in still_loads}
+        share = -(-(len(self._waiting) + sum(loads.values())) // len(loads))
+        most = max(share, 2 * min(loads.values()) + SLACK)
+        chosen: dict[_QueuedRequest, _Replica] = {}
+        for queued in self._waiting:
+            usual = self._session_replicas.get(queued.request.session_id)
+            if usual in polls_soon and usual.version >= queued.request.min_version and loads[usual] < most:
+                loads[usual] += 1
+                chosen[queued] = usual
+        # By the version that is needed: the least loaded first; of those, the newest.
+        orders: dict[int, list[tuple[int, int, int, _Replica]]] = {}
+        for queued in self._waiting:
+            needed = queued.request.min_version
+            if queued in chosen or needed > self._newest_version:
+                continue
+            if needed not in orders:
+                orders[needed] = [
+                    (load, -each.version, number, each)
+                    for number, (each, load) in enumerate(loads.items())
+                    if each in (polls_soon if each.version >= needed else still_loads)
+                ]
+                heapq.heapify(orders[needed])
+            order = orders[needed]
+            while order and order[0][0] < loads[order[0][3]]:  # it was chosen in another order meanwhile
+                heapq.heapreplace(order, (loads[order[0][3]], *order[0][1:]))
+            if order:
+                chosen[queued] = order[0][3]
+                loads[order[0][3]] += 1
+        return chosen
 
     def _remember(self, session_id: str, replica: _Replica) -> None:
         """Let the conversation stay with ``replica``."""

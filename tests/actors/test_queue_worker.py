@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -68,6 +69,23 @@ class EchoEngine(Engine):
     def check_alive(self) -> None:
         if self._broken:
             raise SamplerError("The engine is gone.")
+
+
+class PlacesEngine(EchoEngine):
+    """Samples 64 requests at a time, and each for half a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = asyncio.Semaphore(64)
+        self.num_answered = 0
+
+    async def sample(
+        self, prompt_ids: Sequence[int], params: SamplingParams, in_pieces: bool
+    ) -> AsyncGenerator[TokenOutput, None]:
+        self.num_begun += 1
+        async with self.places:
+            await asyncio.sleep(0.5)
+        yield TokenOutput(token_ids=(1,), logprobs=(-0.5,), finish_reason="stop", policy_version=self.version)
 
 
 async def nothing_new() -> None:
@@ -281,5 +299,43 @@ def test_what_a_lost_connection_was_sampling_is_sampled_again(monkeypatch: pytes
         assert (await answer).token_ids == (1,)
         assert engine.num_cancelled == 1 and len(workers) > 1
         link.cancel()
+
+    run(test())
+
+
+@pytest.mark.parametrize("version_lag", [0, 1], ids=["newest", "any"])
+def test_replicas_share_what_waits_after_each_publish(version_lag: int) -> None:
+    """1,024 requests need a second of eight replicas, and eight of one."""
+
+    async def test() -> None:
+        queue, engines = RequestQueue("policy"), [PlacesEngine() for _ in range(8)]
+        workers = [
+            QueueWorker(f"replica {number}", engine, queue.poll, nothing_new)
+            for number, engine in enumerate(engines)
+        ]
+        links = [asyncio.create_task(worker.run()) for worker in workers]
+
+        async def load(number: int, version: int) -> None:
+            await asyncio.sleep(0.005 * number)
+            engines[number].version = version
+            workers[number].wake()
+
+        await until(lambda: len(queue.status().replicas) == 8)
+        seconds = []
+        for version in range(1, 4):
+            for engine in engines:
+                engine.num_begun = 0
+            requests = [
+                TokenRequest((index,), SamplingParams(), version - version_lag, f"{version}/{index}")
+                for index in range(1024)
+            ]
+            loads = [asyncio.create_task(load(number, version)) for number in range(8)]
+            start = time.monotonic()
+            await asyncio.gather(*map(queue.sample, requests), *loads)
+            seconds.append(time.monotonic() - start)
+            assert [engine.num_begun for engine in engines] == [128] * 8
+        assert min(seconds) < 1.1, f"{seconds}: the even split takes 1.0"
+        for link in links:
+            link.cancel()
 
     run(test())

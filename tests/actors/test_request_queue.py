@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.sampling.request_queue import MAX_ATTEMPTS, SLACK, Assignment, ReplicaReport, RequestQueue
+from actors.sampling.request_queue import MAX_ATTEMPTS, Assignment, ReplicaReport, RequestQueue
 from environments.errors import ConfigError, SamplerError
 from policies.sampler import EngineStats, SamplingParams, TokenOutput, TokenRequest
 
@@ -119,14 +119,108 @@ def test_a_request_waits_for_a_replica_with_its_version() -> None:
     run(test())
 
 
-def test_a_replica_that_is_behind_the_others_gets_nothing() -> None:
+def test_newer_version_is_preferred_and_not_required() -> None:
+    async def test() -> None:
+        there = RequestQueue("policy")
+        await asyncio.gather(call(there, "newer", version=2), call(there, "older", version=1))
+        waiting = ask(there, request(1))
+        older = asyncio.create_task(call(there, "older", version=1))
+        await asyncio.sleep(0)
+        assert ids(await call(there, "newer", version=2)) == [1], "its next poll was due"
+        waiting += ask(there, request(2))
+        assert ids(await older) == [2], "it has fewer requests"
+        for each in waiting:
+            each.cancel()
+
+    run(test())
+
+
+def test_share_of_replicas_that_still_load_is_left_to_them() -> None:
+    async def test() -> None:
+        there = RequestQueue("policy")
+        names = "abcdefgh"
+        await asyncio.gather(*(call(there, name) for name in names))
+        waiting = ask(there, *(request(index, min_version=1) for index in range(1024)))
+        await asyncio.sleep(0.02)
+        for name in names[:-1]:
+            assert len(ids(await call(there, name, version=1))) == 128
+        assert ids(await call(there, names[-1], version=0)) == []
+        assert len(ids(await call(there, names[-1], version=1))) == 128
+        for each in waiting:
+            each.cancel()
+
+    run(test())
+
+
+def test_first_to_load_goes_on_with_what_waits_and_never_holds_more_than_its_share() -> None:
+    async def test() -> None:
+        there = RequestQueue("policy")
+        await asyncio.gather(call(there, "a"), call(there, "b"))
+        waiting = ask(there, *(request(index, min_version=1) for index in range(64)))
+        held = list((await fetch(there, 1, "a", version=1)).requests)
+        assert len(held) == 32
+        answers = [(ticket, output(1)) for ticket, _ in held[:16]]
+        assert len(ids(await call(there, "a", answers, version=1))) == 8  # 24 for each of them are left
+        for each in waiting:
+            each.cancel()
+
+    run(test())
+
+
+@pytest.mark.parametrize("goes_on_polling", [True, False])
+def test_share_of_a_replica_that_is_late_or_dead_goes_to_the_others(goes_on_polling: bool) -> None:
     async def test() -> None:
         there = queue()
-        await call(there, "current", version=2)
-        waiting = ask(there, request(1))
-        assert ids(await call(there, "behind", version=1)) == []
-        assert ids(await call(there, "behind", version=2)) == [1]
-        waiting[0].cancel()
+        await asyncio.gather(call(there, "a"), call(there, "b"))
+        waiting = ask(there, *(request(index, min_version=1) for index in range(10)))
+        number = 0
+        while number < 10:
+            number += len(ids(await call(there, "a", version=1)))
+            assert number == 5 or there.status().num_waiting == 0
+            if goes_on_polling:
+                await call(there, "b")
+        for each in waiting:
+            each.cancel()
+
+    run(test())
+
+
+def test_replicas_that_load_one_after_the_other_are_not_late() -> None:
+    async def test() -> None:
+        there = RequestQueue("policy", lease_seconds=0.6)
+        names = "abcdef"
+        polls = {name: asyncio.create_task(call(there, name)) for name in names}
+        waiting = ask(there, *(request(index, min_version=1) for index in range(60)))
+        fetched = dict.fromkeys(names, 0)
+        loaded: set[str] = set()
+        for name in names:  # four fifths of a lease, in which all go on polling, for each
+            loaded.add(name)
+            for _ in range(5):
+                for each in names:
+                    polls[each].cancel()
+                    polls[each] = asyncio.create_task(call(there, each, version=int(each in loaded)))
+                await asyncio.sleep(0.1)
+                for each in names:
+                    if polls[each].done():
+                        fetched[each] += len(polls[each].result().requests)
+        assert set(fetched.values()) == {10}
+        for task in (*waiting, *polls.values()):
+            task.cancel()
+
+    run(test())
+
+
+def test_conversations_stay_at_their_replica_where_it_polls_first() -> None:
+    async def test() -> None:
+        there = RequestQueue("policy")
+        calls = [asyncio.create_task(call(there, name)) for name in "ab"]
+        await asyncio.sleep(0)
+        waiting = ask(there, *(request(index, session=str(index)) for index in range(40)))
+        at_a, at_b = [ids(each) for each in await asyncio.gather(*calls)]
+        waiting += ask(there, *(request(index, session=str(index)) for index in [*at_b, *at_a]))
+        assert sorted(ids(await fetch(there, 1, "a"))) == sorted(at_a)
+        for each in waiting:
+            each.cancel()
 
     run(test())
 
@@ -152,11 +246,8 @@ def test_work_is_spread_though_only_one_of_the_replicas_polls_when_it_comes() ->
         there = RequestQueue("policy")
         await asyncio.gather(call(there, "a"), call(there, "b"))
         waiting = ask(there, *map(request, range(20)))
-        at_once = len(ids(await fetch(there, 1, "a")))
-        assert at_once == SLACK
-        calls = [asyncio.create_task(call(there, name)) for name in "ab"]
-        at_last = [len(ids(each)) for each in await asyncio.gather(*calls)]
-        assert [at_once + at_last[0], at_last[1]] == [10, 10]
+        assert len(ids(await fetch(there, 1, "a"))) == 10
+        assert len(ids(await fetch(there, 1, "b"))) == 10
         for each in waiting:
             each.cancel()
 
