@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from fractions import Fraction
 from typing import NamedTuple
+
+from environments.rewards.notation import MAX_LENGTH, in_latex
 
 _DECIMAL = r"[+-]?(?:\d+\.?\d*|\.\d+)"
 _NUMBER = rf"{_DECIMAL}(?:[eE][+-]?\d{{1,3}})?"
@@ -31,21 +32,11 @@ _BARE_UNIT = re.compile(
     rf"(?:(?:(?<=[\d)}}$])|(?<=\\pi)) |(?<=[\d}}])(?=(?:{_TOUCHING_UNITS}|{_LONG_WORD}[a-zA-Z])\b))"
     rf"(?P<words>{_UNIT_WORD}(?:[ /]{_UNIT_WORD})*) ?(?:\^ ?\{{?(?P<power>\d)\}}?)?$"
 )
+_DEGREES = re.compile(r"\^ ?(?:\{ ?\\circ ?\}|\\circ) ?(?:\\(?:text|mathrm) ?\{ ?)?(?P<scale>[CF]?) ?\}?$")
+_SCALES = {"": "degree", "C": "degree celsius", "F": "degree fahrenheit"}
 _SYMBOLS = ("i", "e", "d")
 """What may be in a ``\\mathrm{...}`` that is no unit."""
 _BASE = re.compile(r"[\dA-F]+_\{?(\d+)\}?")
-_SIGNS = str.maketrans(
-    {
-        "\N{MINUS SIGN}": "-",
-        "\N{EN DASH}": "-",
-        "\N{MULTIPLICATION SIGN}": r"\times ",
-        "\N{MIDDLE DOT}": r"\cdot ",
-        "\N{DOT OPERATOR}": r"\cdot ",
-        "\N{ASTERISK OPERATOR}": "*",
-        "\N{DEGREE SIGN}": r"^\circ",
-    }
-)
-MAX_LENGTH = 1000  # longer ones are compared as text: turning them into integers takes too long
 
 
 class Reading(NamedTuple):
@@ -92,6 +83,8 @@ class _Unit(NamedTuple):
 
 
 def _unit(plain: str) -> _Unit | None:
+    if len(plain) <= MAX_LENGTH and (degrees := _DEGREES.search(plain)):
+        return _Unit(_SCALES[degrees["scale"]], True, plain[: degrees.start()].strip())
     found = (_BARE_UNIT.search(plain) or _UNIT.search(plain)) if len(plain) <= MAX_LENGTH else None
     rest = plain[: found.start()].strip() if found else ""
     if found is None or not rest:
@@ -114,8 +107,8 @@ def may_be_unit(ending: str) -> bool:
 def plain_text(text: str) -> str:
     text = in_latex(text).replace("{,}", ",")
     text = re.sub(r"\\[dt]frac", r"\\frac", text)
-    text = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\[!()\[\]]|\\?\$", "", text)
-    text = re.sub(r"\\[,;: ]|~", " ", text)
+    text = re.sub(r"\\(?:left|right|[bB]igg?[lrm]?)(?![a-z])|(?<!\\)\\[!()\[\]]|\\?\$", "", text)
+    text = re.sub(r"(?<!\\)\\[,;: ]|\\q?quad(?![a-z])|~", " ", text)
     return " ".join(without_end(text).split())
 
 
@@ -152,16 +145,6 @@ def _number(compact: str) -> Fraction | None:
 
 def _as_ratio(frac: re.Match[str]) -> str:
     return " " + "/".join(part for part in frac.groups() if part is not None)
-
-
-def in_latex(text: str) -> str:
-    """The text with LaTeX's commands for the signs that models like to write instead: math-verify too
-    knows few of them."""
-    return re.sub("[¼-¾⅐-⅞]", _spelt_out, text).translate(_SIGNS)
-
-
-def _spelt_out(vulgar_fraction: re.Match[str]) -> str:
-    return " " + unicodedata.normalize("NFKC", vulgar_fraction[0]).replace("\N{FRACTION SLASH}", "/")
 
 
 def without_end(text: str) -> str:

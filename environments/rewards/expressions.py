@@ -1,0 +1,122 @@
+"""Compares expressions by math-verify and sympy, which a grading process imports and nobody else."""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import cache
+from typing import Any
+
+from environments.rewards.lists import DOTS, equal_lists, listed
+from environments.rewards.matching import calculation, may_be_equal, same
+from environments.rewards.reading import plain_text, read, without_unit
+
+DECIMAL_TOLERANCE = 5e-7
+"""How far a decimal may be from an irrational number, relative to it: seven digits always do."""
+EXACT_TOLERANCE = 1e-50
+"""Two exact numbers that differ by less, relative to the larger one, are the same."""
+_DIGITS = 60
+_IMAGINARY = re.compile(r"(?<![a-zA-Z\\_])(?<!_\{)i(?![a-zA-Z])")
+"""The letter i where it stands alone: in 3+4i it is a number, in a_i it counts."""
+
+
+def equal_answers(truths: list[str], answer: str) -> bool:
+    """Whether ``answer`` equals any of ``truths``; it may run for ever."""
+    return any(_equal(truth, answer) for truth in truths)
+
+
+def _equal(truth: str, answer: str) -> bool:
+    expected, given = listed(truth), listed(answer)
+    if expected and given:
+        return equal_lists(expected, given, _equal_items)
+    if any(DOTS in plain_text(text) for text in (truth, answer)):
+        return False
+    return any(_verify(left, right) for left in _expressions(truth) for right in _expressions(answer))
+
+
+def _equal_items(truth: str, answer: str) -> bool:
+    readings = read(answer), read(truth)
+    if same(*readings):
+        return True
+    return may_be_equal(*readings) and calculation(answer, truth) is None and _equal(truth, answer)
+
+
+def _expressions(text: str) -> list[Any]:
+    """The expressions that a text may mean: with the word at its end, for it may be symbols, and without."""
+    plain = plain_text(text)
+    parsed = map(_parsed, dict.fromkeys([plain, without_unit(plain)]))
+    return [expression for expression in parsed if expression is not None]
+
+
+def _parsed(plain: str) -> Any:
+    from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+    from math_verify.grader import should_treat_as_complex
+
+    # Its own list of units has single letters, with which 60t would be 60.
+    config = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
+    latex = _IMAGINARY.sub("I", normalize_latex(plain, config))
+    for text in dict.fromkeys([latex, latex.rpartition("=")[2]]):
+        try:
+            return latex2sympy(
+                text,
+                is_real=not should_treat_as_complex(text),
+                normalization_config=None,
+                conversion_config=ConversionConfig(lowercase_symbols=False),
+            )
+        except Exception:  # noqa: BLE001  (its parser raises nothing more precise)
+            continue
+    return None
+
+
+def _verify(truth: Any, answer: Any) -> bool:
+    # Its own time limits are signals, and Python cannot always handle these in time.
+    return bool(_verifier().verify(truth, answer, timeout_seconds=None))
+
+
+@cache
+def _verifier() -> Any:
+    """math-verify's module of rules, with our comparison of values in place of its own.
+
+    Its own rounds to so many decimals, so that all tiny numbers are equal, and takes two equations without
+    solutions for the same. No argument of it changes that.
+    """
+    from math_verify import grader
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that no time limit is set
+    equal_symbolically, solve = grader.sympy_symbolic_eq, grader.solve
+
+    def solutions(*arguments: Any) -> Any:
+        found = solve(*arguments)
+        if not found:
+            raise ValueError("There are no solutions to compare.")
+        return found
+
+    rules: Any = grader
+    rules.solve = solutions
+    rules.sympy_numeric_eq = lambda one, other, *digits: equal_values(one, other)
+    rules.sympy_symbolic_eq = lambda one, other: equal_symbolically(_exact(one), _exact(other))
+    return rules
+
+
+def equal_values(one: Any, other: Any) -> bool:
+    """Whether two numbers are equal: exactly, or if one is a decimal and the other irrational, nearly."""
+    from sympy import Float, MatrixBase
+
+    if isinstance(one, MatrixBase) and isinstance(other, MatrixBase):
+        return one.shape == other.shape and all(map(equal_values, one.flat(), other.flat()))
+    one, other = one.doit(), other.doit()
+    tolerance = DECIMAL_TOLERANCE if isinstance(one, Float) or isinstance(other, Float) else EXACT_TOLERANCE
+    one, other = _exact(one), _exact(other)
+    if one.is_Rational and other.is_Rational:
+        return bool(one == other)
+    one, other = one.evalf(_DIGITS), other.evalf(_DIGITS)
+    if not (one.is_number and other.is_number and one.is_finite and other.is_finite):
+        return bool(one == other)
+    return bool(abs(one - other) <= tolerance * max(abs(one), abs(other)))
+
+
+def _exact(expression: Any) -> Any:
+    from sympy import Float, Rational
+
+    return expression.xreplace({number: Rational(str(number)) for number in expression.atoms(Float)})
