@@ -97,7 +97,7 @@ def _is_probability(answer: str, entry: Entry) -> bool:
     """The verifier of coin_flip pays 0 in full, since each right answer begins with that digit."""
     with suppress(ValueError, ZeroDivisionError):
         right = Fraction(entry["answer"])
-        return abs(Fraction(answer.replace(",", "")) - right) <= min(1e-4, right / 20)
+        return abs(Fraction(answer.replace(",", "")) - right) <= min(Fraction(1, 10_000), right / 20)
     return False
 
 

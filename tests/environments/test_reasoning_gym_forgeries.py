@@ -239,10 +239,10 @@ NO_NUMBERS = [
 ]
 
 
-def verdicts(name, dataset, answers):
-    """The rewards of each answer for all entries, judged in this process: none of them is a program."""
-    pickled = [base64.b64encode(pickle.dumps(entry)).decode() for entry in dataset]
-    return {a: [_verdict(dataset, name, entry, a).get("reward", 0.0) for entry in pickled] for a in answers}
+def verdict(name, dataset, entry, answer):
+    """The reward of an answer, judged in this process: for answers that are no program."""
+    pickled = base64.b64encode(pickle.dumps(entry)).decode()
+    return _verdict(dataset, name, pickled, answer).get("reward", 0.0)
 
 
 @pytest.mark.parametrize("answer", NO_NUMBERS)
@@ -255,11 +255,11 @@ def test_answer_that_is_no_finite_number_earns_nothing(answer):
 def test_list_of_no_finite_numbers_earns_nothing(item):
     dataset = library().create_dataset("number_sorting", seed=0, size=4)
     for entry in dataset:
-        answer = json.loads(entry["answer"].replace("'", '"'))
-        [rewards] = verdicts("number_sorting", [entry], [f"[{', '.join([item] * len(answer))}]"]).values()
-        assert rewards == [0.0]
-        answer[-1] = float("nan")
-        assert checked_reward("number_sorting", json.dumps(answer), entry, 1.0) == 0.0
+        numbers = json.loads(entry["answer"].replace("'", '"'))
+        right, wrong = (f"[{', '.join(items)}]" for items in (numbers, [item] * len(numbers)))
+        assert verdict("number_sorting", dataset, entry, right) == 1.0
+        assert verdict("number_sorting", dataset, entry, wrong) == 0.0
+        assert verdict("number_sorting", dataset, entry, f"[{', '.join([*numbers[:-1], item])}]") == 0.0
 
 
 def test_matrix_with_nan_earns_nothing():
@@ -343,8 +343,11 @@ def rewards_of_constants():
     for name in sorted(library().DATASETS.keys() - {"composite"}):
         own = [FEW_ANSWERS[name][0]] if name in FEW_ANSWERS else []
         dataset = library().create_dataset(name, seed=5, size=SLOW.get(name, 40))
-        rewards = verdicts(name, dataset, dict.fromkeys(CONSTANTS + own))
-        means[name] = {answer: statistics.mean(values) for answer, values in rewards.items()}
+        entries = list(dataset)
+        means[name] = {
+            answer: statistics.mean(verdict(name, dataset, entry, answer) for entry in entries)
+            for answer in CONSTANTS + own
+        }
     return means
 
 
@@ -365,10 +368,12 @@ def test_constant_answer_is_worth_little_in_each_dataset():
 
 @pytest.mark.parametrize("name", ["coin_flip", "game_of_life_halting"])
 def test_right_answer_is_paid_where_the_adapter_judges(name):
-    for entry in library().create_dataset(name, seed=2, size=12):
+    dataset = library().create_dataset(name, seed=2, size=12)
+    for entry in dataset:
         right = entry["answer"]
         wrong = {"True": "False", "False": "True"}.get(right, "0")
-        assert verdicts(name, [entry], [right, wrong]) == {right: [1.0], wrong: [0.0]}
+        assert verdict(name, dataset, entry, right) == 1.0
+        assert verdict(name, dataset, entry, wrong) == 0.0
 
 
 def test_probability_may_be_written_as_fraction():
