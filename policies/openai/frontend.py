@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from environments.errors import PromptTooLongError
+from environments.errors import ConfigError, PromptTooLongError
 from policies.agents.parsers import get_tool_parser, parser_name_of
 from policies.openai.growing_text import GrowingText, before_stop
 from policies.openai.limits import MAX_CHOICES, MAX_TOKENS
@@ -106,7 +106,8 @@ class OpenAIFrontend:
         reply = ChatReply(body, self._token_text, self._tool_parser if calls_tools else None)
         # A tool call is only known when it is complete, so such an answer is sent in one piece.
         pieces = self._sample(requests, in_pieces=bool(body.stream) and not calls_tools)
-        return _answer(body, requests, reply, pieces, charge)
+        parts = _answer(body, requests, reply, pieces, charge)
+        return _first_calls(parts) if body.parallel_tool_calls is False else parts
 
     def complete(self, body: CompletionRequest, charge: Charge = _free) -> AsyncGenerator[Json, None]:
         """One ``text_completion``, or with ``stream`` several. Closes and raises as ``chat`` does."""
@@ -135,7 +136,7 @@ class OpenAIFrontend:
         from jinja2 import TemplateError
 
         messages = [message.for_template() for message in body.messages]
-        renderer = self._renderer.with_options(body.template_options())
+        renderer = self._with_options(body)
         if unseen := renderer.unseen(messages, tools):
             raise OpenAIError(
                 400,
@@ -149,6 +150,16 @@ class OpenAIFrontend:
                 400,
                 f"The model's chat template rejects the messages ({type(error).__name__}: {error}).",
                 param="messages",
+            ) from error
+
+    def _with_options(self, body: ChatRequest) -> ChatRenderer:
+        try:
+            return self._renderer.with_options(body.template_options())
+        except ConfigError as error:  # it names the model's folder, which is nothing for a client
+            param = "chat_template_kwargs" if body.reasoning_effort is None else "reasoning_effort"
+            options = " and ".join(map(repr, body.template_options()))
+            raise OpenAIError(
+                400, f"The model's chat template does not read {options}: leave {param} out.", param=param
             ) from error
 
     def _encode(self, body: CompletionRequest) -> list[list[int]]:
@@ -276,6 +287,19 @@ async def _answer(
         yield reply.whole(pieces, num_prompt_tokens)
     elif body.includes_usage:
         yield reply.usage_chunk(pieces, num_prompt_tokens)
+
+
+async def _first_calls(parts: AsyncGenerator[Json, None]) -> AsyncGenerator[Json, None]:
+    """The parts of a reply without the calls that follow the first one of their choice."""
+    async with aclosing(parts):
+        async for part in parts:
+            for choice in part["choices"]:
+                said = choice.get("message") or choice["delta"]
+                if calls := said.get("tool_calls"):
+                    said["tool_calls"] = [
+                        call for number, call in enumerate(calls) if call.get("index", number) == 0
+                    ]
+            yield part
 
 
 def _check_version(body: SamplingRequest, piece: Piece) -> None:

@@ -6,15 +6,14 @@ is not served is an error that names it: an ignored parameter would spoil an exp
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, ValidationError, model_validator
+from pydantic import AfterValidator, Field, StrictInt, ValidationError, model_validator
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError, TroupeError
-from environments.types import Message
 from policies.openai.limits import MAX_CHOICES, MAX_MESSAGES, MAX_STOP_CHARACTERS, MAX_STOPS
+from policies.openai.messages import Body, ChatMessage, Tools, encodable
 from policies.openai.validation_errors import told
 from policies.sampler import SamplingParams
 
@@ -99,7 +98,7 @@ NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "tools": ([],),
     "tool_choice": ("auto",),
-    "parallel_tool_calls": (True,),
+    "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
 }
@@ -131,36 +130,22 @@ def _few_short_stops(value: str | list[str] | None) -> str | list[str] | None:
     return value
 
 
-def encodable(text: str) -> str:
-    """``text``, which has an encoding in UTF-8. Raises ``ValueError`` for half a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"the text is no Unicode at position {error.start}: {error.reason}") from error
-    return text
-
-
 def _sampled_token_only(value: int | None) -> int | None:
     if value:
         raise ValueError(f"{value} is not supported: only sampled tokens have log-probabilities here, use 0")
     return value
 
 
-Text = Annotated[str, AfterValidator(encodable)]
 TokenId = Annotated[int, Field(ge=0)]
 Stop = Annotated[str | list[str] | None, AfterValidator(_few_short_stops)]
 OnlySampledToken = Annotated[StrictInt | None, AfterValidator(_sampled_token_only)]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool | None = None
 
 
-class SamplingRequest(_Body):
+class SamplingRequest(Body):
     """What chat and text completions have in common. ``null`` always means the default."""
 
     model: str
@@ -219,81 +204,18 @@ class SamplingRequest(_Body):
         return SamplingParams(**given, stop=self.stops())
 
 
-class TextPart(_Body):
-    type: Literal["text"]
-    text: Text
-
-
-class CalledFunction(_Body):
-    name: str
-    arguments: str | None = None
-    """JSON text, as the model wrote it. Some clients write nothing for a call without arguments."""
-
-
-class ChatToolCall(_Body):
-    id: str
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-
-class ChatMessage(_Body):
-    """One message. The last fields change nothing: clients that send an answer back have them."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    """``developer`` is OpenAI's newer name of ``system``."""
-    content: Text | list[TextPart] | None = None
-    name: str | None = None
-    tool_calls: list[ChatToolCall] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    """An answer's thoughts, for templates that show them."""
-    refusal: None = None
-    annotations: list[Any] | None = None
-    audio: None = None
-    function_call: None = None
-    provider_specific_fields: dict[str, Any] | None = None
-    """Of ``litellm``, which puts there what it could not place in an answer."""
-
-    @model_validator(mode="after")
-    def _check_content(self) -> ChatMessage:
-        if self.content is None and self.role != "assistant":
-            raise ValueError(f"content is missing: a {self.role} message needs a text")
-        return self
-
-    def for_template(self) -> Message:
-        """The message as chat templates want it: a text for content, an object for a call's arguments."""
-        content = self.content or ""
-        if not isinstance(content, str):
-            content = "\n".join(part.text for part in content)
-        message = self.model_dump(include={"name", "tool_call_id", "reasoning_content"}, exclude_none=True)
-        message["role"] = "system" if self.role == "developer" else self.role
-        if self.tool_calls:
-            message["tool_calls"] = [_call_for_template(call) for call in self.tool_calls]
-        return {**message, "content": content}
-
-
-def _call_for_template(call: ChatToolCall) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError) as error:
-        raise OpenAIError(
-            400, f"The arguments of the tool call {call.id!r} are no JSON ({error}).", param="messages"
-        ) from error
-    return {**call.model_dump(), "function": {"name": call.function.name, "arguments": arguments}}
-
-
-class NamedFunction(_Body):
+class NamedFunction(Body):
     name: str
 
 
-class NamedTool(_Body):
+class NamedTool(Body):
     """The one tool that has to be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class JsonSchema(_Body):
+class JsonSchema(Body):
     """The last three fields change nothing: the schema always holds, and one that cannot is an error."""
 
     schema_: Annotated[dict[str, Any], Field(alias="schema")] = Field(default_factory=dict)
@@ -302,7 +224,7 @@ class JsonSchema(_Body):
     strict: bool | None = None
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(Body):
     """The form of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -323,10 +245,11 @@ class ChatRequest(SamplingRequest):
     """OpenAI's newer name of ``max_tokens``."""
     logprobs: bool | None = None
     top_logprobs: OnlySampledToken = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     """``required`` and a named tool force one call of a tool."""
-    parallel_tool_calls: Annotated[bool | None, _of_no_effect("parallel_tool_calls")] = None
+    parallel_tool_calls: bool | None = None
+    """With ``False`` an answer has one call at most. A forced call is always the only one."""
     response_format: ResponseFormat | None = None
     modalities: Annotated[list[str] | None, _of_no_effect("modalities")] = None
     reasoning_effort: str | None = None

@@ -19,8 +19,9 @@ from environments.types import PlayedStep, TerminationReason, Trajectory
 from policies.openai.agent_frontend import ALONE, AgentFrontend, digest
 from policies.openai.envelope import Envelope, Repeated
 from policies.openai.limits import MAX_MESSAGES
+from policies.openai.messages import Text
 from policies.openai.owned import MAX_STORED
-from policies.openai.protocol import MAX_SEED, ChatRequest, OpenAIError, Text
+from policies.openai.protocol import MAX_SEED, ChatRequest, OpenAIError
 
 Json = dict[str, Any]
 

@@ -237,8 +237,8 @@ def _check_ends(schema: Any, param: str) -> None:
             if number in unmet[owner]:
                 unmet[owner].discard(number)
                 ending += [] if unmet[owner] else [owner]
-    for each, needs in unmet.items():
-        if needs:
+    for each, open_needs in unmet.items():
+        if open_needs:
             raise OpenAIError(
                 400,
                 f"No answer can follow {json.dumps(parts[each])[:200]} to its end, because its $ref leads "

@@ -20,6 +20,7 @@ from policies.chat import ChatRenderer
 from policies.engines.base import Engine
 from policies.engines.weights import WeightBucket
 from policies.openai.frontend import OpenAIFrontend
+from policies.openai.messages import ChatMessage
 from policies.openai.protocol import NO_EFFECT, ChatRequest, CompletionRequest, OpenAIError, openai_error
 from policies.sampler import EngineStats, SamplingParams, TokenOutput
 from policies.tiny import build_tokenizer
@@ -289,7 +290,7 @@ def test_a_call_in_the_thoughts_is_none() -> None:
 
 
 def test_a_malformed_tool_call_stays_text() -> None:
-    text = f"{TOOL_CALL}<tool_call>nonsense</tool_call>"
+    text = "<tool_call>nonsense</tool_call>"
     answer = the_chat_completion(chat(FakeEngine(ids_of(text)), tools=TOOLS))
     assert answer.choices[0].message.content == text
     assert answer.choices[0].finish_reason == "stop"
@@ -360,7 +361,7 @@ def test_template_options_of_a_request_reach_the_chat_template() -> None:
     (prompt_ids, _) = engine.requests[0]
     assert ChatRenderer(thinking).decode(prompt_ids).endswith("(quick)")
     body["chat_template_kwargs"] = {"enable_thought": False}
-    with pytest.raises(ConfigError, match="enable_thought"):
+    with pytest.raises(OpenAIError, match="enable_thought"):
         asyncio.run(collect(frontend.chat(ChatRequest.model_validate(body))))
 
 
@@ -556,7 +557,6 @@ def test_a_prompt_that_fills_the_context_is_refused_before_the_first_chunk(strea
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"store": True}, "store"),
         ({"service_tier": "flex"}, "service_tier"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"metadata": {"note": 1}}, "metadata.note"),
@@ -638,8 +638,9 @@ def test_a_developer_is_the_system_and_thoughts_reach_the_template() -> None:
 
 
 def test_a_reasoning_effort_is_for_templates_that_read_it() -> None:
-    with pytest.raises(ConfigError, match="reasoning_effort"):
+    with pytest.raises(OpenAIError, match="does not read 'reasoning_effort'") as caught:
         chat(FakeEngine(ids_of("46")), reasoning_effort="low")
+    assert caught.value.param == "reasoning_effort" and "/" not in caught.value.message
 
 
 def test_a_pinned_version_answers_or_the_present_one_is_named() -> None:
@@ -740,7 +741,9 @@ def test_text_that_is_no_unicode_is_the_clients_fault(text: str) -> None:
         complete(FakeEngine(), prompt=text)
 
 
-@pytest.mark.parametrize("function", [{"arguments": ""}, {"arguments": None}, {}])
+@pytest.mark.parametrize(
+    "function", [{"arguments": ""}, {"arguments": " \n"}, {"arguments": "null"}, {"arguments": None}, {}]
+)
 def test_an_old_call_may_have_no_arguments(function: dict[str, Any]) -> None:
     engine = FakeEngine(*[ids_of("46")] * 2)
     for given in (function, {"arguments": "{}"}):
@@ -775,12 +778,58 @@ def test_an_error_about_one_of_several_forms_is_about_the_nearest(
     assert error.param == sentences.partition(":")[0]
 
 
-@pytest.mark.parametrize("arguments", ["12+", "[" * 100_000])
+@pytest.mark.parametrize("arguments", ["12+", "[1]", '"12"', "NaN", '{"a": 1e999}', "[" * 100_000])
 def test_arguments_of_an_old_call_have_to_be_json(arguments: str) -> None:
     call = {"id": "call_1", "function": {"name": "calculator", "arguments": arguments}}
     with pytest.raises(Exception, match="'call_1'") as caught:
         chat(FakeEngine(), messages=[*MESSAGES, {"role": "assistant", "tool_calls": [call]}])
     assert openai_error(caught.value).status == 400
+
+
+@pytest.mark.parametrize(
+    ("tools", "words"),
+    [
+        ([{"type": "web_search"}], "tool 0 has the type 'web_search'"),
+        ([{"type": "function", "function": {"name": ""}}], "tool 0 has no function with a name"),
+        ([*TOOLS, {"type": "function"}], "tool 1 has no function with a name"),
+        (
+            [{"type": "function", "function": {"name": "f", "parameters": []}, "x": 1}, {}],
+            "tool 1 has the type None",
+        ),
+        ([{"type": "function", "function": {"name": "f", "parameters": [1]}}], "parameters of the tool 'f'"),
+    ],
+)
+def test_a_tool_that_is_no_function_is_an_error_by_its_number(tools: Any, words: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        chat(FakeEngine(), tools=tools)
+    error = openai_error(caught.value)
+    assert (error.status, error.param) == (400, "tools") and words in error.message
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_without_parallel_calls_has_its_first_call_only(stream: bool) -> None:
+    engine = FakeEngine(*[ids_of(TOOL_CALL + TOOL_CALL.replace("12+34", "5+6"))] * 2)
+    for wanted, number in ((False, 1), (True, 2)):
+        parts = chat(engine, tools=TOOLS, parallel_tool_calls=wanted, stream=stream)
+        said = [part["choices"][0].get("message") or part["choices"][0]["delta"] for part in parts]
+        calls = [call for each in said for call in each.get("tool_calls", ())]
+        assert [json.loads(call["function"]["arguments"])["expression"] for call in calls] == [
+            "12+34",
+            "5+6",
+        ][:number]
+
+
+def test_parallel_calls_may_be_forbidden_where_no_call_can_be() -> None:
+    (answer,) = chat(FakeEngine(ids_of("46")), parallel_tool_calls=False)
+    assert answer["choices"][0]["message"]["content"] == "46"
+
+
+def test_thoughts_that_are_sent_back_are_those_of_either_name() -> None:
+    sent = [
+        {"role": "assistant", "content": "46", name: "12+34"} for name in ("reasoning", "reasoning_content")
+    ]
+    first, second = (ChatMessage.model_validate(each).for_template() for each in sent)
+    assert first == second == {"role": "assistant", "content": "46", "reasoning_content": "12+34"}
 
 
 def test_messages_that_the_chat_template_refuses_are_the_clients_fault() -> None:

@@ -1,0 +1,120 @@
+"""The messages of a chat, as clients of OpenAI's protocol send them, and the tools that they offer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+
+from environments.tools import ToolCall
+from environments.types import Message
+
+
+class Body(BaseModel):
+    """A part of a request. A field that it does not know is an error, and so is NaN."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+def encodable(text: str) -> str:
+    """``text``, which has an encoding in UTF-8. Raises ``ValueError`` for half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the text is no Unicode at position {error.start}: {error.reason}") from error
+    return text
+
+
+Text = Annotated[str, AfterValidator(encodable)]
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: Text
+
+
+class CalledFunction(Body):
+    name: str
+    arguments: str | None = None
+    """JSON text of an object, as the model wrote it. Some clients write nothing where there are none."""
+
+
+class ChatToolCall(Body):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    @model_validator(mode="after")
+    def _check_arguments(self) -> ChatToolCall:
+        try:
+            self.for_template()
+        except ValueError as error:
+            raise ValueError(f"in the call {self.id!r} {error}") from error
+        return self
+
+    def for_template(self) -> Message:
+        """The call with an object for its arguments. Raises ``ValueError`` if they are none."""
+        call = self.model_dump()
+        return {**call, "function": asdict(ToolCall.from_openai(call))}
+
+
+class ChatMessage(Body):
+    """One message. The last fields change nothing: clients that send an answer back have them."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    """``developer`` is OpenAI's newer name of ``system``."""
+    content: Text | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ChatToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """An answer's thoughts, for templates that show them."""
+    reasoning: str | None = None
+    """Newer servers' name for ``reasoning_content``."""
+    refusal: None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+    provider_specific_fields: dict[str, Any] | None = None
+    """Of ``litellm``, which puts there what it could not place in an answer."""
+
+    @model_validator(mode="after")
+    def _check_content(self) -> ChatMessage:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"content is missing: a {self.role} message needs a text")
+        return self
+
+    def for_template(self) -> Message:
+        """The message as chat templates want it: a text for content, an object for a call's arguments."""
+        content = self.content or ""
+        if not isinstance(content, str):
+            content = "\n".join(part.text for part in content)
+        message = self.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
+        if thoughts := self.reasoning_content or self.reasoning:
+            message["reasoning_content"] = thoughts
+        message["role"] = "system" if self.role == "developer" else self.role
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        return {**message, "content": content}
+
+
+def _functions(tools: Sequence[Mapping[str, Any]] | None) -> Any:
+    """Tools that a client runs itself, as they came: they go into the prompt."""
+    for number, tool in enumerate(tools or ()):
+        kind, function = tool.get("type"), tool.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if kind != "function":
+            raise ValueError(
+                f"tool {number} has the type {kind!r}, and this server has no tools of its own: send only "
+                'functions, {"type": "function", "function": {"name": ...}}'
+            )
+        if not isinstance(function, dict) or not name or not isinstance(name, str):
+            raise ValueError(f"tool {number} has no function with a name")
+        if not isinstance(function.get("parameters") or {}, dict):
+            raise ValueError(f"the parameters of the tool {name!r} are no JSON schema")
+    return tools
+
+
+Tools = Annotated[list[dict[str, Any]] | None, AfterValidator(_functions)]
