@@ -32,8 +32,7 @@ class RolloutProgress:
         """Count a rollout; ``replayed`` says that it was played in an earlier call."""
         reason = trajectory.termination_reason
         self._num_done += 1
-        # What fails in the middle may have earned a part: it has not passed.
-        self._num_passed += trajectory.reward > 0 and not trajectory.failed
+        self._num_passed += trajectory.succeeded
         self._num_failed += reason is not None and reason.is_infrastructure
         self._num_tokens += 0 if replayed else trajectory.num_sampled_tokens
         if replayed and not self._bar.disable:  # one that is left out has no such attribute

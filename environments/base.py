@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Self
 
 from environments.errors import ConfigError
-from environments.rewards.base import RewardFunction, judge
+from environments.rewards.base import RewardFunction, RewardOutput, judge
 
 Task = dict[str, Any]
 """One row of a dataset: the problem that an environment poses."""
@@ -78,7 +78,10 @@ class BaseEnv(ABC):
     its actions, where the same actions always get the same answers, by ``"snapshot"`` and ``restore``, or not
     at all: then it starts again."""
 
-    _idx: int | None = None  # on the class, so that subclasses need not call super().__init__()
+    # On the class, so that subclasses need not call super().__init__():
+    _idx: int | None = None
+    _reward_output: RewardOutput | None = None
+    """The reward function's last one of this episode, in environments that have a reward function."""
 
     @property
     def idx(self) -> int | None:
@@ -102,8 +105,8 @@ class BaseEnv(ABC):
         """Take a client's next message after an episode, and go on with the same world instead of a reset.
 
         Return the observation that tells the agent of it, and an info dict. ``step``, and at the end
-        ``compute_final_reward`` and ``compute_metrics``, follow as after a reset. Served agents whose
-        environment does not override this answer one message each; training never calls it.
+        ``compute_final_reward``, ``is_correct`` and ``compute_metrics``, follow as after a reset. Served
+        agents whose environment does not override this answer one message each; training never calls it.
         """
         raise NotImplementedError(f"{type(self).__name__} takes no second message: write follow_up(message).")
 
@@ -115,6 +118,15 @@ class BaseEnv(ABC):
     def compute_final_reward(self) -> float | None:
         """Judge the whole episode after its last step; ``None`` leaves that step's reward as it is."""
         return None
+
+    def is_correct(self) -> bool | None:
+        """Say whether the episode is a success, whatever its reward: a game that was won, a full score.
+
+        ``None``, also of an environment that does not override this, leaves it to the reward: above 0 is a
+        success. Called once, after ``compute_final_reward``. Where a reward function has said it of the last
+        answer, that counts.
+        """
+        return None if self._reward_output is None else self._reward_output.is_correct
 
     def compute_metrics(self) -> Mapping[str, float]:
         """Numbers of this episode besides its reward, by name, such as ``{"called": 1.0}``.
@@ -181,6 +193,7 @@ class MultiTurnEnvironment(BaseEnv):
         self.current_turn = 0
         self.done = False
         self.history = []
+        self._reward_output = None
         return self._known_task(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
@@ -215,22 +228,34 @@ class SingleTurnEnvironment(MultiTurnEnvironment):
     def __init__(self, task: Task | None = None, reward_fn: RewardFunction | None = None) -> None:
         super().__init__(task=task, max_turns=1)
         self.reward_fn = required_reward_fn(reward_fn, self)
-        self._metadata: dict[str, Any] = {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
         observation, reward, done, info = super().step(action)
-        return observation, reward, done, {**info, "metadata": self._metadata}
+        metadata = self._reward_output.metadata if self._reward_output else {}
+        return observation, reward, done, {**info, "metadata": metadata}
 
     def get_reward_and_next_obs(self, task: Task, action: Any) -> tuple[float, dict[str, Any]]:
-        output = judge(self.reward_fn, task, action)
-        self._metadata = output.metadata
-        return output.reward, {}
+        self._reward_output = judge(self.reward_fn, task, action)
+        return self._reward_output.reward, {}
 
     @classmethod
     def from_dict(cls, info: dict[str, Any]) -> Self:
         """Read ``reward_fn``; see ``split_info`` for the task."""
         arguments, task = split_info(info, {"reward_fn"})
         return cls(task=task, **arguments)
+
+
+def judged_success(env: BaseEnv) -> tuple[Any, bool]:
+    """What is said of the success of an episode that is over, and whether the reward function has said it.
+
+    It is checked by ``contract.is_correct_faults``. An attribute ``is_correct`` of an environment that was
+    written before the method was there is read as what it says.
+    """
+    output = env._reward_output
+    if output is not None and output.is_correct is not None:
+        return output.is_correct, True
+    said: Any = env.is_correct
+    return (said() if callable(said) else said), False
 
 
 def split_info(info: dict[str, Any], own_keys: Collection[str]) -> tuple[dict[str, Any], Any]:

@@ -11,11 +11,12 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from environments.base import ActorNeeds, BaseEnv
+from environments.base import ActorNeeds, BaseEnv, judged_success
 from environments.contract import (
     async_faults,
     comparable,
     final_reward_faults,
+    is_correct_faults,
     json_doubts,
     kind_of,
     metrics_faults,
@@ -63,10 +64,10 @@ def check_environment(
 ) -> Report:
     """Use an environment as rollouts do, and report its faults.
 
-    It checks the class and ``from_dict``, the return values of ``reset``, ``step``, ``compute_final_reward``
-    and ``compute_metrics``, a second episode, a second environment (the same task and seed should give the
-    same), ``close``, and pickling, by which it travels to another process. Exceptions of the environment
-    are reported, not raised.
+    It checks the class and ``from_dict``, the return values of ``reset``, ``step``, ``compute_final_reward``,
+    ``is_correct`` and ``compute_metrics``, a second episode, a second environment (the same task and seed
+    should give the same), ``close``, and pickling, by which it travels to another process. Exceptions of the
+    environment are reported, not raised.
 
     Args:
         env_class: the class itself.
@@ -107,6 +108,8 @@ class _Probe:
             heard.append(f"step({action!r}) with {comparable([observation, float(reward), bool(done)])}")
         final = self._caller.call("compute_final_reward()", self._env.compute_final_reward)
         self._refuse(final_reward_faults(final))
+        is_correct, _ = self._caller.call("is_correct()", partial(judged_success, self._env))
+        self._refuse(is_correct_faults(is_correct))
         self._refuse(metrics_faults(self._caller.call("compute_metrics()", self._env.compute_metrics)))
         return heard
 

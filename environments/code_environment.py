@@ -16,9 +16,10 @@ class CodeEnvironment(MultiTurnEnvironment):
     """A programming problem, ``task["question"]``, that may be answered ``max_turns`` times.
 
     A wrong answer is answered by ``{"question": feedback}``, which shows at most ``max_tests`` of the public
-    tests that failed. The episode ends with a right answer (reward 1 or more) or after the last turn; the
-    reward of each turn is that of its answer, so only a repaired program pays more than 0. The info of each
-    step holds the reward function's ``metadata``.
+    tests that failed. The episode ends with a right answer (or, where the reward function does not say which
+    is right, one with a reward of 1 or more) or after the last turn; the reward of each turn is that of its
+    answer, so only a repaired program pays more than 0. The info of each step holds the reward function's
+    ``metadata``.
 
     ``sandbox`` is where ``code_reward_fn`` runs the tests, that of this machine by default. A ``reward_fn``
     of your own has its own way to run programs, so only one of the two can be given.
@@ -42,7 +43,6 @@ class CodeEnvironment(MultiTurnEnvironment):
             code_reward_fn, sandbox=make_sandbox("local" if sandbox is None else sandbox)
         )
         self.max_tests = max_tests
-        self._metadata: dict[str, Any] = {}
 
     def reset(self, task: Task | None = None) -> tuple[Task, dict[str, Any]]:
         known, info = super().reset(task)
@@ -53,12 +53,14 @@ class CodeEnvironment(MultiTurnEnvironment):
 
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
         observation, reward, done, info = super().step(action)
-        return observation, reward, done, {**info, "metadata": self._metadata}
+        metadata = self._reward_output.metadata if self._reward_output else {}
+        return observation, reward, done, {**info, "metadata": metadata}
 
     def get_reward_and_next_obs(self, task: Task, action: Any) -> tuple[float, dict[str, Any]]:
         output = judge(self.reward_fn, task, action)
-        self._metadata = output.metadata
-        if output.reward >= 1:
+        self._reward_output = output
+        is_right = output.reward >= 1 if output.is_correct is None else output.is_correct
+        if is_right:
             self.done = True
             return output.reward, {}
         return output.reward, {"question": feedback(output, self.max_tests)}

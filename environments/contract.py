@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
+from environments.rewards.base import is_bool
+
 
 def reset_faults(result: Any, method: str = "reset()") -> list[str]:
     """The faults of the return value of ``reset`` or ``follow_up``, which has to be (observation, info)."""
@@ -41,7 +43,7 @@ def step_faults(result: Any) -> list[str]:
     _, reward, done, info = result
     faults = _info_faults("step()", info)
     faults += _reward_faults("step()", reward)
-    if not isinstance(done, Integral) and type(done).__name__ not in ("bool", "bool_"):  # numpy's are as good
+    if not isinstance(done, Integral) and not is_bool(done):
         faults.append(
             f"step() returned {kind_of(done)} as done, its third value: it has to be True or False."
         )
@@ -52,6 +54,16 @@ def final_reward_faults(reward: Any) -> list[str]:
     """The faults of the return value of ``compute_final_reward``, which has to be a reward or None."""
     method = "compute_final_reward()"
     return async_faults(method, reward) or ([] if reward is None else _reward_faults(method, reward))
+
+
+def is_correct_faults(is_correct: Any) -> list[str]:
+    """The faults of the return value of ``is_correct``, which has to be true, false (numpy's too) or None."""
+    method = "is_correct()"
+    if faults := async_faults(method, is_correct):
+        return faults
+    if is_correct is None or is_bool(is_correct):
+        return []
+    return [f"{method} returned {kind_of(is_correct)}: it has to be True, False or None."]
 
 
 def metrics_faults(metrics: Any) -> list[str]:

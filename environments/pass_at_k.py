@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import comb
 from typing import Any
 
 from environments.errors import ConfigError, DatasetError
-from environments.types import TerminationReason, Trajectory
+from environments.types import JudgedBy, TerminationReason, Trajectory
 
 _MOST_LINES = 16  # more would not be read
 
@@ -31,6 +31,8 @@ class PassAtK:
     """Samples that ended by an error of the agent, the environment or the machinery below them."""
     num_too_long: int = 0
     """Samples whose first prompt was longer than it may be: nothing was sampled."""
+    judged_by: Mapping[JudgedBy, int] = field(default_factory=dict)
+    """The number of samples whose success each judge has decided."""
 
     def __getitem__(self, k: int) -> float:
         if k in self.omitted:
@@ -44,7 +46,8 @@ class PassAtK:
     def __str__(self) -> str:
         failed = f", failed {self.num_failed}: see their error" if self.num_failed else ""
         long = f", prompt too long {self.num_too_long}: raise max_prompt_length" if self.num_too_long else ""
-        lines = [f"problems {self.num_problems}, samples {self.num_samples}{failed}{long}"]
+        judged = f", success by {judges(self.judged_by)}"
+        lines = [f"problems {self.num_problems}, samples {self.num_samples}{failed}{long}{judged}"]
         lines += [f"pass@{k:<4} {estimate:.4f}" for k, estimate in self.estimates.items()]
         lines += [f"pass@{k:<4} too few samples" for k in self.omitted]
         return "\n".join(lines)
@@ -53,10 +56,10 @@ class PassAtK:
 def compute_pass_at_k(results: Iterable[Trajectory], ks: Sequence[int] | None = None) -> PassAtK:
     """Estimate pass@k without bias, print the table, and return it.
 
-    A problem is all trajectories with the same task; correct is a reward above 0, and a failed rollout
-    counts as an incorrect attempt, even with a reward above 0. The estimate is
-    1 - C(n-c, k) / C(n, k) for c correct of n samples (Chen et al. 2021, "Evaluating Large Language Models
-    Trained on Code", equation 1).
+    A problem is all trajectories with the same task. Correct is ``Trajectory.succeeded``: as the reward
+    function says, else as the environment says, else by a reward above 0. A failed rollout counts as an
+    incorrect attempt, even with a reward above 0. The estimate is 1 - C(n-c, k) / C(n, k) for c correct of n
+    samples (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1).
 
     ``ks`` defaults to every k up to the smallest n, or, if that is above 16, to the powers of two and n.
     Every estimate is over all problems, so that they can be compared with each other: a k above the
@@ -68,9 +71,11 @@ def compute_pass_at_k(results: Iterable[Trajectory], ks: Sequence[int] | None = 
     """
     correct_by_problem: defaultdict[str, list[bool]] = defaultdict(list)
     num_failed = num_too_long = 0
+    judged_by: Counter[JudgedBy] = Counter()
     for trajectory in results:
         correct_by_problem[_fingerprint(trajectory.task)].append(trajectory.succeeded)
         num_failed += trajectory.failed
+        judged_by[trajectory.judged_by] += 1
         too_long = trajectory.termination_reason is TerminationReason.PROMPT_TOO_LONG
         num_too_long += too_long and not trajectory.steps  # later it is the usual end of a long episode
     problems = list(correct_by_problem.values())
@@ -87,9 +92,18 @@ def compute_pass_at_k(results: Iterable[Trajectory], ks: Sequence[int] | None = 
         omitted=tuple(k for k in wanted if k > smallest),
         num_failed=num_failed,
         num_too_long=num_too_long,
+        judged_by=judged_by,
     )
     sys.stdout.write(f"{table}\n")
     return table
+
+
+def judges(numbers: Mapping[JudgedBy, int]) -> str:
+    """Who has judged, in words; with how many each, if they are several."""
+    present = [(str(judge), numbers[judge]) for judge in JudgedBy if numbers.get(judge)]
+    if len(present) == 1:
+        return present[0][0]
+    return ", ".join(f"{judge} ({number})" for judge, number in present)
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:

@@ -65,6 +65,9 @@ class GuessEnvironment(BaseEnv):
         done = hit or len(self._guesses) == self.max_guesses
         return _answer(guess, secret), float(hit), done, {"secret": secret} if done else {}
 
+    def is_correct(self) -> bool:
+        return self._secret in self._guesses
+
     def compute_metrics(self) -> dict[str, float]:
         if self._secret is None or not self._guesses:
             return {}

@@ -28,7 +28,7 @@ class ToolEnvironment(BaseEnv):
     results, and they are not judged, since they are no answer.
 
     Metrics: ``called`` is 1 if any tool was run, else 0. ``success_when_called`` is there only where one was:
-    1 if the episode's answer got a reward above 0.
+    1 if the episode's answer is a success by the reward function: ``is_correct``, else a reward above 0.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ToolEnvironment(BaseEnv):
         answer = action if isinstance(action, str) else _answer(calls)
         if answer is not None:
             verdict = judge(self.reward_fn, self.task, answer)
-            self._succeeded = verdict.reward > 0
+            self._reward_output = verdict
             return {}, verdict.reward, True, {"response": answer, "metadata": verdict.metadata}
         if self.step_count >= self.max_steps:
             metadata = {"error": f"No answer within max_steps={self.max_steps}."}
@@ -89,8 +89,10 @@ class ToolEnvironment(BaseEnv):
         return {"tool_outputs": outputs}, 0.0, False, {"response": action, "metadata": {}}
 
     def compute_metrics(self) -> dict[str, float]:
-        called = {"called": float(self._called)}
-        return called | {"success_when_called": float(self._succeeded)} if self._called else called
+        if not self._called:
+            return {"called": 0.0}
+        is_success = self._reward_output is not None and self._reward_output.is_success
+        return {"called": 1.0, "success_when_called": float(is_success)}
 
     @classmethod
     def from_dict(cls, info: dict[str, Any]) -> Self:
@@ -100,7 +102,8 @@ class ToolEnvironment(BaseEnv):
 
     def _count_from_zero(self) -> None:
         self.step_count = 0
-        self._called = self._succeeded = False
+        self._called = False
+        self._reward_output = None
 
     def _run(self, call: Read) -> ToolOutput:
         if isinstance(call, ToolOutput):

@@ -70,6 +70,17 @@ _OVERLONG = {
 }
 
 
+class JudgedBy(StrEnum):
+    """The judge of a trajectory's success: the first of these that says anything."""
+
+    REWARD_FUNCTION = "reward function"
+    """``RewardOutput.is_correct``."""
+    ENVIRONMENT = "environment"
+    """``BaseEnv.is_correct``."""
+    REWARD = "reward above 0"
+    """Nobody has said whether it is correct: its reward decides."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
     """One sampled answer to a prompt. Its token ids are the engine's, never recomputed from the text.
@@ -157,6 +168,10 @@ class Trajectory:
     task: Any = None
     steps: list[Step] = field(default_factory=list)
     reward: float = 0.0
+    is_correct: bool | None = None
+    """The verdict of the reward function, or else of the environment; ``None`` where neither gives one."""
+    by_reward_function: bool = False
+    """Whether ``is_correct`` is the reward function's."""
 
     rollout_id: str = ""
     """``<group>/<member>``: unique within a run, the same when a run is resumed."""
@@ -182,8 +197,16 @@ class Trajectory:
 
     @property
     def succeeded(self) -> bool:
-        """Whether it counts as correct: it did not fail, and its reward is above 0."""
-        return self.reward > 0 and not self.failed
+        """Whether it counts as correct: it did not fail, and so its judge says; see ``judged_by``."""
+        is_correct = self.reward > 0 if self.is_correct is None else self.is_correct
+        return is_correct and not self.failed
+
+    @property
+    def judged_by(self) -> JudgedBy:
+        """The judge who decides whether it counts as correct."""
+        if self.is_correct is None:
+            return JudgedBy.REWARD
+        return JudgedBy.REWARD_FUNCTION if self.by_reward_function else JudgedBy.ENVIRONMENT
 
     @property
     def has_answer(self) -> bool:

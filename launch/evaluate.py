@@ -10,7 +10,7 @@ from pathlib import Path
 
 from environments.data.datasets import Dataset
 from environments.errors import TroupeError
-from environments.pass_at_k import compute_pass_at_k
+from environments.pass_at_k import compute_pass_at_k, judges
 from environments.types import Trajectory
 from launch.command import Command
 from launch.config import TrainConfig
@@ -36,7 +36,7 @@ def evaluate(config: TrainConfig) -> None:
     check_evaluation(config)
     assert config.model.path is not None
     workload = load_workload(config.workload, config.seed)
-    check_evaluated_workload(workload)
+    check_evaluated_workload(config, workload)
     model_path = model_folder(config.model.path)
     check_loadable(model_path, config.model.chat_template_kwargs)
     tasks = held_out_tasks(config, workload)
@@ -122,8 +122,8 @@ def report(trajectories: Sequence[Trajectory]) -> None:
     rewards = [each.reward for each in trajectories if is_judged(each)]
     mean = sum(rewards) / len(rewards)
     sys.stdout.write(
-        f"success {correct / len(trajectories):.3f} ({correct} of {len(trajectories)} rollouts), "
-        f"mean reward {mean:.3f}\n"
+        f"success {correct / len(trajectories):.3f} ({correct} of {len(trajectories)} rollouts) by "
+        f"{judges(Counter(each.judged_by for each in trajectories))}, mean reward {mean:.3f}\n"
     )
     for name, value in environment_metrics(trajectories).items():
         number = sum(name in each.metrics for each in trajectories)

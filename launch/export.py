@@ -24,8 +24,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from environments.data.trajectory_json import plain_json
 from environments.command_name import command_name
+from environments.data.trajectory_json import plain_json
 from environments.errors import ConfigError, TroupeError
 from launch.reporting.inspect_log import InspectLog, written_at
 from launch.run_folder.lock import writing_to
@@ -48,6 +48,8 @@ SCHEMA = pa.schema(
         ("rollout_id", pa.string()),
         ("task", pa.string()),
         ("reward", pa.float64()),
+        ("success", pa.bool_()),
+        ("judged_by", pa.string()),
         ("ended_by", pa.string()),
         ("error", pa.string()),
         ("num_turns", pa.int64()),
@@ -137,6 +139,8 @@ def _rows(kind: str, step: int, kept: list[KeptTrajectory]) -> Iterator[dict[str
             "rollout_id": trajectory.rollout_id,
             "task": json.dumps(plain_json(trajectory.task)),
             "reward": trajectory.reward,
+            "success": trajectory.succeeded,
+            "judged_by": trajectory.judged_by,
             "ended_by": str(trajectory.termination_reason),
             "error": trajectory.error,
             "num_turns": len(trajectory.steps),

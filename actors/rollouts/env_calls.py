@@ -7,8 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from environments.base import BaseEnv
-from environments.contract import final_reward_faults, metrics_faults, reset_faults, step_faults
+from environments.base import BaseEnv, judged_success
+from environments.contract import (
+    final_reward_faults,
+    is_correct_faults,
+    metrics_faults,
+    reset_faults,
+    step_faults,
+)
 from environments.errors import ContractError
 from environments.types import Trajectory
 
@@ -44,6 +50,14 @@ def judge_episode(env: BaseEnv, trajectory: Trajectory) -> None:
     if final is not None:
         trajectory.steps[-1].reward = float(final)
         trajectory.reward = sum(step.reward for step in trajectory.steps)
+
+
+def note_success(env: BaseEnv, trajectory: Trajectory) -> None:
+    """Put down whether the episode is a success, where its reward function or the environment says it."""
+    is_correct, by_reward_function = judged_success(env)
+    _check_values(env, is_correct_faults(is_correct))
+    trajectory.is_correct = None if is_correct is None else bool(is_correct)
+    trajectory.by_reward_function = by_reward_function
 
 
 def episode_metrics(env: BaseEnv) -> dict[str, float]:

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from actors.rollouts.env_calls import episode_metrics, follow_up, judge_episode, reset, take_action
+from actors.rollouts.env_calls import (
+    episode_metrics,
+    follow_up,
+    judge_episode,
+    note_success,
+    reset,
+    take_action,
+)
 from actors.rollouts.journal import Journal
 from environments.base import BaseEnv
 from environments.data.trajectory_json import plain_json
@@ -192,12 +199,21 @@ def run_rollout(
     trajectory.masked = limits.overlong_filter and reason.is_overlong
     if not trajectory.steps:  # else it is the usual end of a long conversation
         trajectory.error = too_long
+    _judge(env, trajectory)
+    return trajectory
+
+
+def _judge(env: BaseEnv, trajectory: Trajectory) -> None:
+    """Fill in what the environment says of an episode that is over."""
+    in_env = owned_by(EnvironmentFailure, "environment", env)
     if trajectory.steps and (trajectory.steps[-1].done or not trajectory.masked):
         with in_env("compute_final_reward"):
             judge_episode(env, trajectory)
+    if trajectory.steps:
+        with in_env("is_correct"):
+            note_success(env, trajectory)
     with in_env("compute_metrics"):
         trajectory.metrics = episode_metrics(env)
-    return trajectory
 
 
 def _begin(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 from environments.adapters import foreign, unknown
-from environments.adapters.gymnasium_text import described
+from environments.adapters.gymnasium_text import described, is_of_minigrid
 from environments.base import BaseEnv, split_info
 from environments.errors import ConfigError, EnvironmentFailure
 from environments.rewards.boxed import last_boxed
@@ -45,7 +45,8 @@ class GymnasiumEnvironment(BaseEnv):
     ``parse`` reads the action; without it, an action is the last ``\\boxed{...}`` or code block that is a
     name of ``action_names`` or a number, or else the last such name (without names: number) in the text.
     A text that names no action is answered with the valid ones, at reward 0: the world does not move, but
-    one of ``max_steps`` is used up. Rewards are Gymnasium's; terminated and truncated both mean done.
+    one of ``max_steps`` is used up. Rewards are Gymnasium's; terminated and truncated both mean done. A
+    success is what the environment calls so: ``is_success`` in its info, or a reward at the end in MiniGrid.
 
     ``reset`` starts the same episode each time if ``seed`` is given. ``make_args`` are for
     ``gymnasium.make``.
@@ -75,9 +76,11 @@ class GymnasiumEnvironment(BaseEnv):
         self._names = _names(self._space, action_names)
         self._parse = parse or self._read_action
         self._steps_left: float = 0
+        self._is_solved: bool | None = None
 
     def reset(self) -> tuple[dict[str, str], dict[str, Any]]:
         observation, info = self._env.reset(seed=self._seed)
+        self._is_solved = is_solved(self._env, 0.0, info)
         self._steps_left = float("inf") if self.max_steps is None else self.max_steps
         parts = [self.instructions, self._describe(observation, self._env), self._choices()]
         return {"question": "\n\n".join(part.strip("\n") for part in parts if part)}, _plain(info)
@@ -92,11 +95,15 @@ class GymnasiumEnvironment(BaseEnv):
             answer = f"I found no valid action in that. {self._choices()}".strip()
             return answer, 0.0, self._steps_left <= 0, {"action": None}
         observation, reward, terminated, truncated, info = self._env.step(move)
+        self._is_solved = is_solved(self._env, reward, info)
         done = bool(terminated or truncated) or self._steps_left <= 0
         if done:
             self._steps_left = 0
         text = self._describe(observation, self._env).strip("\n")
         return text, float(reward), done, {**_plain(info), "action": _plain(move)}
+
+    def is_correct(self) -> bool | None:
+        return self._is_solved
 
     def close(self) -> None:
         self._env.close()
@@ -141,11 +148,22 @@ class FrozenLakeEnvironment(GymnasiumEnvironment):
             make_args={"desc": self.map, "is_slippery": is_slippery, "max_episode_steps": max_steps},
         )
 
+    def is_correct(self) -> bool:
+        lake = self._env.unwrapped
+        return bool(lake.desc.flat[int(getattr(lake, "s", 0))] == b"G")  # before reset, it stands nowhere
+
     @classmethod
     def from_dict(cls, info: dict[str, Any]) -> Self:
         """Read the arguments of ``__init__`` and ignore everything else."""
         arguments, _ = split_info(info, {"size", "p", "seed", "is_slippery", "max_steps"})
         return cls(**arguments)
+
+
+def is_solved(env: Any, reward: float, info: dict[str, Any]) -> bool | None:
+    """Whether ``env`` calls it a success after a step; ``None`` of an environment that does not say so."""
+    if "is_success" in info:
+        return bool(info["is_success"])
+    return float(reward) > 0 if is_of_minigrid(env) else None
 
 
 def named_choice(text: str, names: Sequence[str]) -> int | None:

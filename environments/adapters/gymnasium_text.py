@@ -17,10 +17,16 @@ def described(observation: Any, env: Any) -> str:
     """The environment's own picture, where it was made with ``render_mode="ansi"``, else the observation."""
     if env.render_mode == "ansi":
         return picture_in_words(str(env.render()))
-    is_of_minigrid = type(env.unwrapped).__module__.startswith("minigrid.")
-    if is_of_minigrid and env.observation_space == env.unwrapped.observation_space:  # no wrapper changes it
+    if (
+        is_of_minigrid(env) and env.observation_space == env.unwrapped.observation_space
+    ):  # no wrapper changes it
         return view_in_words(observation)
     return in_words(observation)
+
+
+def is_of_minigrid(env: Any) -> bool:
+    """Whether it is one of MiniGrid's environments, wrapped or not."""
+    return type(env.unwrapped).__module__.startswith("minigrid.")
 
 
 def picture_in_words(picture: str) -> str:

@@ -36,6 +36,8 @@ class TextArenaEnvironment(BaseEnv):
     wins what the other loses: one reward for both would teach the loser's moves, and their sum nothing.
     Vary ``player`` from task to task, so that the policy learns both sides.
 
+    A success is a game for two that the agent's side has won, or a game for one with the full reward of 1.
+
     Where the opponent begins and loses at once, the first observation says so, and any action ends the
     episode with the reward of that game.
 
@@ -67,6 +69,7 @@ class TextArenaEnvironment(BaseEnv):
         self._game_args = game_args or {}
         self._shown = ""
         self._done = True
+        self._is_won: bool | None = False
         self._early_ending: Result | None = None
         self._fresh_game: Any = _make(env_id, self._game_args)  # already here, so that errors are early
         self._game: Any = None
@@ -84,7 +87,7 @@ class TextArenaEnvironment(BaseEnv):
                     f"{self._env_id} is no game for {self._num_players}: {error}. "
                     "Give an opponent to a game for two, and none to a game for one."
                 ) from error
-        self._shown = ""
+        self._shown, self._is_won = "", False
         observation, reward, done, info = self._play_on(done=False)
         self._early_ending = (observation, reward, done, info) if done else None
         self._done = False
@@ -101,6 +104,9 @@ class TextArenaEnvironment(BaseEnv):
             return self._early_ending
         done, _ = self._game.step(str(action))
         return self._play_on(done)
+
+    def is_correct(self) -> bool | None:
+        return self._is_won
 
     @classmethod
     def from_dict(cls, info: dict[str, Any]) -> Self:
@@ -139,9 +145,18 @@ class TextArenaEnvironment(BaseEnv):
         rewards, games = self._game.close()
         if rewards is None or self.player not in rewards:
             raise EnvironmentFailure(f"{self._env_id} ended without a reward for player {self.player}.")
+        self._is_won = _is_won(rewards, self.player)
         reason = str(games.get(self.player, {}).get("reason", ""))
         info = {"rewards": {str(player): float(reward) for player, reward in rewards.items()}}
         return reason, float(rewards[self.player]), True, {**info, "reason": reason}
+
+
+def _is_won(rewards: dict[int, float], player: int) -> bool | None:
+    """Whether ``player`` has won; ``None`` of a game alone that counts points, so that nothing is a win."""
+    own, others = rewards[player], [reward for other, reward in rewards.items() if other != player]
+    if others:
+        return bool(own > max(others))
+    return bool(own == 1) if own <= 1 else None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from environments.types import Completion, Step, TerminationReason, Trajectory
 
 Json = dict[str, Any]
 
-_TRAJECTORY_FIELDS = {field.name for field in fields(Trajectory)} - {"metrics"}
+_LATER_FIELDS = {"metrics", "is_correct", "by_reward_function"}
+"""Fields that files of earlier versions do not have."""
+_TRAJECTORY_FIELDS = {field.name for field in fields(Trajectory)} - _LATER_FIELDS
 _STEP_FIELDS = {field.name for field in fields(Step)}
 _PLAIN_TYPES = {str, int, float, bool, type(None)}
 
@@ -56,7 +58,7 @@ def trajectory_from_json(values: Json) -> Trajectory:
         LookupError, TypeError or ValueError: ``values`` are of something else.
     """
     known = {name: values[name] for name in _TRAJECTORY_FIELDS}
-    known["metrics"] = values.get("metrics", {})  # which files of earlier versions do not have
+    known |= {name: values[name] for name in _LATER_FIELDS if name in values}
     known["steps"] = _steps(values["steps"])
     if known["termination_reason"] is not None:
         known["termination_reason"] = TerminationReason(known["termination_reason"])

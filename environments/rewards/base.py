@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, Protocol
 
@@ -17,6 +17,13 @@ class RewardOutput:
     reward: float
     metadata: dict[str, Any] = field(default_factory=dict)
     is_correct: bool | None = None
+    """Whether the answer counts as a success, whatever its reward; ``None`` leaves that to the environment,
+    or else to a reward above 0."""
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the answer counts as a success where the environment says nothing."""
+        return self.reward > 0 if self.is_correct is None else self.is_correct
 
 
 class RewardFunction(Protocol):
@@ -29,7 +36,8 @@ def judge(reward_fn: RewardFunction, task: dict[str, Any], action: Any) -> Rewar
     """Call ``reward_fn`` and check its verdict; a plain number becomes a RewardOutput.
 
     Raises:
-        EnvironmentFailure: it returned neither a number nor a RewardOutput, or the reward is not finite.
+        EnvironmentFailure: it returned neither a number nor a RewardOutput, the reward is not finite, or
+            ``is_correct`` is neither true, false nor None.
     """
     verdict = reward_fn(task_info=task, action=action)
     output = RewardOutput(float(verdict)) if isinstance(verdict, Real) else verdict
@@ -41,4 +49,16 @@ def judge(reward_fn: RewardFunction, task: dict[str, Any], action: Any) -> Rewar
         raise EnvironmentFailure(
             f"The reward function {reward_fn} returned {output.reward}: it must be finite."
         )
-    return output
+    if output.is_correct is None:
+        return output
+    if not is_bool(output.is_correct):
+        raise EnvironmentFailure(
+            f"The reward function {reward_fn} returned is_correct={output.is_correct!r}: it has to be True, "
+            "False or None."
+        )
+    return replace(output, is_correct=bool(output.is_correct))
+
+
+def is_bool(value: Any) -> bool:
+    """Whether ``value`` is true or false, as Python's or as numpy's."""
+    return type(value).__name__ in ("bool", "bool_")

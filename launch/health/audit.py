@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from environments.errors import TroupeError
 from launch.config import TASKS
 from launch.reporting.metrics import FRESH_MISMATCH
-from launch.reporting.tracker import SETTINGS, read_metrics
+from launch.reporting.tracker import SETTINGS, read_metrics, read_settings
 from launch.run_folder.consumed_log import Consumed, read_consumed_log
 from launch.run_folder.trajectory_log import TRAIN, TRAINED, kept_steps, read_kept
 
@@ -48,12 +46,11 @@ class RunRecords:
 
 def read_run(directory: Path) -> RunRecords:
     """The records of the run in ``directory``. Raises ``TroupeError`` if there are none yet."""
-    try:
-        settings = yaml.safe_load((directory / SETTINGS).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    if not (directory / SETTINGS).exists():
         raise TroupeError(
             f"{directory} has no {SETTINGS}: name the folder of a run, which is its run.directory."
-        ) from error
+        )
+    _, settings = read_settings(directory / SETTINGS)
     versions = {
         kept.trajectory.rollout_id: [
             version
@@ -150,7 +147,7 @@ def is_complete(run: RunRecords) -> Finding:
 
 
 def score_reached(run: RunRecords, score: float) -> Finding:
-    """The newest evaluation has a success of at least ``score``."""
+    """The newest evaluation has a mean reward of at least ``score``."""
     scores = [record[SCORE] for record in run.metrics if SCORE in record]
     if not scores:
         return Finding(False, f"no evaluation is recorded, and {score:g} was asked for: set evaluation.every")

@@ -34,8 +34,11 @@ def best_and_worst(trajectories: Sequence[Trajectory], number: int) -> list[Traj
 
 def _ending(trajectory: Trajectory) -> str:
     turns = f"{len(trajectory.steps)} turn{'' if len(trajectory.steps) == 1 else 's'}"
+    judged = ""
+    if trajectory.is_correct is not None:
+        judged = f", {'correct' if trajectory.is_correct else 'wrong'} by {trajectory.judged_by}"
     error = f"; {trajectory.error.splitlines()[0]}" if trajectory.error else ""
-    return f"reward {trajectory.reward:g}, {turns}, ended by {trajectory.termination_reason}{error}"
+    return f"reward {trajectory.reward:g}, {turns}, ended by {trajectory.termination_reason}{judged}{error}"
 
 
 def _content(message: Message) -> Iterator[str]:

@@ -131,7 +131,10 @@ class InspectLog:
             "output": outputs[-1] if outputs else {"model": AGENT, "choices": []},
             "scores": {
                 "reward": {"value": trajectory.reward, "explanation": _ending(trajectory)},
-                "success": {"value": trajectory.succeeded},
+                "success": {
+                    "value": trajectory.succeeded,
+                    "explanation": f"judged by {trajectory.judged_by}",
+                },
             },
             "metadata": _metadata(kept, task),
             "events": [event for events in turns for event in events],
@@ -233,6 +236,7 @@ def _metadata(kept: KeptTrajectory, task: Any) -> Json:
         "rollout_id": trajectory.rollout_id,
         "fate": kept.fate,
         "ended_by": _ending(trajectory),
+        "judged_by": trajectory.judged_by,
         "policy_versions": sorted(versions),
         "advantages": kept.advantages,
         "metrics": trajectory.metrics,

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from environments.errors import ConfigError
 from environments.pass_at_k import pass_at_k
-from environments.types import Completion, TerminationReason, Trajectory, TrajectoryGroup
+from environments.types import Completion, JudgedBy, TerminationReason, Trajectory, TrajectoryGroup
 from launch.run_folder.trajectory_log import NOT_IMITATED
 from policies.learning.samples import TrainingSample, is_judged
 
@@ -26,6 +26,7 @@ UNTRAINED = ("failed", "timeout", "masked", NOT_IMITATED)
 def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     """``rollout/``: rewards, pass@k, lengths and endings of the trajectories, and the environment's metrics.
 
+    ``judged_by_<judge>`` is the share of the trajectories whose success that judge has decided.
     ``prompt_tokens`` is the length of a trajectory's first prompt, ``response_tokens`` the most tokens that
     it held after it, as in ``rollout.max_prompt_tokens`` and ``rollout.max_response_tokens``.
     Rewards are those of the trajectories that infrastructure has not spoilt; pass@k counts all.
@@ -63,9 +64,14 @@ def _standard_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     trajectories = _members(groups)
     played = [completions for each in trajectories if (completions := each.completions)]
     reasons = Counter(each.termination_reason for each in trajectories)
+    judges = Counter(each.judged_by for each in trajectories)
     return {
         **_spread("rollout/reward", [each.reward for each in trajectories if is_judged(each)]),
         **_pass_at_k(groups),
+        **{
+            f"rollout/judged_by_{judge.name.lower()}": judges[judge] / max(1, len(trajectories))
+            for judge in JudgedBy
+        },
         **_spread("rollout/steps", [len(each.steps) for each in trajectories]),
         **_spread("rollout/prompt_tokens", [each[0].num_prompt_tokens for each in played]),
         **_spread("rollout/response_tokens", [_response_tokens(each) for each in played]),
@@ -85,10 +91,20 @@ def evaluation_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     return metrics | {"eval/num_tasks": len(groups)}
 
 
+def success_judge(groups: Sequence[TrajectoryGroup]) -> JudgedBy | None:
+    """The judge of success in ``groups``, the first of ``JudgedBy`` where they are several.
+
+    ``None`` where nobody has said anything and no reward is above 0: by any judge there is no success.
+    """
+    judged = (each for each in _members(groups) if each.is_correct is not None or each.reward > 0)
+    present = {each.judged_by for each in judged if not each.failed}
+    return next((judge for judge in JudgedBy if judge in present), None)
+
+
 def _pass_at_k(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     """pass@k for k = 1, 2, 4, ... and for the smallest group's size: each over all groups, to be comparable.
 
-    As in ``compute_pass_at_k``, success is a reward above 0, and a failed rollout is an attempt without it.
+    As in ``compute_pass_at_k``, success is ``Trajectory.succeeded``: a failed rollout is an attempt without.
     """
     smallest = min((len(group.trajectories) for group in groups), default=0)
     ks = sorted({*(1 << exponent for exponent in range(smallest.bit_length())), smallest} - {0})

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
 from environments.errors import ConfigError
-from environments.types import Trajectory
+from environments.types import JudgedBy, Trajectory
 
 LATEST = "latest"
 BEST = "best"
@@ -44,6 +44,8 @@ class Progress:
     """What the adaptive KL controller has come to; null without one."""
     set_aside: dict[str, int] = field(default_factory=dict)
     """Positions of the tasks that failed everywhere, and the first group that must not play each."""
+    judged_by: dict[str, str] = field(default_factory=dict)
+    """The judge of success in the updates ("rollout") and in the evaluations ("eval") so far."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,9 @@ class _Manifest:
         manifest = _Manifest(**fields)
         if READY not in manifest.files:
             raise ValueError(f"{STATE} does not name {READY}: another version of Troupe wrote it")
+        judges = dict.fromkeys(("rollout", "eval"), JudgedBy.REWARD)  # all that earlier versions knew
         return _Manifest(
-            progress=Progress(**fields["progress"]),
+            progress=Progress(**{"judged_by": judges} | fields["progress"]),
             in_flight=tuple(manifest.in_flight),
             num_ready=manifest.num_ready,
             files={name: FileDigest(**digest) for name, digest in fields["files"].items()},
@@ -322,8 +325,7 @@ def _step(checkpoint: Path) -> int:
 
 def _write_ready(folder: Path, ready: tuple[Trajectory, ...]) -> None:
     with (folder / READY).open("w", encoding="utf-8") as file:
-        for trajectory in ready:
-            file.write(json.dumps(trajectory_to_json(trajectory)) + "\n")
+        file.writelines(json.dumps(trajectory_to_json(each)) + "\n" for each in ready)
 
 
 def _read_ready(checkpoint: Path) -> tuple[Trajectory, ...]:

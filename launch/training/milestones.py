@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from environments.types import JudgedBy
 from launch.reporting.metrics import evaluation_metrics, has_failed
 from launch.run_folder.checkpoint import StreamState
 from launch.training.clock import Clock
@@ -90,10 +91,24 @@ def record_evaluation(run: Components, recovery: Recovery, evaluation: Evaluatio
         return
     numbers = evaluation_metrics(evaluation.groups) | {"time/evaluate": evaluation.seconds}
     metric = run.config.run.best_metric
+    if change := recovery.note_judge("eval", evaluation.groups):
+        anew = " The best policy is looked for anew." if metric and "/pass_at_" in metric else ""
+        run.tracker.announce(f"{change}{anew}")
     # First: a run that is killed here evaluates once more.
-    if metric is not None and recovery.checkpoints.mark_best(evaluation.step, metric, numbers[metric]):
+    if metric is not None and recovery.checkpoints.mark_best(
+        evaluation.step, _judged(metric, recovery), numbers[metric]
+    ):
         value = f"{metric}={numbers[metric]:.3f}"
         run.tracker.announce(f"The best policy so far: step {evaluation.step}, {value}.")
     run.tracker.evaluation(evaluation.step, numbers)
     if evaluation.step in (0, run.num_updates):
         run.tracker.sample(evaluation.groups[0].trajectories[0])
+
+
+def _judged(metric: str, recovery: Recovery) -> str:
+    """The name of ``metric`` in the file of the best checkpoint: values by another judge are not compared.
+
+    That of a reward above 0 is not named, as in the files of versions that knew no other.
+    """
+    judge = recovery.progress.judged_by.get("eval", JudgedBy.REWARD)
+    return metric if "/pass_at_" not in metric or judge == JudgedBy.REWARD else f"{metric} by {judge}"

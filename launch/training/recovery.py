@@ -11,14 +11,18 @@ from typing import Any
 from environments.errors import ConfigError
 from environments.types import TrajectoryGroup
 from launch.config import TrainConfig
-from launch.reporting.tracker import read_metrics
+from launch.reporting.metrics import success_judge
+from launch.reporting.tracker import METRICS, SETTINGS, read_metrics
 from launch.run_folder.checkpoint import LATEST, CheckpointFolder, Progress, StreamState
-from launch.run_folder.consumed_log import ConsumedLog
+from launch.run_folder.consumed_log import CONSUMED_LOG, ConsumedLog
 from launch.run_folder.jsonl_log import JsonlLog
-from launch.run_folder.trajectory_log import TrajectoryLog
+from launch.run_folder.lock import LOCK
+from launch.run_folder.trajectory_log import FOLDER, TrajectoryLog
 
 SET_ASIDE = "set_aside_tasks.jsonl"
 """File of a run with the tasks that failed everywhere."""
+OF_A_RUN = {METRICS, SETTINGS, CONSUMED_LOG, SET_ASIDE, FOLDER}
+"""What a run's folder holds soon after the start: one of them makes it such a folder."""
 
 
 class Recovery:
@@ -64,6 +68,12 @@ class Recovery:
                 f"go on from (a copy may leave links out): run `ln -sfn {found[-1].name} {link}` and set "
                 "run.resume=true, or name another directory."
             )
+        there = {each.name for each in self.directory.iterdir()} - {LOCK}
+        if config.run.resume and there and not there & OF_A_RUN:
+            raise ConfigError(
+                f"run.resume=true, and run.directory={config.run.directory} holds something else than a run "
+                f"({', '.join(sorted(there)[:3])}): name the folder of a run, or a new one."
+            )
         if not config.run.resume and read_metrics(self.directory):
             raise ConfigError(
                 f"run.directory={config.run.directory} holds the metrics of a run without a checkpoint: name "
@@ -94,6 +104,23 @@ class Recovery:
         if any(each["index"] == index and each["task"] == record["task"] for each in self._set_aside.kept):
             return
         self._set_aside.append(record)
+
+    def note_judge(self, kind: str, groups: Sequence[TrajectoryGroup]) -> str | None:
+        """Write down who judges success in ``groups``; return a sentence if it was somebody else before.
+
+        Args:
+            kind: "rollout" for an update, "eval" for an evaluation.
+        """
+        judge, before = success_judge(groups), self.progress.judged_by.get(kind)
+        if judge is None:
+            return None
+        self.progress.judged_by[kind] = judge
+        if before in (None, judge):
+            return None
+        return (
+            f"{kind}/pass_at_k: success was judged by {before} up to here, and from step "
+            f"{self.progress.step} on by {judge}. The values before and after cannot be compared."
+        )
 
     def save(
         self,

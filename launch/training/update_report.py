@@ -8,18 +8,19 @@ from actors.rollouts.scaling import Load
 from launch.reporting import metrics
 from launch.training.clock import Clock
 from launch.training.components import Components
+from launch.training.recovery import Recovery
 from launch.training.selection import Selection
 
 
 def report_update(
     run: Components,
-    step: int,
+    recovery: Recovery,
     version: int,
     selection: Selection,
     learning: dict[str, float],
     clock: Clock,
 ) -> None:
-    """Record the update ``step``.
+    """Record the newest update.
 
     Args:
         version: of the policy that learned.
@@ -31,6 +32,8 @@ def report_update(
     if alarm := metrics.mismatch_alarm(learning, run.config.learner.mismatch_alarm):
         run.tracker.alarm(alarm)
     played = [*selection.groups, *selection.all_dropped]
+    if change := recovery.note_judge("rollout", played):
+        run.tracker.announce(change)
     numbers = {
         **metrics.rollout_metrics(played),
         **metrics.staleness_metrics(selection.groups, version, staleness),
@@ -43,7 +46,7 @@ def report_update(
         "stream/staleness": metrics.staleness(selection.groups, version),
         "rollout/reward": [each.reward for group in played for each in group.trajectories],
     }
-    run.tracker.step(step, numbers, histograms)
+    run.tracker.step(recovery.progress.step, numbers, histograms)
     if "stream/actors" in numbers:
         scale(run, numbers)
 

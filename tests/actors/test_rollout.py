@@ -12,8 +12,9 @@ import pytest
 
 from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, TokenBudget, failed, run_rollout
-from environments.base import BaseEnv
+from environments.base import BaseEnv, SingleTurnEnvironment
 from environments.errors import AgentError, EnvironmentFailure, SamplerError
+from environments.rewards.base import RewardOutput
 from environments.types import Completion, Step, TerminationReason, Trajectory
 from policies import GameAgent
 from policies.sampler import SampleRequest, SamplingParams, ScriptedSampler
@@ -264,6 +265,72 @@ def test_the_verdict_on_the_whole_episode_replaces_the_last_reward() -> None:
     assert ([step.reward for step in trajectory.steps], trajectory.reward) == ([0.5, 10.0], 10.5)
     masked, _ = play(Judging(9), ["a", "b"], max_steps=1, overlong_filter=True)
     assert (masked.masked, masked.reward) == (True, 0.5)
+
+
+class Winning(CountdownEnv):
+    """Says ``said`` of its success."""
+
+    said: Any = None
+
+    def is_correct(self) -> Any:
+        return self.said
+
+
+@pytest.mark.parametrize(
+    ("said", "is_correct", "judge", "succeeded"),
+    [
+        (True, True, "environment", True),
+        (np.bool_(False), False, "environment", False),
+        (None, None, "reward above 0", True),
+    ],
+)
+def test_the_environment_says_whether_it_was_a_success(
+    said: Any, is_correct: bool | None, judge: str, succeeded: bool
+) -> None:
+    env = Winning(2)
+    env.said = said
+    trajectory, _ = play(env, ["a", "b"])
+    assert (trajectory.reward, trajectory.is_correct) == (1.0, is_correct)
+    assert (trajectory.judged_by, trajectory.succeeded) == (judge, succeeded)
+    cut, _ = play(env, ["a", "b"], max_steps=1, overlong_filter=True)
+    assert (cut.is_correct, cut.reward) == (is_correct, 0.5), "where a limit has ended it, too"
+
+
+class Reckless(SingleTurnEnvironment):
+    def is_correct(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("verdict", "is_correct", "judge"),
+    [
+        (RewardOutput(0.1, is_correct=False), False, "reward function"),
+        (RewardOutput(0.0, is_correct=True), True, "reward function"),
+        (RewardOutput(0.1), True, "environment"),
+    ],
+)
+def test_the_reward_function_is_asked_before_the_environment(
+    verdict: RewardOutput, is_correct: bool, judge: str
+) -> None:
+    env = Reckless({"question": "q"}, reward_fn=lambda task_info, action: verdict)
+    trajectory, _ = play(env, ["a"])
+    assert (trajectory.reward, trajectory.is_correct) == (verdict.reward, is_correct)
+    assert (trajectory.judged_by, trajectory.succeeded) == (judge, is_correct)
+
+
+@pytest.mark.parametrize("said", ["yes", 1, 0.5])
+def test_a_success_that_is_no_bool_is_an_error_that_names_the_environment(said: Any) -> None:
+    env = Winning(1)
+    env.said = said
+    with pytest.raises(EnvironmentFailure, match=r"Winning\.is_correct\(\) returned .*True, False or None"):
+        play(env, ["a"])
+
+
+def test_an_attribute_of_an_older_environment_is_read_as_what_it_says() -> None:
+    env = CountdownEnv(1)
+    env.is_correct = False  # type: ignore[method-assign,assignment]
+    trajectory, _ = play(env, ["a"])
+    assert (trajectory.is_correct, trajectory.judged_by) == (False, "environment")
 
 
 def test_metrics_of_the_environment_come_with_the_trajectory_whatever_ends_it() -> None:

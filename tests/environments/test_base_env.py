@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 
 from environments import BaseEnv, ConfigError, MultiTurnEnvironment, RewardOutput, SingleTurnEnvironment
@@ -157,3 +158,37 @@ def test_needs_that_no_node_can_meet_are_refused(needs, message):
 def test_needs_may_be_left_open_and_of_any_kind_of_number():
     assert ActorNeeds() == ActorNeeds(num_cpus=None, memory_bytes=None, resources={}, runtime_env={})
     assert ActorNeeds(num_cpus=0.5, memory_bytes=8 << 30, resources={"emulator": 1}).num_cpus == 0.5
+
+
+SHAPED = RewardOutput(0.1, is_correct=False)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "is_correct"),
+    [
+        (SHAPED, False),
+        (RewardOutput(0.0, is_correct=True), True),
+        (RewardOutput(1.0, is_correct=np.bool_(False)), False),
+        (RewardOutput(1.0), None),
+        (0.5, None),
+    ],
+)
+def test_an_environment_with_a_reward_function_says_what_that_says(verdict, is_correct):
+    env = SingleTurnEnvironment({"question": "q"}, reward_fn=lambda task_info, action: verdict)
+    env.reset()
+    assert env.is_correct() is None, "nothing is answered yet"
+    env.step("a")
+    assert env.is_correct() is is_correct
+    env.reset()
+    assert env.is_correct() is None
+
+
+@pytest.mark.parametrize("said", ["yes", 1, 0.0, [True]])
+def test_a_reward_function_says_true_false_or_nothing(said):
+    def grade(task_info, action):
+        return RewardOutput(1.0, is_correct=said)
+
+    env = SingleTurnEnvironment({"question": "q"}, reward_fn=grade)
+    env.reset()
+    with pytest.raises(EnvironmentFailure, match=r"grade.* returned is_correct=.*True, False or None"):
+        env.step("a")

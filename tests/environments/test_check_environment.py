@@ -247,6 +247,11 @@ class JudgesInWords(Sound):
         return "well done"
 
 
+class IsNearlyCorrect(Sound):
+    def is_correct(self):
+        return 0.9
+
+
 class NamesAText(Sound):
     def compute_metrics(self):
         return {"style": "good"}
@@ -320,6 +325,8 @@ class HoldsALock(Sound):
         (asynchronous("close"), ["close() is async"]),
         (asynchronous("compute_final_reward"), ["compute_final_reward() is async"]),
         (asynchronous("compute_metrics"), ["compute_metrics() is async"]),
+        (asynchronous("is_correct"), ["is_correct() is async"]),
+        (IsNearlyCorrect, ["is_correct() returned 0.9: it has to be True, False or None"]),
         (NamesAText, ["compute_metrics() returned 'good' as 'style': it has to be a finite number"]),
         (asynchronous("from_dict"), ["from_dict() is async"]),
     ],

@@ -84,3 +84,14 @@ def test_it_is_made_from_a_dict():
 def test_a_task_without_a_question_is_refused_at_once(task, error):
     with pytest.raises(error, match="question"):
         CodeEnvironment(task).reset()
+
+
+def test_a_program_is_right_when_its_judge_says_so_and_the_last_answer_counts():
+    verdicts = iter([RewardOutput(1.0, is_correct=False), RewardOutput(0.3, is_correct=True)])
+    env = CodeEnvironment(TASK, max_turns=3, reward_fn=lambda task_info, action: next(verdicts))
+    env.reset()
+    observation, reward, done, _ = env.step(RIGHT)
+    assert (reward, done, env.is_correct()) == (1.0, False, False)
+    assert observation["question"] == "Your answer is wrong."
+    observation, reward, done, _ = env.step(RIGHT)
+    assert (observation, reward, done, env.is_correct()) == ({}, 0.3, True, True)

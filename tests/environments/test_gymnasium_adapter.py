@@ -301,3 +301,41 @@ def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(ConfigError, match="pip install gymnasium"):
         GymnasiumEnvironment("Blackjack-v1")
+
+
+def test_a_lake_is_a_success_at_its_goal_alone():
+    env = FrozenLakeEnvironment(size=4, seed=0, max_steps=64)
+    way = way_by_reading(env.reset()[0]["question"].split("\n\n")[1])
+    for move in way[:-1]:
+        env.step(move)
+    assert env.is_correct() is False
+    env.step(way[-1])
+    assert env.is_correct() is True
+    env.reset()
+    assert env.is_correct() is False
+
+
+class Reaching(gymnasium.Env):
+    """Pays for every step, and says itself whether the goal was reached, as Gymnasium-Robotics does."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return action, 0.5, bool(action), False, {"is_success": numpy.float32(action)} if action < 2 else {}
+
+
+def test_a_success_is_what_the_environment_calls_so_and_not_a_reward():
+    gymnasium.register("Reaching-v0", Reaching)
+    env = GymnasiumEnvironment("Reaching-v0")
+    env.reset()
+    assert env.is_correct() is None
+    for move, is_success in (("0", False), ("1", True)):
+        assert (env.step(move)[1], env.is_correct()) == (0.5, is_success)
+    cart = GymnasiumEnvironment("CartPole-v1")
+    cart.reset()
+    cart.step("0")
+    assert cart.is_correct() is None, "it balances, and never wins"

@@ -39,8 +39,30 @@ def test_equal_tasks_are_one_problem_whatever_the_order_of_keys_and_results():
     assert compute_pass_at_k(results, ks=[1]).num_problems == 2
 
 
-def test_correct_is_a_reward_above_zero():
+def test_correct_is_a_reward_above_zero_where_nobody_judges():
     assert compute_pass_at_k(attempts({}, 0.1, 0.0, -1.0, 0.0))[1] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("reward", "is_correct", "estimate"),
+    [(0.1, False, 0.0), (5.0, False, 0.0), (0.0, True, 1.0), (-1.0, True, 1.0), (0.1, None, 1.0)],
+)
+def test_the_judges_verdict_counts_and_not_the_reward(reward, is_correct, estimate):
+    assert compute_pass_at_k([Trajectory(task={}, reward=reward, is_correct=is_correct)])[1] == estimate
+
+
+def test_a_failed_rollout_is_never_a_success_whoever_says_so():
+    crashed = Trajectory(task={}, termination_reason=TerminationReason.ENV_ERROR, is_correct=True, reward=1.0)
+    assert compute_pass_at_k([crashed])[1] == 0.0
+
+
+def test_the_table_names_each_judge_and_how_many_samples_it_has_judged(capsys):
+    judged = [Trajectory(task={}, is_correct=True, by_reward_function=True)] * 2
+    said = [Trajectory(task={}, is_correct=False)]
+    compute_pass_at_k([*attempts({}, 0.5), *said, *judged])
+    assert "success by reward function (2), environment (1), reward above 0 (1)\n" in capsys.readouterr().out
+    compute_pass_at_k(judged)
+    assert "samples 2, success by reward function\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("reward", [0.0, 1.0])
@@ -92,7 +114,11 @@ def test_a_k_above_the_smallest_number_of_samples_is_omitted_and_said_to_be(caps
 def test_the_table_is_printed(capsys):
     table = compute_pass_at_k(iter(attempts({}, 1, 0)))
     assert capsys.readouterr().out == f"{table}\n"
-    assert str(table).splitlines() == ["problems 1, samples 2", "pass@1    0.5000", "pass@2    1.0000"]
+    assert str(table).splitlines() == [
+        "problems 1, samples 2, success by reward above 0",
+        "pass@1    0.5000",
+        "pass@2    1.0000",
+    ]
 
 
 def test_no_results_and_impossible_ks_are_refused():

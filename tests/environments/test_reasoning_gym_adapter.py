@@ -143,3 +143,16 @@ def test_bad_tasks_are_refused(task, message):
 def test_no_tasks_are_refused():
     with pytest.raises(ConfigError, match="size=0"):
         reasoning_gym_tasks("chain_sum", 0)
+
+
+@pytest.mark.parametrize("name", ["countdown", "fraction_simplification", "rubiks_cube", "chain_sum"])
+def test_only_the_full_score_is_a_success(name):
+    env = ReasoningGymEnvironment(name, seed=1, size=1)
+    env.reset()
+    assert env.is_correct() is None
+    _, reward, _, info = env.step("I do not know")
+    assert reward < 1
+    assert env.is_correct() is False
+    env.reset()
+    env.step(info["expected"])
+    assert env.is_correct() is (name != "rubiks_cube"), "whose expected answer is an example, not a solution"

@@ -121,3 +121,14 @@ def test_a_guess_counts_as_possible_until_an_answer_rules_it_out():
     assert shares == pytest.approx([1, 1 / 2, 1 / 3, 2 / 4, 2 / 5, 3 / 6])
     env.reset()
     assert env.compute_metrics() == {}, "a new game begins without a guess"
+
+
+def test_a_game_is_a_success_when_the_number_is_found():
+    env = GuessEnvironment(secret=5, max_guesses=2)
+    env.reset()
+    env.step("4")
+    assert env.is_correct() is False
+    env.step("5")
+    assert env.is_correct() is True
+    env.reset()
+    assert env.is_correct() is False

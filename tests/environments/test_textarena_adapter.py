@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from environments.adapters import textarena as textarena_adapter
 from environments.adapters.textarena import PolicyOpponent, TextArenaEnvironment
 from environments.errors import ConfigError, EnvironmentFailure
 
@@ -191,3 +192,28 @@ def test_missing_word_lists_are_named_and_not_downloaded(monkeypatch):
     with pytest.raises(ConfigError, match=r"Wordle-v0-long needs.* words of NLTK.*downloader .*words where"):
         TextArenaEnvironment("Wordle-v0-long")
     assert nltk.download is download
+
+
+def test_a_game_for_one_is_a_success_with_its_full_reward():
+    env, _ = begun(env_id="TowerOfHanoi-v0")
+    for move in MOVES:
+        assert env.is_correct() is False
+        env.step(f"[{move}]")
+    assert env.is_correct() is True
+    env.reset()
+    assert env.is_correct() is False
+
+
+@pytest.mark.parametrize(
+    ("rewards", "is_won"),
+    [
+        ({0: 1, 1: -1}, True),
+        ({0: -1, 1: 1}, False),
+        ({0: 0, 1: 0}, False),
+        ({0: 0.99}, False),
+        ({0: 1}, True),
+        ({0: 7}, None),
+    ],
+)
+def test_a_game_is_won_against_the_others_or_with_the_full_reward(rewards, is_won):
+    assert textarena_adapter._is_won(rewards, player=0) is is_won

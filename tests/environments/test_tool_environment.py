@@ -92,7 +92,7 @@ def test_a_tool_without_parameters_may_be_called_without_arguments(arguments):
         (call("calculator", '{"expression": '), "no valid JSON"),
         (call("calculator", "[" * 100_000), "no valid JSON"),
         (call("calculator", "[1]"), "JSON object"),
-        (call("calculator", None), "JSON object"),
+        (call("calculator", None), "missing a required argument"),
         (call("calculator", {"formula": "1+1"}), "wrong arguments"),
         (call("calculator", {}), "wrong arguments"),
         (call("calculator", {"expression": "1/0"}), "division by zero"),
@@ -208,3 +208,16 @@ def test_success_given_a_call_is_told_of_episodes_with_a_call_alone():
     assert env.compute_metrics() == {"called": 0.0}
     outputs(env, [call("unknown", "{}")])
     assert env.compute_metrics() == {"called": 0.0}, "a call that cannot be run is none"
+
+
+def test_success_given_a_call_is_what_the_reward_function_calls_right():
+    env = ToolEnvironment(
+        {"question": "q"}, ["calculator"], reward_fn=lambda **_: RewardOutput(0.1, is_correct=False)
+    )
+    env.reset()
+    env.step([{"id": "a", "function": {"name": "calculator", "arguments": '{"expression": "1+1"}'}}])
+    env.step("2")
+    assert env.is_correct() is False
+    assert env.compute_metrics() == {"called": 1.0, "success_when_called": 0.0}
+    env.follow_up("And now?")
+    assert env.is_correct() is None, "an answer to the first message says nothing of the second"

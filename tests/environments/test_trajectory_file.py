@@ -199,3 +199,17 @@ def test_a_file_from_before_environments_had_metrics_is_read(tmp_path: Path) -> 
     assert ', "metrics": {"called": 1.0}' in text
     (tmp_path / "results").write_text(text.replace(', "metrics": {"called": 1.0}', ""))
     assert read_trajectories(tmp_path / "results")[0].metrics == {}
+
+
+def test_a_file_of_before_is_read_as_judged_by_its_rewards(tmp_path: Path) -> None:
+    judged = trajectory(0)
+    judged.is_correct, judged.by_reward_function = False, True
+    with open_file(tmp_path / "results") as file:
+        file.append(0, judged)
+        file.append(1, trajectory(1))
+    assert read_trajectories(tmp_path / "results")[0] == judged
+    lines = [json.loads(line) for line in (tmp_path / "results").read_text().splitlines()]
+    for line in lines[1:]:
+        del line["is_correct"], line["by_reward_function"]
+    (tmp_path / "results").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_trajectories(tmp_path / "results") == [trajectory(0), trajectory(1)]

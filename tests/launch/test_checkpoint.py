@@ -450,3 +450,14 @@ def test_a_checkpoint_of_a_version_that_pickled_is_not_read(tmp_path: Path) -> N
     (checkpoint / "state.json").write_text(json.dumps(manifest))
     with pytest.raises(ConfigError, match=r"does not name ready.jsonl: another version of Troupe wrote it"):
         CheckpointFolder.progress(checkpoint)
+
+
+def test_a_checkpoint_of_before_was_judged_by_a_reward_above_0(tmp_path: Path) -> None:
+    save_steps(CheckpointFolder(tmp_path, kept=2), 1, 2)
+    new, old = CheckpointFolder(tmp_path, kept=2).all()
+    state = json.loads((old / "state.json").read_text())
+    del state["progress"]["judged_by"]
+    (old / "state.json").write_text(json.dumps(state))
+    judge = "reward above 0"
+    assert CheckpointFolder.progress(old).judged_by == {"rollout": judge, "eval": judge}
+    assert CheckpointFolder.progress(new).judged_by == {}

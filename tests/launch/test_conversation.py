@@ -100,6 +100,7 @@ def test_a_table_holds_every_turn_whole(tmp_path: Path) -> None:
         1.0,
         1.0,
     )
+    assert (last["success"], last["judged_by"]) == (True, "reward above 0")
     assert (last["prompt_ids"], last["completion_ids"], last["logprobs"]) == ([1, 2], [3, 4], [-0.5, -0.25])
     assert (last["turn_advantage"], rows[5]["turn_advantage"]) == (-0.5, None)
     assert json.loads(last["messages"]) == played().steps[1].chat_completions

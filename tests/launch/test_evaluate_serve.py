@@ -254,6 +254,17 @@ def test_a_report_counts_what_could_not_be_closed_as_played(capsys: pytest.Captu
     assert "1 rollouts failed, the first with: Shop.step: no shop" in capsys.readouterr().out
 
 
+def test_a_report_says_who_has_judged_and_believes_the_judge(capsys: pytest.CaptureFixture[str]) -> None:
+    done = TerminationReason.ENV_DONE
+    shaped = Trajectory(
+        task={}, termination_reason=done, reward=0.1, is_correct=False, by_reward_function=True
+    )
+    evaluate.report([shaped])
+    printed = capsys.readouterr().out
+    assert "success 0.000 (0 of 1 rollouts) by reward function, mean reward 0.100\n" in printed
+    assert "pass@1    0.0000" in printed
+
+
 def test_a_report_shows_the_environments_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     done = TerminationReason.ENV_DONE
     metrics = [{"called": 1.0, "success_when_called": 1.0}, {"called": 0.0}]

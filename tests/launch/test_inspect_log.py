@@ -239,6 +239,8 @@ def check_sample(sample: dict[str, Any], kept: KeptTrajectory) -> None:
     assert tuple(metadata["advantages"]) == kept.advantages
     assert sample["scores"]["reward"]["value"] == trajectory.reward
     assert sample["scores"]["success"]["value"] is trajectory.succeeded
+    assert sample["scores"]["success"]["explanation"] == f"judged by {trajectory.judged_by}"
+    assert metadata["judged_by"] == trajectory.judged_by
     assert (sample["total_time"], sample["turn_count"]) == (trajectory.seconds, len(trajectory.steps))
     assert (sample["error"] or {}).get("traceback") == trajectory.error
     overlong = trajectory.termination_reason is not None and trajectory.termination_reason.is_overlong

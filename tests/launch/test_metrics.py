@@ -120,6 +120,16 @@ def test_pass_at_k_is_the_estimate_of_the_evaluation(capsys: pytest.CaptureFixtu
     assert metrics["rollout/pass_at_5"] == 1.0
 
 
+def test_success_is_what_the_judge_says_and_each_judge_has_its_share() -> None:
+    shaped = trajectory(completion(), reward=0.1, is_correct=False, by_reward_function=True)
+    won = trajectory(completion(), reward=-1.0, is_correct=True)
+    paid = trajectory(completion(), reward=0.1)
+    metrics = rollout_metrics([group(shaped, won), group(paid, paid)])
+    assert metrics["rollout/pass_at_1"] == 0.75
+    names = ("reward_function", "environment", "reward")
+    assert picked(metrics, *(f"rollout/judged_by_{name}" for name in names)) == (0.25, 0.25, 0.5)
+
+
 def test_pass_at_k_goes_up_to_the_smallest_group() -> None:
     metrics = rollout_metrics([rewarded(1, 0, 0, 0), rewarded(0, 1)])
     assert [name for name in metrics if "pass_at" in name] == ["rollout/pass_at_1", "rollout/pass_at_2"]

@@ -76,10 +76,10 @@ class FakeEvaluator:
         return Evaluation(step, [group], seconds=1.0)
 
 
-def run_under_way() -> Any:
+def run_under_way(best_metric: str = "eval/reward_mean") -> Any:
     said: list[str] = []
     return SimpleNamespace(
-        config=SimpleNamespace(run=SimpleNamespace(best_metric="eval/reward_mean")),
+        config=SimpleNamespace(run=SimpleNamespace(best_metric=best_metric)),
         num_updates=9,
         interrupts=Interrupts(),
         rollouts=SimpleNamespace(state=StreamState),
@@ -120,3 +120,58 @@ def test_an_interrupted_run_keeps_the_policy_that_is_under_evaluation_if_it_is_t
     assert best is not None
     assert best.name == "step_000004"
     assert recovery.saved_step == 5
+
+
+def evaluated(step: int, *verdicts: bool | None, reward: float = 1.0) -> Evaluation:
+    """An evaluation of one task for each verdict; with ``None``, no reward function has said anything."""
+    judged = [
+        Trajectory(
+            rollout_id=f"{number}/0", reward=reward, is_correct=each, by_reward_function=each is not None
+        )
+        for number, each in enumerate(verdicts)
+    ]
+    groups = [
+        TrajectoryGroup(group_id=str(number), task={}, trajectories=(each,))
+        for number, each in enumerate(judged)
+    ]
+    return Evaluation(step, groups, seconds=1.0)
+
+
+@pytest.mark.parametrize("metric", ["eval/pass_at_1", "eval/reward_mean"])
+def test_the_best_of_before_is_not_compared_by_another_judge(tmp_path: Path, metric: str) -> None:
+    """The run was begun by a version for which success was a reward above 0; its best policy had 1.0."""
+    begun = recovery_of(tmp_path)
+    begun.progress = Progress(step=1, judged_by={"eval": "reward above 0"})
+    begun.save(StreamState(), lambda folder: None)
+    (tmp_path / "checkpoints" / "best").write_text(f"step_000001 {metric} 1.0\n")
+
+    recovery, run = recovery_of(tmp_path, resume=True), run_under_way(metric)
+    recovery.progress.step = 2
+    recovery.save(StreamState(), lambda folder: None)
+    record_evaluation(run, recovery, evaluated(2, True, False, reward=0.5))
+    best = recovery.checkpoints.best()
+    assert best is not None
+    assert best.name == ("step_000002" if metric == "eval/pass_at_1" else "step_000001"), "rewards stay"
+    change = "success was judged by reward above 0 up to here, and from step 2 on by reward function"
+    assert change in run.tracker.said[0]
+    assert ("anew" in run.tracker.said[0]) == (metric == "eval/pass_at_1")
+    recovery.progress.step = 3
+    recovery.save(StreamState(), lambda folder: None)
+    run.tracker.said.clear()
+    record_evaluation(run, recovery, evaluated(3, False, False))
+    assert run.tracker.said == [], "it is said once, and by the same judge values are compared"
+    assert recovery.checkpoints.best() == best
+
+
+def test_an_evaluation_in_which_nothing_was_judged_is_compared_with_all(tmp_path: Path) -> None:
+    recovery, run = recovery_of(tmp_path), run_under_way("eval/pass_at_1")
+    for step, evaluation in enumerate(
+        [evaluated(1, None, reward=0.0), evaluated(2, True), evaluated(3, None, reward=0.0)], 1
+    ):
+        recovery.progress.step = step
+        recovery.save(StreamState(), lambda folder: None)
+        record_evaluation(run, recovery, evaluation)
+    best = recovery.checkpoints.best()
+    assert best is not None
+    assert best.name == "step_000002"
+    assert not any("judged" in line for line in run.tracker.said)

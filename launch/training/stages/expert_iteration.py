@@ -78,12 +78,13 @@ class ExpertIteration(Stage):
                 "learn/num_optimizer_steps": learned.num_optimizer_steps,
                 "learn/num_imitated_trajectories": len(imitated),
             }
-            report_update(run, progress.step, version, selection, learning, clock)
+            report_update(run, recovery, version, selection, learning, clock)
 
     def _successes(self, selection: Selection) -> list[Trajectory]:
         least = self.config.expert_iteration.min_reward
         rollouts = (each for group in selection.groups for each in group.trajectories)
-        return [each for each in rollouts if is_judged(each) and not each.masked and each.reward >= least]
+        successful = (each for each in rollouts if each.is_correct is not False and each.reward >= least)
+        return [each for each in successful if is_judged(each) and not each.masked]
 
     def _batches(self, kept: list[Trajectory], step: int) -> list[TrainBatch]:
         epochs = range(self.config.expert_iteration.num_epochs)

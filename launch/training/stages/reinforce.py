@@ -71,7 +71,7 @@ class Reinforce(Stage):
             elif learned.num_optimizer_steps:
                 run.probe.begin(selection.groups, progress.version)
             learning |= credit | learned.metrics | {"learn/num_optimizer_steps": learned.num_optimizer_steps}
-            report_update(run, progress.step, version, selection, learning, clock)
+            report_update(run, recovery, version, selection, learning, clock)
 
 
 def with_credit(
