@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from typing import Any
 
@@ -17,6 +18,14 @@ MIN_F1 = 0.3
 """Below this, sharing words with the expected answer is chance, and earns nothing."""
 
 _ALL_OR_NOTHING = {"yes", "no", "noanswer"}
+_DASHES = dict.fromkeys(map(ord, "\N{MINUS SIGN}\N{EN DASH}\N{HYPHEN}"), "-")
+_SPACES = "\N{NO-BREAK SPACE}\N{THIN SPACE}\N{NARROW NO-BREAK SPACE}"
+_NUMBER_OR_PUNCTUATION = re.compile(
+    r"(?P<number>(?<![\d.])(?:(?<![\w)\]])[-+])?"  # in 1939-1945 and COVID-19 there is no sign
+    r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<!\w)\.\d+)(?![.,]?\d))"  # in 4.7.1776 no decimal point
+    rf"|(?P<between>(?<=\d),(?=\d))|[{re.escape(string.punctuation)}]"
+)
+_NUMBER = re.compile(r"-?\d*\.?\d+")
 
 
 def search_reward_fn(task_info: dict[str, Any], action: str) -> RewardOutput:
@@ -24,7 +33,9 @@ def search_reward_fn(task_info: dict[str, Any], action: str) -> RewardOutput:
 
     Case, punctuation and articles do not count, and where several answers are expected, the best match
     does (Rajpurkar et al. 2016, "SQuAD"). An expected "yes", "no" or "noanswer" has to be
-    matched exactly, as in HotpotQA.
+    matched exactly, as in HotpotQA. The sign and the decimal point of a number do count, the commas between
+    its thousands do not, and where numbers are expected, the answer has to have one of them (Dua et al.
+    2019, "DROP"). Letters that Unicode composes in several ways are the same.
 
     The expected answer is ``task_info["ground_truth"]``, or where that is empty ``task_info["answer"]``: a
     text, a number, or a list of these. The answer is looked for outside of the thoughts: the last
@@ -61,6 +72,9 @@ def f1_score(answer: str, truth: str) -> float:
     if given != expected and _ALL_OR_NOTHING & {given, expected}:
         return 0.0
     given_words, expected_words = given.split(), expected.split()
+    numbers = set(filter(_NUMBER.fullmatch, expected_words))
+    if numbers and not numbers & set(given_words):
+        return 0.0
     common = (Counter(given_words) & Counter(expected_words)).total()
     return 2 * common / (len(given_words) + len(expected_words)) if common else 0.0
 
@@ -68,11 +82,22 @@ def f1_score(answer: str, truth: str) -> float:
 def normalised(text: str) -> str:
     """Return ``text`` in lower case, without punctuation, articles and superfluous spaces.
 
-    Where nothing would be left, as of the mark "A", only the case changes.
+    A number keeps its sign and its decimal point. Where nothing would be left, as of the mark "A", only the
+    case changes.
     """
-    lower = text.lower()
-    plain = lower.translate(str.maketrans("", "", string.punctuation))
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split()) or lower.strip()
+    text = re.sub(rf"(?<=\d)[{_SPACES}](?=\d{{3}}(?!\d))", ",", text.translate(_DASHES))
+    lower = unicodedata.normalize("NFKC", text).lower()
+    plain = _NUMBER_OR_PUNCTUATION.sub(_number_alone, lower)
+    plain = " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split()) or lower.strip()
+    if "." in plain and _NUMBER.fullmatch(plain):
+        return plain.rstrip("0").rstrip(".")
+    return plain
+
+
+def _number_alone(found: re.Match[str]) -> str:
+    if found["number"]:
+        return re.sub(r"^(-?)(?=\.)", r"\g<1>0", found[0].replace(",", "").removeprefix("+"))
+    return " " if found["between"] else ""
 
 
 def _ground_truths(task_info: dict[str, Any]) -> list[str]:

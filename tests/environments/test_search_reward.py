@@ -69,6 +69,61 @@ def test_the_f1_below_the_threshold_is_still_told():
 
 
 @pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        ("1,500", "1500"),
+        ("1500", "1,500"),
+        ("1,234,567.5", 1234567.5),
+        ("1\N{NARROW NO-BREAK SPACE}500", "1500"),
+        ("\N{MINUS SIGN}5", -5),
+        ("\N{EN DASH}5 °C", "-5 °C"),
+        ("+5", "5"),
+        ("3.140", "3.14"),
+        ("3", 3.0),
+        (".5", "0.5"),
+        ("(-5)", "-5"),
+        ("3.14.", "3.14"),
+        ("1939\N{EN DASH}1945", "1939-1945"),
+        ("COVID 19", "COVID 19."),
+        ("4/7/1776", "4.7.1776"),
+        ("No. 5", "No 5"),
+        ("cafe\N{COMBINING ACUTE ACCENT}", "café"),
+        ("CAFÉ", "cafe\N{COMBINING ACUTE ACCENT}"),
+        ("Angstro\N{COMBINING DIAERESIS}m", "angström"),
+        ("\N{LATIN SMALL LIGATURE FI}nch", "finch"),
+        ("한국", "\u1112\u1161\u11ab\u1100\u116e\u11a8"),
+    ],
+)
+def test_spellings_of_one_answer_match(answer, truth):
+    output = judged(answer, truth)
+    assert (output.reward, output.is_correct) == (1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        ("5", "-5"),
+        ("-5", "5"),
+        ("-5", 5),
+        ("314", "3.14"),
+        ("3.14", "314"),
+        ("15", "1.5"),
+        ("1.5", 15),
+        ("3,14", "314"),
+        ("-1.5", "1.5"),
+        ("5 °C", "\N{MINUS SIGN}5 °C"),
+        ("15 kg", "1.5 kg"),
+        ("the answer is 250 metres", "-250 metres"),
+        ("1.500", "1500"),
+        ("cafe", "café"),
+    ],
+)
+def test_sign_and_decimal_point_count(answer, truth):
+    output = judged(answer, truth)
+    assert (output.reward, output.is_correct) == (0.0, False)
+
+
+@pytest.mark.parametrize(
     ("text", "answer"),
     [
         (r"It is \boxed{Velmora}, not <answer>Harrowick</answer>.", "Velmora"),
