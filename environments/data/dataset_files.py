@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,6 +17,9 @@ from typing import Any, Protocol, runtime_checkable
 from environments.errors import DatasetError
 
 Row = dict[str, Any]
+
+_PAIRS = (("input", "output"), ("inputs", "outputs"))
+_OF_TESTS = re.compile("test|truth|case", re.IGNORECASE)
 
 _MAX_BITS = 14_280
 """Of a whole number: Python reads and writes up to 4300 digits."""
@@ -29,7 +33,8 @@ def read_rows(path: Path) -> Iterator[Row]:
     - ``.csv``: a line of column names, then one row per line. Each value is a text as it stands in the
       file (``"7"`` and not 7, an empty field is ``""``), since a CSV file has no types. A
       blank line is no row: the empty field of an only column stands in quotes, as ``csv`` writes it.
-    - ``.parquet``: one row per row, each value in its Python type.
+    - ``.parquet``: one row per row, each value in its Python type, without the nulls by which parquet fills
+      up rows of different shapes; see ``without_filling``.
 
     Raises:
         DatasetError: there is no such file, its extension is another one, or, while the rows are read,
@@ -79,6 +84,38 @@ def plain_rows(rows: Iterable[Any]) -> Iterator[Row]:
             raise DatasetError(f"Row {index} is nested too deeply, or contains itself.") from error
 
 
+def without_filling(rows: Iterable[Row], source: str) -> Iterator[Row]:
+    """Leave out the nulls within nested fields of rows that come from Arrow or parquet.
+
+    There, all values of a column have the same fields, so what a row does not have is filled with null. A
+    null in a column itself, or in a list, was written as such, and stays.
+
+    Raises:
+        DatasetError: a test has an input and a null for its output, or the other way round. Such a null may
+            have been written, and is then part of the test; nothing in the file says so.
+    """
+    for index, row in enumerate(rows):
+        yield {key: _without_nulls(row[key], f"{source}, row {index}", f"column {key!r}") for key in row}
+
+
+def _without_nulls(value: Any, row: str, path: str) -> Any:
+    if isinstance(value, list | tuple):  # the items of a map are tuples
+        return type(value)(_without_nulls(item, row, f"{path}[{i}]") for i, item in enumerate(value))
+    if not isinstance(value, dict):
+        return value
+    for pair in _PAIRS:
+        missing = [name for name in pair if name in value and value[name] is None]
+        if len(missing) == 1 and value.keys() >= set(pair) and _OF_TESTS.search(path):
+            raise DatasetError(
+                f"{row}, {path} is a test with null as its {missing[0]!r}, which was written or filled in: "
+                "parquet does not say which. Store the tests as a JSON text in their column, or the rows "
+                "as JSON lines."
+            )
+    return {
+        key: _without_nulls(item, row, f"{path}[{key!r}]") for key, item in value.items() if item is not None
+    }
+
+
 @runtime_checkable
 class ArrayLike(Protocol):
     """What numpy's and torch's arrays have in common, so that neither library is imported here."""
@@ -86,6 +123,15 @@ class ArrayLike(Protocol):
     dtype: Any
 
     def tolist(self) -> Any: ...
+
+
+@runtime_checkable
+class ArrowRows(Protocol):
+    """What a split of a Hugging Face dataset has, and no other source of rows."""
+
+    features: Any
+
+    def __iter__(self) -> Iterator[Row]: ...
 
 
 @runtime_checkable
@@ -191,8 +237,8 @@ def _parquet(path: Path) -> Iterator[Row]:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             _check_names(path, file.schema_arrow.names)
-            for batch in file.iter_batches(batch_size=1024):
-                yield from batch.to_pylist()
+            batches = file.iter_batches(batch_size=1024)
+            yield from without_filling((row for batch in batches for row in batch.to_pylist()), str(path))
     except ArrowException as error:
         raise DatasetError(f"{path} cannot be read as parquet: {error}. Write the file again.") from error
 

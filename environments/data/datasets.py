@@ -12,7 +12,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import overload
 
-from environments.data.dataset_files import Row, Table, plain_rows, read_rows, write_rows
+from environments.data.dataset_files import (
+    ArrowRows,
+    Row,
+    Table,
+    plain_rows,
+    read_rows,
+    without_filling,
+    write_rows,
+)
 from environments.errors import DatasetError
 
 
@@ -137,6 +145,8 @@ class DatasetRegistry:
             )
         if isinstance(data, str | os.PathLike):
             rows: Iterable[Row] = read_rows(Path(data))
+        elif isinstance(data, ArrowRows):
+            rows = without_filling(data, f"The data for {name!r}")
         else:
             rows = data.to_dict("records") if isinstance(data, Table) else data
         write_rows(path, plain_rows(rows))

@@ -56,6 +56,51 @@ def test_parquet_keeps_types(tmp_path):
     ]
 
 
+def parquet_of(rows, path):
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def test_parquet_rows_of_different_shapes_come_back_as_written(tmp_path):
+    call = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"x": [1, None]}}]}
+    city, day = {"type": "string"}, {"type": "string", "enum": ["today", None]}
+    rows = [
+        {"tests": [{"input": "1", "output": "1"}, {"functional": "assert f(1) == 2"}], "n": None},
+        {"tests": [{"functional": "assert f(2) == 3", "metadata": {"func_name": "f"}}], "n": 1},
+        {"tests": [], "messages": [{"role": "user", "content": "q"}, call], "n": None},
+        {"tools": [{"name": "a", "properties": {"city": city}}, {"name": "b", "properties": {"day": day}}]},
+    ]
+    columns = {key: None for row in rows for key in row}
+    read = list(plain_rows(read_rows(parquet_of([columns | row for row in rows], tmp_path / "a.parquet"))))
+    assert read == [columns | row for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("row", "where"),
+    [
+        (
+            {"tests": [{"input": "1", "output": "1"}, {"input": "2", "output": None}]},
+            r"'tests'\[1\].*'output'",
+        ),
+        ({"ground_truth": {"inputs": [[1]], "outputs": None}}, "'ground_truth' .*'outputs'"),
+        ({"reward_model": {"ground_truth": [{"input": None, "output": "1"}]}}, r"'reward_model'.*'input'"),
+    ],
+)
+def test_null_that_may_belong_to_a_test_is_named_by_column_and_row(row, where, tmp_path):
+    name = next(iter(row))
+    path = parquet_of([{name: None}, row], tmp_path / "a.parquet")
+    with pytest.raises(DatasetError, match=rf"a\.parquet, row 1, column {where}.*JSON"):
+        list(read_rows(path))
+    write_rows(tmp_path / "a.jsonl", [row])
+    assert list(read_rows(tmp_path / "a.jsonl")) == [row]
+
+
+def test_null_beside_an_input_is_left_out_where_nothing_is_tested(tmp_path):
+    path = parquet_of([{"steps": [{"input": "ls", "output": None}]}], tmp_path / "a.parquet")
+    assert list(read_rows(path)) == [{"steps": [{"input": "ls"}]}]
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a", "a.jsonl.gz"])
 def test_an_unknown_extension_is_an_error_that_lists_the_known(name, tmp_path):
     path = write(tmp_path / name, "{}")

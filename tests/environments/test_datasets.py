@@ -99,6 +99,18 @@ def test_whatever_yields_dicts_can_be_registered():
     assert len(DatasetRegistry.register_dataset("b", (row for row in rows(3)))) == 3
 
 
+def test_hugging_face_dataset_of_different_shapes_is_registered_as_written():
+    hugging_face = pytest.importorskip("datasets")
+    written = [{"tests": [{"input": "1", "output": "1"}, {"functional": "assert True"}], "n": None}]
+    arrow = hugging_face.Dataset.from_list(written)
+    assert list(DatasetRegistry.register_dataset("d", arrow)) == written
+    unclear = hugging_face.Dataset.from_list([{"tests": [{"input": "1", "output": None}]}])
+    with pytest.raises(DatasetError, match=r"The data for 'd', row 0, column 'tests'\[0\]"):
+        DatasetRegistry.register_dataset("d", unclear)
+    listed = [{"tests": [{"input": "1", "output": None}]}]
+    assert list(DatasetRegistry.register_dataset("d", listed)) == listed
+
+
 def test_a_hugging_face_dataset_is_registered_split_by_split():
     hugging_face = pytest.importorskip("datasets")
     both = hugging_face.DatasetDict(
