@@ -11,10 +11,14 @@ from typing import Any
 
 import psutil
 import ray
-from ray._raylet import Config  # type: ignore[attr-defined]  # of a compiled module
+from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
+from ray._raylet import (  # type: ignore[attr-defined]  # of a compiled module
+    AuthenticationTokenLoader,
+    Config,
+)
 from ray.job_config import JobConfig
 
-from actors.ray_tools.address import check_answers, unreachable
+from actors.ray_tools.address import check_answers, joins_cluster, unreachable
 from actors.ray_tools.job import in_job
 from environments.errors import ConfigError, TroupeError
 
@@ -58,6 +62,8 @@ def connect(num_cpus: int, worker_environment: Mapping[str, str] | None = None) 
         return False
     check_answers()
     os.environ.update(RAYLET_ENVIRONMENT)
+    if not joins_cluster():
+        _bring_a_token()
     options: dict[str, Any] = {
         "log_to_driver": os.environ.get(WORKER_LOGS, "0") not in ("", "0"),
         "logging_level": logging.ERROR,
@@ -84,6 +90,18 @@ def connect(num_cpus: int, worker_environment: Mapping[str, str] | None = None) 
             f"Ray did not start on this machine: {str(error).splitlines()[0]} Mostly other programs keep it "
             "busy: try again when they have ended."
         ) from error
+
+
+def _bring_a_token() -> None:
+    """Give the cluster that starts here a token of its own, unless this user has one or wants none.
+
+    Ray would make one in the home folder and leave it there: a cluster that ``ray start --head`` starts later
+    would ask for it, and ``ray job submit`` would not send it.
+    """
+    tokens = AuthenticationTokenLoader.instance()
+    if "RAY_AUTH_MODE" not in os.environ and not tokens.has_token(ignore_auth_mode=True):
+        os.environ["RAY_AUTH_TOKEN"] = generate_new_authentication_token()
+        tokens.reset_cache()
 
 
 def _library_path() -> list[str]:
