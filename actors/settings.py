@@ -13,8 +13,6 @@ ACTORS_PER_CORE = 8
 MANY_CALLS = 100_000
 """Calls that an actor or a replica of Serve takes at the same time. Some wait for minutes: with Ray's
 defaults, 1,000 for an actor and 5 for a replica, they would keep out those that answer or cancel them."""
-TOOL_PARSERS = ("hermes", "hermes-brief", "llama3-json", "qwen", "r1")
-"""Of ``policies.agents.parsers``, those that read calls from a text."""
 MODEL_NAME = "policy"
 """Name of the policy for OpenAI clients, unless another is given."""
 
@@ -23,13 +21,13 @@ MODEL_NAME = "policy"
 class FleetConfig:
     """The rollout actors. Each holds one agent and one environment."""
 
-    num_actors: int = setting(16, at_least=1)
+    num_actors: int = setting(16, at_least=1, at_most=100_000)
     """Rollout actors, and so the rollouts that run at the same time. A run has by default as many
     as an update has rollouts, so that none waits for another, but at most eight for a CPU core."""
-    min_actors: int | None = setting(None, at_least=1)
+    min_actors: int | None = setting(None, at_least=1, at_most=100_000)
     """The fewest rollout actors. In training their number follows what an update waits for; in launch.serve
     there is one for each message and conversation, and one to spare. Null means fleet.num_actors."""
-    max_actors: int | None = setting(None, at_least=1)
+    max_actors: int | None = setting(None, at_least=1, at_most=100_000)
     """The most rollout actors. Null means fleet.num_actors."""
     num_cpus_per_actor: float = setting(0.01, at_least=0)
     """CPUs that Ray reserves for a rollout actor; raise it for environments that compute."""
@@ -105,9 +103,9 @@ class AgentsConfig:
 class ServerConfig:
     """The policy server."""
 
-    num_replicas: int = setting(1, at_least=1)
+    num_replicas: int = setting(1, at_least=1, at_most=10_000)
     """Replicas of the engine that serve the policy."""
-    max_replicas: int | None = setting(None, at_least=1)
+    max_replicas: int | None = setting(None, at_least=1, at_most=10_000)
     """The most replicas. Serve starts another one while more than server.tokens_per_replica tokens are in
     flight for each. Null means server.num_replicas, always."""
     tokens_per_replica: int = setting(16384, at_least=1)
@@ -131,9 +129,10 @@ class ServerConfig:
     versions: list[str] = field(default_factory=list)
     """Checkpoints of the run of model.path that ``launch.serve`` serves beside it, each by an engine of its
     own: best, or a version of the policy, such as [best,31]. Clients ask for policy@best and policy@31."""
-    tool_parser: str | None = setting(None, one_of=TOOL_PARSERS)
-    """How the model writes tool calls, by the agent's parser_name. Null takes what the model's chat template
-    shows."""
+    tool_parser: str | None = None
+    """How the model writes tool calls, by the agent's parser_name: hermes, qwen3-coder, deepseek-v3, mistral,
+    llama3-json, one of vLLM's such as vllm:kimi_k2, or your own as my_module:MyParser. Null takes what the
+    model's chat template shows."""
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
 

@@ -52,7 +52,7 @@ def serve(config: TrainConfig) -> None:
     check_address(config.server.http_host, port)
     workload = None if config.workload is None else load_workload(config.workload, config.seed)
     if workload is not None:
-        check_served_agent(workload)
+        check_served_agent(config, workload)
     server, model_path = with_model(config)
     pinned = served_versions(server, model_path)
     from launch.served_model import policy_app

@@ -93,6 +93,9 @@ class SampleRequest:
     previous: Turn | None = None
     min_version: int = 0
     tools: list[dict[str, Any]] | None = None
+    tool_parser: str | None = None
+    """The parser by which the server reads tool calls, where it reads those of this agent; its ``text`` goes
+    on holding them."""
     max_prompt_tokens: int | None = None
     """A longer prompt raises ``PromptTooLongError``, with our own servers before they sample."""
     max_total_tokens: int | None = None
@@ -122,12 +125,15 @@ class TokenRequest:
     """One completion to sample: prompt ids [P], and the oldest policy version that may do it.
 
     ``session_id`` is the conversation's: requests of the same one go to the replica that holds the prefix.
+    With a ``tool_parser`` the replica reads the calls of these ``tools`` from the answer.
     """
 
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     min_version: int = 0
     session_id: str = ""
+    tool_parser: str | None = None
+    tools: Sequence[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +149,8 @@ class TokenOutput:
     finish_reason: str | None
     policy_version: int
     token_versions: tuple[int, ...] = ()
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    """In OpenAI's shape, without ids, where the request has named a parser."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,6 +217,8 @@ class Sampler(ABC):
 
     reads_tool_calls: ClassVar[bool] = False
     """Whether completions have ``tool_calls``, because the server reads them from the text."""
+    serves_parsers: ClassVar[bool] = False
+    """Whether ``SampleRequest.tool_parser`` chooses one."""
     serves_adapters: ClassVar[bool] = False
     """Whether ``SamplingParams.adapter`` chooses one."""
     examples: ClassVar[Mapping[str, Any]] = {}

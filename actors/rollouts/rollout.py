@@ -390,6 +390,7 @@ def _request(
         previous=previous,
         min_version=request.min_version,
         tools=tools,
+        tool_parser=agent.served_parser,
         max_prompt_tokens=budget.max_prompt_tokens,
         max_total_tokens=budget.max_total_tokens,
     )

@@ -39,6 +39,12 @@ def sampler_factory(
 
 def check_calls(agent: BaseAgent, sampler: type[Sampler]) -> None:
     """Raise ``ConfigError`` if the agent waits for tool calls that the sampler leaves in the text."""
+    if agent.served_parser is not None and not sampler.serves_parsers:
+        raise ConfigError(
+            f"{agent.served_parser} is for the replicas of a policy server, and {sampler.__name__} has none: "
+            "use engine_name='serve', or start the outside server with its own tool parser and use "
+            "parser_name='openai'."
+        )
     if agent.needs_tool_calls and not sampler.reads_tool_calls:
         raise ConfigError(
             f"This {type(agent).__name__} takes tool calls only from a server that reads them itself, and "

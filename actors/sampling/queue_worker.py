@@ -19,6 +19,12 @@ GATHER_ANSWERS_SECONDS = 0.02
 RETRY_SECONDS = 1.0
 """Between two connections to a queue whose actor does not answer just now, or is started anew by Ray."""
 
+ReadCalls = Callable[[TokenRequest, TokenOutput], TokenOutput]
+
+
+def _as_sampled(_: TokenRequest, output: TokenOutput) -> TokenOutput:
+    return output
+
 
 class QueueWorker:
     """Polls one ``RequestQueue``: one poll always waits there, and each delivers the finished answers.
@@ -28,6 +34,7 @@ class QueueWorker:
         engine: samples.
         poll: the queue's ``poll``, wherever the queue is.
         catch_up: loads the newest weights. Called when this process may have been stopped for a while.
+        read_calls: adds to an answer the tool calls that its request asks for.
     """
 
     def __init__(
@@ -36,9 +43,10 @@ class QueueWorker:
         engine: Engine,
         poll: Callable[[ReplicaReport], Awaitable[Assignment]],
         catch_up: Callable[[], Awaitable[None]],
+        read_calls: ReadCalls = _as_sampled,
     ) -> None:
         self._replica, self._engine = replica, engine
-        self._poll, self._catch_up = poll, catch_up
+        self._poll, self._catch_up, self._read_calls = poll, catch_up, read_calls
         self._running: dict[str, asyncio.Task[None]] = {}
         self._answers: list[tuple[str, TokenOutput | Exception]] = []
         self._news = asyncio.Event()
@@ -98,7 +106,8 @@ class QueueWorker:
         answer: TokenOutput | Exception
         try:
             with self._engine.in_flight(request.prompt_ids, request.params):
-                answer = await self._engine.generate(request.prompt_ids, request.params)
+                output = await self._engine.generate(request.prompt_ids, request.params)
+            answer = self._read_calls(request, output)
         except Exception as error:  # noqa: BLE001  # an engine may raise anything, and the request has to hear of it
             if not self._engine_is_alive():  # run() raises the engine's failure
                 self._news.set()
@@ -129,11 +138,12 @@ async def serve_queue(
     poll: Callable[[ReplicaReport], Awaitable[Assignment]],
     catch_up: Callable[[], Awaitable[None]],
     connected: Callable[[QueueWorker], None],
+    read_calls: ReadCalls = _as_sampled,
 ) -> None:
     """Sample for one queue as long as it lives, by another ``QueueWorker`` after each lost connection.
 
     Args:
-        replica, engine, poll, catch_up: as for ``QueueWorker``.
+        replica, engine, poll, catch_up, read_calls: as for ``QueueWorker``.
         connected: hears of each worker.
 
     Raises:
@@ -141,7 +151,7 @@ async def serve_queue(
     """
     for number in itertools.count(1):
         # A name of its own: the queue gives to others what a connection had, once that one polls no more.
-        worker = QueueWorker(f"{replica}, connection {number}", engine, poll, catch_up)
+        worker = QueueWorker(f"{replica}, connection {number}", engine, poll, catch_up, read_calls)
         connected(worker)
         try:
             await worker.run()

@@ -35,6 +35,7 @@ class ServeSampler(Sampler):
         chat_template_kwargs: options of the template, such as ``{"enable_thinking": False}``.
     """
 
+    serves_parsers = True
     serves_adapters = True
     policy_arguments = ("model_path", "chat_template_kwargs")
 
@@ -85,7 +86,14 @@ class ServeSampler(Sampler):
         prompt_ids = self._renderer.request_ids(request)
         params = request.params_within(len(prompt_ids))
         output = await self.sample_tokens(
-            TokenRequest(prompt_ids, params, request.min_version, request.session_id)
+            TokenRequest(
+                prompt_ids,
+                params,
+                request.min_version,
+                request.session_id,
+                request.tool_parser,
+                request.tools if request.tool_parser else None,
+            )
         )
         return Completion(
             prompt_ids=prompt_ids,
@@ -95,6 +103,7 @@ class ServeSampler(Sampler):
             finish_reason=str(output.finish_reason),
             policy_version=output.policy_version,
             token_versions=output.token_versions,
+            tool_calls=output.tool_calls,
         )
 
     async def sample_tokens(self, request: TokenRequest) -> TokenOutput:

@@ -14,28 +14,37 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.settings import MANY_CALLS, PinnedVersion, ServerConfig
 from environments.errors import SamplerError, TroupeError
+from policies.agents.parsers import ToolParser
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.base import Engine, engine_class
+from policies.engines.tool_calls import served_parser
 from policies.openai.frontend import Charge, OpenAIFrontend
 from policies.openai.protocol import ChatRequest, CompletionRequest
 from policies.openai.reply import Json
 
 
 async def started_engine(
-    model_path: str, config: ServerConfig, store: ray.actor.ActorHandle | None, version: int
-) -> Engine:
-    """The engine of a replica. The program hears what keeps it from starting: Serve would count attempts."""
-    make = engine_class(config.engine)
+    model_path: str, config: ServerConfig, store: ray.actor.ActorHandle | None, version: int, tokenizer: Any
+) -> tuple[Engine, ToolParser | None]:
+    """The engine of a replica, and the parser that its settings name, which may have to start first.
+
+    The program hears what keeps them from starting: Serve would count attempts.
+    """
+
+    def start() -> tuple[Engine, ToolParser | None]:
+        parser = None if config.tool_parser is None else served_parser(config.tool_parser, tokenizer)
+        return engine_class(config.engine)(model_path, config.engine, config.adapters), parser
+
     try:
         # In a thread: while a model is loaded, which takes minutes, Serve has to hear of this replica.
-        engine = await asyncio.to_thread(make, model_path, config.engine, config.adapters)
+        engine, parser = await asyncio.to_thread(start)
     except Exception as error:
         told = error if isinstance(error, TroupeError) else SamplerError(f"{type(error).__name__}: {error}")
         if store is not None:
             await store.report.remote(told)
         raise
     engine.version = version
-    return engine
+    return engine, parser
 
 
 @serve.deployment(max_ongoing_requests=MANY_CALLS)
@@ -49,12 +58,13 @@ class PinnedPolicy:
         store: ray.actor.ActorHandle | None,
         chat_template_kwargs: Mapping[str, Any],
     ) -> None:
-        self._engine = await started_engine(pinned.model_path, config, store, pinned.version)
-        renderer = ChatRenderer(load_tokenizer(pinned.model_path), chat_template_kwargs)
-        most = config.access.max_sampled_answers
-        self._openai = OpenAIFrontend(
-            pinned.name, renderer, self._engine, (), config.tool_parser, max_sampled=most
+        tokenizer = load_tokenizer(pinned.model_path)
+        self._engine, parser = await started_engine(
+            pinned.model_path, config, store, pinned.version, tokenizer
         )
+        renderer = ChatRenderer(tokenizer, chat_template_kwargs)
+        most = config.access.max_sampled_answers
+        self._openai = OpenAIFrontend(pinned.name, renderer, self._engine, (), parser, max_sampled=most)
 
     def check_health(self) -> None:
         """Serve replaces the replica if this raises."""

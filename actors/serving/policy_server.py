@@ -31,6 +31,7 @@ from actors.weights.follower import WeightFollower, open_transport
 from actors.weights.transport import WeightTransport
 from environments.errors import PartLostError, SamplerError
 from policies.chat import ChatRenderer, load_tokenizer
+from policies.engines.tool_calls import CallReader
 from policies.openai.agent_frontend import PREFIX, AgentFrontend
 from policies.openai.frontend import Charge, OpenAIFrontend
 from policies.openai.protocol import ChatRequest, CompletionRequest
@@ -103,15 +104,17 @@ class PolicyServer:
         self._store: Any = store  # None, as the directory then is, where no program lives on
         self._directory: Any = directory
         transport = None if store is None else await _unless_gone(open_transport(store))
-        self._engine = await started_engine(model_path, config, store, version)
+        tokenizer = load_tokenizer(model_path)
+        renderer = ChatRenderer(tokenizer, chat_template_kwargs)
+        self._read_calls = CallReader(renderer, tokenizer)
+        self._engine, parser = await started_engine(model_path, config, store, version, tokenizer)
         self._pinned = {name: PinnedClient(*each) for name, each in (pinned or {}).items()}
-        renderer = ChatRenderer(load_tokenizer(model_path), chat_template_kwargs)
         self._openai = OpenAIFrontend(
             model_name,
             renderer,
             self._engine,
             config.adapters,
-            config.tool_parser,
+            parser,
             config.access.max_sampled_answers,
             {name: client.version for name, client in self._pinned.items()},
         )
@@ -191,7 +194,14 @@ class PolicyServer:
         name = f"{replica_id} (pid {os.getpid()} on {socket.gethostname()})"
         connected = partial(self._queue_workers.__setitem__, sampler)
         try:
-            await serve_queue(name, self._engine, sampler.poll.remote, self._weights.catch_up, connected)
+            await serve_queue(
+                name,
+                self._engine,
+                sampler.poll.remote,
+                self._weights.catch_up,
+                connected,
+                self._read_calls,
+            )
         except RayError as error:  # if it is alive after all, it misses the replicas and adds itself again
             logger.info("A sampling actor is gone: %s", error)
             await self._directory.remove.remote(number)

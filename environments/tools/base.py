@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 import logging
+import math
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,18 @@ INVALID_TOOL_CALL = "invalid_tool_call"
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 
 
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is no number of JSON")
+    return value
+
+
+MODEL_JSON = json.JSONDecoder(strict=False, parse_float=_finite, parse_constant=_finite)
+"""Reads the JSON of tool calls: with line breaks within a string, which models write where an argument is a
+program, and without NaN and infinities, which no other program could read again."""
+
+
 @dataclass(frozen=True)
 class ToolCall:
     """A model's call of a tool."""
@@ -32,7 +45,7 @@ class ToolCall:
     def from_openai(call: Any) -> ToolCall:
         """Read ``{"function": {"name": ..., "arguments": JSON text or dict}}``.
 
-        Servers send an empty text or "null" for a tool without parameters: no arguments.
+        Models and servers send an empty text, "null" or nothing for a tool without parameters: no arguments.
 
         Raises:
             ValueError: the call is malformed. The sentence is meant for the model.
@@ -43,12 +56,20 @@ class ToolCall:
         name, arguments = function["name"], function.get("arguments")
         if isinstance(arguments, str):
             try:
-                arguments = json.loads(arguments) if arguments.strip() not in ("", "null") else {}
+                arguments = MODEL_JSON.decode(arguments) if arguments.strip() else None
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"the arguments of {name!r} are no valid JSON: {error}.") from error
+                raise ValueError(f"the arguments of {name!r} are no valid JSON object: {error}.") from error
+        if arguments is None:
+            arguments = {}
         if not isinstance(arguments, dict):
             raise ValueError(f"the arguments of {name!r} have to be a JSON object.")
         return ToolCall(name, arguments)
+
+    def to_openai(self) -> dict[str, Any]:
+        """The call in OpenAI's shape, without an id."""
+        # In ASCII: the model may have written half a surrogate pair, which has no UTF-8.
+        function = {"name": self.name, "arguments": json.dumps(self.arguments)}
+        return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True)

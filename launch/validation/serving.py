@@ -6,7 +6,11 @@ import socket
 
 from environments.errors import ConfigError
 from launch.config import TrainConfig
+from launch.run_folder.model_paths import model_folder
+from launch.workload import Workload
+from policies.agents.parsers import get_tool_parser
 from policies.engines.base import engine_class
+from policies.engines.tool_calls import check_served_parsers
 
 DEFAULT_PORT = 8000
 
@@ -43,4 +47,29 @@ def check_base_model(config: TrainConfig) -> None:
         raise ConfigError(
             f"server.adapters={config.server.adapters} needs to know what they are added to: name the model "
             "that they were trained on by model.path."
+        )
+
+
+def check_tool_parsers(config: TrainConfig, workload: Workload | None) -> None:
+    """The server's parser of tool calls can start, and the one by which it reads the agent's.
+
+    Raises:
+        ConfigError: one cannot, or reads no calls.
+        AgentError: the agent cannot be made.
+    """
+    check_server_parser(config.server.tool_parser)
+    agents = None if workload is None else workload.pair.make_agent().served_parser
+    names = [config.server.tool_parser, agents]
+    path = config.model.path
+    check_served_parsers(names, None if path is None else model_folder(path))
+
+
+def check_server_parser(name: str | None) -> None:
+    """``server.tool_parser`` names a parser that reads a text. Raises ``ConfigError``."""
+    if name is None:
+        return
+    parser = get_tool_parser(name, "server.tool_parser")
+    if not (parser.reads_text or parser.served_name):
+        raise ConfigError(
+            f"server.tool_parser={name!r} reads no text: name your model's parser, or leave it out."
         )

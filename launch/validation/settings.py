@@ -9,6 +9,7 @@ from environments.bounds import check_bounds, check_choice
 from environments.errors import ConfigError
 from launch.config import COMPLETION, TASKS, RolloutConfig, TrainConfig, algorithm_of
 from launch.reporting.metrics import evaluation_metrics
+from launch.validation.serving import check_server_parser
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import check_group_size
 from policies.learning.kl import check_kl_horizon
@@ -137,6 +138,7 @@ def _check_effect_on_learning(config: TrainConfig, algorithm: Algorithm) -> None
 
 def _check_effect_on_serving(config: TrainConfig) -> None:
     server = config.server
+    check_server_parser(server.tool_parser)
     for name in ("http_host", "tool_parser"):
         value = vars(server)[name]
         if server.http_port is None and value != vars(ServerConfig())[name]:

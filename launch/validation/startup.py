@@ -9,7 +9,7 @@ from launch.config import TrainConfig, without_training
 from launch.training.stages.chosen import chosen_stages
 from launch.validation.gpus import check_gpus
 from launch.validation.replay import check_replay
-from launch.validation.serving import check_base_model, check_engine
+from launch.validation.serving import check_base_model, check_engine, check_tool_parsers
 from launch.validation.settings import check_evaluation_settings, check_fleet, check_training_settings
 from launch.validation.trial import try_first_task
 from launch.validation.workload import (
@@ -39,6 +39,7 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
     check_task_weights(config.rollout.task_weights, workload.train_dataset)
     check_gpus(config)
     check_model(config, workload)
+    check_tool_parsers(config, workload)
     if config.run.replay is None:  # else nothing is played, and the environment need not run here
         try_first_task(workload, workload.train_dataset)
 
@@ -59,17 +60,18 @@ def check_evaluation(config: TrainConfig) -> None:
     check_gpus(without_training(config))
 
 
-def check_evaluated_workload(workload: Workload) -> None:
+def check_evaluated_workload(config: TrainConfig, workload: Workload) -> None:
     """Find what would fail later in an evaluation's rollouts.
 
     Raises:
         ConfigError, DatasetError, AgentError, ContractError: the first mistake, with its remedy.
     """
     check_classes(workload)
+    check_tool_parsers(config, workload)
     try_first_task(workload, check_held_out_tasks(workload))
 
 
-def check_served_agent(workload: Workload) -> None:
+def check_served_agent(config: TrainConfig, workload: Workload) -> None:
     """Find what would keep the workload's agent from answering clients.
 
     Raises:
@@ -82,6 +84,7 @@ def check_served_agent(workload: Workload) -> None:
             "The workload has no task_from_message, so its agent cannot answer clients: add it "
             "(launch/README.md shows how), or leave recipe and workload out to serve the policy alone."
         )
+    check_tool_parsers(config, workload)
     try_first_task(workload, workload.train_dataset)
 
 
@@ -93,3 +96,4 @@ def check_serving(config: TrainConfig) -> None:
     check_gpus(without_training(config))
     access_keys(config.server)
     check_base_model(config)
+    check_tool_parsers(config, None)

@@ -23,6 +23,8 @@ class BaseAgent(ABC):
 
     needs_tool_calls: bool = False
     """Whether it takes tool calls only from a server that parses them, and none from the text."""
+    served_parser: str | None = None
+    """Name of the parser by which the policy server is to read its calls, such as ``vllm:hermes``."""
 
     _trajectory: Trajectory
 
@@ -62,7 +64,8 @@ class BaseAgent(ABC):
         """Append exactly one ``Step`` to ``trajectory.steps`` and return the action.
 
         ``kwargs`` has ``tool_calls``, a list in the OpenAI shape, where the server has parsed calls from
-        the output; ``response`` is the rest of the text then, and may be empty.
+        the output; ``response`` is the rest of the text then, and may be empty. By a ``served_parser`` it is
+        all of the text.
         """
 
     @abstractmethod

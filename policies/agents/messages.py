@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from environments.errors import AgentError
@@ -18,22 +18,31 @@ class MessagesAgent(BaseAgent):
 
     An observation is ``{"messages": [...], "tools": [...]}``: the conversation to be answered and the
     tools that may be called, both in OpenAI's shape; an empty one is not shown. The tools are explained at
-    the end of the system message, in the way of ``parser_name``, and the calls are read from the text.
-    Calls get ids that count up from ``call_0``.
+    the end of the system message, in the way of ``parser_name``, and the calls are read from the text; by
+    one of vLLM's parsers, the chat template explains them, and the policy server reads. Calls get ids that
+    count up from ``call_0``.
 
     An environment returns the model's messages in a form of its own, without thoughts. The agent puts the
-    original responses back, so that the prompt continues the sampled tokens.
+    original responses back, so that the prompt continues the sampled tokens. Where two of them differ by
+    white space or thoughts alone, the later message is the later response.
     """
 
     def __init__(self, parser_name: str = "qwen") -> None:
         self._parser = get_tool_parser(parser_name)
+        self.served_parser = self._parser.served_name
+        self.needs_tool_calls = not self._parser.reads_text and not self.served_parser
         self.reset()
+
+    @property
+    def tool_schemas(self) -> list[dict[str, Any]] | None:
+        return copy.deepcopy(self._tools) if self._tools and self._parser.tools_in == "template" else None
 
     def reset(self) -> None:
         self._trajectory = Trajectory()
         self._num_calls = 0
-        self._has_tools = False
-        self._responses: dict[str, str] = {}
+        self._tools: list[dict[str, Any]] = []
+        self._said: list[tuple[Message, Message]] = []
+        """Each action, and how it stands in the prompt."""
         self.messages: list[Message] = []
 
     def update_from_env(
@@ -46,21 +55,28 @@ class MessagesAgent(BaseAgent):
                 f"MessagesAgent's observation has no 'messages': {str(observation)[:200]}. "
                 "Use GameAgent for an environment that speaks in texts."
             )
-        tools = observation.get("tools", [])
-        self._has_tools = bool(tools)
-        messages = [self._as_said(message) for message in copy.deepcopy(observation["messages"])]
-        self.messages = self._explained(messages, self._parser.get_tool_prompt(tools))
+        self._tools = copy.deepcopy(list(observation.get("tools") or ()))
+        in_system = self._parser.tools_in == "system"
+        tool_prompt = self._parser.get_tool_prompt(self._tools) if in_system else ""
+        self.messages = self._explained(self._as_said(observation["messages"]), tool_prompt)
 
-    def update_from_model(self, response: str, **kwargs: Any) -> Action:
+    def update_from_model(
+        self, response: str, tool_calls: Sequence[dict[str, Any]] = (), **kwargs: Any
+    ) -> Action:
         thought, answer = split_thought(response)
-        message: Message = {"role": "assistant", "content": answer.strip()}
+        # What a thought is followed by is mostly a blank line, of which no environment wants to know.
+        message: Message = {"role": "assistant", "content": answer.lstrip() if thought else answer}
         if thought:
             message["reasoning_content"] = thought
-        calls = self._parser.parse(answer) if self._has_tools else []
-        if calls:
-            message["tool_calls"] = [self._call(call.name, call.arguments) for call in calls]
-        self._responses[_fingerprint(message)] = response
-        self.messages.append({"role": "assistant", "content": response})
+        shown: Message = {"role": "assistant", "content": response}
+        if tool_calls:
+            message["tool_calls"] = [self._numbered(call) for call in tool_calls]
+            if self.served_parser is None:
+                shown["tool_calls"] = copy.deepcopy(message["tool_calls"])
+        elif self._tools and (calls := self._parser.for_tools(self._tools).parse(answer)):
+            message["tool_calls"] = [self._numbered(call.to_openai()) for call in calls]
+        self._said.append((copy.deepcopy(message), shown))
+        self.messages.append(shown)
         step = Step(
             chat_completions=self.chat_completions, thought=thought, action=message, model_response=response
         )
@@ -71,9 +87,22 @@ class MessagesAgent(BaseAgent):
     def chat_completions(self) -> list[Message]:
         return copy.deepcopy(self.messages)
 
-    def _as_said(self, message: Message) -> Message:
-        response = self._responses.get(_fingerprint(message)) if message["role"] == "assistant" else None
-        return message if response is None else {"role": "assistant", "content": response}
+    def _as_said(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with the original responses: found by their exact texts where the environment keeps
+        these, else but for white space."""
+        exact, alike = self._responses(messages, _exactly), self._responses(messages, _but_for_space)
+        found = exact if exact.count(None) == alike.count(None) else alike
+        return copy.deepcopy([response or message for message, response in zip(messages, found, strict=True)])
+
+    def _responses(self, messages: Sequence[Message], key: Callable[[Message], Any]) -> list[Message | None]:
+        """The response that each message is, matched from the last one on: the first may not be shown."""
+        said = [(key(action), shown) for action, shown in self._said]
+        found: list[Message | None] = []
+        for message in reversed(messages):
+            wanted = key(message) if message["role"] == "assistant" else None
+            index = next((i for i in reversed(range(len(said))) if said[i][0] == wanted), None)
+            found.append(None if index is None else said.pop(index)[1])
+        return found[::-1]
 
     def _explained(self, messages: list[Message], tool_prompt: str) -> list[Message]:
         if not tool_prompt:
@@ -83,13 +112,17 @@ class MessagesAgent(BaseAgent):
         system_prompt = f"{messages[0]['content']}{self._parser.separator}{tool_prompt}"
         return [{"role": "system", "content": system_prompt}, *messages[1:]]
 
-    def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _numbered(self, call: dict[str, Any]) -> dict[str, Any]:
         call_id = f"call_{self._num_calls}"
         self._num_calls += 1
-        function = {"name": name, "arguments": json.dumps(arguments)}
-        return {"id": call_id, "type": "function", "function": function}
+        return {**copy.deepcopy(call), "id": call.get("id") or call_id}
 
 
-def _fingerprint(message: Message) -> str:
+def _exactly(message: Message) -> tuple[str, str, list[str]]:
     calls = [call["id"] for call in message.get("tool_calls") or ()]
-    return json.dumps([message.get("content") or "", message.get("reasoning_content") or "", calls])
+    return message.get("content") or "", message.get("reasoning_content") or "", calls
+
+
+def _but_for_space(message: Message) -> tuple[str, str, list[str]]:
+    content, thought, calls = _exactly(message)
+    return content.strip(), thought.strip(), calls

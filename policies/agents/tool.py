@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,10 +38,13 @@ class ToolAgent(BaseAgent):
         examples: solved tasks, as messages between the system message and the task: the model learns from
             them how calls and answers are written. An assistant's content holds its calls as text.
         parser_name: how the model writes its calls: "qwen" (also "hermes", and "hermes-brief" with a short
-            explanation), "r1", "llama3-json", or "openai" for a server that parses them itself. A parser of
-            your own is derived from ``ToolParser`` and given as "module:Class", its class, or an object.
+            explanation), "qwen3-coder", "deepseek-v3" (also "r1"), "llama3-json" or "mistral"; "vllm:NAME",
+            such as "vllm:kimi_k2", for a parser of vLLM, by which the policy server reads the calls; "openai"
+            for an outside server that parses them itself. A parser of your own is derived from
+            ``ToolParser`` and given as "module:Class", its class, or an object.
         tools_in: the place where the tools are explained: "system", the parser's text in the system message;
-            or "template", the model's chat template. By default the system message, except for "openai".
+            or "template", the model's chat template. By default the system message, except where a server
+            reads the calls.
     """
 
     def __init__(
@@ -55,10 +57,11 @@ class ToolAgent(BaseAgent):
         examples: Sequence[Message] = (),
     ) -> None:
         self.system_prompt = system_prompt
-        self.tool_parser = get_tool_parser(parser_name)
-        self.needs_tool_calls = not self.tool_parser.reads_text
         self.tools = make_tools(tools, tool_map)
         schemas = [openai_schema(tool.json) for tool in self.tools.values()]
+        self.tool_parser = get_tool_parser(parser_name).for_tools(schemas)
+        self.needs_tool_calls = not self.tool_parser.reads_text and not self.tool_parser.served_name
+        self.served_parser = self.tool_parser.served_name
         self.tools_prompt = ""
         self._tool_schemas: list[dict[str, Any]] | None = None
         match tools_in or self.tool_parser.tools_in:
@@ -93,14 +96,15 @@ class ToolAgent(BaseAgent):
         self, response: str, tool_calls: Sequence[dict[str, Any]] = (), **kwargs: Any
     ) -> Action:
         thought, answer = split_thought(response)
+        # A text that holds its calls stays as it is in the history: so the next prompt extends these tokens.
         message: Message = {"role": "assistant", "content": response}
         if tool_calls:
             calls = [self._checked(call) for call in tool_calls]
-            message["tool_calls"] = copy.deepcopy(calls)
+            if self.served_parser is None:
+                message["tool_calls"] = copy.deepcopy(calls)
         else:
-            # The history holds the raw text, not parsed calls: so the next prompt extends these tokens.
-            calls = [self._call(call.name, call.arguments) for call in self.tool_parser.parse(answer)]
-            calls = calls or [self._call(FINISH, {"response": response})]
+            calls = [self._numbered(call) for call in self.tool_parser.parse(answer)]
+            calls = calls or [self._numbered(ToolCall(FINISH, {"response": response}))]
         self.messages.append(message)
         step = Step(
             chat_completions=self.chat_completions, thought=thought, action=calls, model_response=response
@@ -133,13 +137,9 @@ class ToolAgent(BaseAgent):
             read = ToolCall.from_openai(call)
         except ValueError as error:
             read = ToolCall(INVALID_TOOL_CALL, {"error": str(error)})
-        return self._call(read.name, read.arguments, call_id)
+        return self._numbered(read, call_id)
 
-    def _call(self, name: str, arguments: dict[str, Any], call_id: str | None = None) -> dict[str, Any]:
+    def _numbered(self, call: ToolCall, call_id: str | None = None) -> dict[str, Any]:
         call_id = call_id or f"call_{self._num_calls}"
         self._num_calls += 1
-        return {
-            "id": call_id,
-            "type": "function",
-            "function": {"name": name, "arguments": json.dumps(arguments)},
-        }
+        return {"id": call_id, **call.to_openai()}

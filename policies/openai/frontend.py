@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from environments.errors import ConfigError, PromptTooLongError
-from policies.agents.parsers import get_tool_parser, parser_name_of
+from policies.agents.parsers import ToolParser, get_tool_parser, parser_name_of
 from policies.openai.growing_text import GrowingText, before_stop
 from policies.openai.limits import MAX_CHOICES, MAX_TOKENS
 from policies.openai.protocol import (
@@ -57,7 +57,7 @@ class OpenAIFrontend:
         renderer: ChatRenderer,
         engine: Engine,
         adapters: Iterable[str] = (),
-        tool_parser: str | None = None,
+        tool_parser: str | ToolParser | None = None,
         max_sampled: int = 64,
         elsewhere: Mapping[str, int] | None = None,
     ) -> None:
@@ -100,10 +100,11 @@ class OpenAIFrontend:
         """
         self._check(body)
         calls_tools = bool(body.tools) and body.tool_choice != "none"
-        structure = structure_of(body, self._tool_parser)
+        parser = self._tool_parser.for_tools(body.tools or ())
+        structure = structure_of(body, parser)
         prompt = self._render(body, body.tools if calls_tools else None)
         requests = self._requests(body, [prompt], structure)
-        reply = ChatReply(body, self._token_text, self._tool_parser if calls_tools else None)
+        reply = ChatReply(body, self._token_text, parser if calls_tools else None)
         # A tool call is only known when it is complete, so such an answer is sent in one piece.
         pieces = self._sample(requests, in_pieces=bool(body.stream) and not calls_tools)
         parts = _answer(body, requests, reply, pieces, charge)

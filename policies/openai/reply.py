@@ -6,14 +6,14 @@ that has sampled a token of the answer, and, with the token ids, ``token_version
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from policies.agents.parsers import INVALID_TOOL_CALL, ToolParser
+from environments.tools import ToolCall
+from policies.agents.parsers import ToolParser
 from policies.openai.protocol import ChatRequest, SamplingRequest
 from policies.sampler import TokenOutput, TokenRequest
 
@@ -160,10 +160,13 @@ class ChatReply(Reply):
         # As ToolAgent reads it in training: a call in the thoughts is none.
         before, end, after = piece.text.partition("</think>")
         thoughts, answer = (before + end, after) if end else ("", before)
-        if self._parser is None or not (calls := _tool_calls(self._parser, answer)):
+        rest, calls = (answer, []) if self._parser is None else self._parser.split(answer)
+        if not calls:
             return {"content": piece.text}, {}
-        content = (thoughts + self._parser.before_calls(answer)).strip() or None
-        return {"content": content, "tool_calls": calls}, {"finish_reason": "tool_calls"}
+        content = (thoughts + rest).strip() or None
+        # One that was cut off may have lost calls: the client has to know.
+        ended = {"finish_reason": "tool_calls"} if piece.output.finish_reason == "stop" else {}
+        return {"content": content, "tool_calls": [_openai_call(call) for call in calls]}, ended
 
     def _logprobs(self, tokens: list[str], logprobs: Sequence[float]) -> Json:
         entries = [
@@ -191,17 +194,5 @@ def _utf8(token: str) -> list[int] | None:
     return None if REPLACEMENT_CHARACTER in token else list(token.encode())
 
 
-def _tool_calls(parser: ToolParser, text: str) -> list[Json]:
-    """The calls in OpenAI's shape. Empty if one is malformed: the client then sees the text as it is."""
-    calls = parser.parse(text)
-    if any(call.name == INVALID_TOOL_CALL for call in calls):
-        return []
-    return [
-        {
-            "id": f"call_{uuid.uuid4().hex}",
-            "type": "function",
-            # In ASCII: the model may have written half a surrogate pair, which has no UTF-8.
-            "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
-        }
-        for call in calls
-    ]
+def _openai_call(call: ToolCall) -> Json:
+    return {"id": f"call_{uuid.uuid4().hex}", **call.to_openai()}

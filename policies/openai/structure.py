@@ -77,7 +77,7 @@ def _schema(body: ChatRequest) -> Json | None:
 def _call(function: Json, parser: ToolParser) -> Json:
     begin, end = parser.around_arguments(function["name"])
     arguments = function.get("parameters") or {"type": "object"}
-    content = _json(arguments)
+    content = {**_json(arguments), "style": parser.arguments_style}
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 

@@ -356,7 +356,7 @@ def test_server_call_without_an_id_gets_one() -> None:
     assert call["id"] == "call_0"
 
 
-@pytest.mark.parametrize("arguments", ["{", "[]", None])
+@pytest.mark.parametrize("arguments", ["{", "[]", "NaN", '{"x": 1e999}'])
 def test_malformed_server_call_is_invalid_and_the_history_can_still_be_rendered(arguments: Any) -> None:
     agent = openai_agent()
     (call,) = agent.update_from_model("", tool_calls=[server_call(arguments=arguments)]).action

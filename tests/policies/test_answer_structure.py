@@ -91,7 +91,6 @@ def test_a_forced_call_is_one_that_the_parser_reads(name: str) -> None:
     [
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": ADD, "tools": TOOLS[1:]}, "tool_choice"),
-        ({"tool_choice": "required", "tools": [{"type": "function"}]}, "tool_choice"),
         ({"tool_choice": ADD, "tools": TOOLS, "response_format": {"type": "json_object"}}, "tool_choice"),
         (
             {

@@ -71,6 +71,52 @@ def test_the_next_prompt_goes_on_from_what_was_said():
     assert agent.chat_completions == [*before, {"role": "assistant", "content": CALL}, result]
 
 
+def talked(agent, replies, shown):
+    """The replies that the model sees after them, where the environment makes ``shown`` of its messages."""
+    talk = [USER]
+    agent.update_from_env({"messages": talk}, 0.0, False, {})
+    for reply in replies:
+        talk = [*talk, agent.update_from_model(reply).action, USER]
+        agent.update_from_env({"messages": shown(talk)}, 0.0, False, {})
+    return [message["content"] for message in agent.chat_completions if message["role"] == "assistant"]
+
+
+def stripped(messages):
+    return [{**message, "content": message["content"].strip()} for message in messages]
+
+
+SPACED = [
+    ["yes\n", " yes"],
+    ["yes", "yes\n", "yes"],
+    ["<think>a</think>yes", "<think>a</think>\n\nyes", "<think> a</think>yes "],
+]
+
+
+@pytest.mark.parametrize("replies", SPACED)
+@pytest.mark.parametrize("shown", [list, stripped, json.dumps])
+def test_replies_that_differ_by_white_space_are_told_apart(replies, shown):
+    copied = (lambda talk: json.loads(json.dumps(talk))) if shown is json.dumps else shown
+    assert talked(MessagesAgent(), replies, copied) == replies
+
+
+def test_replies_that_the_environment_leaves_out_do_not_take_the_place_of_others():
+    assert talked(MessagesAgent(), ["yes\n", " yes", "yes"], lambda talk: talk[-2:]) == ["yes"]
+    assert talked(MessagesAgent(), ["yes\n", " yes"], lambda talk: talk[:3]) == ["yes\n"]
+    assert talked(MessagesAgent(), ["yes\n", " yes"], lambda talk: stripped(talk[-2:])) == [" yes"]
+
+
+def test_vllms_parser_leaves_the_calls_in_the_history_as_they_were_sampled():
+    agent = asked([USER], [BUY], parser_name="vllm:hermes")
+    assert agent.served_parser == "vllm:hermes"
+    assert agent.tool_schemas == [BUY]
+    assert agent.chat_completions == [USER]  # the template explains the tools
+    call = {"id": "call_0", "type": "function", "function": {"name": "buy", "arguments": "{}"}}
+    action = agent.update_from_model(CALL, tool_calls=[call]).action
+    assert action["tool_calls"] == [call]
+    agent.update_from_env({"messages": [USER, action], "tools": [BUY]}, 0.0, False, {})
+    assert agent.chat_completions == [USER, {"role": "assistant", "content": CALL}]
+
+
 def test_what_the_model_did_not_say_stays_as_it_is():
     example = {"role": "assistant", "content": "An example."}
     agent = asked([USER, example, USER])

@@ -8,33 +8,43 @@ from typing import Any
 
 import pytest
 
-from actors.settings import TOOL_PARSERS
-from policies.agents.parsers import PARSERS, get_tool_parser, parser_name_of
+from policies.agents.parsers import TEXT_PARSERS, get_tool_parser, parser_name_of
 from policies.openai.protocol import ChatRequest
 from policies.openai.reply import ChatReply, Piece
 from policies.sampler import SamplingParams, TokenOutput, TokenRequest
 
 TOOL_CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "12+34"}}</tool_call>'
+R1_CALL = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>calculator\n```json\n"
+    '{"expression": "12+34"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+)
+CODER_CALL = """<tool_call>
+<function=calculator>
+<parameter=expression>
+12+34
+</parameter>
+</function>
+</tool_call>"""
 CALLS = {
     "hermes": f"I calculate. {TOOL_CALL}",
     "hermes-brief": f"I calculate. {TOOL_CALL}",
     "qwen": f"I calculate. {TOOL_CALL}",
-    "r1": (
-        "I calculate. <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>calculator\n```json\n"
-        '{"expression": "12+34"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
-    ),
+    "qwen3-coder": f"I calculate. {CODER_CALL}",
+    "r1": f"I calculate. {R1_CALL}",
+    "deepseek-v3": f"I calculate. {R1_CALL}",
+    "mistral": 'I calculate. [TOOL_CALLS][{"name": "calculator", "arguments": {"expression": "12+34"}}]',
     "llama3-json": '{"name": "calculator", "parameters": {"expression": "12+34"}}',
 }
 
 
-def piece(text: str) -> Piece:
+def piece(text: str, finish_reason: str = "stop") -> Piece:
     output = TokenOutput(
-        token_ids=(1,), logprobs=(-1.0,), finish_reason="stop", policy_version=0, token_versions=(0,)
+        token_ids=(1,), logprobs=(-1.0,), finish_reason=finish_reason, policy_version=0, token_versions=(0,)
     )
     return Piece(0, TokenRequest((1,), SamplingParams()), text, output, is_first=False)
 
 
-@pytest.mark.parametrize("name", TOOL_PARSERS)
+@pytest.mark.parametrize("name", TEXT_PARSERS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_parser_of_the_server_reads_the_calls(name: str, stream: bool) -> None:
     messages = [{"role": "user", "content": "What is 12+34?"}]
@@ -50,15 +60,37 @@ def test_the_parser_of_the_server_reads_the_calls(name: str, stream: bool) -> No
     assert choice["finish_reason"] == "tool_calls"
 
 
+def message_of(text: str, finish_reason: str) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "What is 12+34?"}]
+    body = ChatRequest.model_validate({"model": "tiny", "messages": messages})
+    reply = ChatReply(body, str, get_tool_parser("hermes"))
+    choice: dict[str, Any] = reply.whole([piece(text, finish_reason)], 1)["choices"][0]
+    return {**choice["message"], "finish_reason": choice["finish_reason"]}
+
+
+@pytest.mark.parametrize("cut", ["<tool_call>", TOOL_CALL[:40], TOOL_CALL[:-1]])
+def test_good_call_before_a_cut_one_is_sent_and_the_cut_one_stays_text(cut: str) -> None:
+    message = message_of(f"I calculate. {TOOL_CALL}\n{cut}", "length")
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["calculator"]
+    assert message["content"] == f"I calculate. \n{cut}"
+    assert message["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999", "-Infinity"])
+def test_numbers_that_json_has_not_never_reach_a_client(number: str) -> None:
+    text = f'<tool_call>{{"name": "calculator", "arguments": {{"expression": {number}}}}}</tool_call>'
+    message = message_of(text, "stop")
+    assert "tool_calls" not in message
+    assert message["content"] == text
+
+
 def test_the_chat_template_shows_the_parser() -> None:
     shown = {
         "r1": "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' }}",
         "llama3-json": """{{ '{"name": "' + tool_call.name + '", "parameters": ' }}""",
+        "mistral": """{{ '[TOOL_CALLS][{"name": "x", "arguments": ' }}""",
+        "qwen3-coder": """{{ '<tool_call>\\n<function=' + tool_call.name }}""",
         "hermes": """{{ '<tool_call>' }} with "parameters": in the schemas""",
     }
     for name, template in shown.items():
         assert parser_name_of(template) == name
-
-
-def test_every_parser_that_reads_text_can_be_chosen() -> None:
-    assert sorted(TOOL_PARSERS) == sorted(name for name in PARSERS if get_tool_parser(name).reads_text)

@@ -1,0 +1,162 @@
+"""The contract of tool parsers, and how the JSON of calls is read."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from environments.errors import ConfigError
+from environments.tools import ToolCall
+from environments.tools.base import INVALID_TOOL_CALL, MODEL_JSON, encodable
+
+Json = dict[str, Any]
+_SPACE = re.compile(r"\s*")
+
+
+class ToolParser(ABC):
+    """One model family's way of calling tools. Your own needs ``parse`` and ``get_tool_prompt``."""
+
+    separator: str = "\n\n"
+    """The text between the system prompt and the tool prompt."""
+    tools_in: str = "system"
+    """The usual place for the tools of its models: the ``"system"`` message or the chat ``"template"``."""
+    reads_text: bool = True
+    """Whether it parses calls from the text. If not, only a server can parse them."""
+    served_name: str | None = None
+    """Name of the parser by which the policy server reads the calls from a text that goes on holding them."""
+    arguments_style: str = "json"
+    """How arguments are written in an answer, by xgrammar's name for it."""
+
+    @abstractmethod
+    def parse(self, text: str) -> list[ToolCall]:
+        """The calls in ``text``, in order. A malformed one becomes a call named ``invalid_tool_call``, whose
+        argument ``error`` explains the fault to the model."""
+
+    @abstractmethod
+    def get_tool_prompt(self, schemas: list[Json]) -> str:
+        """The text that explains tools, given as OpenAI schemas. Empty without tools."""
+
+    def split(self, text: str) -> tuple[str, list[ToolCall]]:
+        """The text without its calls, and the calls. A malformed one is none: it stays in the text."""
+        calls = self.parse(text)
+        good = valid(calls)
+        return "" if good and len(good) == len(calls) else text, good
+
+    def for_tools(self, schemas: Sequence[Json]) -> ToolParser:
+        """The parser of a conversation with these tools, for a form that shows no types of arguments."""
+        return self
+
+    def around_arguments(self, name: str) -> tuple[str, str]:
+        """The texts before and after the arguments in an answer that is a call of ``name``."""
+        raise ConfigError(f"{type(self).__name__} does not say how a call is written: add around_arguments.")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of a text, from ``start`` to ``end``, that the model has written as calls."""
+
+    start: int
+    end: int
+    calls: list[ToolCall]
+
+
+class BlockParser(ToolParser):
+    """Calls that stand in blocks among other text."""
+
+    @abstractmethod
+    def blocks(self, text: str) -> Iterator[Block]:
+        """The blocks of ``text``, in order."""
+
+    def parse(self, text: str) -> list[ToolCall]:
+        return [call for block in self.blocks(text) for call in block.calls]
+
+    def split(self, text: str) -> tuple[str, list[ToolCall]]:
+        kept, calls, position = [], [], 0
+        for block in self.blocks(text):
+            good = valid(block.calls)
+            calls += good
+            kept.append(text[position : block.start if len(good) == len(block.calls) else block.end])
+            position = block.end
+        return "".join([*kept, text[position:]]), calls
+
+
+def valid(calls: Sequence[ToolCall]) -> list[ToolCall]:
+    """The calls without those that could not be read."""
+    return [call for call in calls if call.name != INVALID_TOOL_CALL]
+
+
+def invalid(error: str) -> ToolCall:
+    """A call that could not be read; ``error`` is a sentence for the model."""
+    return ToolCall(name=INVALID_TOOL_CALL, arguments={"error": error})
+
+
+def unread(text: str, position: int, close: str, fault: str) -> tuple[ToolCall, int]:
+    """A call with a fault at ``position``, and the position behind the tag that closes it, where one does."""
+    end = text.find(close, position)
+    if end < 0:
+        return invalid(f"The tool call has no closing {close}."), len(text)
+    return invalid(fault), end + len(close)
+
+
+def after_space(text: str, position: int) -> int:
+    """The next position that holds no white space."""
+    return _SPACE.match(text, position).end()  # type: ignore[union-attr]  # it matches an empty text too
+
+
+def read_json(text: str, position: int) -> tuple[Any, int]:
+    """The JSON value at ``position``, and the position after it. Raises ``ValueError``."""
+    start = after_space(text, position)
+    try:
+        return MODEL_JSON.raw_decode(text, start)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at character {error.pos - start}") from error
+
+
+def read_calls(text: str, position: int, key: str) -> Iterator[tuple[ToolCall, int]]:
+    """The calls of one JSON object or of a list of them, each with the position after it.
+
+    Raises:
+        ValueError: what follows is no JSON. The calls before it have been yielded.
+    """
+    position = after_space(text, position)
+    if not text.startswith("[", position):
+        value, position = read_json(text, position)
+        yield read_object(value, key), position
+        return
+    mark = "["
+    while mark in ("[", ","):
+        value, position = read_json(text, position + 1)
+        position = after_space(text, position)
+        mark = text[position : position + 1]
+        yield read_object(value, key), position + (mark == "]")
+    if mark != "]":
+        raise ValueError("Expecting ',' or ']' after a call")
+
+
+def read_object(call: Any, key: str) -> ToolCall:
+    """Read ``{"name": ..., key: {...}}``. The key that other families use is understood too."""
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return invalid(f'The tool call has to be {{"name": ..., "{key}": {{...}}}}.')
+    arguments = call.get(key, call.get("arguments", call.get("parameters")))
+    return checked(call["name"], arguments)
+
+
+def checked(name: str, arguments: Any) -> ToolCall:
+    """A call whose arguments are an object, the JSON text of one as OpenAI has it, or nothing."""
+    name = encodable(name)  # with half a character in it, the next request could not be sent
+    try:
+        return ToolCall.from_openai({"function": {"name": name, "arguments": arguments}})
+    except ValueError as error:
+        return invalid(f"{str(error)[:1].upper()}{str(error)[1:]}")
+
+
+def explained(prompt: str, schemas: Sequence[Json]) -> str:
+    """``prompt`` with the schemas in it, one a line. Empty without any."""
+    lines = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
+    return prompt.format(schemas=lines) if schemas else ""

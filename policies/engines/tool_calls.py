@@ -1,0 +1,190 @@
+"""Tool calls that are read where a model is served, also by the parsers of vLLM.
+
+Run as a program, it checks that parsers of vLLM can start: importing them takes seconds and memory that the
+program which asks does not have to spend.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from environments.bounds import check_choice
+from environments.errors import ConfigError
+from environments.thoughts import split_thought
+from environments.tools import ToolCall
+from environments.tools.base import openai_schema
+from policies.agents.parsers import ToolParser, get_tool_parser
+from policies.agents.parsers.base import Json, invalid, valid
+from policies.agents.parsers.served import VLLM
+from policies.engines.vllm_settings import CPU_ENVIRONMENT
+from policies.sampler import TokenOutput, TokenRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from policies.chat import ChatRenderer
+
+CHECK_SECONDS = 300.0
+"""Limit of a check, which imports vLLM: seven seconds on a free machine."""
+
+
+class VLLMParser(ToolParser):
+    """A tool parser of vLLM. What it takes for no call stays text, also where it is a broken one.
+
+    Args:
+        name: as vLLM has it, after ``vllm:``.
+        tokenizer: the model's.
+        schemas: the tools of the conversation.
+
+    Raises:
+        ConfigError: there is no such parser, or it cannot start with this tokenizer.
+    """
+
+    tools_in = "template"
+
+    def __init__(self, name: str, tokenizer: Any, schemas: Sequence[Json] = ()) -> None:
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+        self.served_name = VLLM + name
+        self._name = name
+        self._tokenizer = tokenizer
+        self._kind = _parser_class(name)
+        try:
+            self._request = ChatCompletionRequest(
+                messages=[], tools=[openai_schema(schema) for schema in schemas] or None
+            )
+            self._start().extract_tool_calls("", request=self._request)
+        except Exception as error:  # whatever a parser misses in a tokenizer
+            raise ConfigError(
+                f"vLLM's tool parser {name!r} cannot start with this model's tokenizer "
+                f"({type(error).__name__}: {error}): use the parser of your model."
+            ) from error
+
+    def for_tools(self, schemas: Sequence[Json]) -> VLLMParser:
+        return VLLMParser(self._name, self._tokenizer, schemas)
+
+    def get_tool_prompt(self, schemas: list[Json]) -> str:
+        return ""
+
+    def parse(self, text: str) -> list[ToolCall]:
+        return self._read(text)[1]
+
+    def split(self, text: str) -> tuple[str, list[ToolCall]]:
+        content, calls = self._read(text)
+        good = valid(calls)
+        return (content if len(good) == len(calls) else text), good
+
+    def _start(self) -> Any:
+        return self._kind(self._tokenizer, self._request.tools)  # it keeps what it has read
+
+    def _read(self, text: str) -> tuple[str, list[ToolCall]]:
+        try:
+            found = self._start().extract_tool_calls(text, request=self._request)
+        except Exception as error:  # noqa: BLE001  # a parser may stumble over what a model writes
+            return text, [invalid(f"The tool call cannot be read ({type(error).__name__}: {error}).")]
+        return found.content or "", [_call(each.function) for each in found.tool_calls]
+
+
+def _call(function: Any) -> ToolCall:
+    try:
+        return ToolCall.from_openai({"function": {"name": function.name, "arguments": function.arguments}})
+    except ValueError as error:
+        return invalid(str(error))
+
+
+def _parser_class(name: str) -> type[Any]:
+    from vllm.tool_parsers import ToolParserManager
+
+    check_choice("vLLM's tool parser", name, ToolParserManager.list_registered())
+    try:
+        kind: type[Any] = ToolParserManager.get_tool_parser(name)
+    except Exception as error:  # some need packages of their own
+        raise ConfigError(f"vLLM's tool parser {name!r} cannot be imported: {error}") from error
+    return kind
+
+
+def served_parser(parser: str, tokenizer: PreTrainedTokenizerBase) -> ToolParser:
+    """The parser of that name, in a process where a model is served. Raises ``ConfigError``."""
+    made = get_tool_parser(parser, "server.tool_parser")
+    if made.served_name is None:
+        return made
+    from vllm.tokenizers.hf import get_cached_tokenizer
+
+    return VLLMParser(made.served_name.removeprefix(VLLM), get_cached_tokenizer(tokenizer))
+
+
+class CallReader:
+    """Reads the tool calls of a replica's answers, by the parsers that their requests name."""
+
+    def __init__(self, renderer: ChatRenderer, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._renderer = renderer
+        self._tokenizer = tokenizer
+        self._parsers: dict[str, ToolParser] = {}
+
+    def __call__(self, request: TokenRequest, output: TokenOutput) -> TokenOutput:
+        """The output with the calls that stand in its text, those of its thoughts left out.
+
+        Raises:
+            ConfigError: the parser that the request names cannot start.
+        """
+        if request.tool_parser is None:
+            return output
+        text = self._renderer.completion_text(request.prompt_ids, output.token_ids)
+        answer = split_thought(text)[1]
+        parser = self._parser(request.tool_parser).for_tools(request.tools or ())
+        calls = [call.to_openai() for call in parser.parse(answer)]
+        return replace(output, tool_calls=tuple(calls))
+
+    def _parser(self, name: str) -> ToolParser:
+        if name not in self._parsers:
+            self._parsers[name] = served_parser(name, self._tokenizer)
+        return self._parsers[name]
+
+
+def check_served_parsers(names: Collection[str | None], tokenizer_path: str | None) -> None:
+    """Find out, in a process of its own, whether parsers of vLLM can start.
+
+    Args:
+        names: other parsers, and ``None``, are passed over.
+        tokenizer_path: folder or name of the model; ``None`` where it is not known yet.
+
+    Raises:
+        ConfigError: one cannot start, or vLLM cannot be imported.
+    """
+    own = [name for name in names if name is not None and name.startswith(VLLM)]
+    if not own:
+        return
+    program = [sys.executable, "-m", "policies.engines.tool_calls", tokenizer_path or "", *own]
+    environment = {**CPU_ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    try:
+        done = subprocess.run(
+            program, env=environment, capture_output=True, text=True, timeout=CHECK_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(
+            f"{' and '.join(own)}: vLLM was not imported in {CHECK_SECONDS:g} s: try it on a free machine."
+        ) from error
+    if done.returncode:
+        raise ConfigError(f"{' and '.join(own)}: {' '.join(done.stderr.strip().splitlines()[-1:])}")
+
+
+def _main(tokenizer_path: str, *names: str) -> None:
+    from policies.chat import load_tokenizer
+
+    try:
+        for name in names:
+            if tokenizer_path:
+                served_parser(name, load_tokenizer(tokenizer_path))
+            else:
+                _parser_class(name.removeprefix(VLLM))
+    except ConfigError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
