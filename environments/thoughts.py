@@ -7,8 +7,11 @@ import re
 MARKS = {
     "<think>": "</think>",
     "<seed:think>": "</seed:think>",
+    "<mm:think>": "</mm:think>",
     "[THINK]": "[/THINK]",
     "<|START_THINKING|>": "<|END_THINKING|>",
+    "<|channel>thought": "<channel|>",
+    "<|open|>think<|sep|>": "<|close|>think<|sep|>",
 }
 """How models open a thought, and how they close it."""
 
@@ -23,6 +26,17 @@ def split_thought(text: str) -> tuple[str, str]:
     is quoted as code opens none. A thought that is opened and never closed is unfinished: then nothing in
     the text is an answer, so the answer is empty.
     """
+    thoughts, answers, is_open = _parts(text)
+    return "\n".join(thought.strip() for thought in thoughts), "" if is_open else "".join(answers)
+
+
+def is_unfinished(text: str) -> bool:
+    """Whether a response ends within a thought."""
+    return _parts(text)[2]
+
+
+def _parts(text: str) -> tuple[list[str], list[str], bool]:
+    """The thoughts of a text, what is around them, and whether the last thought is left open."""
     thoughts, answers, rest = [], [], text
     closing, opening = _CLOSING.search(rest), _opening(rest)
     if closing is not None and (opening is None or closing.start() < opening.start()):
@@ -33,8 +47,8 @@ def split_thought(text: str) -> tuple[str, str]:
         thought, end, rest = rest[opening.end() :].partition(MARKS[opening["mark"]])
         thoughts.append(thought)
         if not end:
-            return _joined(thoughts), ""
-    return _joined(thoughts), "".join([*answers, rest])
+            return thoughts, answers, True
+    return thoughts, [*answers, rest], False
 
 
 def opened_thought(prompt: str) -> str:
@@ -43,10 +57,20 @@ def opened_thought(prompt: str) -> str:
     return next((mark for mark in MARKS if end.endswith(mark)), "")
 
 
+def with_opening(prompt: str, text: str) -> str:
+    """A completion's text, after the opening of a thought by its prompt where the text does not end that."""
+    mark = opened_thought(prompt)
+    if not mark or MARKS[mark] in text:
+        return text
+    return prompt[prompt.rindex(mark) :] + text
+
+
+def without_opening(text: str) -> str:
+    """A text without the mark that it begins with, where it begins within a thought."""
+    begun = text.lstrip()
+    return begun.removeprefix(next((mark for mark in MARKS if begun.startswith(mark)), ""))
+
+
 def _opening(text: str) -> re.Match[str] | None:
     found = _CODE_OR_OPENING.finditer(text)
     return next((each for each in found if each["mark"] is not None), None)
-
-
-def _joined(thoughts: list[str]) -> str:
-    return "\n".join(thought.strip() for thought in thoughts)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from environments.errors import AgentError, ConfigError, PromptTooLongError
+from environments.thoughts import with_opening
 from environments.types import Message
+from policies.chat_template import ChatTemplate
+from policies.guard import GUARD, Guard
 from policies.sampler import SampleRequest, Turn, check_prompt_length
 
 if TYPE_CHECKING:
@@ -19,12 +22,8 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 CONFIG_FILES = ("generation_config.json", "config.json")
-WRITTEN_HERE = ("system", "developer", "assistant")
-"""Roles whose messages are the program's or the model's own. The others bring texts of strangers."""
-GUARD = "\ufdd0"
-"""Stands in a rendered text where a control token's name must not become the token. Unicode keeps this
-character out of all texts."""
-RENDERER_ARGUMENTS = {"messages", "tools", "tokenize", "add_generation_prompt"}
+OPENING_TOKENS = 16
+"""So many of a prompt's last tokens hold the mark of a thought that it opens."""
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
@@ -54,7 +53,8 @@ class ChatRenderer:
     over as token ids, since encoding their text again may split it differently.
 
     Where a user's or a tool's text holds the name of a control token, such as ``<|im_end|>``, it stays text:
-    nobody outside can end a turn, or begin one of the system's.
+    nobody outside can end a turn, or begin one of the system's. A conversation of which the template drops
+    something is an error.
 
     Args:
         tokenizer: with a chat template. A completion ends with its EOS token or with one of those that
@@ -72,32 +72,22 @@ class ChatRenderer:
                 "(a Jinja text; the model's card shows it) and save it with tokenizer.save_pretrained."
             )
         self._tokenizer = tokenizer
-        self._set_options(dict(chat_template_kwargs or {}))
-        self._control_names = _control_names(tokenizer)
+        self._template = ChatTemplate(tokenizer, Guard(tokenizer), chat_template_kwargs or {})
         self._end_ids = _configured_end_ids(tokenizer.name_or_path) | ({tokenizer.eos_token_id} - {None})
-
-    def _set_options(self, chat_template_kwargs: dict[str, Any]) -> None:
-        for name in chat_template_kwargs:
-            if name in RENDERER_ARGUMENTS or not self._template_reads(name):
-                raise ConfigError(
-                    f"chat_template_kwargs has {name!r}, which is no option of the chat template of "
-                    f"{self._tokenizer.name_or_path!r}: leave it out, or write it as the template does."
-                )
-        self._template_kwargs = chat_template_kwargs
 
     def request_ids(self, request: SampleRequest) -> tuple[int, ...]:
         """The prompt [P] of a request.
 
         Raises:
-            AgentError: the chat template rejects the messages, or does not show the tools.
+            AgentError: the chat template rejects the messages, or does not show all of them, or the tools.
             PromptTooLongError: the prompt is longer than the request allows.
         """
         from jinja2 import TemplateError
 
         if unseen := self.unseen(request.messages, request.tools):
             raise AgentError(
-                f"The chat template of {self._tokenizer.name_or_path!r} shows no {unseen}: let the agent's "
-                "messages explain them, as ToolAgent(tools_in='system') does."
+                f"The chat template of {self._template.name!r} shows no {unseen}: let messages of a role "
+                "that it shows hold their texts, as ToolAgent(tools_in='system') does for tools."
             )
         limits = [each for each in (request.max_prompt_tokens, request.max_total_tokens) if each is not None]
         most = min(limits, default=None)
@@ -110,8 +100,9 @@ class ChatRenderer:
             ) from error
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise AgentError(
-                f"The chat template of {self._tokenizer.name_or_path!r} rejects the agent's messages "
-                f"({error}): change their roles, order or content as it expects."
+                f"The chat template of {self._template.name!r} rejects the agent's messages "
+                f"({self.rejected(request.messages, request.tools)}: {error}): change their roles, order or "
+                "content as it expects."
             ) from error
         check_prompt_length(len(prompt_ids), request)
         return prompt_ids
@@ -132,24 +123,39 @@ class ChatRenderer:
         Raises:
             PromptTooLongError: ``max_tokens`` cannot hold it. It may still have more than these.
         """
-        text = self._render(messages, tools)
+        text = self._template.render(messages, tools)
         if max_tokens is not None:
             self.check_length(text, max_tokens)
         extended = None if previous is None else self._extend(previous, text)
         return self.encode(text) if extended is None else extended
 
     def unseen(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str | None:
-        """What the chat template would leave out: "tools", or the "tool_calls" of messages."""
-        calls = any(message.get("tool_calls") for message in messages)
-        given = {"tools": bool(tools), "tool_calls": calls}
-        return next((name for name, there in given.items() if there and not self._template_reads(name)), None)
+        """What the chat template would leave out, such as "tools" or "messages of the role 'tool'"."""
+        return self._template.unseen(messages, tools)
 
-    def with_options(self, chat_template_kwargs: Mapping[str, Any] | None) -> ChatRenderer:
-        """A renderer whose template has these options besides its own. Raises ``ConfigError``."""
+    def rejected(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
+        """Which message the chat template does not take, where it rejects a conversation."""
+        return self._template.rejected(messages, tools)
+
+    def for_client(self, chat_template_kwargs: Mapping[str, Any]) -> ChatRenderer:
+        """A renderer of a client's conversations, whose texts name no control token in any role.
+
+        Args:
+            chat_template_kwargs: the client's options of the template, besides our own.
+
+        Raises:
+            ConfigError: the template has no such option.
+        """
         if not chat_template_kwargs:
-            return self
+            return self._of_clients
         renderer = copy.copy(self)  # not made anew: the model's files would be read again
-        renderer._set_options({**self._template_kwargs, **chat_template_kwargs})
+        renderer._template = self._template.for_client(chat_template_kwargs)
+        return renderer
+
+    @functools.cached_property
+    def _of_clients(self) -> ChatRenderer:
+        renderer = copy.copy(self)  # kept, with what it knows of its template
+        renderer._template = self._template.for_client({})
         return renderer
 
     def check_length(self, text: str, max_tokens: int) -> None:
@@ -168,20 +174,56 @@ class ChatRenderer:
     @property
     def chat_template(self) -> str:
         """The text of the template; of all of them where the tokenizer has several."""
-        return str(self._tokenizer.chat_template)
+        return self._template.text
 
     @property
     def eos_token_id(self) -> int:
         """The token that ends a completion."""
         return int(self._tokenizer.eos_token_id)
 
+    def is_end(self, token_id: int) -> bool:
+        """Whether sampling ends at this token."""
+        return token_id in self._end_ids
+
+    def end_of_turn(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The tokens with which the chat template ends the first answer of a conversation.
+
+        The last of them is a token at which sampling ends, else the last one that the tokenizer has added.
+        Empty where the template ends answers with ordinary text.
+        """
+        word = "probe000000"
+        before = itertools.takewhile(lambda message: message["role"] != "assistant", messages)
+        answer = {"role": "assistant", "content": word}
+        text = self._template.render([*before, answer], None, for_an_answer=False)
+        ids = self.encode(text.rpartition(word)[2])
+        added = self._tokenizer.added_tokens_decoder
+        names = [index for index, each in enumerate(ids) if each in added and added[each].content.strip()]
+        ends = [index for index, each in enumerate(ids) if self.is_end(each)] or names[-1:]
+        return tuple(ids[: ends[0] + 1]) if ends else ()
+
+    def completion_text(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> str:
+        """The text of a completion. Where its prompt has opened a thought that goes on to the end, it begins
+        with that opening: so who sees the text alone knows that nothing in it is an answer.
+        """
+        return with_opening(self.end_of_prompt(prompt_ids), self.decode(completion_ids))
+
+    def end_of_prompt(self, prompt_ids: Sequence[int]) -> str:
+        """The last characters of a prompt, where it may open a thought."""
+        return self.text_of(prompt_ids[-OPENING_TOKENS:])
+
     def decode(self, completion_ids: Sequence[int]) -> str:
         """The text of sampled tokens [C], without the end-of-sequence token where they end with one."""
         ids = list(completion_ids)
         if ids and ids[-1] in self._end_ids:
             ids.pop()
+        return self.text_of(ids)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The text of any tokens, as it stands."""
         # Cleaning up spaces would change the text, and then no later prompt could be matched with it.
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return str(
+            self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
 
     def encode(self, text: str) -> list[int]:
         """The token ids of ``text`` as it stands, with no special tokens added."""
@@ -197,7 +239,8 @@ class ChatRenderer:
         completion = previous.completion
         if not completion.completion_ids:
             return None
-        known = self._render(previous.messages, previous.tools) + completion.text
+        said = self.decode(completion.completion_ids)
+        known = self._template.render(previous.messages, previous.tools) + said
         if not text.startswith(known):
             return None
         new_ids = self.encode(text[len(known) :])
@@ -208,42 +251,11 @@ class ChatRenderer:
             del new_ids[0]
         return [*completion.prompt_ids, *completion.completion_ids, *new_ids]
 
-    def _template_reads(self, name: str) -> bool:
-        return re.search(rf"\b{re.escape(name)}\b", self.chat_template) is not None
-
-    def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                [self._guarded(_for_template(message)) for message in messages],
-                tools=tools,
-                tokenize=False,
-                add_generation_prompt=True,
-                **self._template_kwargs,
-            )
-        )
-
-    def _guarded(self, message: Message) -> Message:
-        """The message, in which a stranger's text has a guard within every name of a control token."""
-        content = message.get("content")
-        if message.get("role") in WRITTEN_HERE or not isinstance(content, str):
-            return message
-        return {
-            **message,
-            "content": self._control_names.sub(lambda name: name[0][0] + GUARD + name[0][1:], content),
-        }
-
 
 @functools.lru_cache(maxsize=8)
 def _longest_token(tokenizer: PreTrainedTokenizerBase) -> int:
     """The characters of its longest token. Kept, since all its renderers ask for it with each request."""
     return max(map(len, tokenizer.get_vocab()))
-
-
-def _control_names(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
-    """The texts that a tokenizer encodes as control tokens, the longest first."""
-    added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    names = sorted(added.union(tokenizer.all_special_tokens), key=len, reverse=True)
-    return re.compile("|".join(re.escape(name) for name in names if len(name) > 1) or r"(?!)")
 
 
 def _configured_end_ids(model_path: str) -> set[int]:
@@ -265,18 +277,3 @@ def _model_file(model_path: str, name: str) -> Path | None:
     except OSError:
         return None
     return None if found is None else Path(found)
-
-
-def _for_template(message: Message) -> Message:
-    """The message with the arguments of its calls as objects: OpenAI has JSON text, templates write JSON."""
-    if not message.get("tool_calls"):
-        return message
-    calls = [
-        {**call, "function": {**call["function"], "arguments": _parsed(call["function"]["arguments"])}}
-        for call in message["tool_calls"]
-    ]
-    return {**message, "content": message.get("content") or "", "tool_calls": calls}
-
-
-def _parsed(arguments: Any) -> Any:
-    return json.loads(arguments) if isinstance(arguments, str) else arguments

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
+from environments.thoughts import with_opening
 from environments.types import Completion
 from policies.sampler import (
     Sampler,
@@ -251,6 +252,9 @@ class OpenAISampler(Sampler):
             completion = self._retokenized(completion, usage, own_prompt_ids)
         else:
             completion = replace(completion, **tokens)
+        if self._renderer is not None:
+            prompt_end = self._renderer.end_of_prompt(completion.prompt_ids)
+            completion = replace(completion, text=with_opening(prompt_end, completion.text))
         # An outside server cannot be told the limit, so without a tokenizer it is only known afterwards.
         check_prompt_length(completion.num_prompt_tokens, request)
         return completion

@@ -12,6 +12,7 @@ import ray
 
 from actors.sampling.request_queue import Assignment, ReplicaReport, RequestQueue
 from environments.errors import SamplerError
+from environments.thoughts import is_unfinished
 from environments.types import Completion
 from policies.sampler import (
     QueueStatus,
@@ -95,15 +96,16 @@ class ServeSampler(Sampler):
                 request.tools if request.tool_parser else None,
             )
         )
+        text = self._renderer.completion_text(prompt_ids, output.token_ids)
         return Completion(
             prompt_ids=prompt_ids,
             completion_ids=output.token_ids,
             logprobs=output.logprobs,
-            text=self._renderer.decode(output.token_ids),
+            text=text,
             finish_reason=str(output.finish_reason),
             policy_version=output.policy_version,
             token_versions=output.token_versions,
-            tool_calls=output.tool_calls,
+            tool_calls=() if is_unfinished(text) else output.tool_calls,
         )
 
     async def sample_tokens(self, request: TokenRequest) -> TokenOutput:

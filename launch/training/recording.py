@@ -11,6 +11,7 @@ import ray
 from actors.rollouts.fleet_report import FleetStatus
 from actors.rollouts.rollout import RolloutRequest
 from environments.errors import ConfigError, TroupeError
+from environments.thoughts import is_unfinished
 from environments.types import Trajectory, TrajectoryGroup
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.model_paths import HUGGINGFACE
@@ -195,8 +196,11 @@ def _meant_texts(folder: Path) -> list[tuple[str, tuple[int, ...]]]:
     completions = first_completions(folder)
     checkpoint = CheckpointFolder(folder, kept=1).latest()
     if checkpoint is None:
-        # A server that parses tool calls takes them out of the text.
-        told = [each for each in completions if each.text and not each.tool_calls]
+        # A server that parses tool calls takes them out of the text, and one that cuts thoughts out of it
+        # leaves the mark of an unfinished one to whoever reads the text.
+        told = [
+            each for each in completions if each.text and not each.tool_calls and not is_unfinished(each.text)
+        ]
         return [(each.text, each.completion_ids) for each in told]
     own = ChatRenderer(load_tokenizer(checkpoint / HUGGINGFACE))
     sequences = dict.fromkeys(ids for each in completions for ids in (each.prompt_ids, each.completion_ids))

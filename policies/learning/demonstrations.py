@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Sequence
 
 from environments.errors import DatasetError
 from environments.types import Completion, Message, Step, Trajectory
@@ -10,19 +11,51 @@ from policies.chat import ChatRenderer
 from policies.learning.samples import TrainingSample, training_samples
 from policies.sampler import Turn
 
+logger = logging.getLogger(__name__)
+
 
 def demonstration_samples(
     renderer: ChatRenderer, conversations: Iterable[list[Message]]
 ) -> list[TrainingSample]:
-    """One sample per token sequence of the conversations; the mask covers what the assistant says."""
-    return [
-        sample
-        for index, messages in enumerate(conversations)
-        for sample in training_samples(_as_played(renderer, messages, index))
-    ]
+    """One sample per token sequence of the conversations; the mask covers what the assistant says.
+
+    What it says ends as the chat template ends its turns, also where the tokenizer has another end.
+    """
+    samples: list[TrainingSample] = []
+    end_ids: tuple[int, ...] = ()
+    for index, messages in enumerate(conversations):
+        end_ids = end_ids or _end_of_turn(renderer, messages)
+        samples += training_samples(_as_played(renderer, messages, index, end_ids))
+    return samples
 
 
-def _as_played(renderer: ChatRenderer, messages: list[Message], index: int) -> Trajectory:
+def _end_of_turn(renderer: ChatRenderer, messages: Sequence[Message]) -> tuple[int, ...]:
+    """The tokens that end each message of the assistant; a warning where the tokenizer has another end."""
+    end_ids = renderer.end_of_turn(messages)
+    eos_id = renderer.eos_token_id
+    turn, text = repr(renderer.text_of(end_ids)), repr(renderer.text_of([eos_id]))
+    if not end_ids:
+        logger.warning(
+            "The chat template ends the assistant's turns with no token, so the warm start trains the end of "
+            f"a text, {text}, there."
+        )
+    elif end_ids[-1] != eos_id:
+        ends = (
+            "Sampling ends there too, since the model's configuration lists it."
+            if renderer.is_end(end_ids[-1])
+            else f"Sampling ends at {text} alone: set the tokenizer's eos_token, or list the token under "
+            "eos_token_id in the model's generation_config.json."
+        )
+        logger.warning(
+            f"The chat template ends the assistant's turns with {turn}, and the tokenizer a text with "
+            f"{text}: the warm start trains {turn}. {ends}"
+        )
+    return end_ids or (eos_id,)
+
+
+def _as_played(
+    renderer: ChatRenderer, messages: list[Message], index: int, end_ids: tuple[int, ...]
+) -> Trajectory:
     """The trajectory in which the policy sampled the assistant's messages: one path makes all samples."""
     trajectory = Trajectory(rollout_id=f"demonstration-{index}")
     previous: Turn | None = None
@@ -35,8 +68,13 @@ def _as_played(renderer: ChatRenderer, messages: list[Message], index: int) -> T
                 f"{message!r:.200}. Write its calls into the content, as the model would say them, which "
                 "launch.recipes.demonstration.demonstrate does."
             )
+        if unseen := renderer.unseen(messages[: position + 1], None):
+            raise DatasetError(
+                f"The chat template shows no {unseen}, and demonstration {index} has some: let messages of a "
+                "role that it shows hold their texts."
+            )
         prompt_ids = tuple(renderer.prompt_ids(messages[:position], previous))
-        completion_ids = (*renderer.encode(message["content"]), renderer.eos_token_id)
+        completion_ids = (*renderer.encode(message["content"]), *end_ids)
         completion = Completion(
             prompt_ids=prompt_ids,
             completion_ids=completion_ids,

@@ -104,7 +104,8 @@ class OpenAIFrontend:
         structure = structure_of(body, parser)
         prompt = self._render(body, body.tools if calls_tools else None)
         requests = self._requests(body, [prompt], structure)
-        reply = ChatReply(body, self._token_text, parser if calls_tools else None)
+        prompt_end = self._renderer.end_of_prompt(prompt)
+        reply = ChatReply(body, self._token_text, parser if calls_tools else None, prompt_end)
         # A tool call is only known when it is complete, so such an answer is sent in one piece.
         pieces = self._sample(requests, in_pieces=bool(body.stream) and not calls_tools)
         parts = _answer(body, requests, reply, pieces, charge)
@@ -138,24 +139,26 @@ class OpenAIFrontend:
 
         messages = [message.for_template() for message in body.messages]
         renderer = self._with_options(body)
-        if unseen := renderer.unseen(messages, tools):
-            raise OpenAIError(
-                400,
-                f"The model's chat template shows no {unseen}: write them into the texts of the messages.",
-                param="tools" if unseen == "tools" else "messages",
-            )
         try:
+            if unseen := renderer.unseen(messages, tools):
+                raise OpenAIError(
+                    400,
+                    f"The model's chat template shows no {unseen}: write them into the texts of the "
+                    "messages that it shows.",
+                    param="tools" if unseen == "tools" else "messages",
+                )
             return renderer.prompt_ids(messages, tools=tools, max_tokens=self._engine.max_model_tokens)
         except (TemplateError, TypeError, ValueError, LookupError, RecursionError) as error:
             raise OpenAIError(
                 400,
-                f"The model's chat template rejects the messages ({type(error).__name__}: {error}).",
+                f"The model's chat template rejects the messages ({renderer.rejected(messages, tools)}: "
+                f"{type(error).__name__}: {error}).",
                 param="messages",
             ) from error
 
     def _with_options(self, body: ChatRequest) -> ChatRenderer:
         try:
-            return self._renderer.with_options(body.template_options())
+            return self._renderer.for_client(body.template_options())
         except ConfigError as error:  # it names the model's folder, which is nothing for a client
             param = "chat_template_kwargs" if body.reasoning_effort is None else "reasoning_effort"
             options = " and ".join(map(repr, body.template_options()))

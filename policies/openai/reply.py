@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from environments.thoughts import is_unfinished, split_thought, with_opening, without_opening
 from environments.tools import ToolCall
 from policies.agents.parsers import ToolParser
+from policies.openai.growing_thought import GrowingThought
 from policies.openai.protocol import ChatRequest, SamplingRequest
 from policies.sampler import TokenOutput, TokenRequest
 
@@ -120,17 +122,29 @@ class TextReply(Reply):
 
 
 class ChatReply(Reply):
-    """``POST /v1/chat/completions``. With a parser of tool calls every piece has to be a whole answer."""
+    """``POST /v1/chat/completions``. With a parser of tool calls every piece has to be a whole answer.
+
+    A thought that is not finished is sent as ``reasoning_content``, and nothing in it is a call. A stream
+    sends every thought so, since it cannot know. ``prompt_end`` are the last characters of the prompt, which
+    may have opened a thought.
+    """
 
     id_prefix = "chatcmpl-"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
     def __init__(
-        self, body: ChatRequest, token_text: Callable[[int], str], parser: ToolParser | None
+        self,
+        body: ChatRequest,
+        token_text: Callable[[int], str],
+        parser: ToolParser | None,
+        prompt_end: str = "",
     ) -> None:
         super().__init__(body, token_text)
         self._parser = parser
+        self._prompt_end = prompt_end
+        self._in_pieces = bool(body.stream) and parser is None
+        self._thoughts: dict[int, GrowingThought] = {}
 
     def whole(self, pieces: list[Piece], num_prompt_tokens: int) -> Json:
         return {**super().whole(pieces, num_prompt_tokens), **self._prompt(pieces[0])}
@@ -157,16 +171,32 @@ class ChatReply(Reply):
 
     def _message(self, piece: Piece) -> tuple[Json, Json]:
         """The message without its role, and what tool calls change in the choice."""
+        if self._in_pieces:
+            return self._growing(piece), {}
+        text = with_opening(self._prompt_end, piece.text)
+        if is_unfinished(text):
+            return {"content": "", "reasoning_content": without_opening(text)}, {}
+        if self._parser is None:
+            return {"content": text}, {}
         # As ToolAgent reads it in training: a call in the thoughts is none.
-        before, end, after = piece.text.partition("</think>")
-        thoughts, answer = (before + end, after) if end else ("", before)
-        rest, calls = (answer, []) if self._parser is None else self._parser.split(answer)
+        thought, answer = split_thought(text)
+        rest, calls = self._parser.split(answer)
         if not calls:
-            return {"content": piece.text}, {}
-        content = (thoughts + rest).strip() or None
-        # One that was cut off may have lost calls: the client has to know.
-        ended = {"finish_reason": "tool_calls"} if piece.output.finish_reason == "stop" else {}
-        return {"content": content, "tool_calls": [_openai_call(call) for call in calls]}, ended
+            return {"content": text}, {}
+        message: Json = {"content": None, "tool_calls": [_openai_call(call) for call in calls]}
+        if text.endswith(answer):
+            rest = text[: len(text) - len(answer)] + rest
+        elif thought:  # it stood between parts of the answer
+            message["reasoning_content"] = thought
+        # A cut answer says so, also where a call was cut after others.
+        changes = {} if piece.output.finish_reason == "length" else {"finish_reason": "tool_calls"}
+        return message | {"content": rest.strip() or None}, changes
+
+    def _growing(self, piece: Piece) -> Json:
+        """The next part of a message."""
+        growing = self._thoughts.setdefault(piece.index, GrowingThought(self._prompt_end))
+        thought, content = growing.add(piece.text, is_last=piece.output.finish_reason is not None)
+        return {"content": content} | ({"reasoning_content": thought} if thought else {})
 
     def _logprobs(self, tokens: list[str], logprobs: Sequence[float]) -> Json:
         entries = [

@@ -626,7 +626,9 @@ def test_what_clients_send_by_default_changes_nothing() -> None:
 
 def test_a_developer_is_the_system_and_thoughts_reach_the_template() -> None:
     speaks = build_tokenizer([MESSAGES])
-    speaks.chat_template = "{% for m in messages %}{{ m.role }}{{ m.reasoning_content or '' }}{% endfor %}"
+    speaks.chat_template = (
+        "{% for m in messages %}{{ m.role }} {{ m.content }} {{ m.reasoning_content or '' }}{% endfor %}"
+    )
     frontend = OpenAIFrontend(MODEL, ChatRenderer(speaks), engine := FakeEngine(ids_of("46")))
     messages = [
         {"role": "developer", "content": "Be brief."},
@@ -634,7 +636,7 @@ def test_a_developer_is_the_system_and_thoughts_reach_the_template() -> None:
     ]
     body = ChatRequest.model_validate({"model": MODEL, "messages": messages})
     asyncio.run(collect(frontend.chat(body)))
-    assert ChatRenderer(speaks).decode(engine.requests[0][0]) == "systemassistant12+34"
+    assert ChatRenderer(speaks).decode(engine.requests[0][0]) == "system Be brief. assistant 46 12+34"
 
 
 def test_a_reasoning_effort_is_for_templates_that_read_it() -> None:

@@ -1,0 +1,291 @@
+"""Chat templates: a conversation as one text, of which nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from environments.errors import ConfigError
+from environments.thoughts import MARKS, split_thought
+from environments.types import Message
+from policies.guard import Guard
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+OWN_ROLES = ("system", "developer", "assistant")
+"""Roles of the program's or the model's own messages in a rollout: they mean the control tokens they name.
+The others bring texts of strangers, as all roles do over HTTP."""
+ARGUMENTS = {"messages", "tools", "tokenize", "add_generation_prompt"}
+"""Variables of a template that are no options."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """How a template wants a message with tool calls: DeepSeek V3's takes JSON text, and no empty content."""
+
+    arguments_as_text: bool = False
+    empty_content: str | None = ""
+
+
+CALLS = "tool_calls"
+CALL_FORMS = [CallForm(text, empty) for text in (False, True) for empty in ("", None)]
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer.
+
+    Args:
+        tokenizer: with a chat template.
+        guard: of its tokens.
+        options: variables of the template beside messages and tools, such as ``{"enable_thinking": False}``.
+        own_roles: the roles whose texts name control tokens on purpose; in all others they stay text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        guard: Guard,
+        options: Mapping[str, Any],
+        own_roles: Collection[str] = OWN_ROLES,
+    ) -> None:
+        self.name = tokenizer.name_or_path
+        self._tokenizer = tokenizer
+        self._guard = guard
+        for name in options:
+            if name in ARGUMENTS or re.search(rf"\b{re.escape(name)}\b", self.text) is None:
+                raise ConfigError(
+                    f"chat_template_kwargs has {name!r}, which is no option of the chat template of "
+                    f"{self.name!r}: leave it out, or write it as the template does."
+                )
+        self._options = dict(options)
+        self._own_roles = own_roles
+        self._call_form: CallForm | None = None
+        self._shown: set[Any] = set()
+        """Kinds of messages that it was seen to show."""
+        self._shows_thoughts: bool | None = None
+
+    def for_client(self, options: Mapping[str, Any]) -> ChatTemplate:
+        """The template for a client's messages, of which no role is ours, with options besides its own.
+
+        Raises:
+            ConfigError: it has no such option.
+        """
+        own = {**self._options, **self._guard.guarded(dict(options))}
+        if own == self._options and not self._own_roles:
+            return self
+        return ChatTemplate(self._tokenizer, self._guard, own, own_roles=())
+
+    @property
+    def text(self) -> str:
+        """The text of the template; of all of them where the tokenizer has several."""
+        return str(self._tokenizer.chat_template)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None,
+        for_an_answer: bool = True,
+    ) -> str:
+        """The conversation as text, up to the beginning of the model's answer.
+
+        Args:
+            messages: the conversation, in OpenAI's shape.
+            tools: what the model may call, as OpenAI's schemas.
+            for_an_answer: whether it goes on with the beginning of an answer.
+        """
+        if self._call_form is None and any(message.get("tool_calls") for message in messages):
+            self.unseen(messages, tools)
+        plain = [self._guarded(_plain(message)) for message in messages]
+        shown_tools = None if tools is None else self._guard.guarded(list(tools))
+        return self._apply(plain, shown_tools, self._call_form or CALL_FORMS[0], for_an_answer)
+
+    def unseen(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str | None:
+        """What the template would leave out of a conversation: tools, tool calls, or the messages of a role.
+
+        Each kind of message is tried once, by words that stand for its texts. A kind is a role at its place
+        between two others, with or without calls.
+        """
+        kinds = set(_kinds(messages, tools))
+        if kinds <= self._shown:
+            return None
+        try:
+            probe = _Probe([_plain(message) for message in messages], tools)
+        except (TypeError, ValueError, LookupError, AttributeError):
+            return None  # it cannot be rendered either, and that says why
+        missing: str | None = None
+        for form in CALL_FORMS if self._call_form is None else [self._call_form]:
+            text = self._attempt(probe.messages, probe.tools, form)
+            if text is None:
+                continue
+            lost = probe.lost(text)
+            missing = missing or next(iter(lost), None)
+            if not any(what.startswith(CALLS) for what in lost):
+                self._call_form = form if probe.has_calls else self._call_form
+                self._shown |= set() if lost else kinds
+                return next(iter(lost), None)
+        return missing
+
+    def rejected(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
+        """Which message it does not take, for the error of a conversation that it rejects."""
+        accepted, refused = 0, len(messages)
+        while refused - accepted > 1:
+            middle = (accepted + refused) // 2
+            if self._attempt(messages[:middle], tools, self._call_form or CALL_FORMS[0]) is None:
+                refused = middle
+            else:
+                accepted = middle
+        if not messages:
+            return "there is none"
+        return f"message {accepted}, of the role {messages[accepted].get('role')!r}"
+
+    def _attempt(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, form: CallForm
+    ) -> str | None:
+        """The text of a conversation; ``None`` where the template raises."""
+        from jinja2 import TemplateError
+
+        try:
+            return self._apply([_plain(message) for message in messages], tools, form)
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError):
+            return None
+
+    def _apply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None,
+        form: CallForm,
+        for_an_answer: bool = True,
+    ) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                [_in_form(message, form) for message in messages],
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=for_an_answer,
+                **self._options,
+            )
+        )
+
+    def _guarded(self, message: Message) -> Message:
+        role = message.get("role")
+        if role in self._own_roles:
+            return message
+        but: Collection[str] = ()
+        if role == "assistant" and isinstance(content := message.get("content"), str):
+            # An answer that its client sends back: the marks of its thought are the model's.
+            thought, answer = split_thought(content)
+            if thought and self.shows_thoughts:
+                message = {"reasoning_content": thought, **message, "content": answer.lstrip("\n")}
+            elif thought:
+                but = {*MARKS, *MARKS.values()}
+        return {
+            name: each if name == "role" else self._guard.guarded(each, but) for name, each in message.items()
+        }
+
+    @property
+    def shows_thoughts(self) -> bool:
+        """Whether it writes the ``reasoning_content`` of an answer."""
+        if self._shows_thoughts is None:
+            answer = {"role": "assistant", "content": "probeanswer", "reasoning_content": "probethought"}
+            text = self._attempt([{"role": "user", "content": "probe"}, answer], None, CALL_FORMS[0])
+            self._shows_thoughts = "probethought" in (text or "")
+        return self._shows_thoughts
+
+
+class _Probe:
+    """A conversation with words that stand for its texts, and what is lost where a word does not come out."""
+
+    def __init__(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> None:
+        self._words: list[tuple[str, str]] = []
+        self.messages = [self._stand_in(message) for message in messages]
+        self.tools = None if tools is None else [self._named(tool) for tool in tools]
+        self.has_calls = any(message.get("tool_calls") for message in messages)
+
+    def lost(self, text: str) -> list[str]:
+        """What of the conversation ``text`` does not show."""
+        return [what for word, what in self._words if word not in text]
+
+    def _word(self, what: str) -> str:
+        self._words.append((f"probe{len(self._words):06d}", what))
+        return self._words[-1][0]
+
+    def _stand_in(self, message: Message) -> Message:
+        what, content = f"messages of the role {message.get('role')!r}", message.get("content")
+        if calls := message.get("tool_calls"):
+            beside = " beside a text" if content else ""
+            calls = [self._called(call, f"{CALLS}{beside}") for call in calls]
+            message = {**message, "tool_calls": calls}
+        if isinstance(content, str) and content.strip():
+            message = {**message, "content": self._word(what)}
+        elif isinstance(content, list):
+            parts = [{**part, "text": self._word(what)} if _is_text(part) else part for part in content]
+            message = {**message, "content": parts}
+        return message
+
+    def _called(self, call: Any, what: str) -> Any:
+        function = {
+            **call.get("function", {}),
+            "name": self._word(what),
+            "arguments": {"of": self._word(what)},
+        }
+        return {**call, "function": function}
+
+    def _named(self, tool: Any) -> Any:
+        if "function" not in tool and "name" in tool:
+            return {**tool, "name": self._word("tools")}
+        return {**tool, "function": {**tool.get("function", {}), "name": self._word("tools")}}
+
+
+def _kinds(messages: Sequence[Message], tools: Sequence[Any] | None) -> Iterator[Any]:
+    """What of a conversation its template may treat each in a way of its own."""
+    roles = [None, *(message.get("role") for message in messages), None]
+    for index, message in enumerate(messages):
+        yield (*roles[index : index + 3], bool(message.get("content")), bool(message.get("tool_calls")))
+    if tools:
+        yield ("tools", *roles[1:3])
+
+
+def _plain(message: Message) -> Message:
+    """The message with its parts of text as one text, and the arguments of its calls as objects.
+
+    OpenAI has JSON text there; templates write JSON.
+    """
+    content = message.get("content")
+    if isinstance(content, list) and all(map(_is_text, content)):
+        message = {**message, "content": "\n".join(part["text"] for part in content)}
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _parsed(call["function"]["arguments"])}}
+        if "function" in call
+        else call
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def _in_form(message: Message, form: CallForm) -> Message:
+    if not (calls := message.get("tool_calls")):
+        return message
+    if form.arguments_as_text:
+        calls = [
+            {**call, "function": {**call["function"], "arguments": _as_text(call["function"]["arguments"])}}
+            for call in calls
+        ]
+    return {**message, "content": message.get("content") or form.empty_content, "tool_calls": calls}
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _parsed(arguments: Any) -> Any:
+    return json.loads(arguments) if isinstance(arguments, str) else arguments
+
+
+def _as_text(arguments: Any) -> str:
+    return json.dumps(arguments, ensure_ascii=False)

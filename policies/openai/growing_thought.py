@@ -1,0 +1,58 @@
+"""The thoughts of a streamed answer, told from the rest while they grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from environments.thoughts import MARKS, opened_thought
+
+
+class GrowingThought:
+    """Sorts the text of an answer that comes in pieces into thoughts and the rest, as ``split_thought`` does.
+
+    The marks themselves are left out. Held back is what may be the beginning of one.
+
+    Args:
+        prompt_end: the last characters of the prompt, which may have opened a thought.
+    """
+
+    def __init__(self, prompt_end: str) -> None:
+        self._closing = MARKS.get(opened_thought(prompt_end), "")
+        self._held = ""
+        self._content = ""
+
+    def add(self, text: str, is_last: bool) -> tuple[str, str]:
+        """The thought and the rest that this piece of the text makes certain."""
+        rest = self._held + text
+        thought, before = "", len(self._content)
+        while rest:
+            marks = [self._closing] if self._closing else list(MARKS)
+            found = min(((rest.find(mark), mark) for mark in marks if mark in rest), default=None)
+            end = found[0] if found else len(rest) - (0 if is_last else _num_held(rest, marks))
+            if self._closing:
+                thought += rest[:end]
+            else:
+                self._content += rest[:end]
+            if found is None:
+                rest = rest[end:]
+                break
+            rest = rest[end + len(found[1]) :]
+            if self._closing:
+                self._closing = ""
+            elif _in_code(self._content):
+                self._content += found[1]
+            else:
+                self._closing = MARKS[found[1]]
+        self._held = rest
+        return thought, self._content[before:]
+
+
+def _num_held(text: str, marks: Iterable[str]) -> int:
+    beginnings = (mark[:size] for mark in marks for size in range(1, len(mark)))
+    return max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
+
+
+def _in_code(text: str) -> bool:
+    """Whether code has begun and not ended: what comes next is quoted."""
+    *_, outside = text.split("```")
+    return text.count("```") % 2 == 1 or outside.rpartition("\n")[2].count("`") % 2 == 1
