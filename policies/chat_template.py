@@ -114,7 +114,7 @@ class ChatTemplate:
             return None
         try:
             probe = _Probe([_plain(message) for message in messages], tools)
-        except (TypeError, ValueError, LookupError, AttributeError):
+        except (TypeError, ValueError, LookupError, AttributeError, RecursionError):
             return None  # it cannot be rendered either, and that says why
         missing: str | None = None
         for form in CALL_FORMS if self._call_form is None else [self._call_form]:
@@ -150,7 +150,7 @@ class ChatTemplate:
 
         try:
             return self._apply([_plain(message) for message in messages], tools, form)
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError):
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError):
             return None
 
     def _apply(

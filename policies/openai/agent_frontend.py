@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from environments.thoughts import is_unfinished, without_opening
 from environments.types import PlayedStep, TerminationReason, Trajectory
 from policies.openai.envelope import Envelope, Repeated, Used
 from policies.openai.protocol import NO_EFFECT, ChatRequest, OpenAIError
@@ -40,10 +41,16 @@ class AgentFrontend:
     Args:
         agents: by name, which begins with ``PREFIX``.
         temperature: that a message is answered with which says none.
+        count: takes in how each episode has ended, with the agent's name before.
     """
 
-    def __init__(self, agents: Mapping[str, Play], temperature: float = 1.0) -> None:
-        self._agents, self._temperature = dict(agents), temperature
+    def __init__(
+        self,
+        agents: Mapping[str, Play],
+        temperature: float = 1.0,
+        count: Callable[[str, str], None] = lambda agent, end: None,
+    ) -> None:
+        self._agents, self._temperature, self._count = dict(agents), temperature, count
 
     def models(self) -> list[Json]:
         """The entries of ``GET /v1/models``."""
@@ -62,10 +69,11 @@ class AgentFrontend:
     ) -> AsyncGenerator[Json, None]:
         """One ``chat.completion``, or with ``stream`` a chunk for each step and those of the answer.
 
-        The steps before the answer are its ``reasoning_content``, as other servers call what comes first;
-        ``step`` has their parts. ``charge`` hears of the tokens of each step as it ends, so that a client
-        pays for what was played until it hung up; for an episode that has ended, that is its ``usage``. With
-        a session in ``envelope`` only the last message is new to the agent.
+        The steps before the answer are its ``reasoning_content``, as other servers call what comes first, and
+        so is a thought that the answer does not finish; ``step`` has their parts. ``charge`` hears of the
+        tokens of each step as it ends, so that a client pays for what was played until it hung up; for an
+        episode that has ended, that is its ``usage``. With a session in ``envelope`` only the last message is
+        new to the agent.
 
         Raises:
             OpenAIError: the request cannot be served, or the episode has failed.
@@ -74,18 +82,21 @@ class AgentFrontend:
         head: Json = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
         body_digest = digest(body, envelope)
         placed = replace(envelope, answer_id=head["id"], created=head["created"], body=body_digest)
+        steps = ""
         async with aclosing(self.episode(body, charge, placed)) as parts:
             async for part in parts:
                 if isinstance(part, Repeated):
                     head |= {"id": part.answer_id, "created": part.created}
                 elif isinstance(part, Trajectory):
                     answer = _Answer(head, part)
-                elif body.stream and not part.done:
-                    yield _step_chunk(head, part)
+                elif not part.done:
+                    steps += _step_text(part)
+                    if body.stream:
+                        yield _step_chunk(head, part)
         if not body.stream:
-            yield answer.whole()
+            yield answer.whole(steps)
             return
-        yield answer.chunk({"role": "assistant", "content": answer.text}, None)
+        yield answer.chunk(answer.message(), None)
         yield answer.chunk({}, answer.finish_reason)
         if body.includes_usage:
             yield answer.usage_chunk()
@@ -119,6 +130,7 @@ class AgentFrontend:
                     charge(part.num_tokens)
                     continue
                 if isinstance(part, Trajectory):
+                    self._count(body.model, str(part.termination_reason))
                     _check_ended_well(part)
                 yield part
 
@@ -186,9 +198,13 @@ def _check_ended_well(trajectory: Trajectory) -> None:
         raise OpenAIError(500, f"The agent has failed ({reason}): {error}", type="server_error")
 
 
+def _step_text(step: PlayedStep) -> str:
+    return f"{step.text}\n{step.observation}\n"
+
+
 def _step_chunk(head: Json, step: PlayedStep) -> Json:
     """A step before the answer as a chunk."""
-    delta = {"role": "assistant", "reasoning_content": f"{step.text}\n{step.observation}\n"}
+    delta = {"role": "assistant", "reasoning_content": _step_text(step)}
     return {
         **head,
         "object": "chat.completion.chunk",
@@ -203,10 +219,11 @@ class _Answer:
 
     def __init__(self, head: Json, trajectory: Trajectory) -> None:
         completions = [step.completion for step in trajectory.steps if step.completion is not None]
-        self.text = trajectory.steps[-1].model_response
-        self.finish_reason = (
-            "stop" if trajectory.termination_reason is TerminationReason.ENV_DONE else "length"
-        )
+        last = trajectory.steps[-1]
+        is_cut = last.completion is not None and last.completion.finish_reason == "length"
+        is_whole = trajectory.termination_reason is TerminationReason.ENV_DONE and not is_cut
+        self._text = last.model_response
+        self.finish_reason = "stop" if is_whole else "length"
         num_prompt_tokens = sum(each.num_prompt_tokens for each in completions)
         num_sampled_tokens = sum(each.num_completion_tokens for each in completions)
         self._usage = {
@@ -220,8 +237,15 @@ class _Answer:
             "num_steps": len(trajectory.steps),
         }
 
-    def whole(self) -> Json:
-        message = {"role": "assistant", "content": self.text}
+    def message(self, steps: str = "") -> Json:
+        """The answer, after the text of the ``steps`` before it."""
+        is_thought = is_unfinished(self._text)
+        reasoning = steps + (without_opening(self._text) if is_thought else "")
+        message = {"role": "assistant", "content": "" if is_thought else self._text}
+        return message | ({"reasoning_content": reasoning} if reasoning else {})
+
+    def whole(self, steps: str) -> Json:
+        message = self.message(steps)
         choice = {"index": 0, "message": message, "finish_reason": self.finish_reason, "logprobs": None}
         return {**self._head, "object": "chat.completion", "choices": [choice], "usage": self._usage}
 

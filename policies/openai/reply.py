@@ -188,9 +188,9 @@ class ChatReply(Reply):
             rest = text[: len(text) - len(answer)] + rest
         elif thought:  # it stood between parts of the answer
             message["reasoning_content"] = thought
-        # A cut answer says so, also where a call was cut after others.
-        changes = {} if piece.output.finish_reason == "length" else {"finish_reason": "tool_calls"}
-        return message | {"content": rest.strip() or None}, changes
+        # One that was cut off may have lost calls: the client has to know.
+        ended = {"finish_reason": "tool_calls"} if piece.output.finish_reason == "stop" else {}
+        return message | {"content": rest.strip() or None}, ended
 
     def _growing(self, piece: Piece) -> Json:
         """The next part of a message."""

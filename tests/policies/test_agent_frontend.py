@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,7 +70,9 @@ def ask(trajectory: Trajectory, **fields: Any) -> tuple[list[dict[str, Any]], Ca
 
 def test_the_answer_is_the_last_one_and_counts_the_tokens_of_all_turns() -> None:
     (answer,), calculator = ask(episode("<tool_call>", "46"), temperature=0, seed=3)
-    assert answer["choices"][0]["message"] == {"role": "assistant", "content": "46"}
+    steps = "<tool_call>\nto <tool_call>\n"
+    message = {"role": "assistant", "content": "46", "reasoning_content": steps}
+    assert answer["choices"][0]["message"] == message
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 4, "total_tokens": 10}
     assert (answer["policy_version"], answer["num_steps"]) == (7, 2)
@@ -97,6 +100,23 @@ def test_a_stream_has_each_step_before_the_answer() -> None:
     assert chunks[0]["step"] == {"number": 1, "text": "<tool_call>", "observation": "to <tool_call>"}
     assert chunks[0]["choices"][0]["delta"]["reasoning_content"] == "<tool_call>\nto <tool_call>\n"
     assert [chunk["choices"][0]["delta"].get("content") for chunk in chunks] == [None, "46", None]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thought_that_the_answer_does_not_finish_is_reasoning(stream: bool) -> None:
+    parts, _ = ask(episode("<think>Is it 46, or"), stream=stream)
+    choices = [part["choices"][0] for part in parts]
+    said = [choice["delta" if stream else "message"] for choice in choices]
+    assert "".join(each.get("content") or "" for each in said) == ""
+    assert "".join(each.get("reasoning_content", "") for each in said) == "Is it 46, or"
+
+
+def test_answer_that_its_own_limit_has_cut_says_so() -> None:
+    trajectory = episode("It is 4")
+    (step,) = trajectory.steps
+    step.completion = replace(step.completion, finish_reason="length")
+    (answer,), _ = ask(trajectory)
+    assert answer["choices"][0]["finish_reason"] == "length"
 
 
 def test_an_episode_whose_client_goes_away_is_closed() -> None:
