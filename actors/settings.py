@@ -65,9 +65,16 @@ class AccessConfig:
     hosts: list[str] = field(default_factory=list)
     """Names under which clients reach the endpoint, beside localhost and http_host. A request for another
     name, or from a web page of another one, is rejected."""
+    public_url: str | None = None
+    """Address at which clients reach the endpoint through a proxy, such as https://my.example/troupe; agent
+    cards have it. Null means the one that a client has asked at, with the proxy's X-Forwarded-Prefix."""
     keys_file: str | None = None
-    """File with one API key a line: its name and its SHA-256 in hexadecimal. Keys may also stand in the
-    variable TROUPE_API_KEYS=name:key,name:key. An address other than loopback needs at least one."""
+    """File with one API key a line: its name and its SHA-256 in hexadecimal; it is read anew when it changes.
+    Keys may also stand in the variable TROUPE_API_KEYS=name:key,name:key. An address other than loopback needs
+    at least one."""
+    log_requests: bool = False
+    """Whether the replica's log has a line for each request, and not only for those with a key or an
+    error."""
     requests_per_minute: int | None = setting(None, at_least=1)
     """Requests a minute of an API key; null means no limit. A replica allows its share: the limit divided by
     the largest number of replicas."""

@@ -166,6 +166,10 @@ class EngineStats:
     """Of those, the tokens of requests that were aborted."""
     num_running: int = 0
     """Requests that have not ended yet."""
+    num_prompt_tokens: int = 0
+    """Of the requests that have left the engine."""
+    num_cached_tokens: int = 0
+    """Of those, the tokens whose keys and values were there already."""
 
 
 @dataclass(frozen=True, slots=True)

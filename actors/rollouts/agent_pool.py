@@ -31,6 +31,8 @@ Told = PlayedStep | Trajectory | Exception
 """What is heard of an episode."""
 LOOK_SECONDS = 1.0
 """Between two looks at the conversations, by which the number of rollout actors goes."""
+STARTING_SECONDS = 2
+"""After which a client may ask again whether the agents have started."""
 MAX_WAITING_PER_ACTOR = 16
 """Messages that may be in play or wait, for each rollout actor: more are sent away."""
 
@@ -92,7 +94,7 @@ class AgentPool:
             self._following = asyncio.create_task(self._follow_conversations())
 
     async def check(self) -> None:
-        """Raise ``SamplerError`` if no message can be answered any more."""
+        """Raise ``SamplerError`` if no message can be answered any more, ``OpenAIError`` (503) if not yet."""
         self._check_alive()
 
     async def description(self) -> str:
@@ -298,7 +300,12 @@ class AgentPool:
 
     def _check_alive(self) -> None:
         if self._collecting is None:
-            raise SamplerError("The agents are still starting: ask again in some seconds.")
+            raise OpenAIError(
+                503,
+                "The agents are still starting: ask again in some seconds.",
+                type="server_error",
+                retry_after=STARTING_SECONDS,
+            )
         for work in (self._collecting, self._following):
             if work is not None and work.done():
                 raise SamplerError(f"The agents have failed: {work.exception()!r}")

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -19,10 +19,13 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from actors.serving.address import public_path
 from actors.serving.allowance import Allowance
+from actors.serving.cors import allow_page, answer_preflight, is_preflight
 from actors.serving.events import EVENTS, event
-from actors.serving.intake import OPEN_PATH
-from actors.serving.keys import ApiKeys, hostname, is_loopback, served_hosts
+from actors.serving.intake import OPEN_PATHS
+from actors.serving.keys import ApiKeys, KeysFile, hostname, is_loopback, served_hosts
+from actors.serving.metrics import METRICS_PATH, NO_KEY, Metrics
 from actors.settings import ServerConfig
 from policies.openai.protocol import OpenAIError
 
@@ -71,25 +74,37 @@ class Access:
 
     def __init__(self, keys: ApiKeys, config: ServerConfig) -> None:
         access = config.access
+        self.metrics = Metrics()
         self.max_request_seconds = access.max_request_seconds
+        self.logs_all = access.log_requests
+        self.public_url, self.path = access.public_url, public_path(access.public_url)
         self._max_open_requests = access.max_open_requests
         self._num_open = 0
         self._hosts = served_hosts(config)
-        self._keys = keys
+        self._file = None if access.keys_file is None else KeysFile(access.keys_file, keys)
         limits = (access.requests_per_minute, access.tokens_per_minute)
-        shares = [limit and limit / config.most_replicas for limit in limits]
-        self._callers = {name: Caller(name, *map(Allowance, shares)) for name in keys.digests}
+        self._shares = [limit and limit / config.most_replicas for limit in limits]
         self._anybody = Caller(None, Allowance(None), Allowance(None))
+        self._needs_key = bool(keys)
+        self._callers: dict[str, Caller] = {}
+        self._use(keys)
+
+    def _use(self, keys: ApiKeys) -> None:
+        """Let these keys in, and no others. Who stays has used what it has used."""
+        self._keys = keys
+        self._callers = {
+            name: self._callers.get(name) or Caller(name, *map(Allowance, self._shares))
+            for name in keys.digests
+        }
 
     @contextmanager
     def admitted(self, path: str, headers: Headers) -> Iterator[Caller]:
         """The caller of a request, which is open while the block lasts. Raises ``OpenAIError``."""
-        self._check_address("Host", headers.get("host", ""))
-        if (origin := headers.get("origin")) is not None:  # a browser sends it, for a page
-            self._check_address("Origin", urlsplit(origin).netloc)
-        if path == OPEN_PATH:
+        if path in OPEN_PATHS:
             yield self._anybody
             return
+        if path != METRICS_PATH or not self._needs_key:  # Prometheus asks by the address of a machine
+            self.check_addresses(headers)
         caller = self._caller(headers)
         caller.check_allowance()
         if self._num_open >= self._max_open_requests:
@@ -106,17 +121,33 @@ class Access:
         finally:
             self._num_open -= 1
 
+    def page_of(self, headers: Headers) -> str | None:
+        """The page of ours that a browser asks for; ``None`` for all other requests."""
+        origin = headers.get("origin")
+        return origin if origin is not None and self._serves(hostname(urlsplit(origin).netloc)) else None
+
+    def check_addresses(self, headers: Headers) -> None:
+        """Raise ``OpenAIError`` for a request to another name of the server, or from another one's page."""
+        self._check_address("Host", headers.get("host", ""))
+        if (origin := headers.get("origin")) is not None:  # a browser sends it, for a page
+            self._check_address("Origin", urlsplit(origin).netloc)
+
     def _check_address(self, header: str, value: str) -> None:
         """A page that a browser has from elsewhere must not reach this server by a name of its own."""
         host = hostname(value)[:MAX_LOGGED]
-        if not is_loopback(host) and host not in self._hosts:
+        if not self._serves(host):
             raise OpenAIError(
                 403, f"{header} {host!r} is not served here: add it to server.access.hosts, if it should be."
             )
 
+    def _serves(self, host: str) -> bool:
+        return is_loopback(host) or host in self._hosts
+
     def _caller(self, headers: Headers) -> Caller:
-        if not self._keys:
+        if not self._needs_key:
             return self._anybody
+        if self._file is not None and (keys := self._file.changed()) is not None:
+            self._use(keys)
         scheme, _, key = headers.get("authorization", "").partition(" ")
         name = self._keys.name_of(key.strip().encode("latin-1")) if scheme.lower() == "bearer" else None
         if name is None:
@@ -137,10 +168,18 @@ class AccessControl:
             await self._app(scope, receive, send)
             return
         access: Access = serve.get_replica_context().servable_object.access
-        answer = _Answer(send)
-        name, start = None, time.monotonic()
+        scope = _as_served(scope, access.path)
+        headers = Headers(scope=scope)
+        start = time.monotonic()
+        answer = _Answer(allow_page(access.page_of(headers), send), lambda: time.monotonic() - start)
+        name = None
+        access.metrics.begin()
         try:
-            with access.admitted(scope["path"], Headers(scope=scope)) as caller:
+            if is_preflight(scope, headers):
+                access.check_addresses(headers)
+                await answer_preflight(scope, receive, answer.send)
+                return
+            with access.admitted(scope["path"], headers) as caller:
                 name = caller.name
                 scope.setdefault("state", {})["caller"] = caller
                 await self._within(access.max_request_seconds, scope, receive, answer)
@@ -148,9 +187,12 @@ class AccessControl:
             logger.info("rejected: %s: %d, %s", _title(scope), error.status, error)
             await answer.end(error, scope, receive)
         finally:
-            if name is not None:
-                seconds = time.monotonic() - start
-                logger.info("key %s: %s: %s, %.1f s", name, _title(scope), answer.status, seconds)
+            seconds = time.monotonic() - start
+            access.metrics.end(scope, answer.status, name, seconds)
+            if answer.first_seconds is not None:
+                access.metrics.first_event(scope, answer.first_seconds)
+            if name is not None or access.logs_all:
+                logger.info("key %s: %s: %s, %.1f s", name or NO_KEY, _title(scope), answer.status, seconds)
 
     async def _within(self, seconds: float, scope: Scope, receive: Receive, answer: _Answer) -> None:
         limit = asyncio.timeout(seconds)
@@ -168,6 +210,14 @@ class AccessControl:
             ) from None
 
 
+def _as_served(scope: Scope, path: str) -> Scope:
+    """The request as the routes know it: without the public path, and a HEAD as the GET that it means."""
+    changes = {"method": "GET"} if scope["method"] == "HEAD" else {}
+    if path and scope["path"].startswith(f"{path}/"):
+        changes |= {"path": scope["path"][len(path) :], "raw_path": scope.get("raw_path", b"")[len(path) :]}
+    return {**scope, **changes}
+
+
 def _title(scope: Scope) -> str:
     """A request in a line of the log, which no client makes longer than this."""
     return f"{scope['method'][:20]} {scope['path'][:MAX_LOGGED]!r}"
@@ -178,14 +228,20 @@ class _Answer:
     """What was sent to the client so far."""
 
     sender: Send
+    seconds: Callable[[], float]
+    """Tells how long ago the request came."""
     status: int | None = None
     is_stream: bool = False
     """Whether it is a stream of events."""
+    first_seconds: float | None = None
+    """When the first event was sent."""
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            self.is_stream = Headers(scope=message).get("content-type", "").startswith(EVENTS)
+            self.is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith(EVENTS)
+        elif self.is_stream and self.first_seconds is None:
+            self.first_seconds = self.seconds()
         await self.sender(message)
 
     async def end(self, error: OpenAIError, scope: Scope, receive: Receive) -> None:

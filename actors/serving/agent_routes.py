@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from ray import serve
 
+from actors.serving.address import public_address
 from actors.serving.pool_client import PoolClient
 from policies.openai.agent_frontend import PREFIX, AgentFrontend
 from policies.openai.protocol import OpenAIError
@@ -121,10 +122,11 @@ async def only_card(request: Request) -> Response:
 
 @agent_routes.get(f"{agent_path('{name}')}{CARD_PATH}")
 async def card(name: str, request: Request) -> Response:
-    """The A2A card of an agent. Its address is the one that the client has asked at."""
+    """The A2A card of an agent, with the address by which clients reach it."""
     protocols = _protocols()
     agent = protocols.agent(name)
-    url = str(request.base_url).rstrip("/") + agent_path(name)
+    public_url = serve.get_replica_context().servable_object.access.public_url
+    url = public_address(request, public_url) + agent_path(name)
     return await protocols.a2a.card(agent, url, request)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,7 +22,6 @@ from environments.errors import TroupeError
 from policies.openai.envelope import Envelope
 from policies.openai.limits import MAX_BODY_BYTES, MAX_BODY_SECONDS
 from policies.openai.protocol import OpenAIError, openai_error
-from policies.sampler import EngineStats
 
 
 class BodyLimit:
@@ -82,12 +82,21 @@ async def _error(_: Request, error: Exception) -> JSONResponse:
 
 @http.exception_handler(RequestValidationError)
 async def _validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
+    kind = request.headers.get("content-type", "nothing").partition(";")[0].strip().lower()
+    if request.method == "POST" and not kind.endswith("json"):
+        told = OpenAIError(
+            415, f"The body is sent as {kind[:50]!r}: send JSON, with Content-Type: application/json."
+        )
+        return await _error(request, told)
     return await _error(request, OpenAIError.from_validation(error.errors()))
 
 
 @http.exception_handler(HTTPException)
 async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
     """Unknown addresses and methods, and bodies that cannot be read."""
+    if error.status_code == 404:
+        served = ", ".join(sorted({route.path for route in http.routes if isinstance(route, APIRoute)}))
+        return await _error(request, OpenAIError(404, f"Nothing is served here. What is: {served}."))
     return await _error(request, OpenAIError(error.status_code, f"{error.detail}."))
 
 
@@ -155,17 +164,3 @@ Troupe serves {", ".join(models)} to OpenAI clients at {url}.
 
 Talk to them, and look at a run, in the browser: {command_name("view")} RUN --server {url}
 """
-
-
-def prometheus_text(version: int, stats: EngineStats) -> str:
-    """The body of ``GET /metrics``, in Prometheus' text format."""
-    values = {
-        "troupe_policy_version gauge": version,
-        "troupe_running_requests gauge": stats.num_running,
-        "troupe_sampled_tokens_total counter": stats.num_tokens,
-        "troupe_aborted_tokens_total counter": stats.num_aborted_tokens,
-        "troupe_engine_seconds_total counter": stats.seconds,
-        "troupe_engine_busy_seconds_total counter": stats.busy_seconds,
-    }
-    lines = (f"# TYPE {name}\n{name.split()[0]} {value}" for name, value in values.items())
-    return "\n".join(lines) + "\n"

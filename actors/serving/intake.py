@@ -10,10 +10,14 @@ import asyncio
 from weakref import WeakKeyDictionary
 
 from starlette.middleware import Middleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-OPEN_PATH = "/health"
-"""Needs no key, waits for no other request and is never too much: whatever watches the server asks for it."""
+OPEN_PATHS = ("/health", "/ready")
+"""They need no key and no name, wait for no other request and are never too much: whatever watches the server
+asks for them, and often by the address of a machine."""
+ROUTES_PATH = "/-/routes"
+"""Where Serve's proxies tell everybody what the cluster serves."""
 AT_ONCE, SECONDS = 2, 0.002
 """As many requests begin in so many seconds. A busy loop has longer rounds, and begins as many a round."""
 PROXY_ENVIRONMENT = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{__name__}:proxy_middlewares"}
@@ -29,7 +33,10 @@ class Intake:
         """By loop: one application may be served by several, one after the other."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != OPEN_PATH:
+        if scope["type"] == "http" and scope["path"] == ROUTES_PATH:
+            await Response(status_code=404)(scope, receive, send)
+            return
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             loop = asyncio.get_running_loop()
             places = self._places.setdefault(loop, asyncio.Semaphore(AT_ONCE))
             await places.acquire()

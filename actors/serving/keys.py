@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -15,8 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from actors.serving.address import check_public_url
 from actors.settings import ServerConfig
 from environments.errors import ConfigError
+
+logger = logging.getLogger("ray.serve")
 
 KEYS_VARIABLE = "TROUPE_API_KEYS"
 MIN_KEY_CHARACTERS = 16
@@ -32,6 +36,8 @@ class ApiKeys:
 
     digests: dict[str, bytes] = field(default_factory=dict)
     """SHA-256 of each key, by the key's name."""
+    of_file: frozenset[str] = field(default=frozenset(), compare=False)
+    """The names that ``server.access.keys_file`` has given."""
 
     def __bool__(self) -> bool:
         return bool(self.digests)
@@ -45,6 +51,38 @@ class ApiKeys:
             if hmac.compare_digest(digest, known):
                 found = name
         return found
+
+
+class KeysFile:
+    """``server.access.keys_file``, read anew when it has changed. A replica on a machine that has no such
+    file keeps the keys that it was started with.
+
+    Args:
+        path: of the file.
+        keys: those that hold now.
+    """
+
+    def __init__(self, path: str, keys: ApiKeys) -> None:
+        self._path = path
+        self._stamp: tuple[int, int, int] | None = None
+        self._others = {name: keys.digests[name] for name in keys.digests.keys() - keys.of_file}
+
+    def changed(self) -> ApiKeys | None:
+        """The keys that hold from now on; ``None`` where they are the same as before."""
+        try:
+            state = Path(self._path).stat()
+        except OSError:
+            return None
+        stamp = (state.st_mtime_ns, state.st_size, state.st_ino)
+        if stamp == self._stamp:
+            return None
+        self._stamp = stamp
+        try:
+            given = [(name, digest) for _, name, digest in _from_file(self._path)]
+        except ConfigError as error:
+            logger.error("The keys stay as they are: %s", error)
+            return None
+        return ApiKeys({**dict(given), **self._others}, frozenset(name for name, _ in given))
 
 
 def access_keys(config: ServerConfig) -> ApiKeys:
@@ -63,7 +101,7 @@ def access_keys(config: ServerConfig) -> ApiKeys:
             f"server.http_host={host} would let everybody in who reaches this machine: set {KEYS_VARIABLE}="
             "name:key or server.access.keys_file, or leave it at 127.0.0.1."
         )
-    if host in WILDCARDS and not access.hosts:
+    if host in WILDCARDS and not access.hosts and access.public_url is None:
         raise ConfigError(
             f"server.http_host={host} has to know by which names clients reach this machine: add "
             "server.access.hosts=[my-machine.example], for example."
@@ -107,7 +145,9 @@ def served_hosts(config: ServerConfig) -> set[str]:
                 f"server.access.hosts has {given!r}, which is no name of a machine: write it like "
                 "my-machine.example."
             )
-    return {hostname(given) for given in (config.http_host, *config.access.hosts)} - set(WILDCARDS)
+    check_public_url(config.access.public_url)
+    public = urlsplit(config.access.public_url or "").netloc
+    return {hostname(given) for given in (config.http_host, *config.access.hosts, public)} - set(WILDCARDS)
 
 
 def read_keys(keys_file: str | None) -> ApiKeys:
@@ -126,7 +166,7 @@ def read_keys(keys_file: str | None) -> ApiKeys:
         if name in digests:
             raise ConfigError(f"{place}: there are two keys with the name {name!r}: rename one.")
         digests[name] = digest
-    return ApiKeys(digests)
+    return ApiKeys(digests, frozenset(name for _, name, _ in _from_file(keys_file)))
 
 
 def _from_variable(text: str) -> Iterator[tuple[str, str, bytes]]:

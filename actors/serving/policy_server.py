@@ -20,10 +20,12 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.sampling.queue_worker import QueueWorker, serve_queue
 from actors.serving.access import Access
+from actors.serving.address import public_address
 from actors.serving.agent_routes import AgentProtocols, agent_routes
 from actors.serving.autoscaling import TOKENS_IN_FLIGHT
-from actors.serving.http import envelope, http, prometheus_text, respond, welcome_text
+from actors.serving.http import envelope, http, respond, welcome_text
 from actors.serving.keys import ApiKeys
+from actors.serving.metrics import METRICS_PATH
 from actors.serving.pinned import PinnedClient, started_engine
 from actors.serving.pool_client import PoolClient
 from actors.settings import MANY_CALLS, PinnedVersion, ServerConfig
@@ -34,7 +36,7 @@ from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.tool_calls import CallReader
 from policies.openai.agent_frontend import PREFIX, AgentFrontend
 from policies.openai.frontend import Charge, OpenAIFrontend
-from policies.openai.protocol import ChatRequest, CompletionRequest
+from policies.openai.protocol import ChatRequest, CompletionRequest, OpenAIError
 from policies.openai.reply import Json
 from policies.openai.responses import ResponsesFrontend, ResponsesRequest
 
@@ -118,9 +120,9 @@ class PolicyServer:
             config.access.max_sampled_answers,
             {name: client.version for name, client in self._pinned.items()},
         )
-        pools = {name: PoolClient(pool) for name, pool in (agents or {}).items()}
+        self._pools = pools = {name: PoolClient(pool) for name, pool in (agents or {}).items()}
         players = {name: pool.play for name, pool in pools.items()}
-        self._agents = AgentFrontend(players, config.agents.temperature)
+        self._agents = AgentFrontend(players, config.agents.temperature, self.access.metrics.episode)
         self._responses = ResponsesFrontend(self._agents, pools)
         self.agent_protocols = AgentProtocols(pools, self._agents, bool(keys), lambda: self._engine.version)
         self._queue_workers: dict[ray.actor.ActorHandle, QueueWorker] = {}
@@ -215,16 +217,25 @@ class PolicyServer:
     @http.get("/")
     async def welcome(self, request: Request) -> PlainTextResponse:
         names = [model["id"] for model in (await self.models())["data"]]
-        return PlainTextResponse(welcome_text(names, f"{request.base_url}v1"))
+        url = public_address(request, self.access.public_url)
+        return PlainTextResponse(welcome_text(names, f"{url}/v1"))
 
     @http.get("/health")
     async def health(self) -> dict[str, Any]:
         self.check_health()
         return {"status": "ok", "policy_version": self._engine.version}
 
-    @http.get("/metrics")
+    @http.get("/ready")
+    async def ready(self) -> dict[str, Any]:
+        """Whether all that is served can answer, agents too: status 503 until then."""
+        await asyncio.gather(*(pool.check() for pool in self._pools.values()))
+        return await self.health()
+
+    @http.get(METRICS_PATH)
     async def metrics(self) -> PlainTextResponse:
-        return PlainTextResponse(prometheus_text(self._engine.version, self._engine.stats()))
+        engine, waiting = self._engine, self._openai.num_waiting
+        text = self.access.metrics.text(engine.version, engine.stats(), waiting, engine.tokens_in_flight)
+        return PlainTextResponse(text)
 
     @http.get("/v1/models")
     async def models(self) -> dict[str, Any]:
@@ -237,18 +248,26 @@ class PolicyServer:
 
     @http.post("/v1/chat/completions")
     async def chat_completions(self, body: ChatRequest, request: Request) -> Response:
-        charge = request.state.caller.charge_tokens
         if body.model.startswith(PREFIX):
-            return await respond(self._agents.chat(body, charge, envelope(request)), body.stream)
-        return await self._answered(body, self._openai.chat, charge)
+            parts = self._agents.chat(body, self._charge(body.model, request), envelope(request))
+            return await respond(parts, body.stream)
+        return await self._answered(body, self._openai.chat, request)
 
     @http.post("/v1/responses")
     async def responses(self, body: ResponsesRequest, request: Request) -> Response:
-        charge = request.state.caller.charge_tokens
-        return await respond(self._responses.respond(body, charge, envelope(request)), body.stream)
+        parts = self._responses.respond(body, self._charge(body.model, request), envelope(request))
+        return await respond(parts, body.stream)
 
     @http.get("/v1/responses/{response_id}")
-    async def response(self, response_id: str, request: Request) -> dict[str, Any]:
+    async def response(
+        self, response_id: str, request: Request, stream: bool | None = None
+    ) -> dict[str, Any]:
+        if stream:
+            raise OpenAIError(
+                400,
+                "A response is streamed while it is made, by POST /v1/responses: leave stream out.",
+                param="stream",
+            )
         return await self._responses.retrieve(response_id, envelope(request).owner)
 
     @http.delete("/v1/responses/{response_id}")
@@ -265,9 +284,21 @@ class PolicyServer:
 
     @http.post("/v1/completions")
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
-        return await self._answered(body, self._openai.complete, request.state.caller.charge_tokens)
+        return await self._answered(body, self._openai.complete, request)
 
-    async def _answered(self, body: Body, own: Callable[[Body, Charge], Parts], charge: Charge) -> Response:
+    async def _answered(self, body: Body, own: Callable[[Body, Charge], Parts], request: Request) -> Response:
         """By the engine of this replica, or by that of a pinned version."""
+        if envelope(request).idempotency_key is not None:
+            raise OpenAIError(
+                400,
+                "The header Idempotency-Key is for agents, whose answers are kept, and a model's are not: "
+                "leave it out. A seed makes an answer repeatable.",
+            )
         answer = self._pinned[body.model].answer if body.model in self._pinned else own
-        return await respond(answer(body, charge), body.stream)
+        return await respond(answer(body, self._charge(body.model, request)), body.stream)
+
+    def _charge(self, model: str, request: Request) -> Charge:
+        """What counts the tokens of a request; the names of models that are not served are not kept."""
+        caller = request.state.caller
+        known = model in self._openai.names or model in self._pools
+        return self.access.metrics.charge(model if known else "none", caller.name, caller.charge_tokens)

@@ -46,6 +46,10 @@ class PoolClient:
         """``AgentPool.is_under_way``."""
         return await _call(self._pool.is_under_way.remote, owner, key)
 
+    async def check(self) -> None:
+        """Raise ``TroupeError`` if the agent cannot answer a message now."""
+        await _call(self._pool.check.remote)
+
     async def description(self) -> str:
         """What the agent does."""
         return await _call(self._pool.description.remote)

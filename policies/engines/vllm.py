@@ -56,6 +56,8 @@ class VLLMEngine(Engine):
         self._busy_seconds = 0.0
         self._num_tokens = 0
         self._num_aborted_tokens = 0
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
         self._failure: BaseException | None = None
         self._engine = _start_vllm(model_path, config, _adapter_args(adapters))
         self._adapters = _load_adapters(self._engine, adapters)
@@ -104,6 +106,8 @@ class VLLMEngine(Engine):
             num_tokens=self._num_tokens,
             num_aborted_tokens=self._num_aborted_tokens,
             num_running=len(self._running),
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_tokens=self._num_cached_tokens,
         )
 
     def check_alive(self) -> None:
@@ -229,6 +233,8 @@ class VLLMEngine(Engine):
             running = self._running[request_id]
             if output.finished:
                 del self._running[request_id]
+                self._num_prompt_tokens += len(running.prompt_ids)
+                self._num_cached_tokens += output.num_cached_tokens or 0
             self._num_tokens += len(sampled.token_ids)
             ready.append((request_id, _token_output(sampled, running)))
         if ready and self._loop is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from environments.errors import ConfigError, PromptTooLongError
@@ -66,13 +66,20 @@ class OpenAIFrontend:
         self._renderer = renderer
         self._engine = engine
         self._places = asyncio.Semaphore(max_sampled)
+        self.num_waiting = 0
+        """Answers that wait for a place in the engine."""
         self._tool_parser = get_tool_parser(tool_parser or parser_name_of(renderer.chat_template))
         # A reply's log-probabilities name each token; a vocabulary is small, decoding one token is not free.
         self._token_text = functools.cache(lambda token_id: renderer.decode((token_id,)))
 
+    @property
+    def names(self) -> list[str]:
+        """All names by which clients ask for a model."""
+        return [*self._adapters, *self._elsewhere]
+
     def models(self) -> Json:
         """The body of ``GET /v1/models``."""
-        return {"object": "list", "data": [self.model(name) for name in (*self._adapters, *self._elsewhere)]}
+        return {"object": "list", "data": [self.model(name) for name in self.names]}
 
     def model(self, name: str) -> Json:
         """The body of ``GET /v1/models/{name}``. Raises ``OpenAIError`` if it is not served."""
@@ -126,7 +133,7 @@ class OpenAIFrontend:
 
     def _check_model(self, name: str) -> None:
         if name not in self._adapters:
-            served = ", ".join(map(repr, (*self._adapters, *self._elsewhere)))
+            served = ", ".join(map(repr, self.names))
             raise OpenAIError(
                 404,
                 f"The model {name!r} does not exist: this server serves {served}.",
@@ -233,15 +240,27 @@ class OpenAIFrontend:
     def _sample(self, requests: list[TokenRequest], in_pieces: bool) -> AsyncGenerator[Piece, None]:
         return self._sample_in_pieces(requests) if in_pieces else self._sample_whole(requests)
 
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        self.num_waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self.num_waiting -= 1
+        try:
+            yield
+        finally:
+            self._places.release()
+
     async def _generate(self, request: TokenRequest) -> TokenOutput:
         with self._engine.in_flight(request.prompt_ids, request.params):
-            async with self._places:
+            async with self._place():
                 return await self._engine.generate(request.prompt_ids, request.params)
 
     async def _stream(self, request: TokenRequest) -> AsyncGenerator[TokenOutput, None]:
         outputs = self._engine.stream(request.prompt_ids, request.params)
         with self._engine.in_flight(request.prompt_ids, request.params):
-            async with self._places, aclosing(outputs):
+            async with self._place(), aclosing(outputs):
                 async for output in outputs:
                     yield output
 

@@ -475,6 +475,23 @@ def test_an_agent_that_is_not_served_is_an_error_with_those_that_are(server: Age
     assert "/a2a/calculator/.well-known/agent-card.json" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("headers", "address"),
+    [
+        ({"X-Forwarded-Prefix": "/troupe"}, "http://{host}/troupe/a2a/calculator"),
+        ({"X-Forwarded-Prefix": "/a/b/", "X-Forwarded-Proto": "https"}, "https://{host}/a/b/a2a/calculator"),
+        ({"X-Forwarded-Prefix": "evil.example"}, "http://{host}/a2a/calculator"),
+        ({"X-Forwarded-Prefix": "//evil.example"}, "http://{host}/a2a/calculator"),
+    ],
+)
+def test_the_card_has_the_address_before_the_proxy(
+    server: AgentServer, headers: dict[str, str], address: str
+) -> None:
+    card = httpx.get(f"{server.url}/.well-known/agent-card.json", headers=headers).json()
+    host = server.url.removeprefix("http://")
+    assert [each["url"] for each in card["supportedInterfaces"]] == [address.format(host=host)]
+
+
 def test_of_several_agents_each_has_a_card_and_the_common_address_names_them(
     tokenizer_folder: Path,  # noqa: F811
 ) -> None:

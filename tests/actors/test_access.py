@@ -26,6 +26,7 @@ from actors.serving.keys import ApiKeys, access_keys, read_keys
 from actors.settings import AccessConfig, ServerConfig
 from environments.errors import ConfigError
 from policies.openai.protocol import OpenAIError
+from policies.sampler import EngineStats
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 KEYS = ApiKeys(
@@ -42,6 +43,8 @@ def application() -> FastAPI:
     app.add_middleware(AccessControl)
 
     @app.get("/health")
+    @app.get("/ready")
+    @app.get("/metrics")
     @app.get("/anything")
     async def anything() -> str:
         return "fine"
@@ -69,6 +72,10 @@ def application() -> FastAPI:
             await asyncio.sleep(60)
 
         return StreamingResponse(pieces(), media_type="text/event-stream")
+
+    @app.get("/short-events")
+    async def short_events() -> StreamingResponse:
+        return StreamingResponse(iter(["data: 1\n\n", "data: 2\n\n"]), media_type="text/event-stream")
 
     return app
 
@@ -138,8 +145,24 @@ def test_the_name_that_the_error_says_is_served_when_it_is_added(host: str) -> N
 )
 def test_another_name_of_the_server_is_rejected(host: str) -> None:
     with behind() as (client, _):
-        for path in ("/anything", "/health"):
-            assert client.get(path, headers={**bearer(ALICE), "host": host}).status_code == 403
+        assert client.get("/anything", headers={**bearer(ALICE), "host": host}).status_code == 403
+
+
+@pytest.mark.parametrize("host", ["evil.example", "10.0.0.1:8000", ""])
+def test_a_probe_needs_no_name_of_the_server(host: str) -> None:
+    with behind() as (client, _):
+        for path in ("/health", "/ready"):
+            assert client.get(path, headers={"host": host}).status_code == 200
+        assert client.get("/metrics", headers={**bearer(ALICE), "host": host}).status_code == 200
+        assert client.get("/metrics", headers={"host": host}).status_code == 401
+    with behind(ApiKeys()) as (client, _):
+        assert client.get("/metrics", headers={"host": "evil.example"}).status_code == 403
+
+
+def test_a_route_that_can_be_read_can_be_asked_for_its_head() -> None:
+    with behind() as (client, _):
+        assert client.head("/anything", headers=bearer(ALICE)).status_code == 200
+        assert client.head("/anything").status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -150,7 +173,119 @@ def test_web_pages_of_other_servers_are_rejected(origin: str, status: int) -> No
     with behind() as (client, _):
         response = client.get("/anything", headers={**bearer(ALICE), "origin": origin})
     assert response.status_code == status
-    assert not [name for name in response.headers if name.startswith("access-control")]
+    assert response.headers.get("access-control-allow-origin") == (origin if status == 200 else None)
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("http://localhost:3000", 204), ("https://pages.example", 204), ("https://evil.example", 403)],
+)
+def test_a_browser_may_ask_what_a_page_of_ours_may_send(origin: str, status: int) -> None:
+    asked = {
+        "origin": origin,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type",
+    }
+    with behind(hosts=["pages.example"]) as (client, _):
+        answer = client.options("/anything", headers=asked)
+        assert client.options("/anything", headers={"origin": origin}).status_code in (401, 403)
+        health = client.get("/health", headers={"origin": origin})
+    assert answer.status_code == status
+    allowed = origin if status == 204 else None
+    for each in (answer, health):
+        assert each.headers.get("access-control-allow-origin") == allowed
+    if allowed:
+        assert "POST" in answer.headers["access-control-allow-methods"]
+        assert answer.headers["access-control-allow-headers"] == "authorization,content-type"
+
+
+def test_a_public_address_is_a_name_of_the_server_and_its_path_may_stay_on() -> None:
+    with behind(public_url="https://my.example/troupe/") as (client, _):
+        headers = {**bearer(ALICE), "host": "my.example"}
+        for path in ("/anything", "/troupe/anything"):
+            assert client.get(path, headers=headers).json() == "fine"
+        assert client.get("/troupes/anything", headers=headers).status_code == 404
+
+
+def test_keys_are_read_anew_when_their_file_has_changed(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+
+    def write(text: str) -> None:
+        other = tmp_path / "other"
+        other.write_text(text)
+        other.replace(file)
+
+    def line(name: str, key: str) -> str:
+        return f"{name} {hashlib.sha256(key.encode()).hexdigest()}\n"
+
+    write(line("alice", ALICE))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TROUPE_API_KEYS", "fixed:fixed-0123456789abcdef")
+        keys = read_keys(str(file))
+    with behind(keys, keys_file=str(file)) as (client, _):
+
+        def statuses() -> list[int]:
+            sent = (ALICE, BOB, "fixed-0123456789abcdef")
+            return [client.get("/anything", headers=bearer(key)).status_code for key in sent]
+
+        assert statuses() == [200, 401, 200]
+        write(line("alice", ALICE) + line("bob", BOB))
+        assert statuses() == [200, 200, 200]
+        write(line("bob", BOB))
+        assert statuses() == [401, 200, 200]
+        write("no line of a key")
+        assert statuses() == [401, 200, 200], "a broken file changes nothing"
+        write("")
+        assert statuses() == [401, 401, 200]
+        file.unlink()
+        assert statuses() == [401, 401, 200], "nor does one that is gone"
+
+
+def test_a_file_without_keys_lets_nobody_in(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"alice {hashlib.sha256(ALICE.encode()).hexdigest()}")
+    with behind(read_keys(str(file)), keys_file=str(file)) as (client, _):
+        file.write_text("")
+        assert client.get("/anything", headers=bearer(ALICE)).status_code == 401
+        assert client.get("/anything").status_code == 401
+
+
+def test_requests_are_counted_by_route_status_and_key() -> None:
+    with behind() as (client, access):
+        for path in ("/anything", "/tokens/3", "/tokens/4", "/nowhere", "/short-events"):
+            client.get(path, headers=bearer(ALICE))
+        client.get("/anything")
+        text = access.metrics.text(7, EngineStats(num_tokens=5), num_waiting=2, tokens_in_flight=9)
+    for line in (
+        'troupe_http_requests_total{key="alice",route="/anything",status="200"} 1.0',
+        'troupe_http_requests_total{key="alice",route="/tokens/{number}",status="200"} 2.0',
+        'troupe_http_requests_total{key="alice",route="none",status="404"} 1.0',
+        'troupe_http_requests_total{key="-",route="none",status="401"} 1.0',
+        'troupe_http_request_seconds_count{route="/anything"} 1.0',
+        'troupe_http_first_event_seconds_count{route="/short-events"} 1.0',
+        "troupe_http_open_requests 0.0",
+        "troupe_waiting_requests 2",
+        "troupe_policy_version 7",
+    ):
+        assert line in text.splitlines(), text
+
+
+def test_a_log_of_all_requests_has_those_without_a_key_too(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ray.serve")
+    with behind(ApiKeys(), log_requests=True) as (client, _):
+        client.get("/anything")
+    with behind(ApiKeys()) as (client, _):
+        client.get("/anything")
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "ray.serve"]
+    assert line.startswith("key -: GET '/anything': 200")
+
+
+def test_a_long_path_is_cut_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ray.serve")
+    with behind() as (client, _):
+        client.get(f"/{'a' * 50_000}")
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "ray.serve"]
+    assert line.startswith("rejected: GET '/aaa") and len(line) < 500
 
 
 def test_a_key_that_has_used_its_requests_hears_when_to_come_again_and_others_are_served() -> None:

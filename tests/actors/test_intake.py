@@ -10,7 +10,7 @@ import psutil
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from actors.serving.intake import AT_ONCE, OPEN_PATH, PROXY_ENVIRONMENT, SECONDS, Intake
+from actors.serving.intake import AT_ONCE, OPEN_PATHS, PROXY_ENVIRONMENT, SECONDS, Intake
 from launch.health.members import role_of
 
 COUNT = 40
@@ -66,8 +66,8 @@ def test_an_application_can_be_served_by_one_loop_after_the_other() -> None:
 
 def test_a_request_for_the_health_waits_for_no_other() -> None:
     paths = [f"/{number}" for number in range(COUNT - 1)]
-    begun = asyncio.run(crowd([*paths, OPEN_PATH]))
-    assert [path for path, _ in begun[: AT_ONCE + 1]] == [*paths[:AT_ONCE], OPEN_PATH]
+    begun = asyncio.run(crowd([*paths, *OPEN_PATHS]))
+    assert [path for path, _ in begun[: AT_ONCE + 2]] == [*paths[:AT_ONCE], *OPEN_PATHS]
 
 
 @pytest.mark.engine

@@ -24,6 +24,7 @@ from starlette.routing import Route
 from actors.serving import policy_server
 from actors.serving.access import Caller
 from actors.serving.http import BodyLimit, http, respond
+from actors.serving.intake import OPEN_PATHS
 from actors.serving.keys import ApiKeys
 from actors.serving.pinned import PinnedPolicy
 from actors.serving.policy_server import PolicyServer
@@ -36,7 +37,7 @@ from policies.openai.envelope import Envelope
 from policies.openai.frontend import OpenAIFrontend
 from policies.openai.limits import MAX_BODY_BYTES
 from policies.openai.owned import NewestOfOwner
-from policies.openai.protocol import ChatRequest
+from policies.openai.protocol import ChatRequest, OpenAIError
 from policies.sampler import SamplingParams
 from policies.settings import EngineConfig
 from policies.tiny import build_tokenizer
@@ -136,7 +137,9 @@ def events(text: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "route", [route for route in http.routes if isinstance(route, Route)], ids=lambda route: route.path
+    "route",
+    [route for route in http.routes if isinstance(route, Route) and route.path not in OPEN_PATHS],
+    ids=lambda route: route.path,
 )
 def test_no_route_answers_under_a_foreign_name(client: TestClient, route: Route) -> None:
     method = sorted(route.methods or ())[0]
@@ -568,3 +571,59 @@ def test_a_client_that_disconnects_ends_the_sampling(tokenizer_folder: Path, spe
 
     after = asyncio.run(disconnect())
     assert (before, after) == ([1], 0)
+
+
+def test_a_body_that_is_no_json_is_told_by_its_content_type(client: TestClient) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        answer = client.post("/v1/chat/completions", content=json.dumps(BODY), headers={"content-type": kind})
+        assert answer.status_code == 415
+        assert f"sent as {kind!r}" in answer.json()["error"]["message"]
+
+
+def test_an_idempotency_key_for_a_model_is_an_error(client: TestClient) -> None:
+    answer = client.post("/v1/chat/completions", json=BODY, headers={"idempotency-key": "1"})
+    assert answer.status_code == 400 and "Idempotency-Key" in answer.json()["error"]["message"]
+
+
+def test_a_kept_response_is_not_streamed(client: TestClient) -> None:
+    answer = client.get("/v1/responses/resp_1?stream=true")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
+
+
+def test_an_address_that_is_not_served_is_answered_with_those_that_are(client: TestClient) -> None:
+    answer = client.post("/v1/messages", json={"model": "tiny"})
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 404
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models"):
+        assert path in message
+
+
+def test_tokens_are_counted_by_model_and_key(client: TestClient) -> None:
+    def tokens() -> float:
+        text = client.get("/metrics").text
+        return sum(
+            map(float, re.findall(r'^troupe_http_tokens_total{key="-",model="tiny"} (.*)', text, re.M))
+        )
+
+    before = tokens()
+    used = client.post("/v1/chat/completions", json=BODY).json()["usage"]["total_tokens"]
+    assert tokens() - before == used > 0
+    client.post("/v1/chat/completions", json={**BODY, "model": "stranger"})
+    assert "stranger" not in client.get("/metrics").text
+
+
+def test_the_server_is_ready_when_its_agents_are(tokenizer_folder: Path) -> None:
+    is_open = False
+
+    async def check() -> None:
+        if not is_open:
+            raise OpenAIError(503, "The agents are still starting.", retry_after=2)
+
+    pool = SimpleNamespace(check=SimpleNamespace(remote=check))
+    with serving(tokenizer_folder, agents={"agent/calculator": pool}) as client:
+        starting = client.get("/ready")
+        assert client.get("/health").status_code == 200
+        is_open = True
+        assert client.get("/ready").json()["status"] == "ok"
+        assert client.head("/ready").status_code == 200
+    assert (starting.status_code, starting.headers["retry-after"]) == (503, "2")
