@@ -6,25 +6,23 @@ from the installed packages, and nothing from the working directory, where the s
 
 from __future__ import annotations
 
-import ast
 import builtins
-import functools
 import importlib
 import inspect
-import itertools
 import os
 import signal
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
+from typing import IO, Any
 
+from environments.rewards.code.collection import Fixture, finish, run_all
 from environments.rewards.code.execution import TESTS, execute, find
-from environments.rewards.code.remote import NAMES, Line, Remote
-
-ALIASES = {"np": "numpy", "pd": "pandas"}
-STANDARD_NAMES = {"Decimal": "decimal", "Fraction": "fractions", "timedelta": "datetime", "deepcopy": "copy"}
-"""Names of libraries that tests use, and leave it to the solution to import."""
+from environments.rewards.code.line import Line, UnplayableError
+from environments.rewards.code.remote import OPERATORS_NUMBER, Remote
+from environments.rewards.code.script import Script
+from environments.rewards.code.usage import Usage, calls_check
 
 
 def keep_apart() -> None:
@@ -34,121 +32,127 @@ def keep_apart() -> None:
     os.environ.update(HOME="/", PYTHONSAFEPATH="1", PYTHONNOUSERSITE="1")
 
 
-def run_tests(source: str, function: str | None, prelude: dict[str, Any], line: Line) -> None:
+def run_tests(
+    source: str,
+    function: str | None,
+    prelude: dict[str, Any],
+    pipes: tuple[IO[bytes], IO[bytes]],
+    absent: set[str],
+) -> None:
     """Run the source of the tests, then ``check(candidate)`` and every test that it defines.
 
     Raises:
         Exception: a test has failed, or the source has an error.
+        UnplayableError: it cannot be played, whatever the solution is.
     """
-    tree = ast.parse(source, TESTS)
-    known = names_of_solution(tree, function, prelude, line)
+    usage = Usage(source, function, prelude)
+    line = Line(*pipes, usage.takes_nan, usage.names_objects, usage.steps)
+    script = Script(usage)
+    known = names_of_solution(usage, script, line)
     if function:
         candidate = find(known, function) if function.isidentifier() else eval(function, dict(known))
         known = known | {"candidate": candidate}
-    names = execute(source, TESTS, "tests", {**prelude, **known, "__name__": "tests"})
-    if function and isinstance(names.get("check"), types.FunctionType) and not calls_check(tree):
-        names["check"](names["candidate"])
-    for test in list(found_tests(names)):
-        test()
+    line.asked = 0
+    use_own_collection()
+    names = {**prelude, **known, **tools_of_tests(script, line), "__name__": "__main__"}
+    try:
+        names = run_script(script, names)
+        if function and inspect.isfunction(names.get("check")) and not calls_check(usage.tree):
+            finish(names["check"](names["candidate"]))
+        run_all(names)
+    except ModuleNotFoundError as error:
+        if error.name in absent:
+            raise UnplayableError(
+                f"they need {error.name!r}, which is not installed in the sandbox"
+            ) from error
+        raise
+    if not line.asked and not usage.reads(known):
+        raise AssertionError("the tests have asked the solution for nothing")
 
 
-def calls_check(tree: ast.Module) -> bool:
-    """Whether the tests call their ``check`` themselves, as ``check(Solution().twoSum)``."""
-    return any(isinstance(node, ast.Expr) and "check" in called_names(node) for node in tree.body)
+def run_script(script: Script, names: dict[str, Any]) -> dict[str, Any]:
+    """Run the source as a script; its exit is no failure if it says so."""
+    module = types.ModuleType("__main__")
+    sys.modules["tests"] = module
+    try:
+        execute(script.usage.source, TESTS, "__main__", names, script.playable(), module)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise AssertionError(f"the tests ended themselves with {end.code!r}") from end
+    return vars(module)
 
 
-def names_of_solution(
-    tree: ast.Module, function: str | None, prelude: dict[str, Any], line: Line
-) -> dict[str, Any]:
-    """The names that tests have from the solution; what is Python's own or a library's is no proxy."""
+def use_own_collection() -> None:
+    """Let the tests collect none themselves, since all are played after their script."""
+    if "unittest" in sys.modules:
+        sys.modules["unittest"].main = lambda *_, **__: None  # type: ignore[attr-defined]
+    if "pytest" in sys.modules:
+        pytest: Any = sys.modules["pytest"]
+        pytest.main = lambda *_, **__: 0
+        pytest.fixture = Fixture
+
+
+def names_of_solution(usage: Usage, script: Script, line: Line) -> dict[str, Any]:
+    """The names that tests have from the solution; what is Python's own or a library's is no proxy.
+
+    Raises:
+        NameError: the solution does not define what the tests are about.
+    """
     module = types.ModuleType("solution")
-    meant = meant_names(tree, function, prelude)
-    for name in line.ask(0, NAMES):
-        # With an `abs` or an `isclose` of its own, a solution would be its own judge.
-        if name in meant or not (name in prelude or hasattr(builtins, name) or name[:2] == "__"):
-            library = None if name in meant else library_of(name, tree)
-            value = line.ask(0, name) if library is None else library
-            if isinstance(value, Remote) and name[:1].isupper():
-                value.is_class_ = True
-            setattr(module, name, value)
+    defined = line.load(script.definitions())
+    missing = usage.tested - set(defined)
+    if missing:
+        raise NameError(f"the solution does not define {', '.join(sorted(missing))}")
+    for name in usage.from_solution(defined):
+        value = line.ask(0, name)
+        if type(value) is Remote:
+            value.mark_("named_")
+            if name in usage.makers:
+                value.mark_("makes_")
+        elif isinstance(value, type) and hasattr(value, "make_"):
+            value.make_ = _maker(line, name)
+        setattr(module, name, value)
+    for name, (library, attribute) in usage.libraries().items():
+        # With one of its own, the solution would be its own judge; so the library has to be installed.
+        value = importlib.import_module(library)
+        setattr(module, name, getattr(value, attribute) if attribute else value)
     sys.modules["solution"] = module
     return vars(module)
 
 
-def library_of(name: str, tree: ast.Module) -> Any:
-    """The module, or its object, that tests mean by a name that they do not import; None for a solution's.
-
-    Raises:
-        ImportError: it is not installed. With one of its own, the solution would be its own judge.
-    """
-    uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == name]
-    if not uses:
-        return None
-    if name in STANDARD_NAMES:
-        return getattr(importlib.import_module(STANDARD_NAMES[name]), name)
-    owners = [node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    if name in ALIASES or (name in sys.stdlib_module_names and all(use in owners for use in uses)):
-        return importlib.import_module(
-            ALIASES.get(name, name)
-        )  # used as a module, so neither called nor passed
-    return None
+def _maker(line: Line, name: str) -> Callable[[Any, Any], Any]:
+    """Makes an error of the solution's own class, which its ``__init__`` has a part in."""
+    return lambda arguments, keywords: line.ask(0, name, arguments, **keywords)
 
 
-def meant_names(tree: ast.Module, function: str | None, prelude: dict[str, Any]) -> set[str]:
-    """The names by which tests mean the solution, also where a builtin or the prelude has the same.
+def tools_of_tests(script: Script, line: Line) -> dict[str, Any]:
+    """The functions that ``Script.playable`` has the tests call."""
 
-    The one that the task says, and those that the tests import; else, where they use no name that is the
-    solution's for certain, the first name that they call, as in ``assert sum(10, 15) == 25``.
-    """
-    nodes = list(ast.walk(tree))
-    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module == "solution"]
-    meant = {alias.name for node in imports for alias in node.names} | ({function} if function else set())
-    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    stored |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    if meant or used - stored - prelude.keys() - vars(builtins).keys():
-        return meant
-    return set([name for name in called_names(tree) if name not in stored][:1])
+    def own_class(key: str, free: dict[str, Callable[[], Any]]) -> Callable[[Any], Any]:
+        def known() -> dict[str, Any]:
+            values = {}
+            for name, value in free.items():
+                with suppress(NameError):
+                    values[name] = value()
+            plain = (types.ModuleType, Fixture, type(builtins.print))
+            return {name: value for name, value in values.items() if not isinstance(value, plain)}
 
+        def keep(kind: Any) -> Any:
+            bases = vars(kind).get("__orig_bases__", ())
+            name, source = script.classes[key]
+            if any(type(base) is Remote for base in bases):
+                made = line.ask_for_class(key, name, source, True, known())
+                return made.mark_("named_").mark_("makes_") if type(made) is Remote else made
+            line.own.classes[key] = kind
+            line.sources[key] = lambda: line.ask_for_class(key, name, source, False, known())
+            return kind
 
-def called_names(node: ast.AST) -> Iterator[str]:
-    """The names that ``node`` calls, in the order in which Python would: arguments before their function."""
-    for child in ast.iter_child_nodes(node):
-        yield from called_names(child)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        yield node.func.id
+        return keep
 
+    def as_object(value: Any) -> Any:
+        return value.mark_("made_") if type(value) is Remote and not value.named_ else value
 
-def found_tests(names: dict[str, Any]) -> Iterator[Callable[[], object]]:
-    """The tests that a module defines: functions, methods of classes, and cases of unittest."""
-    for name, value in names.items():
-        if isinstance(value, types.FunctionType) and name.startswith("test"):
-            yield from with_parameters(value)
-        elif isinstance(value, type) and hasattr(value, "debug"):
-            import unittest
+    def type_of(value: Any) -> Any:
+        return line.ask(OPERATORS_NUMBER, "type", (value,)) if type(value) is Remote else type(value)
 
-            yield unittest.defaultTestLoader.loadTestsFromTestCase(value).debug
-        elif isinstance(value, type) and name.startswith("Test"):
-            for method in [method for method in vars(value) if method.startswith("test")]:
-                instance = value()
-                if hasattr(instance, "setup_method"):
-                    yield instance.setup_method
-                yield from with_parameters(getattr(instance, method))
-
-
-def with_parameters(test: Callable[..., Any]) -> Iterator[Callable[[], object]]:
-    """A test as often as its ``pytest.mark.parametrize`` says."""
-    marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
-    for chosen in itertools.product(*(list(arguments(*mark.args[:2])) for mark in marks)):
-        keywords = {name: value for part in chosen for name, value in part.items()}
-        yield functools.partial(test, **keywords)
-
-
-def arguments(names: str | Iterable[str], rows: Iterable[Any]) -> Iterator[dict[str, Any]]:
-    """The rows of a ``pytest.mark.parametrize`` as keywords."""
-    split = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
-    for row in rows:
-        values = getattr(row, "values", None)  # of pytest.param
-        if values is None or inspect.isroutine(values):
-            values = row if len(split) > 1 else (row,)
-        yield dict(zip(split, values, strict=True))
+    return {"__own_class__": own_class, "__object__": as_object, "__type_of__": type_of}

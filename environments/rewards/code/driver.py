@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import inspect
 import io
 import json
 import os
@@ -31,12 +32,14 @@ from typing import Any
 
 from environments.rewards.code.assertions import keep_apart, run_tests
 from environments.rewards.code.execution import PRELUDE, SOLUTION, TESTS, execute, find, own_names
-from environments.rewards.code.remote import Line, serve
+from environments.rewards.code.line import UnplayableError
+from environments.rewards.code.program import Program
 from environments.rewards.code.values import base_values
 
 PR_SET_DUMPABLE = 4
 SIZE_DIGITS = 20
 PASSED = "passed"
+UNPLAYABLE = "unplayable: "
 MAX_ERROR_BYTES = 2000
 KEPT_ERROR_BYTES = 32 << 10
 
@@ -57,16 +60,22 @@ def main() -> None:
     plan = json.loads(os.read(0, int(os.read(0, SIZE_DIGITS))))
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no fork can look into this process
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    sys.set_int_max_str_digits(0)  # an answer may have any number of digits
     prelude: dict[str, Any] = {}
     exec(PRELUDE, prelude)
+    absent = set()
     for module in plan["modules"]:  # before a solution runs, which may be able to change them
-        with suppress(Exception):  # the test that imports it will say it
+        try:
             importlib.import_module(module)
+        except ModuleNotFoundError as missing:  # the test that imports it will say it
+            absent.add(str(missing.name))
+        except Exception:  # noqa: BLE001 - so it will
+            pass
     for test in plan["tests"]:
         inputs, result, errors = (os.memfd_create(name) for name in ("inputs", "result", "errors"))
         pid = os.fork()
         if pid == 0:
-            play(plan["solution"], test, (inputs, result, errors), prelude)
+            play(plan["solution"], test, (inputs, result, errors), prelude, absent)
             return
         error = wait(pid, plan["seconds"])
         if error and error.startswith("exit"):
@@ -100,8 +109,17 @@ def wait(pid: int, seconds: float) -> str | None:
     return f"exit code {code}" if code else None
 
 
-def play(solution: str, test: dict[str, Any], files: tuple[int, int, int], prelude: dict[str, Any]) -> None:
-    """Play one test in this fork; an exception of the solution or of the tests goes through."""
+def play(
+    solution: str,
+    test: dict[str, Any],
+    files: tuple[int, int, int],
+    prelude: dict[str, Any],
+    absent: set[str],
+) -> None:
+    """Play one test in this fork; an exception of the solution or of the tests goes through.
+
+    ``absent``: modules that tests import, and that are not installed here.
+    """
     with suppress(PermissionError):
         os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
@@ -113,25 +131,32 @@ def play(solution: str, test: dict[str, Any], files: tuple[int, int, int], prelu
             for descriptor in (requests[1], replies[0], result):
                 os.close(descriptor)
             load = functools.partial(own_names, solution, prelude)
-            serve(load, os.fdopen(requests[0], "rb"), os.fdopen(replies[1], "wb"))
+            Program(load, os.fdopen(requests[0], "rb"), os.fdopen(replies[1], "wb")).serve()
             return
         for descriptor in (requests[0], replies[1]):
             os.close(descriptor)
         source = read_input(test)  # not before: the solution would have it
         redirect(files, test)
         keep_apart()
-        takes_nan = "nan" in source.lower()
-        line = Line(os.fdopen(requests[1], "wb"), os.fdopen(replies[0], "rb"), {}, takes_nan)
-        run_tests(source, test["function"], prelude, line)
-        os.write(result, PASSED.encode())
+        pipes = os.fdopen(requests[1], "wb"), os.fdopen(replies[0], "rb")
+        try:
+            run_tests(source, test["function"], prelude, pipes, absent)
+            os.write(result, PASSED.encode())
+        except UnplayableError as error:
+            os.write(result, f"{UNPLAYABLE}{error}".encode())
         return
     given = read_input(test)
     redirect(files, test, given)
     if test["kind"] == "stdin":
         execute(solution, SOLUTION, "__main__", {})
     else:
-        names = execute(solution, SOLUTION, "solution", prelude)
-        value = find(names, test["function"])(*json.loads(given))
+        names = own_names(solution, prelude, {})
+        function, arguments = find(names, test["function"]), json.loads(given)
+        value = function(**arguments) if isinstance(arguments, dict) else function(*arguments)
+        if inspect.iscoroutine(value):
+            import asyncio
+
+            value = asyncio.run(value)
         os.write(result, json.dumps(jsonable(value)).encode())
 
 

@@ -1,226 +1,282 @@
-"""Proxies by which the tests use objects of the solution, which runs in another process and is not trusted.
-
-Part of ``driver``, and so of a program in the sandbox: the standard library is all that there is.
-"""
+"""Objects of the solution, as the tests see them. Part of ``driver``."""
 
 from __future__ import annotations
 
 import builtins
-import json
 import operator
 import types
-from collections.abc import Callable
-from dataclasses import dataclass
-from io import BufferedReader
-from typing import IO, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from environments.rewards.code.values import (
-    BASE_VALUES,
-    base_values,
-    error_class,
-    error_names,
-    packed,
-    rebuilt,
-)
+from environments.rewards.code.program import ARITHMETIC, BASE_VALUE, COMPARISONS, LOGIC, UNARY
+from environments.rewards.code.values import BASE_VALUES
 
-NAMES = "__names__"
+if TYPE_CHECKING:
+    from environments.rewards.code.line import Line
+
 OPERATORS_NUMBER = 1
-BASE_VALUE = "(base value)"  # no attribute, but asked for like one
 # Attributes with two underscores that tests may read. By others, libraries let an object say where its memory
 # is (numpy's __array_interface__), or what its copy is.
-READABLE = {"__name__", "__qualname__", "__doc__", "__annotations__", "__dict__", "__members__"}
-# Methods of built-in types that say yes or no about their argument, which is what a test expects.
-PREDICATES = {"startswith", "endswith", "issubset", "issuperset", "isdisjoint", "equals"}
-ITERATION = {"next", "__next__"}
-
-# Python's operators: those that ask an object for something of its own,
-FORWARDED: dict[str, Callable[..., Any]] = {
-    **{name: getattr(builtins, name) for name in ("bool", "float", "hash", "int", "iter", "len", "next")},
-    **{name: getattr(builtins, name) for name in ("repr", "reversed", "round", "str")},
-    **{name: getattr(operator, name) for name in ("abs", "index", "invert", "neg", "pos")},
-    **{name: getattr(operator, name) for name in ("delitem", "getitem", "setitem")},
+READABLE = {
+    "__name__",
+    "__qualname__",
+    "__doc__",
+    "__annotations__",
+    "__dict__",
+    "__members__",
+    "__wrapped__",
 }
-# and those that stand between two operands.
-ARITHMETIC = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift")
-LOGIC = ("and", "or", "xor")
-COMPARISONS = ("eq", "lt", "le", "gt", "ge")
-OPERATORS = types.SimpleNamespace(
-    **FORWARDED,
-    contains=operator.contains,
-    **{name: getattr(operator, f"__{name}__") for name in (*ARITHMETIC, *LOGIC, *COMPARISONS)},
-)
-
-
-def serve(load: Callable[[], dict[str, Any]], requests: BufferedReader, replies: IO[bytes]) -> None:
-    """Be the solution, whose names ``load`` returns: answer requests until the tests hang up.
-
-    A request is ``(object, attribute, arguments, keywords)``: look an attribute up, and call it where there
-    are arguments. Object 0 has the names as attributes, and lists them as ``NAMES``; object 1 has the
-    ``OPERATORS``. A reply is ``["returned", value, lists among the arguments as they are afterwards]`` or
-    ``["raised", error_names, arguments of the error]``. Both are lines of JSON, of ``packed`` values.
-    """
-    objects: list[Any] = []
-    numbers: dict[int, int] = {}  # of objects by their id, which stays theirs since they are kept
-
-    def refer(value: Any) -> int:
-        if id(value) not in numbers:
-            numbers[id(value)] = len(objects)
-            objects.append(value)
-        return numbers[id(value)]
-
-    def answer(number: int, attribute: str, arguments: Any, keywords: Any) -> list[Any]:
-        if not objects:
-            names = load()
-            refer(types.SimpleNamespace(**{**names, NAMES: list(names)}))
-            refer(OPERATORS)
-        if attribute == BASE_VALUE:
-            return ["returned", packed(base_values(objects[number]), refer), []]
-        value, given = getattr(objects[number], attribute), []
-        if arguments is not None:
-            given = rebuilt(arguments, objects.__getitem__)
-            value = value(*given, **rebuilt(keywords, objects.__getitem__))
-        lists = [packed(item, refer) if type(item) is list else None for item in given]
-        return ["returned", packed(value, refer), lists]
-
-    for request in requests:
-        try:
-            reply = json.dumps(answer(*json.loads(request)))
-        except Exception as error:  # noqa: BLE001 - the tests may expect it, so it is theirs to handle
-            names = error_names(type(error))
-            said = error.args if len(names) == 1 else (str(error),)
-            reply = json.dumps(["raised", names, packed(said, refer)])
-        replies.write(reply.encode() + b"\n")
-        replies.flush()
-
-
-@dataclass(frozen=True)
-class Line:
-    """The tests' end of the line to the solution. ``takes_nan``: whether the tests expect a NaN."""
-
-    requests: IO[bytes]
-    replies: IO[bytes]
-    objects: dict[int, Remote]
-    takes_nan: bool = True
-
-    def ask(
-        self, number: int, attribute: str, arguments: tuple[Any, ...] | None = None, **keywords: Any
-    ) -> Any:
-        given = packed(arguments, self._refer), packed(keywords, self._refer)
-        try:
-            self.requests.write(json.dumps([number, attribute, *given]).encode() + b"\n")
-            self.requests.flush()
-            line = self.replies.readline()
-        except BrokenPipeError as error:
-            raise RuntimeError("the solution ended the program") from error
-        if not line:
-            raise RuntimeError("the solution ended the program")
-        kind, content, rest = json.loads(line)
-        if kind == "raised":
-            raise self._error(tuple(map(str, content)), attribute)(*self._value(rest))
-        for before, afterwards in zip(arguments or (), rest, strict=False):
-            if type(before) is list and afterwards is not None:
-                # So that a function that sorts in place passes its test.
-                before[:] = list(self._value(afterwards))
-        return self._value(content)
-
-    def _value(self, data: Any) -> Any:
-        return rebuilt(data, self._object, self.takes_nan)
-
-    @staticmethod
-    def _error(names: tuple[str, ...], attribute: str) -> type[Exception]:
-        """The error of these names. One that ends an iteration does so only where something is iterated.
-
-        Else it would end an ``all(map(...))`` of the tests before its end, which is then true.
-        """
-        kind = error_class(names)
-        ends = issubclass(kind, StopIteration | StopAsyncIteration)
-        return RuntimeError if ends and attribute not in ITERATION else kind
-
-    def _object(self, number: int) -> Remote:
-        return self.objects.setdefault(number, Remote(self, number))
-
-    @staticmethod
-    def _refer(value: Any) -> int:
-        if isinstance(value, Remote):
-            return value.number_
-        raise TypeError(f"tests can pass plain values alone to the solution, not a {type(value).__name__}")
+READABLE |= {"__module__", "__bases__", "__mro__", "__slots__", "__dataclass_fields__", "__abstractmethods__"}
+_OF_LIBRARIES = """
+    appendleft popleft rotate maxlen extendleft most_common elements subtract move_to_end
+    days seconds total_seconds year month day hour minute second isoformat strftime weekday
+    all any argmax argmin astype columns dtype empty equals eq flatten allclose iloc item loc max mean min
+    ndim numpy prod reshape round shape size std sum T to_dict to_list tolist values detach
+"""
+VALUE_NAMES = {name for kind in (*BASE_VALUES, bytearray, range) for name in dir(kind)} - {"__name__"}
+VALUE_NAMES.update(_OF_LIBRARIES.split())
+"""Attributes that results of built-in types have, and of those that libraries' ones are: what a test means
+by them is the type's own. Any other name is one of the solution's own classes."""
+NUMERIC = {"abs", "complex", "float", "index", "int", "invert", "neg", "pos", "round", "hash"}
 
 
 class Remote:
-    """An object of the solution, seen from the tests. Its methods and operators run where it is.
+    """An object of the solution, seen from the tests. Its own methods and operators run where it is.
 
-    But its operators do not run on values of the tests: an object whose difference from anything is 0 would
-    pass every test. So operators work between objects of the solution. Beside a value of the tests, an object
-    whose class derives from a built-in type counts as the value of that type; its own methods do not.
+    What is no plain value judges nothing: an object whose difference from anything is 0 would pass every
+    test. So there are two kinds. Of ``made_`` ones the tests themselves say that they are objects: they made
+    it from a class, as ``Stack()``, or use attributes of it that no built-in type has. Its methods and
+    operators are what they test. Any other is the result of a function, where they expect a value. It has
+    attributes, and can be iterated; beside a value of the tests it counts as the value of the built-in type
+    that its class derives from, or as none. An operator between two objects asks the solution, for an object.
 
-    ``is_class_``: the tests name it as a class, as ``Stack``. ``is_own_``: the tests made it from such a
-    class, so its methods are what they test. Any other object is the result of a function, where they expect
-    a value: what it says of itself when it is asked whether it holds something does not count.
+    ``makes_``: the tests name it as a class that makes objects. ``combined_``: it is what an operator has
+    made of such objects, so it has all of their operators too, but none says something of the tests' values.
+    ``named_``: the tests know it by its name.
     """
 
-    def __init__(self, line: Line, number: int) -> None:
-        self.line_ = line
-        self.number_ = number
-        self.is_class_ = False
-        self.is_own_ = False
+    __slots__ = (
+        "bases_",
+        "combined_",
+        "generator_",
+        "items_",
+        "line_",
+        "made_",
+        "makes_",
+        "named_",
+        "number_",
+        "source_",
+    )
+
+    def __init__(self, line: Line, number: int, generator: bool = False, bases: Any = ()) -> None:
+        for name, value in (("line_", line), ("number_", number), ("generator_", generator)):
+            object.__setattr__(self, name, value)
+        plain = type(bases) is list and [type(value) in BASE_VALUES for value in bases] == [True]
+        object.__setattr__(self, "bases_", bases if plain else [])
+        for name in ("made_", "makes_", "combined_", "named_"):
+            object.__setattr__(self, name, False)
+        object.__setattr__(self, "items_", [])
+        object.__setattr__(self, "source_", None)
+
+    def mark_(self, name: str) -> Remote:
+        object.__setattr__(self, name, True)
+        return self
 
     def base_values_(self) -> list[Any]:
-        """Its value as one of a built-in type, or none."""
-        values = self.line_.ask(self.number_, BASE_VALUE)
-        return (
-            values
-            if type(values) is list and [type(value) in BASE_VALUES for value in values] == [True]
-            else []
-        )
+        """Its value as one of a built-in type, or none. Only what the tests have made may change."""
+        if self.made_ and self.bases_:
+            values = self.line_.ask(self.number_, BASE_VALUE)
+            plain = type(values) is list and [type(value) in BASE_VALUES for value in values] == [True]
+            return values if plain else []
+        return self.bases_
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Remote):
-            return self.line_.ask(OPERATORS_NUMBER, "eq", (self, other)) is True
-        return bool(self.base_values_() == [other])
+    def is_object_(self) -> bool:
+        return bool(self.made_ or self.combined_)
 
-    def __contains__(self, item: object) -> bool:
-        if self.is_own_:
-            return self.line_.ask(OPERATORS_NUMBER, "contains", (self, item)) is True
-        values = self.base_values_()
-        return item in values[0] if values else any(item == each for each in iter(self))
+    def ask_(self, name: str, *arguments: Any) -> Any:
+        return self.line_.ask(OPERATORS_NUMBER, name, (self, *arguments))
+
+    # -- attributes ----------------------------------------------------------------------------------
+
+    @property
+    def __class__(self) -> Any:
+        if self.generator_:
+            return types.GeneratorType
+        return type(self.bases_[0]) if self.bases_ else Remote
+
+    @__class__.setter
+    def __class__(self, _: Any) -> None:
+        raise TypeError("an object of the solution keeps its class")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in READABLE:
             raise AttributeError(f"tests cannot use {name!r} of an object of the solution")
-        if name in PREDICATES and not self.is_own_:
+        if name in VALUE_NAMES and not (self.made_ or self.named_ or self.generator_):
             for value in self.base_values_():
                 return getattr(value, name)
             raise AttributeError(f"the result of the solution is no value that has {name!r}")
         return self.line_.ask(self.number_, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.ask_("setattr", name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self.ask_("delattr", name)
+
+    def __dir__(self) -> list[str]:
+        return [*self.line_.ask(self.number_, "__dir__", ())]
+
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         result = self.line_.ask(self.number_, "__call__", arguments, **keywords)
-        if isinstance(result, Remote):
-            result.is_own_ |= self.is_class_
-        return result
+        return result.mark_("made_") if self.makes_ and type(result) is Remote else result
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return (
+            type(instance) is Remote
+            and self.line_.ask(OPERATORS_NUMBER, "isinstance", (instance, self)) is True
+        )
+
+    def __subclasscheck__(self, kind: Any) -> bool:
+        return type(kind) is Remote and self.line_.ask(OPERATORS_NUMBER, "issubclass", (kind, self)) is True
+
+    def __mro_entries__(self, _: tuple[Any, ...]) -> tuple[type, ...]:
+        return ()  # a class that the tests derive from it is made where it is
+
+    # -- what it holds -------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.generator_:
+            return self
+        if self.made_:
+            return iter(self.ask_("iter"))
+        for value in self.base_values_():
+            return iter(value)
+        return self.contents_()
+
+    def contents_(self) -> Iterator[Any]:
+        """What a result yields, the same each time."""
+        if self.source_ is None:
+            object.__setattr__(self, "source_", self.ask_("iter"))
+        place = 0
+        while True:
+            if place == len(self.items_):
+                try:
+                    self.items_.append(next(self.source_))
+                except StopIteration:
+                    return
+            yield self.items_[place]
+            place += 1
+
+    def __next__(self) -> Any:
+        return self.ask_("next")
+
+    def __len__(self) -> int:
+        if self.is_object_():
+            return int(self.ask_("len"))
+        for value in self.base_values_():
+            return len(value)
+        length = self.ask_("len")
+        if length != len([*self.contents_()]):
+            raise TypeError("the result of the solution has another length than what it yields")
+        return int(length)
+
+    def __bool__(self) -> bool:
+        if self.is_object_():
+            return self.ask_("bool") is True
+        return all(self.base_values_())
+
+    def __contains__(self, item: object) -> bool:
+        if self.made_:
+            return self.ask_("contains", item) is True
+        values = self.base_values_()
+        return item in values[0] if values else any(item is each or item == each for each in iter(self))
+
+    def __getitem__(self, key: Any) -> Any:
+        if not self.made_:
+            for value in self.base_values_():
+                return value[key]
+            if isinstance(key, int | slice) and not self.named_:
+                return [*self.contents_()][key]
+        return self.ask_("getitem", key)
+
+    # -- operators -----------------------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is Remote:
+            return self is other or self.ask_("eq", other) is True
+        for value in self.base_values_():
+            return bool(value == other)
+        return self.made_ and self.ask_("eq", other) is True
+
+    def __hash__(self) -> int:
+        for value in self.base_values_():
+            return hash(value)
+        return hash(self.ask_("hash"))
+
+    def __format__(self, how: str) -> str:
+        for value in self.base_values_():
+            return format(value, how)
+        return str(self.ask_("format", how) if self.made_ or not how else format(object(), how))
+
+    def __enter__(self) -> Any:
+        entered = self.ask_("enter")
+        return entered.mark_("made_") if self.made_ and type(entered) is Remote else entered
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> Any:
+        return self.ask_("exit", error if isinstance(error, Exception) else None) is True
+
+    async def __aenter__(self) -> Any:
+        entered = await self.ask_("aenter")
+        return entered.mark_("made_") if self.made_ and type(entered) is Remote else entered
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> Any:
+        return await self.ask_("aexit", error if isinstance(error, Exception) else None) is True
+
+    def __aiter__(self) -> Any:
+        return self.ask_("aiter")
+
+    async def __anext__(self) -> Any:
+        return self.ask_("anext")
 
 
-def _forwarded(name: str) -> Callable[..., Any]:
+def _unary(name: str) -> Callable[..., Any]:
+    own = getattr(builtins, name, None) or getattr(operator, name)
+
     def ask(self: Remote, *arguments: Any) -> Any:
-        return self.line_.ask(OPERATORS_NUMBER, name, (self, *arguments))
+        for value in self.base_values_():
+            return own(value, *arguments)
+        if name in NUMERIC and not self.is_object_():
+            raise TypeError(f"the result of the solution is no number: it has no {name!r}")
+        return self.ask_(name, *arguments)
 
     return ask
 
 
 def _between(name: str, swapped: bool = False) -> Callable[[Remote, object], Any]:
+    own = getattr(operator, f"__{name}__")
+
     def operate(self: Remote, other: object) -> Any:
-        if isinstance(other, Remote):
-            return self.line_.ask(OPERATORS_NUMBER, name, (self, other))
-        values = self.base_values_()
-        if not values:
-            return NotImplemented
-        return getattr(OPERATORS, name)(*((other, *values) if swapped else (*values, other)))
+        ours = self.base_values_()
+        theirs = other.base_values_() if type(other) is Remote else [other]
+        if ours and theirs:
+            return own(*theirs, *ours) if swapped else own(*ours, *theirs)
+        objects = self.is_object_() and (type(other) is not Remote or other.is_object_())
+        if type(other) is not Remote and not self.made_:
+            objects = False
+            if name in COMPARISONS:
+                return NotImplemented
+        result = self.line_.ask(OPERATORS_NUMBER, name, (other, self) if swapped else (self, other))
+        if type(result) is Remote:
+            return result.mark_("combined_") if objects else result
+        if objects or name in COMPARISONS:
+            return result
+        raise TypeError(f"the result of the solution is no number: it has no {name!r}")
 
     return operate
 
 
-for _name in FORWARDED:
-    setattr(Remote, f"__{_name}__", _forwarded(_name))
+for _name in UNARY.keys() - {"bool", "len", "iter", "next", "hash", "format", "getitem"}:
+    setattr(Remote, f"__{_name}__", _unary(_name))
 for _name in (*ARITHMETIC, *LOGIC, *COMPARISONS[1:]):
     setattr(Remote, f"__{_name}__", _between(_name))
 for _name in (*ARITHMETIC, *LOGIC):

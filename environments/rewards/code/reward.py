@@ -6,20 +6,24 @@ import ast
 import functools
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from environments.errors import DatasetError
 from environments.rewards.base import RewardOutput
 from environments.rewards.code.answer import last_code_block
-from environments.rewards.code.assertions import calls_check
-from environments.sandbox.base import SandboxLimits, SandboxResult, SandboxSource, clip, make_sandbox
+from environments.rewards.code.checker import Case, check
+from environments.rewards.code.comparing import same_output, same_result, same_value
+from environments.rewards.code.forms import parsed_tests
+from environments.rewards.code.large_json import read_json, write_json
+from environments.rewards.code.reading import CodeTest, read_tests
+from environments.sandbox.base import Sandbox, SandboxLimits, SandboxResult, SandboxSource, clip, make_sandbox
 from environments.thoughts import split_thought
+
+__all__ = ["CodeTest", "Failure", "code_reward_fn", "read_tests", "run_tests", "same_output", "same_value"]
 
 TEST_SECONDS = 6.0
 """Time limit of one test."""
@@ -28,34 +32,24 @@ TOTAL_SECONDS = 120.0
 MAX_SHOWN = 500
 """Characters of an input or an output that a verdict shows."""
 MAX_FAILURES = 10
+PASSED, UNPLAYABLE = "passed", "unplayable: "
+"""What ``driver`` writes in the place of the result of assertions."""
 
-_PROGRAM = ("values", "remote", "execution", "assertions", "driver")
+_PLAYING = (
+    "values",
+    "own_objects",
+    "program",
+    "remote",
+    "line",
+    "execution",
+    "usage",
+    "script",
+    "collection",
+)
+_PROGRAM = (*_PLAYING, "assertions", "driver")
 """The modules of this folder that run in the sandbox, in the order in which they import one another."""
 _LIMITS = SandboxLimits(file_bytes=256 << 20, output_bytes=256 << 20)
 _SPARE_BYTES = 64 << 10  # an output that is longer than twice the expected one by this is surely wrong
-_TOLERANCE = 1e-6
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
-_SHAPES = (
-    '[{"input": ..., "output": ...}], {"input": [...], "output": [...]}, '
-    '{"inputs": [...], "outputs": [...]} (with "fn_name" for calls), '
-    '{"functional": "assert ..."}, a text of assertions or a list of such'
-)
-
-
-@dataclass(frozen=True)
-class CodeTest:
-    """One test.
-
-    ``stdin``: the program prints ``expected`` when it reads ``input``. ``call``: ``function``, called with
-    the JSON list ``input``, returns ``expected``. ``assert``: the source ``input`` runs through; ``function``
-    is known to it as ``candidate``. A test that is not ``public`` is not shown to the model.
-    """
-
-    kind: Literal["stdin", "call", "assert"]
-    input: str
-    expected: Any = None
-    function: str | None = None
-    public: bool = True
 
 
 @dataclass(frozen=True)
@@ -119,16 +113,19 @@ def run_tests(
     """Run ``code`` on each test in one run of ``sandbox``; return each test's failure, None where it passed.
 
     The verdict is made here, from plain data: the expected output never enters the sandbox, and the process
-    that runs the code never holds the assertions, which another process of the sandbox makes.
+    that runs the code never holds the assertions, which another process of the sandbox makes. A checker runs
+    in a sandbox after that.
     """
     # The limit of CPU time is for all tests together too: what holds for one of them is the driver's.
     limits = replace(_LIMITS, timeout_seconds=total_seconds, cpu_seconds=math.ceil(total_seconds))
-    result = make_sandbox(sandbox).run(_program(), _plan(code, tests, test_seconds), limits)
+    box = make_sandbox(sandbox)
+    result = box.run(_program(), _plan(code, tests, test_seconds), limits)
     replies = [json.loads(line) for line in result.stdout.split("\n")[:-1]]
     if len(replies) < len(tests):
         missing = {"text": "", "error": _missing(result, total_seconds)}
         replies += [missing] * (len(tests) - len(replies))
-    return [_judge(test, **reply) for test, reply in zip(tests, replies, strict=True)]
+    failures = [_judge(test, **reply) for test, reply in zip(tests, replies, strict=True)]
+    return _checked(tests, [reply["text"] for reply in replies], failures, box, limits)
 
 
 @functools.cache
@@ -159,29 +156,15 @@ def _imported(test: CodeTest) -> set[str]:
     """The modules that the source of a test imports."""
     if test.kind != "assert":
         return set()
-    nodes = list(ast.walk(_tree(test.input)))
+    nodes = list(ast.walk(parsed_tests(test.input)))
     imported = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
     imported |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
     return imported - {"solution"}
 
 
-def _tree(source: str) -> ast.Module:
-    """The syntax tree of tests.
-
-    Raises:
-        DatasetError: they are no Python.
-    """
-    try:
-        return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise DatasetError(
-            f"The tests {clip(source, 100)!r} are no Python: {error}. Correct them."
-        ) from error
-
-
 def _described(test: CodeTest, start: int, size: int) -> dict[str, Any]:
     """A test as the driver knows it: without the expected output, and without its exact length."""
-    most = 2 * len(str(test.expected).encode("utf-8", "replace")) + _SPARE_BYTES
+    most = 2 * len(_text(test.expected).encode("utf-8", "replace")) + _SPARE_BYTES
     return {
         "kind": test.kind,
         "function": test.function,
@@ -198,188 +181,70 @@ def _missing(result: SandboxResult, total_seconds: float) -> str:
 
 
 def _judge(test: CodeTest, text: str, error: str | None) -> Failure | None:
+    """The failure of a test whose output is ``text``, without the verdict of its checker."""
     if error is None:
         if test.kind == "assert":
-            error = None if text == "passed" else "the tests did not run to their end"
+            if text.startswith(UNPLAYABLE):
+                reason = text.removeprefix(UNPLAYABLE)
+                raise DatasetError(f"The tests {clip(test.input, 100)!r} cannot be played: {reason}.")
+            error = None if text == PASSED else "the tests did not run to their end"
             passed = error is None
+        elif test.checker is not None:
+            passed = test.kind == "stdin" or _is_json(text)
         elif test.kind == "stdin":
             passed = same_output(text, test.expected)
         else:
-            passed = _same_result(text, test.expected)
+            passed = same_result(text, test.expected)
         if passed:
             return None
-    expected = test.expected if isinstance(test.expected, str) else json.dumps(test.expected)
+    return _failure(test, text, error)
+
+
+def _failure(test: CodeTest, text: str, error: str | None) -> Failure:
     shows = test.kind != "assert"
     return Failure(
         input=clip(test.input, MAX_SHOWN),
-        expected=clip(expected, MAX_SHOWN) if shows else None,
+        expected=clip(_text(test.expected), MAX_SHOWN) if shows else None,
         got=clip(text, MAX_SHOWN) if shows and error is None else None,
         error=None if error is None else clip(error, MAX_SHOWN),
         public=test.public,
     )
 
 
-# -- comparing -------------------------------------------------------------------------------------------
+def _text(expected: Any) -> str:
+    return expected if isinstance(expected, str) else write_json(expected)
 
 
-def same_output(got: str, expected: str) -> bool:
-    """Compare line by line, without trailing blanks and empty lines; numbers with a tolerance."""
-    return _same_lines(_lines(got), _lines(expected))
-
-
-def same_value(got: Any, expected: Any) -> bool:
-    """Compare plain JSON values, floats with a tolerance."""
-    if isinstance(got, list) and isinstance(expected, list):
-        return len(got) == len(expected) and all(map(same_value, got, expected))
-    if isinstance(got, dict) and isinstance(expected, dict):
-        return got.keys() == expected.keys() and all(same_value(got[key], expected[key]) for key in expected)
-    if isinstance(got, float) or isinstance(expected, float):
-        numbers = isinstance(got, int | float) and isinstance(expected, int | float)
-        near = _near if isinstance(expected, int) else _close
-        return numbers and (got == expected or near(got, expected))
-    return bool(got == expected)
-
-
-def _same_result(text: str, expected: Any) -> bool:
+def _is_json(text: str) -> bool:
     try:
-        got = json.loads(text)
-        # TACO and APPS write a result as a list of one.
-        wrapped = isinstance(expected, list) and len(expected) == 1
-        return same_value(got, expected) or (wrapped and same_value(got, expected[0]))
+        read_json(text)
     except (ValueError, RecursionError):  # the solution can write the text, so it may be anything
         return False
+    return True
 
 
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().split("\n")]
+def _checked(
+    tests: Sequence[CodeTest],
+    texts: Sequence[str],
+    failures: list[Failure | None],
+    sandbox: Sandbox,
+    limits: SandboxLimits,
+) -> list[Failure | None]:
+    """The failures, with those that the task's checker has found in what did not fail before."""
+    waiting = [
+        place for place, test in enumerate(tests) if test.checker is not None and failures[place] is None
+    ]
+    if not waiting:
+        return failures
+    cases = [_case(tests[place], texts[place]) for place in waiting]
+    verdicts = check(sandbox, str(tests[waiting[0]].checker), cases, limits)
+    for place, verdict in zip(waiting, verdicts, strict=True):
+        if verdict is not None:
+            failures[place] = replace(_failure(tests[place], texts[place], None), error=verdict)
+    return failures
 
 
-def _same_lines(got: list[str], expected: list[str]) -> bool:
-    return len(got) == len(expected) and all(map(_same_line, got, expected))
-
-
-def _same_line(got: str, expected: str) -> bool:
-    if got == expected:
-        return True
-    ours, theirs = got.split(), expected.split()
-    return len(ours) == len(theirs) and all(map(_same_word, ours, theirs))
-
-
-def _same_word(got: str, expected: str) -> bool:
-    if got == expected:
-        return True
-    if not (_NUMBER.fullmatch(got) and _NUMBER.fullmatch(expected)):
-        return False
-    if expected.lstrip("+-").isdigit():
-        return not got.lstrip("+-").isdigit() and _near(got, expected)
-    return _close(float(got), float(expected))
-
-
-def _near(got: float | str, expected: int | str) -> bool:
-    """Whether a number with a point or an exponent equals the expected integer, however large."""
-    number = Decimal(got)
-    return number.is_finite() and abs(number - Decimal(expected)) <= _TOLERANCE
-
-
-def _close(got: float, expected: float) -> bool:
-    try:
-        finite = math.isfinite(got) and math.isfinite(expected)
-        return finite and math.isclose(got, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
-    except OverflowError:  # an integer beyond all floats
-        return False
-
-
-# -- reading tests ---------------------------------------------------------------------------------------
-
-
-def read_tests(task_info: dict[str, Any]) -> list[CodeTest]:
-    """Return the tests of a task.
-
-    Raises:
-        DatasetError: there are none, or they have an unknown shape.
-    """
-    given = task_info.get("tests") or task_info.get("ground_truth")
-    tests = _tests_in(_parsed(given), _function_of(task_info))
-    if not tests:
-        keys = ", ".join(sorted(task_info)) or "none"
-        raise DatasetError(
-            f"The task has no tests in 'tests' or 'ground_truth' (its keys: {keys}): add some as {_SHAPES}."
-        )
-    return tests
-
-
-def _parsed(given: Any) -> Any:
-    """The data that a JSON text holds; anything else as it is."""
-    if isinstance(given, str) and given.lstrip()[:1] in ("[", "{"):
-        try:
-            return json.loads(given)
-        except ValueError:
-            return given
-    return given
-
-
-def _tests_in(given: Any, function: str | None) -> list[CodeTest]:
-    if not given:
-        return []
-    if isinstance(given, str):
-        tree = _tree(given)
-        if "def check(" in given and function is None and not calls_check(tree):
-            raise DatasetError(
-                "The tests define check(candidate) and do not call it: name the function in 'entry_point', "
-                "or end them with a call such as check(Solution().f)."
-            )
-        return [CodeTest("assert", given, function=function)]
-    if isinstance(given, list | tuple):
-        return [test for item in given for test in _tests_in(item, function)]
-    if isinstance(given, dict):
-        function = _function_of(given) or function
-        if "inputs" in given and "outputs" in given:
-            inputs, outputs = given["inputs"], given["outputs"]
-            if len(inputs) != len(outputs):
-                raise DatasetError(f"The tests have {len(inputs)} inputs but {len(outputs)} outputs.")
-            return [_pair(bool(function), *pair, function) for pair in zip(inputs, outputs, strict=True)]
-        if "input" in given and "output" in given:
-            called = given.get("testtype") == "functional"
-            if called and function is None:
-                raise DatasetError("A functional test names no function: add 'metadata': {'func_name': ...}.")
-            public = not given.get("private", False)
-            pairs = [(given["input"], given["output"])]
-            if not called and _are_columns(*pairs[0]):
-                pairs = list(zip(*pairs[0], strict=True))
-            return [replace(_pair(called, *pair, function), public=public) for pair in pairs]
-        if "functional" in given:
-            return _tests_in(given["functional"], function)
-    shown = sorted(given) if isinstance(given, dict) else clip(repr(given), 100)
-    raise DatasetError(f"The tests have an unknown shape ({shown}): write them as {_SHAPES}.")
-
-
-def _are_columns(inputs: Any, outputs: Any) -> bool:
-    """Whether these are several tests, as CodeContests has them, and not one test as a list of lines."""
-    return isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)
-
-
-def _function_of(info: dict[str, Any]) -> str | None:
-    metadata = _parsed(info.get("metadata"))
-    named = metadata.get("func_name") if isinstance(metadata, dict) else None
-    return info.get("entry_point") or info.get("fn_name") or named
-
-
-def _pair(called: bool, question: Any, answer: Any, function: str | None) -> CodeTest:
-    if not called:
-        return CodeTest("stdin", _joined(question), _joined(answer))
-    if isinstance(question, str):  # LiveCodeBench: a JSON value per line, one for each argument
-        question, answer = [_json(line) for line in question.splitlines() if line.strip()], _json(answer)
-    return CodeTest("call", json.dumps(question), answer, function)
-
-
-def _joined(text: Any) -> str:
-    return "\n".join(map(str, text)) if isinstance(text, list) else str(text)
-
-
-def _json(text: Any) -> Any:
-    try:
-        return json.loads(text) if isinstance(text, str) else text
-    except ValueError as error:
-        raise DatasetError(
-            f"A functional test holds {clip(text, 100)!r}, which is no JSON: {error}."
-        ) from error
+def _case(test: CodeTest, text: str) -> Case:
+    if test.kind == "stdin":
+        return Case(test.input, text, test.expected)
+    return Case(read_json(test.input), read_json(text), test.expected)

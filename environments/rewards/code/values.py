@@ -1,23 +1,25 @@
 """Values on their way between the tests and the solution: written as JSON, and rebuilt by value.
 
-Used by both ends of ``remote``. The solution's end may write anything, so only types that are listed here are
+Used by both ends of the line. The solution's end may write anything, so only types that are listed here are
 rebuilt, from parts whose types are checked, and nothing is looked up by a name that it writes.
 """
 
 from __future__ import annotations
 
 import builtins
+import collections
 import functools
 import importlib
+import keyword
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-OWN_MODULES = ("solution", "tests")
+OWN_MODULES = ("solution", "tests", "__main__")
 PLAIN = (type(None), bool, int, float, str)
-MAX_JSON_INTEGER = 1 << 63  # JSON writes larger ones in decimal digits, whose number Python limits
+MAX_JSON_INTEGER = 1 << 63  # JSON writes larger ones in decimal digits, which takes long
 NUMPY_TYPE = re.compile(r"[<>|=]([biufc]\d{1,2}|[SU]\d{1,6})")
 # The value of a subclass as that of its built-in type, whichever methods the subclass overrides.
 BASE_VALUES: dict[type, Callable[[Any], Any]] = {
@@ -33,8 +35,9 @@ BASE_VALUES: dict[type, Callable[[Any], Any]] = {
     dict: lambda value: dict(dict.items(value)),
 }
 COLLECTIONS: dict[str, type] = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
-OBJECT = "object"
-ERROR = "error"
+TYPES = {kind.__name__: kind for kind in (*PLAIN, *BASE_VALUES, object, type, bytearray, range)}
+REFERENCES = ("object", "own", "member", "class", "lent")
+"""How objects travel that have no value here: see ``Line`` and ``Program``, whose ``refer`` writes them."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,28 @@ STANDARD_TYPES: dict[str, Parts] = {
     "datetime.datetime": Parts(_naive(*_DATE, *_TIME), (int,) * 7, "datetime.datetime"),
     "datetime.time": Parts(_naive(*_TIME), (int,) * 4, "datetime.time"),
     "datetime.timedelta": Parts(_naive("days", "seconds", "microseconds"), (int,) * 3, "datetime.timedelta"),
+    "pathlib.PosixPath": Parts(lambda value: (str(value),), (str,), "pathlib.PosixPath"),
+    "uuid.UUID": Parts(lambda value: (str(value),), (str,), "uuid.UUID"),
     "numpy.ndarray": Parts(_array, (str, tuple, bytes), f"{__name__}.array"),
 }
+
+
+class NaN(float):
+    """A NaN of the solution: equal to nothing, as any, but neither more nor less than anything either.
+
+    Else ``assert not abs(f() - 3) > 0.1`` would hold. What is calculated from one is one.
+    """
+
+    def _compare(self, _: object) -> bool:
+        raise ArithmeticError("the solution returned NaN, which is neither more nor less than anything")
+
+    def _calculate(self, *_: object) -> NaN:
+        return self
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compare
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _calculate
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _calculate
+    __abs__ = __neg__ = __pos__ = __round__ = _calculate  # type: ignore[assignment]
 
 
 def base_values(value: Any) -> list[Any]:
@@ -103,11 +126,11 @@ def base_values(value: Any) -> list[Any]:
     return [of(value) for base, of in BASE_VALUES.items() if isinstance(value, base)][:1]
 
 
-def packed(value: Any, refer: Callable[[Any], int]) -> Any:
+def packed(value: Any, refer: Callable[[Any], list[Any]]) -> Any:
     """``value`` as data for JSON: a plain value, or a list of the name of its type and its content.
 
-    What is of no listed type becomes ``[OBJECT, refer(it)]``. Classes of libraries are taken for their
-    built-in base, as a defaultdict for a dict; those of the solution, whose methods tests may call, are not.
+    What is of no listed type becomes ``refer(it)``. Classes of libraries are taken for their built-in base,
+    as a defaultdict for a dict; those of the solution, whose methods tests may call, are not.
     """
     kind = type(value)
     if kind in PLAIN:
@@ -120,43 +143,67 @@ def packed(value: Any, refer: Callable[[Any], int]) -> Any:
         return ["bytes", value.hex()]
     if kind is complex:
         return ["complex", [value.real, value.imag]]
+    if kind is NaN:
+        return math.nan
     if isinstance(value, type) and issubclass(value, Exception):
-        return [ERROR, error_names(value)]
+        return ["error type", error_names(value)]
+    if isinstance(value, Exception):
+        return _packed_error(value, refer)
+    if isinstance(value, type) and TYPES.get(value.__name__) is value:
+        return ["type", value.__name__]
+    if _is_record(kind):
+        return ["record", [kind.__name__, list(kind._fields), [packed(item, refer) for item in value]]]
     name = f"{kind.__module__}.{kind.__qualname__}"
     parts = STANDARD_TYPES[name].take(value) if name in STANDARD_TYPES else None
     if parts is not None:
         return [name, [packed(part, refer) for part in parts]]
     bases = [] if kind.__module__ in OWN_MODULES else base_values(value)
-    return packed(bases[0], refer) if bases else [OBJECT, refer(value)]
+    return packed(bases[0], refer) if bases else refer(value)
 
 
-def rebuilt(data: Any, find_object: Callable[[int], Any], takes_nan: bool = True) -> Any:
-    """The inverse of ``packed``, for data of any content.
+def rebuilt(data: Any, find: Callable[[list[Any]], Any], takes_nan: bool = True) -> Any:
+    """The inverse of ``packed``, for data of any content. ``find`` finds what ``refer`` has written.
 
     Raises:
         TypeError: the data are none of ``packed``.
         ArithmeticError: there is a NaN among them, and not ``takes_nan``.
     """
     if type(data) in PLAIN:
-        return data if takes_nan else _number(data)
-    if type(data) is not list or len(data) != 2 or type(data[0]) is not str:
+        return _number(data, takes_nan)
+    if type(data) is not list or len(data) < 2 or type(data[0]) is not str:
         raise TypeError("the solution has sent no value")
+    if data[0] in REFERENCES:
+        return find(data)
     name, content = data
-    again = functools.partial(rebuilt, find_object=find_object, takes_nan=takes_nan)
-    if name == OBJECT and type(content) is int:
-        return find_object(content)
-    if name in ("int", "bytes") and type(content) is str:
-        return int(content, 16) if name == "int" else bytes.fromhex(content)
+    again = functools.partial(rebuilt, find=find, takes_nan=takes_nan)
+    if type(content) is str and name in _TEXTS:
+        return _TEXTS[name](content)
     if type(content) is not list:
         raise TypeError("the solution has sent no value")
+    return _of_parts(name, content, again, takes_nan)
+
+
+_TEXTS: dict[str, Callable[[str], Any]] = {
+    "int": lambda text: int(text, 16),
+    "bytes": bytes.fromhex,
+    "type": lambda text: TYPES[text],
+}
+
+
+def _of_parts(name: str, content: list[Any], again: Callable[[Any], Any], takes_nan: bool) -> Any:
     if name in COLLECTIONS:
         return COLLECTIONS[name](map(again, content))
     if name == "dict":
         return {again(key): again(item) for key, item in content}
-    if name == ERROR:
+    if name == "error type":
         return error_class(tuple(map(str, content)))
+    if name == "error":
+        return _rebuilt_error(again, *content)
     if name == "complex":
         return complex(*(float(again(part)) for part in content))
+    if name == "record":
+        kind, fields, items = content
+        return record(str(kind), tuple(map(str, fields)))(*map(again, items))
     return _built(name, [again(part) for part in content], takes_nan)
 
 
@@ -169,34 +216,118 @@ def _built(name: str, parts: list[Any], takes_nan: bool) -> Any:
         raise TypeError(f"the solution has sent something else in the place of a {name}")
     module, _, constructor = STANDARD_TYPES[name].build.rpartition(".")
     value = getattr(importlib.import_module(module), constructor)(*parts)
-    if name == "numpy.ndarray" and value.dtype.kind in "fc" and not takes_nan:
-        _number(float(abs(value).sum()))
+    if name == "numpy.ndarray" and value.dtype.kind in "fc":
+        _number(float(abs(value).sum()), takes_nan)
+    if name == "decimal.Decimal":
+        _number(math.nan if value.is_nan() else 0.0, takes_nan)
     return value
 
 
-def _number(value: Any) -> Any:
-    """``value``, unless it is NaN.
+def _number(value: Any, takes_nan: bool) -> Any:
+    """``value``; a NaN as one that judges nothing.
 
     Raises:
-        ArithmeticError: it is. It is neither more nor less than anything, so it would pass a test such as
-            ``assert not abs(f() - 3) > 0.1``.
+        ArithmeticError: it is a NaN, and the tests are about none.
     """
     if type(value) is float and math.isnan(value):
-        raise ArithmeticError("the solution returned NaN, which the tests do not name")
+        if not takes_nan:
+            raise ArithmeticError("the solution returned NaN, which the tests do not name")
+        return NaN(value)
     return value
-
-
-def error_names(kind: type[Exception]) -> tuple[str, ...]:
-    """The name of an error, and of its bases up to the first that is built in."""
-    bases = kind.__mro__
-    own = [base.__module__ == "builtins" for base in bases].index(True)
-    return tuple(base.__name__ for base in bases[: own + 1])
 
 
 @functools.cache
-def error_class(names: tuple[str, ...]) -> type[Exception]:
-    """The error of these ``error_names``: the built-in one, or one of our own with such bases."""
+def record(name: str, fields: tuple[str, ...]) -> Any:
+    """The namedtuple of this name: at the other end of the line there is one with the same fields."""
+    if not all(each.isidentifier() and not keyword.iskeyword(each) for each in (name, *fields)):
+        raise TypeError("the solution has sent no value")
+    return collections.namedtuple(name, fields)
+
+
+def _is_record(kind: type) -> bool:
+    """Whether it is a namedtuple that has nothing of its own."""
+    fields = getattr(kind, "_fields", None)
+    if not (issubclass(kind, tuple) and kind.__bases__ == (tuple,) and isinstance(fields, tuple)):
+        return False
+    plain = vars(record("Plain", ())).keys() | {*fields, "__annotations__", "__orig_bases__"}
+    return kind.__name__.isidentifier() and vars(kind).keys() <= plain
+
+
+# -- errors ----------------------------------------------------------------------------------------------
+
+_MODULES_OF_ERRORS = """
+    asyncio ast binascii configparser copy csv dataclasses decimal email enum fractions gzip json lzma numpy
+    pickle queue re sqlite3 statistics struct subprocess tarfile urllib xml zipfile zlib zoneinfo
+"""
+ERROR_MODULES = frozenset(_MODULES_OF_ERRORS.split())
+"""The libraries whose errors are the same at both ends."""
+_own_errors: dict[tuple[str, ...], type[Exception]] = {}
+
+
+class _OwnErrors(type):
+    """The class of error classes that stand for one of the solution's, which makes their instances."""
+
+    make_: Callable[..., Any] | None = None
+
+    def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
+        if cls.make_ is not None:
+            return cls.make_(arguments, keywords)
+        return super().__call__(*arguments, **keywords)
+
+
+def error_names(kind: type[Exception]) -> tuple[str, ...]:
+    """The name of an error, and of its bases up to the first that both ends have."""
+    names: list[str] = []
+    for base in kind.__mro__:
+        dotted = f"{base.__module__}.{base.__qualname__}"
+        if base.__module__ == "builtins" or _library_error(dotted) is base:
+            names.append(base.__name__ if base.__module__ == "builtins" else dotted)
+            break
+        names.append(base.__name__)
     if len(names) > 1:
-        return type(names[0], (error_class(names[1:]),), {})
+        _own_errors.setdefault(tuple(names), kind)
+    return tuple(names)
+
+
+def error_class(names: tuple[str, ...]) -> type[Exception]:
+    """The error of these ``error_names``: the same one, or one of our own with such bases."""
+    if names in _own_errors:
+        return _own_errors[names]
+    if len(names) > 1:
+        base = error_class(names[1:])
+        methods = {"__str__": lambda self: vars(self).get("text_") or base.__str__(self)}
+        kind: Any = _OwnErrors(names[0], (base,), methods)
+        _own_errors[names] = kind
+        return _own_errors[names]
     known = vars(builtins).get(names[0]) if names else None
+    known = known or (_library_error(names[0]) if names else None)
     return known if isinstance(known, type) and issubclass(known, Exception) else RuntimeError
+
+
+def _library_error(dotted: str) -> type[Exception] | None:
+    module, _, name = dotted.rpartition(".")
+    if module.partition(".")[0] not in ERROR_MODULES:
+        return None
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
+
+
+def _packed_error(error: Exception, refer: Callable[[Any], list[Any]]) -> list[Any]:
+    names = error_names(type(error))
+    state = {name: value for name, value in vars(error).items() if not name.startswith("_")}
+    return ["error", [names, packed(error.args, refer), str(error), packed(state, refer)]]
+
+
+def _rebuilt_error(again: Callable[[Any], Any], names: Any, args: Any, text: Any, state: Any) -> Exception:
+    kind, given = error_class(tuple(map(str, names))), again(args)
+    if kind.__module__ == "builtins" and len(names) == 1:
+        error = kind(*given)
+    else:  # its own __init__ has run where it was raised
+        error = kind.__new__(kind, *given)
+        error.args = given
+        error.__dict__["text_"] = str(text)
+    error.__dict__.update(again(state))
+    return error

@@ -1,0 +1,329 @@
+"""Collects the tests that a module defines, as pytest does, and runs them. Used by ``assertions``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import itertools
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from environments.rewards.code.line import UnplayableError
+
+MARKS_OF_SKIPPED = ("skip", "skipif", "xfail")
+
+
+class Fixture:
+    """What ``pytest.fixture`` makes of a function."""
+
+    def __init__(
+        self,
+        function: Any = None,
+        scope: str = "function",
+        params: Iterable[Any] | None = None,
+        autouse: bool = False,
+        ids: object = None,
+        name: str | None = None,
+    ) -> None:
+        self.function, self.scope, self.autouse, self.name = function, scope, autouse, name
+        self.params = None if params is None else list(params)
+
+    def __call__(self, function: Any) -> Fixture:
+        self.function = function
+        return self
+
+
+def run_all(names: dict[str, Any]) -> None:
+    """Run the tests that the module of these ``names`` defines. The first that fails raises its error."""
+    fixtures = {each.name or name: each for name, each in names.items() if isinstance(each, Fixture)}
+    around(names, "setup_module", names)
+    for test in list(found_tests(names, Fixtures(fixtures, {}))):
+        with_skips(test)
+    around(names, "teardown_module", names)
+
+
+def with_skips(test: Callable[[], object]) -> None:
+    """Run a test, unless it skips itself: that is no failure, and it has asked for nothing."""
+    outcomes = sys.modules.get("_pytest.outcomes")
+    unit = sys.modules.get("unittest")
+    skips = tuple(
+        kind for kind in (getattr(outcomes, "Skipped", None), getattr(unit, "SkipTest", None)) if kind
+    )
+    with suppress(*skips):
+        test()
+
+
+def finish(result: Any) -> None:
+    """Wait for what a test function has returned, which has to be nothing.
+
+    Raises:
+        AssertionError: it says False.
+        UnplayableError: the function yields, so that it has not begun.
+    """
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise UnplayableError("a test function of theirs yields")
+    if inspect.iscoroutine(result):
+        import asyncio
+
+        result = asyncio.run(result)
+    if result is False:
+        raise AssertionError("the test function returned False")
+
+
+def found_tests(names: dict[str, Any], fixtures: Fixtures) -> Iterator[Callable[[], object]]:
+    """The tests among ``names``: functions, methods of classes, and cases of unittest."""
+    for name, value in list(names.items()):
+        if isinstance(value, types.FunctionType) and name.startswith("test"):
+            around_it = functools.partial(around, names, function=value)
+            for test in with_arguments(value, [value], fixtures):
+                yield functools.partial(between, around_it, "function", test)
+        elif isinstance(value, type):
+            yield from tests_of_class(name, value, fixtures)
+
+
+def tests_of_class(name: str, kind: Any, fixtures: Fixtures) -> Iterator[Callable[[], object]]:
+    """The tests of a class and of those in it, also those that it inherits."""
+    if hasattr(kind, "debug") and hasattr(kind, "assertEqual"):
+        import unittest
+
+        case: Any
+        for case in unittest.defaultTestLoader.loadTestsFromTestCase(kind):
+            method: Any = getattr(case, case._testMethodName)
+            if not getattr(method, "__unittest_expecting_failure__", False):
+                yield unittest.TestSuite([case]).debug
+        return
+    if (
+        not name.startswith("Test")
+        or not getattr(kind, "__test__", True)
+        or kind.__init__ is not object.__init__
+    ):
+        return
+    members = {key: None for base in reversed(kind.__mro__[:-1]) for key in vars(base)}
+    around(vars(kind), "setup_class", kind, bound=getattr(kind, "setup_class", None))
+    for key in members:
+        member = inspect.getattr_static(kind, key)
+        if isinstance(member, type):
+            yield from tests_of_class(key, member, fixtures)
+        elif key.startswith("test") and callable(getattr(kind, key)):
+            for place in range(count_of(kind, key, fixtures)):
+                yield functools.partial(play_method, kind, key, place, fixtures)
+    around(vars(kind), "teardown_class", kind, bound=getattr(kind, "teardown_class", None))
+
+
+def count_of(kind: Any, key: str, fixtures: Fixtures) -> int:
+    instance = kind()
+    method = getattr(instance, key)
+    return len(list(with_arguments(method, [kind, method], fixtures.of(instance))))
+
+
+def play_method(kind: Any, key: str, place: int, fixtures: Fixtures) -> None:
+    """Play a method of a test class, on an object of its own, with its arguments in this place."""
+    instance = kind()
+    method = getattr(instance, key)
+    tests = list(with_arguments(method, [kind, method], fixtures.of(instance)))
+    hooks = {
+        name: getattr(instance, name)
+        for name in ("setup_method", "teardown_method")
+        if hasattr(instance, name)
+    }
+    between(functools.partial(around, hooks, function=method), "method", tests[place])
+
+
+def between(around_it: Callable[..., None], noun: str, test: Callable[[], object]) -> None:
+    around_it(f"setup_{noun}")
+    try:
+        test()
+    finally:
+        around_it(f"teardown_{noun}")
+
+
+def around(names: Any, name: str, function: Any = None, bound: Any = None) -> None:
+    """Call what pytest calls before and after tests, with or without the argument that it may take."""
+    hook = bound or names.get(name)
+    if not inspect.isroutine(hook):
+        return
+    takes = len(inspect.signature(hook).parameters)
+    finish(hook(*[function][:takes]))
+
+
+class Fixtures(NamedTuple):
+    """The fixtures of a module or of a class, with what those of a wider scope have returned."""
+
+    known: dict[str, Fixture]
+    kept: dict[str, Any]
+
+    def of(self, instance: Any) -> Fixtures:
+        """These, and those that are methods of ``instance``."""
+        own = {}
+        for base in reversed(type(instance).__mro__):
+            for name, each in vars(base).items():
+                if isinstance(each, Fixture):
+                    method = each.function.__get__(instance)
+                    own[each.name or name] = Fixture(method, "function", each.params, each.autouse)
+        return Fixtures({**self.known, **own}, self.kept)
+
+    def needed(self, names: Iterable[str]) -> list[str]:
+        """``names``, and all that these need themselves."""
+        found: list[str] = []
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop(0)
+            if name not in found:
+                found.append(name)
+                known = self.known.get(name)
+                waiting += [] if known is None else parameters_of(known.function)
+        return found
+
+    def value(self, name: str, values: dict[str, Any], chosen: dict[str, Any], ends: list[Any]) -> Any:
+        """The value of a fixture in one test, whose ``values`` are those that are there already."""
+        if name in values:
+            return values[name]
+        known = self.known.get(name)
+        if name == "request":
+            return types.SimpleNamespace(addfinalizer=lambda end: ends.append(end), param=None)
+        if known is None:
+            if name not in OWN_FIXTURES:
+                raise UnplayableError(f"they take the fixture {name!r}, which they do not define")
+            values[name] = OWN_FIXTURES[name](ends)
+            return values[name]
+        if known.scope != "function" and name in self.kept:
+            return self.kept[name]
+        given = {each: self.value(each, values, chosen, ends) for each in parameters_of(known.function)}
+        if "request" in given:
+            given["request"].param = chosen.get(name)
+        values[name] = entered(known.function(**given), ends if known.scope == "function" else [])
+        if known.scope != "function":
+            self.kept[name] = values[name]
+        return values[name]
+
+
+def entered(made: Any, ends: list[Any]) -> Any:
+    """What a fixture returns or yields; ``ends`` has what is to be done after the test."""
+    import asyncio
+
+    if inspect.iscoroutine(made):
+        return asyncio.run(made)
+    if inspect.isgenerator(made):
+        ends.append(lambda: next(made, None))
+        return next(made)
+    if inspect.isasyncgen(made):
+        return asyncio.run(anext(made))
+    return made
+
+
+def parameters_of(function: Any) -> list[str]:
+    """The names of the arguments that a test or a fixture takes, without those that have a default."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(function).parameters.values()
+    return [each.name for each in parameters if each.kind in kinds and each.default is each.empty]
+
+
+def with_arguments(test: Any, marked: list[Any], fixtures: Fixtures) -> Iterator[Callable[[], object]]:
+    """A test as often as its marks and the parameters of its fixtures say, with all that it takes."""
+    marks = [mark for each in marked for mark in marks_of(each)]
+    if any(mark.name in MARKS_OF_SKIPPED and (mark.name != "skipif" or all(mark.args[:1])) for mark in marks):
+        return
+    rows = [list(arguments(*mark.args[:2], **mark.kwargs)) for mark in marks if mark.name == "parametrize"]
+    given = {name for each in rows for row in each for name in row}
+    names = [name for name in parameters_of(test) if name not in given]
+    names += [name for mark in marks if mark.name == "usefixtures" for name in mark.args]
+    names += [name for name, each in fixtures.known.items() if each.autouse]
+    needed = [name for name in fixtures.needed(names) if name not in given]
+    several = {name: fixtures.known[name].params or [] for name in needed if name in fixtures.known}
+    choices = [[{name: value} for value in values] for name, values in several.items() if values]
+    for chosen in itertools.product(*choices):
+        for row in itertools.product(*rows):
+            keywords = {name: value for part in row for name, value in part.items()}
+            params = {name: value for part in chosen for name, value in part.items()}
+            yield functools.partial(play, test, keywords, params, needed, fixtures)
+
+
+def marks_of(marked: Any) -> list[Any]:
+    marks = getattr(marked, "pytestmark", [])
+    return list(marks) if isinstance(marks, list | tuple) else [marks]
+
+
+def play(
+    test: Any, keywords: dict[str, Any], params: dict[str, Any], needed: list[str], fixtures: Fixtures
+) -> None:
+    """Play a test with its fixtures, and end these."""
+    ends: list[Any] = []
+    values: dict[str, Any] = dict(keywords)
+    try:
+        for name in needed:
+            fixtures.value(name, values, params, ends)
+        takes = parameters_of(test)
+        finish(
+            test(
+                **keywords,
+                **{
+                    name: fixtures.value(name, values, params, ends) for name in takes if name not in keywords
+                },
+            )
+        )
+    finally:
+        for end in reversed(ends):
+            end()
+
+
+def arguments(
+    names: str | Iterable[str], rows: Iterable[Any], indirect: object = False, ids: object = None
+) -> Iterator[dict[str, Any]]:
+    """The rows of a ``pytest.mark.parametrize`` as keywords."""
+    if indirect:
+        raise UnplayableError("they give parameters to fixtures (indirect)")
+    split = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    for row in rows:
+        values = getattr(row, "values", None)  # of pytest.param
+        if values is None or inspect.isroutine(values):
+            values = row if len(split) > 1 else (row,)
+        yield dict(zip(split, values, strict=True))
+
+
+# -- pytest's own fixtures -------------------------------------------------------------------------------
+
+
+class CaptureResult(NamedTuple):
+    out: str
+    err: str
+
+
+class Captured:
+    """``capsys``: what tests and the solution print."""
+
+    def __init__(self, ends: list[Any]) -> None:
+        before = sys.stdout, sys.stderr
+        self.streams = io.StringIO(), io.StringIO()
+        sys.stdout, sys.stderr = self.streams
+        ends.append(lambda: setattr(sys, "stdout", before[0]))
+        ends.append(lambda: setattr(sys, "stderr", before[1]))
+
+    def readouterr(self) -> CaptureResult:
+        result = CaptureResult(*(stream.getvalue() for stream in self.streams))
+        for stream in self.streams:
+            stream.seek(0)
+            stream.truncate()
+        return result
+
+
+def _monkeypatch(ends: list[Any]) -> Any:
+    import pytest
+
+    patch = pytest.MonkeyPatch()
+    ends.append(patch.undo)
+    return patch
+
+
+OWN_FIXTURES: dict[str, Callable[[list[Any]], Any]] = {
+    "capsys": Captured,
+    "capfd": Captured,
+    "monkeypatch": _monkeypatch,
+    "tmp_path": lambda _: Path(tempfile.mkdtemp(dir=".")).absolute(),
+    "tmpdir": lambda _: Path(tempfile.mkdtemp(dir=".")).absolute(),
+}

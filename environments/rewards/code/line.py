@@ -1,0 +1,290 @@
+"""The tests' end of the line to the solution, which runs in another process and is not trusted.
+
+Part of ``driver``, and so of a program in the sandbox: the standard library is all that there is.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import json
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from typing import IO, Any
+
+from environments.rewards.code.own_objects import OwnObjects
+from environments.rewards.code.program import BASE_VALUE, DEFINE, NAMES
+from environments.rewards.code.remote import OPERATORS_NUMBER, Remote
+from environments.rewards.code.values import packed, rebuilt
+
+ITERATION = {"next", "__next__", "anext"}
+
+
+class UnplayableError(BaseException):
+    """The tests do something that cannot be played between two processes, whatever the solution is."""
+
+
+class Line:
+    """Asks the solution, see ``Program``.
+
+    ``takes_nan``: whether the tests are about NaN. ``names_objects``: whether they use attributes that no
+    built-in type has, and so may get objects; else a value of a class that derives from a built-in type comes
+    as the value of that type. ``steps``: whether they take a generator's items one at a time; else it is a
+    sequence to them. ``asked`` counts what the tests have asked for.
+    """
+
+    def __init__(
+        self, requests: IO[bytes], replies: IO[bytes], takes_nan: bool, names_objects: bool, steps: bool
+    ) -> None:
+        self.requests, self.replies = requests, replies
+        self.takes_nan, self.names_objects, self.steps = takes_nan, names_objects, steps
+        self.asked = 0
+        self.own = OwnObjects(0)
+        self.sources: dict[str, Callable[[], Any]] = {}  # of the tests' classes, see ``ask_for_class``
+        self._remotes: dict[int, Any] = {}
+        self._lent: list[Any] = [lambda prompt="": input(prompt), lambda: sys.stdin.readline()]
+        self._numbers: dict[int, int] = {}
+        self._pack = functools.partial(packed, refer=self._refer)
+
+    def load(self, definitions: list[Any]) -> list[str]:
+        """Load the solution, with classes of the tests, and return the names that it defines."""
+        names = self.ask(0, NAMES, (definitions,))
+        self.asked = 0
+        return list(map(str, names))
+
+    def ask(
+        self, number: int, attribute: str, given: tuple[Any, ...] | None = None, /, **keywords: Any
+    ) -> Any:
+        """Look an attribute of an object of the solution up, and call it where ``given`` are arguments."""
+        self.asked += attribute != BASE_VALUE
+        arguments, named = self._pack(given), self._pack(keywords)
+        self._send([number, attribute, arguments, named])
+        while True:
+            kind, content, afterwards, states, printed = self._receive()
+            for stream, text in zip((sys.stdout, sys.stderr), printed, strict=True):
+                if text:
+                    stream.write(str(text))
+            if kind == "lent":
+                self._lend(states, *content)
+                continue
+            self._restore(states)
+            if afterwards is not None:
+                args, named_args = map(self._value, afterwards)
+                for before, after in [*zip(given or (), args, strict=True), *_pairs(keywords, named_args)]:
+                    _become(before, after)  # so that a function that sorts in place passes its test
+            if kind == "raised":
+                raise self._error(self._value(content), attribute)
+            return self._value(content)
+
+    def ask_for_class(self, key: str, name: str, source: str, inherits: bool, free: dict[str, Any]) -> Any:
+        """Define a class of the tests at the solution's end too."""
+        try:
+            return self.ask(0, DEFINE, (key, name, source, inherits, free))
+        except Exception as error:
+            if inherits:
+                raise
+            raise UnplayableError(f"their class {name!r} needs more than itself ({error})") from error
+
+    def _send(self, message: list[Any]) -> None:
+        states = self.own.states(self._pack)
+        try:
+            self.requests.write(json.dumps([*message, states]).encode() + b"\n")
+            self.requests.flush()
+        except BrokenPipeError as error:
+            raise RuntimeError("the solution ended the program") from error
+
+    def _receive(self) -> list[Any]:
+        line = self.replies.readline()
+        if not line:
+            raise RuntimeError("the solution ended the program")
+        message = json.loads(line)
+        if type(message) is not list or len(message) != 5:
+            raise TypeError("the solution has sent no reply")
+        return message
+
+    def _restore(self, states: Any) -> None:
+        self.own.restore(states, self._value)
+
+    def _value(self, data: Any) -> Any:
+        return rebuilt(data, self._find, self.takes_nan)
+
+    @staticmethod
+    def _error(error: Any, attribute: str) -> Exception:
+        """The error that the solution raised. One that ends an iteration does so only where one is.
+
+        Else it would end an ``all(map(...))`` of the tests before its end, which is then true.
+        """
+        ends = isinstance(error, StopIteration | StopAsyncIteration) and attribute not in ITERATION
+        return error if isinstance(error, Exception) and not ends else RuntimeError(str(error))
+
+    # -- what is the solution's ----------------------------------------------------------------------
+
+    def _find(self, data: list[Any]) -> Any:
+        if data[0] == "lent":
+            return self._lent[data[1]]
+        if data[0] != "object":
+            return self.own.find(data)
+        _, number, nature, base = data
+        bases = self._value(base)
+        if bases and not self.names_objects and number > OPERATORS_NUMBER:
+            return bases[0]
+        if number not in self._remotes:
+            remote = Remote(self, number, self.steps and nature == "generator", bases)
+            self._remotes[number] = _NATURES.get(nature, lambda each: each)(remote)
+        return self._remotes[number]
+
+    def _refer(self, value: Any) -> list[Any]:
+        value = getattr(value, "remote_", value) if inspect.isfunction(value) else value
+        if isinstance(value, Remote):
+            return ["object", value.number_]
+        kind = value if isinstance(value, type) else type(value)
+        key = self.own.key_of(kind)
+        if key in self.sources:
+            self.sources.pop(key)()
+        own = self.own.refer(value)
+        return self._lend_out(value) if own is None else own
+
+    # -- what the tests lend -------------------------------------------------------------------------
+
+    def _lend_out(self, value: Any) -> list[Any]:
+        nature = _nature_of_lent(value)
+        if nature is None:
+            kind = value.__name__ if isinstance(value, type) else type(value).__name__
+            raise UnplayableError(f"they pass an object of the type {kind} to the solution")
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self._lent)
+            self._lent.append(value)
+        return ["lent", self._numbers[id(value)], nature, str(getattr(value, "__name__", "lent"))]
+
+    def _lend(self, states: Any, number: int, what: str, arguments: Any, keywords: Any) -> None:
+        """Do with what is lent to the solution what it asks for."""
+        try:
+            self._restore(states)
+            result = self._used(self._lent[number], what, self._value(arguments), self._value(keywords))
+            message = ["returned", self._pack(result)]
+        except Exception as error:  # noqa: BLE001 - the solution may expect it
+            message = ["raised", self._pack(error)]
+        self._send(message)
+
+    @staticmethod
+    def _used(lent: Any, what: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        nature = _nature_of_lent(lent)
+        if what == "call" and nature in ("function", "async function", "object"):
+            result = lent(*arguments, **keywords)
+            return _outcome(result) if inspect.iscoroutine(result) else result
+        if what == "await" and nature == "coroutine":
+            return _outcome(lent)
+        if what == "next" and nature == "iterator":
+            return [item for _, item in zip(range(1), lent, strict=False)]
+        if what == "next" and nature == "async iterator":
+            return _outcome(_next_of(lent))
+        if nature == "object" and str(arguments[:1])[2:3] != "_":
+            if what == "iter":
+                return iter(lent)
+            return getattr(lent, *arguments) if what == "get" else setattr(lent, *arguments)
+        raise AttributeError(f"the solution cannot {what} this object of the tests")
+
+
+def _nature_of_lent(value: Any) -> str | None:
+    """How the solution may use what the tests pass to it where it is; None for what it cannot."""
+    if type(value).__module__ == "unittest.mock" or isinstance(value, io.IOBase):
+        return "object"  # before all else, since a mock has every attribute
+    if inspect.iscoroutine(value):
+        return "coroutine"
+    if inspect.iscoroutinefunction(value):
+        return "async function"
+    if hasattr(type(value), "__next__"):
+        return "iterator"
+    if inspect.isasyncgen(value):
+        return "async iterator"
+    is_function = inspect.isroutine(value) or isinstance(value, functools.partial)
+    is_wrapper = callable(value) and type(value).__module__ in ("functools", "operator")
+    return "function" if is_function or is_wrapper else None
+
+
+async def _next_of(iterator: Any) -> list[Any]:
+    async for item in iterator:
+        return [item]
+    return []
+
+
+def _outcome(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine of the tests to its end, while others of theirs wait."""
+    import asyncio
+
+    outcomes: list[tuple[bool, Any]] = []
+
+    def run() -> None:
+        try:
+            outcomes.append((True, asyncio.run(coroutine)))
+        except Exception as error:  # noqa: BLE001 - raised again below
+            outcomes.append((False, error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    returned, value = outcomes[0]
+    if not returned:
+        raise value
+    return value
+
+
+def _become(before: Any, after: Any) -> Any:
+    """Change a container of the tests to what the solution has made of it; return what is in its place."""
+    if type(before) is not type(after):
+        return after
+    if isinstance(before, list):
+        before[:] = [*map(_become, before, after), *after[len(before) :]][: len(after)]
+    elif isinstance(before, dict):
+        changed = {key: _become(before.get(key), item) for key, item in after.items()}
+        before.clear()
+        before.update(changed)
+    elif isinstance(before, set):
+        before.intersection_update(after)
+        before.update(after)
+    elif hasattr(before, "extend"):  # a deque, a bytearray
+        before.clear()
+        before.extend(after)
+    else:
+        return after
+    return before
+
+
+def _pairs(before: dict[str, Any], after: dict[str, Any]) -> Iterable[tuple[Any, Any]]:
+    return [(before[name], after[name]) for name in before]
+
+
+# -- objects that Python's own statements take ---------------------------------------------------------
+
+
+def _coroutine(remote: Remote) -> Any:
+    async def played() -> Any:
+        return remote.line_.ask(OPERATORS_NUMBER, "await", (remote,))
+
+    return played()
+
+
+def _async_function(remote: Remote) -> Any:
+    async def played(*arguments: Any, **keywords: Any) -> Any:
+        return await remote(*arguments, **keywords)
+
+    played.remote_ = remote  # type: ignore[attr-defined]
+    return played
+
+
+async def _async_generator(remote: Remote) -> AsyncIterator[Any]:
+    while True:
+        try:
+            item = remote.line_.ask(OPERATORS_NUMBER, "anext", (remote,))
+        except StopAsyncIteration:
+            return
+        yield item
+
+
+_NATURES: dict[str, Callable[[Remote], Any]] = {
+    "coroutine": _coroutine,
+    "async function": _async_function,
+    "async generator": _async_generator,
+}

@@ -1,0 +1,100 @@
+"""Objects of classes that the tests define, which both ends of the line to the solution have by value.
+
+Used by both ends. What holds what is kept: an object is the same one each time that it is passed, and what a
+solution changes in it is changed at the tests' end too.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+
+class OwnObjects:
+    """The objects of ``classes``, which are the tests' and known by their keys, that one end has passed."""
+
+    def __init__(self, first: int) -> None:
+        self.classes: dict[str, type] = {}
+        self._next = first  # even at one end and odd at the other
+        self._objects: dict[int, tuple[Any, str]] = {}
+        self._numbers: dict[int, int] = {}  # of objects by their id, which stays theirs since they are kept
+        self._waiting: list[int] = []
+        self._sent: set[int] = set()
+
+    def key_of(self, kind: type) -> str | None:
+        return next((key for key, known in self.classes.items() if known is kind), None)
+
+    def refer(self, value: Any, key: str | None = None) -> list[Any] | None:
+        """How ``value`` travels, if it is one of the tests' classes or of their objects.
+
+        ``key``: of the class that it counts for, where it is of none of them.
+        """
+        if isinstance(value, type) and (known := self.key_of(value)) is not None:
+            return ["class", known]
+        key = key or self.key_of(type(value))
+        if key is None:
+            return None
+        if isinstance(value, enum.Enum):
+            return ["member", key, value.name]
+        if id(value) not in self._numbers:
+            self._keep(value, self._next, key)
+            self._next += 2
+        number = self._numbers[id(value)]
+        self.send(number)
+        return ["own", number, key]
+
+    def send(self, number: int) -> None:
+        """Send the state of this object with the next message."""
+        if number not in self._sent:
+            self._sent.add(number)
+            self._waiting.append(number)
+
+    def states(self, pack: Callable[[Any], Any]) -> list[Any]:
+        """The states of all objects that a message speaks of, and of those that these hold."""
+        states = []
+        while self._waiting:
+            number = self._waiting.pop()
+            value, key = self._objects[number]
+            states.append([number, key, pack(_state(value))])
+        self._sent.clear()
+        return states
+
+    def find(self, data: list[Any]) -> Any:
+        """What ``refer`` has written at the other end."""
+        if data[0] == "class":
+            return self.classes[data[1]]
+        if data[0] == "member":
+            return self.classes[data[1]][data[2]]  # type: ignore[index]
+        _, number, key = data
+        if number not in self._objects:
+            self._keep(object.__new__(self.classes[key]), number, key)
+        return self._objects[number][0]
+
+    def restore(self, states: list[Any], rebuild: Callable[[Any], Any]) -> None:
+        """Give objects the states that the other end has sent."""
+        for number, key, packed in states:
+            value = self.find(["own", number, key])
+            state = rebuild(packed)
+            for name in state:
+                # One that shadows a method would be called in its place.
+                if name.startswith("__") or callable(getattr(type(value), name, None)):
+                    raise TypeError(f"an object of the tests has no attribute {name!r} of its own")
+            if hasattr(value, "__dict__"):
+                vars(value).clear()
+            for name, item in state.items():
+                object.__setattr__(value, name, item)
+
+    def _keep(self, value: Any, number: int, key: str) -> None:
+        self._objects[number] = value, key
+        self._numbers[id(value)] = number
+
+
+def _state(value: Any) -> dict[str, Any]:
+    slots = [name for kind in type(value).__mro__ for name in _names(getattr(kind, "__slots__", ()))]
+    state = {name: getattr(value, name) for name in slots if hasattr(value, name) and name[:2] != "__"}
+    return {**state, **getattr(value, "__dict__", {})}
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)

@@ -1,0 +1,334 @@
+"""The solution's end of the line: answers what the tests ask of it. Part of ``driver``, see ``remote``."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import inspect
+import io
+import json
+import operator
+import sys
+import threading
+import types
+from collections.abc import AsyncIterator, Callable, Iterator
+from io import BufferedReader
+from typing import IO, Any
+
+from environments.rewards.code.own_objects import OwnObjects
+from environments.rewards.code.values import base_values, packed, rebuilt
+
+NAMES = "__names__"
+DEFINE = "__define__"
+BASE_VALUE = "(base value)"  # no attribute, but asked for like one
+INPUT, LINE_OF_INPUT = 0, 1  # what the tests lend to every solution
+MAX_PRINTED = 16 << 20
+
+
+class Program:
+    """The solution, whose names ``load`` returns: answers requests until the tests hang up.
+
+    A request is ``[object, attribute, arguments, keywords, states]``: look an attribute up, and call it where
+    there are arguments. Object 0 has the names as attributes, and lists them as ``NAMES``; object 1 has the
+    ``OPERATORS``. A reply is ``["returned", value, arguments as they are afterwards, states, printed]`` or
+    ``["raised", error, null, states, printed]``; before it may come ``["lent", number, what, arguments,
+    keywords], ...]``, which asks the tests for something of what they have lent, and has a reply of its own.
+    All are lines of JSON, of ``packed`` values.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[dict[str, Any]], dict[str, Any]],
+        requests: BufferedReader,
+        replies: IO[bytes],
+    ) -> None:
+        self.load, self.requests, self.replies = load, requests, replies
+        self.objects: list[Any] = []
+        self.numbers: dict[int, int] = {}  # of objects by their id, which stays theirs since they are kept
+        self.own = OwnObjects(1)
+        self.borrowed: dict[int, Any] = {}
+        self.names: dict[str, Any] = {}
+        self.turn = threading.RLock()
+        self.printed = [Printed(), Printed()]
+        self.runner: Any = None
+        self.pack = functools.partial(packed, refer=self._refer)
+        self.rebuild = functools.partial(rebuilt, find=self._find)
+
+    def serve(self) -> None:
+        sys.stdout, sys.stderr = self.printed
+        sys.stdin = AskedInput(functools.partial(self._ask, LINE_OF_INPUT, "call"))
+        builtins.input = lambda prompt="": self._ask(INPUT, "call", str(prompt))
+        for request in self.requests:
+            self._send(*self._reply(json.loads(request)))
+
+    def _reply(self, request: list[Any]) -> tuple[str, Any, Any]:
+        number, attribute, packed_arguments, packed_keywords, states = request
+        afterwards: Any = None
+        try:
+            self.own.restore(states, self.rebuild)
+            if not self.objects:
+                self._start(self.rebuild(packed_arguments)[0])
+                return "returned", self.pack(list(self.names)), None
+            given = None if packed_arguments is None else self.rebuild(packed_arguments)
+            keywords = self.rebuild(packed_keywords)
+            value = self._answer(number, attribute, given, keywords)
+            for each, *_ in states:
+                self.own.send(each)
+            after = [self.pack(given), self.pack(keywords)]
+            afterwards = None if after == [packed_arguments, packed_keywords] else after
+            return "returned", self.pack(value), afterwards
+        except Exception as error:  # noqa: BLE001 - the tests may expect it, so it is theirs to handle
+            return "raised", self.pack(error), afterwards
+
+    def _start(self, definitions: list[Any]) -> None:
+        """Load the solution, which finds the classes that the tests define for themselves."""
+        known: dict[str, Any] = {"__name__": "tests"}
+        for key, name, source in definitions:
+            try:
+                exec(compile(source, "tests.py", "exec"), known)
+            except Exception:  # noqa: BLE001 - it needs something that is known when tests have begun
+                continue
+            self.own.classes[key] = known[name]
+        ours = {name: known[name] for _, name, _ in definitions if name in known}
+        self.names = self.load(ours)
+        self._refer(types.SimpleNamespace(**self.names))
+        self._refer(OPERATORS)
+
+    def _answer(self, number: int, attribute: str, given: Any, keywords: dict[str, Any]) -> Any:
+        if attribute == BASE_VALUE:
+            return base_values(self.objects[number])
+        if number == 0 and attribute == DEFINE:
+            return self._define(*given)
+        if number == 1 and attribute in ("await", "anext"):
+            return self._run(given[0] if attribute == "await" else type(given[0]).__anext__(given[0]))
+        value = getattr(self.objects[number], attribute)
+        return value if given is None else value(*given, **keywords)
+
+    def _define(self, key: str, name: str, source: str, inherits: bool, free: dict[str, Any]) -> Any:
+        """Make a class of the tests here. One that ``inherits`` from the solution's is seen as those are."""
+        if key not in self.own.classes or inherits:
+            names = {**vars(sys.modules["solution"]), **free, "__name__": "tests"}
+            exec(compile(source, "tests.py", "exec"), names)
+            if inherits:
+                return names[name]
+            self.own.classes[key] = names[name]
+        return self.own.classes[key]
+
+    def _run(self, awaitable: Any) -> Any:
+        if self.runner is None:
+            import asyncio  # few programs need it, and it takes long
+
+            self.runner = asyncio.new_event_loop()
+            asyncio.set_event_loop(self.runner)
+        return self.runner.run_until_complete(awaitable)
+
+    def _refer(self, value: Any) -> list[Any]:
+        if id(value) in self.borrowed:
+            return ["lent", self.borrowed[id(value)][0]]
+        twin = None
+        if type(value).__module__ == "solution" and not base_values(value):  # a ListNode of its own
+            twins = [key for key, kind in self.own.classes.items() if kind.__name__ == type(value).__name__]
+            twin = twins[0] if twins else None
+        own = self.own.refer(value, twin)
+        if own is not None:
+            return own
+        if id(value) not in self.numbers:
+            self.numbers[id(value)] = len(self.objects)
+            self.objects.append(value)
+        bases = base_values(value)
+        return ["object", self.numbers[id(value)], _nature(value), self.pack(bases)]
+
+    def _find(self, data: list[Any]) -> Any:
+        if data[0] == "object":
+            return self.objects[data[1]]
+        if data[0] != "lent":
+            return self.own.find(data)
+        _, number, nature, name = data
+        for known, proxy in self.borrowed.values():
+            if known == number:
+                return proxy
+        proxy = _PROXIES[nature](functools.partial(self._ask, number), name)
+        self.borrowed[id(proxy)] = (number, proxy)
+        return proxy
+
+    def _ask(self, number: int, what: str, *arguments: Any, **keywords: Any) -> Any:
+        """Ask the tests for something of what they have lent."""
+        with self.turn:
+            asked = [number, what, self.pack(arguments), self.pack(keywords)]
+            self._send("lent", asked, None)
+            while True:  # the tests may ask for something else first
+                request = json.loads(self.requests.readline())
+                if request[0] not in ("returned", "raised"):
+                    self._send(*self._reply(request))
+                    continue
+                self.own.restore(request[2], self.rebuild)
+                value = self.rebuild(request[1])
+                if request[0] == "raised":
+                    raise value
+                return value
+
+    def _send(self, kind: str, content: Any, afterwards: Any) -> None:
+        states = self.own.states(self.pack)
+        printed = [each.taken() for each in self.printed]
+        self.replies.write(json.dumps([kind, content, afterwards, states, printed]).encode() + b"\n")
+        self.replies.flush()
+
+
+class Printed(io.TextIOWrapper):
+    """What a solution prints, which the tests may read."""
+
+    def __init__(self) -> None:
+        self.kept = io.BytesIO()
+        super().__init__(self.kept, "utf-8", "backslashreplace", write_through=True)
+
+    def taken(self) -> str:
+        """Return what was printed since the last time."""
+        self.flush()
+        data = self.kept.getvalue()
+        if data:
+            self.kept.seek(0)
+            self.kept.truncate()
+        return data[:MAX_PRINTED].decode("utf-8", "replace")
+
+
+class AskedInput(io.TextIOBase):
+    """The standard input of the tests."""
+
+    def __init__(self, line: Callable[[], str]) -> None:
+        self.line = line
+
+    def readable(self) -> bool:
+        return True
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        return self.line()
+
+    def read(self, size: int | None = -1, /) -> str:
+        return "".join(iter(self.line, ""))
+
+
+def _nature(value: Any) -> str:
+    """What a value has to be at the tests' end, since Python's statements take nothing else."""
+    if inspect.iscoroutine(value) or inspect.isawaitable(value):
+        return "coroutine"
+    if inspect.isasyncgen(value):
+        return "async generator"
+    if inspect.iscoroutinefunction(value):
+        return "async function"
+    if inspect.isgenerator(value):
+        return "generator"
+    return "iterator" if hasattr(type(value), "__next__") else "object"
+
+
+# -- what tests have lent --------------------------------------------------------------------------------
+
+
+def _function(ask: Callable[..., Any], name: str) -> Any:
+    def lent(*arguments: Any, **keywords: Any) -> Any:
+        return ask("call", *arguments, **keywords)
+
+    lent.__name__ = lent.__qualname__ = name
+    return lent
+
+
+def _async_function(ask: Callable[..., Any], name: str) -> Any:
+    async def lent(*arguments: Any, **keywords: Any) -> Any:
+        return ask("call", *arguments, **keywords)
+
+    lent.__name__ = lent.__qualname__ = name
+    return lent
+
+
+def _coroutine(ask: Callable[..., Any], name: str) -> Any:
+    async def lent() -> Any:
+        return ask("await")
+
+    return lent()
+
+
+def _iterator(ask: Callable[..., Any], name: str) -> Iterator[Any]:
+    while True:
+        items = ask("next")
+        if not items:
+            return
+        yield items[0]
+
+
+async def _async_iterator(ask: Callable[..., Any], name: str) -> AsyncIterator[Any]:
+    for item in _iterator(ask, name):
+        yield item
+
+
+class _Object:
+    """An object of the tests that is used where it is: a mock, or a file."""
+
+    def __init__(self, ask: Callable[..., Any], name: str) -> None:
+        vars(self)["_ask"] = ask
+
+    def __getattr__(self, name: str) -> Any:
+        return vars(self)["_ask"]("get", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        vars(self)["_ask"]("set", name, value)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return vars(self)["_ask"]("call", *arguments, **keywords)
+
+    def __iter__(self) -> Any:
+        return vars(self)["_ask"]("iter")
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+_PROXIES: dict[str, Callable[..., Any]] = {
+    "function": _function,
+    "async function": _async_function,
+    "coroutine": _coroutine,
+    "iterator": _iterator,
+    "async iterator": _async_iterator,
+    "object": _Object,
+}
+
+# -- operators -------------------------------------------------------------------------------------------
+
+# Those that ask an object for something of its own,
+UNARY: dict[str, Callable[..., Any]] = {
+    **{name: getattr(builtins, name) for name in ("bool", "complex", "float", "hash", "int", "iter", "len")},
+    **{name: getattr(builtins, name) for name in ("next", "repr", "reversed", "round", "str", "format")},
+    **{name: getattr(operator, name) for name in ("abs", "index", "invert", "neg", "pos")},
+    **{name: getattr(operator, name) for name in ("delitem", "getitem", "setitem")},
+}
+# those that stand between two operands,
+ARITHMETIC = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift")
+LOGIC = ("and", "or", "xor")
+COMPARISONS = ("eq", "lt", "le", "gt", "ge")
+
+
+def _exit(manager: Any, error: Exception | None) -> Any:
+    return type(manager).__exit__(manager, type(error) if error else None, error, None)
+
+
+async def _aexit(manager: Any, error: Exception | None) -> Any:
+    return await type(manager).__aexit__(manager, type(error) if error else None, error, None)
+
+
+OPERATORS = types.SimpleNamespace(
+    **UNARY,
+    **{name: getattr(operator, f"__{name}__") for name in (*ARITHMETIC, *LOGIC, *COMPARISONS)},
+    # and the statements that use an object.
+    contains=operator.contains,
+    isinstance=isinstance,
+    issubclass=issubclass,
+    type=type,
+    setattr=setattr,
+    delattr=delattr,
+    enter=lambda manager: type(manager).__enter__(manager),
+    exit=_exit,
+    aenter=lambda manager: type(manager).__aenter__(manager),
+    aexit=_aexit,
+    aiter=aiter,
+)

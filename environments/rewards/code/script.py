@@ -1,0 +1,118 @@
+"""Prepares the source of tests, so that the classes that they define are known at both ends of the line.
+
+Used by ``assertions``.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from functools import cached_property
+from typing import Any
+
+from environments.rewards.code.usage import Function, Usage
+
+
+class Script:
+    """The source of tests as it is run."""
+
+    def __init__(self, usage: Usage) -> None:
+        self.usage = usage
+        self.tree = usage.tree
+
+    @cached_property
+    def classes(self) -> dict[str, tuple[str, str]]:
+        """By key: the name and the source of each class that the tests define for themselves."""
+        return {
+            key: (node.name, f"{self._imports}\n{ast.unparse(node)}")
+            for key, node in self.usage.own_classes.items()
+        }
+
+    @cached_property
+    def _imports(self) -> str:
+        nodes = [node for node in self.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        lines = [ast.unparse(node) for node in nodes]
+        return "\n".join(
+            line for line in lines if not line.split()[1].startswith(("solution", "pytest", "unittest"))
+        )
+
+    def definitions(self) -> list[Any]:
+        """Key, name and source of the classes that a solution can know before it runs, as a ``ListNode``."""
+        by_name: dict[str, ast.stmt] = {}
+        for node in self.tree.body:
+            if isinstance(node, Function | ast.ClassDef):
+                by_name[node.name] = node
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                by_name[node.targets[0].id] = node
+        found = []
+        for key, node in self.usage.own_classes.items():
+            if by_name.get(node.name) is node and not self.usage.unknown & self.usage.meant & _loads(node):
+                needed = [node.name]
+                for name in needed:
+                    needed += [
+                        each for each in by_name if each in _loads(by_name[name]) and each not in needed
+                    ]
+                parts = [ast.unparse(each) for name, each in by_name.items() if name in needed]
+                found.append([key, node.name, "\n".join([_PRELUDE, self._imports, *parts])])
+        return found
+
+    def playable(self) -> ast.Module:
+        """The tests, so that the classes that they define and the objects that they use are known as such.
+
+        They call ``__own_class__``, ``__object__`` and ``__type_of__``.
+        """
+        tree = _Playable(self.usage).visit(ast.parse(self.usage.source))
+        return ast.fix_missing_locations(tree)
+
+
+_PRELUDE = "from typing import *\nfrom collections import *"
+
+
+class _Playable(ast.NodeTransformer):
+    def __init__(self, usage: Usage) -> None:
+        self.usage = usage
+        places = [(node.lineno, node.col_offset) for node in usage.own_classes.values()]
+        self.keys = dict(zip(places, usage.own_classes, strict=True))
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        key = self.keys.get((node.lineno, node.col_offset))
+        free = sorted(_loads(node) - _binds(node) - vars(builtins).keys() - self.usage.prelude)
+        self.generic_visit(node)
+        if key is not None:
+            names = ", ".join(f"{name!r}: lambda: {name}" for name in free)
+            node.decorator_list.insert(0, _expression(f"__own_class__({key!r}, {{{names}}})"))
+        return node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        self.generic_visit(node)
+        if any(ast.unparse(target) in self.usage.objects for target in node.targets):
+            node.value = _call("__object__", node.value)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "type" and len(node.args) == 1:
+            return _call("__type_of__", node.args[0])
+        return node
+
+
+def _expression(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def _call(name: str, argument: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name(name, ast.Load()), [argument], [])
+
+
+def _loads(node: ast.AST) -> set[str]:
+    return {
+        each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)
+    }
+
+
+def _binds(node: ast.ClassDef) -> set[str]:
+    """The names that a class and its methods bind for themselves."""
+    nodes = list(ast.walk(node))
+    bound = {each.id for each in nodes if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)}
+    bound |= {each.arg for each in nodes if isinstance(each, ast.arg)} | {node.name}
+    return bound | {each.name for each in nodes if isinstance(each, Function)}

@@ -1,0 +1,343 @@
+"""What the source of tests says about the solution: which names are its, and what it is expected to return.
+
+Used by ``assertions`` in the sandbox, and by ``forms`` outside of it. Nothing is run here.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Any
+
+from environments.rewards.code.remote import VALUE_NAMES
+
+MODULES = {"np": "numpy", "pd": "pandas", "dt": "datetime", "mock": "unittest.mock"} | {
+    name: name for name in ("numpy", "pandas", "pytest", "scipy", "sympy", "torch", "networkx", "hypothesis")
+}
+STANDARD_NAMES = {
+    name: module
+    for module, names in {
+        "collections": "ChainMap namedtuple",
+        "contextlib": "redirect_stdout redirect_stderr suppress nullcontext",
+        "copy": "copy deepcopy",
+        "dataclasses": "dataclass asdict astuple",
+        "datetime": "date datetime time timedelta timezone",
+        "decimal": "Decimal",
+        "enum": "Enum IntEnum",
+        "fractions": "Fraction",
+        "io": "StringIO BytesIO",
+        "numpy": "allclose array_equal assert_allclose assert_array_equal assert_almost_equal",
+        "pathlib": "Path",
+        "pytest": "approx raises fixture",
+        "unittest": "TestCase",
+        "unittest.mock": "MagicMock Mock patch AsyncMock",
+    }.items()
+    for name in names.split()
+}
+"""Names of libraries that tests use, and leave it to the solution to import."""
+NUMPY_TESTING = {"assert_allclose", "assert_array_equal", "assert_almost_equal"}
+STEPS = {
+    "next",
+    "send",
+    "throw",
+    "__next__",
+    "GeneratorType",
+    "Generator",
+    "isgenerator",
+    "islice",
+    "Iterator",
+}
+NAMES_OF_NAN = {"nan", "NaN", "NAN", "isnan", "is_nan", "isna", "isnull", "nanmean"}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def calls_check(tree: ast.Module) -> bool:
+    """Whether the tests call their ``check`` themselves, as ``check(Solution().twoSum)``."""
+    return any(isinstance(node, ast.Expr) and "check" in called_names(node) for node in tree.body)
+
+
+def called_names(node: ast.AST) -> Iterator[str]:
+    """The names that ``node`` calls, in the order in which Python would: arguments before their function."""
+    for child in ast.iter_child_nodes(node):
+        yield from called_names(child)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        yield node.func.id
+
+
+def root_of(node: ast.AST) -> str:
+    """The name with which an expression such as ``a.b(c).d[e]`` begins, or nothing."""
+    while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def is_test_class(node: ast.ClassDef) -> bool:
+    names = [ast.unparse(base) for base in node.bases]
+    methods = [each.name for each in node.body if isinstance(each, Function)]
+    return (
+        node.name.startswith("Test")
+        or any(name.endswith(("TestCase", "Tests", "Test")) for name in names)
+        or any(name.startswith("test") for name in methods)
+    )
+
+
+class Usage:
+    """The ``source`` of tests of a ``function``, if the task names one; solutions know the ``prelude``."""
+
+    def __init__(self, source: str, function: str | None, prelude: Iterable[str]) -> None:
+        self.source = source
+        self.tree = ast.parse(source)
+        self.function = function
+        self.prelude = set(prelude)
+        self.nodes = list(ast.walk(self.tree))
+        names = [node for node in self.nodes if isinstance(node, ast.Name)]
+        self.used = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+        self.stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        self.stored |= {node.name for node in self.nodes if isinstance(node, Function | ast.ClassDef)}
+        self.stored |= {node.arg for node in self.nodes if isinstance(node, ast.arg)}
+        bound = [
+            node for node in self.nodes if isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar)
+        ]
+        self.stored |= {node.name for node in bound if node.name}
+        self.stored |= {"candidate"} if function else set()
+        imports = [node for node in self.nodes if isinstance(node, ast.ImportFrom)]
+        self.imported = {each.name for node in imports if node.module == "solution" for each in node.names}
+        self.modules = {
+            each.asname or each.name.partition(".")[0]
+            for node in self.nodes
+            if isinstance(node, ast.Import)
+            or (isinstance(node, ast.ImportFrom) and node.module != "solution")
+            for each in node.names
+        }
+        whole = [each for node in self.nodes if isinstance(node, ast.Import) for each in node.names]
+        self.aliases = {each.asname or each.name for each in whole if each.name == "solution"}
+        self.modules -= self.aliases
+        own = [node for node in self.nodes if isinstance(node, ast.ClassDef) and not is_test_class(node)]
+        self.own_classes = {str(place): node for place, node in enumerate(own)}
+
+    # -- names ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def unknown(self) -> set[str]:
+        """The names that tests use and nobody but the solution defines."""
+        known = self.stored | self.modules | self.prelude | vars(builtins).keys() | self.libraries().keys()
+        return self.used - known
+
+    @cached_property
+    def meant(self) -> set[str]:
+        """The names by which tests mean the solution, also where a builtin or the prelude has the same.
+
+        The one that the task says, and those that the tests import; else, where they use no name that is
+        the solution's for certain, the first name that they call, as in ``assert sum(10, 15) == 25``.
+        """
+        meant = self.imported - {"*"} | ({self.function} if self.function else set())
+        meant |= {
+            node.attr
+            for node in self.nodes
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in self.aliases
+        }
+        return meant or self.first_called
+
+    @cached_property
+    def first_called(self) -> set[str]:
+        if self.unknown or self.function or self.imported or self.aliases:
+            return set()
+        local = self.stored | self.modules
+        return set([name for name in called_names(self.tree) if name not in local and name != "print"][:1])
+
+    @property
+    def tested(self) -> set[str]:
+        """The names that a solution has to define."""
+        return (self.imported | self.first_called) - {"*"}
+
+    def from_solution(self, defined: list[str]) -> list[str]:
+        """Those of the names that a solution has ``defined`` that the tests have from there."""
+        own = self.prelude | vars(builtins).keys() | self.libraries().keys()
+        everything = "*" in self.imported or "solution" in self.aliases
+        used = self.used | self.meant | {self.root_of_function()}
+        return [
+            name
+            for name in defined
+            # With an `abs` or an `isclose` of its own, a solution would be its own judge.
+            if name in self.meant
+            or ((name in used or everything) and name not in own and not name.startswith("__"))
+        ]
+
+    def root_of_function(self) -> str:
+        if not self.function or self.function.isidentifier():
+            return "Solution" if self.function else ""
+        try:
+            return root_of(ast.parse(self.function, mode="eval").body)
+        except SyntaxError:
+            return ""
+
+    def libraries(self) -> dict[str, tuple[str, str]]:
+        """The modules, or their objects, that tests mean by names that they do not import."""
+        found: dict[str, tuple[str, str]] = {}
+        given = self.imported | ({self.function} if self.function else set()) | self.stored | self.modules
+        owners = [node.value for node in self.nodes if isinstance(node, ast.Attribute)]
+        for name in self.used - given - vars(builtins).keys():
+            uses = [node for node in self.nodes if isinstance(node, ast.Name) and node.id == name]
+            as_module = all(use in owners for use in uses)  # so neither called nor passed
+            if (
+                as_module
+                and (name in MODULES or name in sys.stdlib_module_names)
+                and name not in self.prelude
+            ):
+                found[name] = (MODULES.get(name, name), "")
+            elif name in STANDARD_NAMES and not (name in self.prelude or self._is_alone(name)):
+                found[name] = (STANDARD_NAMES[name] + ".testing" * (name in NUMPY_TESTING), name)
+        return found
+
+    def _is_alone(self, name: str) -> bool:
+        """Whether the tests call nothing else, so that they are about it, as ``copy`` or ``time``."""
+        local = self.stored | self.modules | self.prelude | vars(builtins).keys()
+        return name.islower() and set(called_names(self.tree)) - local == {name} and not self.function
+
+    def reads(self, known: dict[str, Any]) -> bool:
+        """Whether tests read a plain value of the solution by its name."""
+        from environments.rewards.code.remote import Remote
+
+        plain = {
+            name
+            for name, value in known.items()
+            if type(value) is not Remote and (isinstance(value, type) or not callable(value))
+        }
+        return bool(plain & (self.used | self.meant) - self.libraries().keys())
+
+    # -- values and objects --------------------------------------------------------------------------
+
+    @cached_property
+    def takes_nan(self) -> bool:
+        """Whether the tests are about NaN, which the name of a text or a word with these letters is not."""
+        for node in self.nodes:
+            if isinstance(node, ast.Name) and node.id in NAMES_OF_NAN:
+                return True
+            if isinstance(node, ast.Attribute) and node.attr in NAMES_OF_NAN:
+                return True
+            if isinstance(node, ast.keyword) and node.arg == "equal_nan":
+                return True
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in (
+                "float",
+                "Decimal",
+            ):
+                texts = [each.value for each in node.args if isinstance(each, ast.Constant)]
+                if any(str(text).strip("+- ").lower() == "nan" for text in texts):
+                    return True
+            if isinstance(node, ast.Compare):
+                is_unequal = isinstance(node.ops[0], ast.NotEq)
+                if is_unequal and ast.dump(node.left) == ast.dump(node.comparators[0]):
+                    return True
+        return False
+
+    @cached_property
+    def steps(self) -> bool:
+        names = self.used | {node.attr for node in self.nodes if isinstance(node, ast.Attribute)}
+        return bool(names & STEPS) or any(STEPS & {each} for each in self.modules)
+
+    @cached_property
+    def objects(self) -> set[str]:
+        """What tests use as objects: the expressions of which they use an attribute that no value has."""
+        known = {"self", "cls", "capsys", "capfd", "monkeypatch", "request", "tmp_path", "mocker"}
+        known |= self.modules | MODULES.keys() | set(sys.stdlib_module_names) | self.aliases
+        known |= {node.name for node in self.own_classes.values()}
+        foreign = known | self.prelude | self.libraries().keys() | vars(builtins).keys()
+        for target, value in self._bindings():
+            if root_of(value) in foreign:
+                known.add(ast.unparse(target))
+        known |= {node.name for node in self.nodes if isinstance(node, ast.ExceptHandler) and node.name}
+        owners = [
+            node.value
+            for node in self.nodes
+            if isinstance(node, ast.Attribute) and node.attr not in VALUE_NAMES and node.attr[:2] != "__"
+        ]
+        return {
+            text
+            for text, owner in ((ast.unparse(owner), owner) for owner in owners)
+            if text not in known
+            and (root_of(owner) not in foreign & known or root_of(owner) in ("self", "cls"))
+        }
+
+    def _bindings(self) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """The names that tests give to values, with what these are."""
+        for node in self.nodes:
+            if isinstance(node, ast.Assign):
+                yield from ((target, node.value) for target in node.targets)
+            elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+                yield node.optional_vars, node.context_expr
+
+    @cached_property
+    def names_objects(self) -> bool:
+        return bool(self.objects)
+
+    @cached_property
+    def makers(self) -> set[str]:
+        """The names of the solution that tests use as classes: as no name of a function is used."""
+        names = {name for name in self.unknown | self.meant if name[:1].isupper()}
+        certain = {name for name in (self.root_of_function(), "Solution") if name[:1].isupper()}
+        if self.objects:
+            return names | certain
+        called = {id(node.func) for node in self.nodes if isinstance(node, ast.Call)}
+        certain |= {  # an owner of attributes, a base, the class in isinstance()
+            node.id
+            for node in self.nodes
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in called
+        } & names
+        return certain | {name for name in names if self._is_operated_on(name) or self._has_methods(name)}
+
+    def _has_methods(self, name: str) -> bool:
+        """Whether tests call a method of what it makes that gets nothing from them, as ``Stack().pop()``."""
+        of_it = {ast.unparse(target) for target, value in self._bindings() if name in _operands(value)}
+        methods = [
+            node.func
+            for node in self.nodes
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args
+        ]
+        return not name.isupper() and any(
+            (name in _operands(each.value) or ast.unparse(each.value) in of_it)
+            and not each.attr.startswith("is")
+            and each.attr not in ("any", "all")
+            for each in methods
+        )
+
+    def _is_operated_on(self, name: str) -> bool:
+        """Whether two objects of a class meet in an operator, or tests ask one for a yes and for a no."""
+        of_it = {ast.unparse(target) for target, value in self._bindings() if name in _operands(value)}
+
+        def is_one(node: ast.AST) -> bool:
+            return name in _operands(node) or ast.unparse(node) in of_it
+
+        seen: set[type[ast.AST]] = set()
+        for node in self.nodes:
+            if isinstance(node, ast.BinOp | ast.Compare):
+                sides = (
+                    [node.left, node.right] if isinstance(node, ast.BinOp) else [node.left, *node.comparators]
+                )
+                if all(map(is_one, sides[:2])):
+                    return True
+            if isinstance(node, ast.Compare) and is_one(node.comparators[0]):
+                seen.add(type(node.ops[0]))
+            if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and is_one(node.operand):
+                seen.add(ast.Not)
+            asserted = node.values if isinstance(node, ast.BoolOp) else []
+            asserted = [node.test] if isinstance(node, ast.Assert) else asserted
+            if any(is_one(each) for each in asserted if isinstance(each, ast.Call | ast.Name)):
+                seen.add(ast.Assert)
+            if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and is_one(node.value):
+                return True
+        return {ast.In, ast.NotIn} <= seen or {ast.Not, ast.Assert} <= seen
+
+
+def _operands(node: ast.AST) -> set[str]:
+    """The names that an expression calls for its operands, or for what its lists and dicts hold."""
+    if isinstance(node, ast.Call):
+        return {node.func.id} if isinstance(node.func, ast.Name) else set()
+    if isinstance(node, ast.BinOp | ast.UnaryOp | ast.List | ast.Tuple | ast.Set | ast.Dict):
+        parts = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
+        return {name for each in parts for name in _operands(each)}
+    return set()
