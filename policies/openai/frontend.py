@@ -113,8 +113,7 @@ class OpenAIFrontend:
         requests = self._requests(body, [prompt], structure)
         prompt_end = self._renderer.end_of_prompt(prompt)
         reply = ChatReply(body, self._token_text, parser if calls_tools else None, prompt_end)
-        # A tool call is only known when it is complete, so such an answer is sent in one piece.
-        pieces = self._sample(requests, in_pieces=bool(body.stream) and not calls_tools)
+        pieces = self._sample(requests, in_pieces=bool(body.stream))
         parts = _answer(body, requests, reply, pieces, charge)
         return _first_calls(parts) if body.parallel_tool_calls is False else parts
 

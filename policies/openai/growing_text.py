@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from policies.openai.growing_thought import num_held
 from policies.openai.reply import REPLACEMENT_CHARACTER
 
 
@@ -40,10 +41,9 @@ class GrowingText:
         self._stopped = len(kept) < len(text)
         if is_last or self._stopped:
             return kept
-        beginnings = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
-        num_held = max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
-        self._held = text[len(text) - num_held :]
-        return text[: len(text) - num_held]
+        end = len(text) - num_held(text, self._stops)
+        self._held = text[end:]
+        return text[:end]
 
 
 def before_stop(text: str, stops: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ class GrowingThought:
         while rest:
             marks = [self._closing] if self._closing else list(MARKS)
             found = min(((rest.find(mark), mark) for mark in marks if mark in rest), default=None)
-            end = found[0] if found else len(rest) - (0 if is_last else _num_held(rest, marks))
+            end = found[0] if found else len(rest) - (0 if is_last else num_held(rest, marks))
             if self._closing:
                 thought += rest[:end]
             else:
@@ -47,7 +47,8 @@ class GrowingThought:
         return thought, self._content[before:]
 
 
-def _num_held(text: str, marks: Iterable[str]) -> int:
+def num_held(text: str, marks: Iterable[str]) -> int:
+    """The characters at the end of a text that may be the beginning of a mark."""
     beginnings = (mark[:size] for mark in marks for size in range(1, len(mark)))
     return max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from environments.thoughts import is_unfinished, split_thought, with_opening, without_opening
 from environments.tools import ToolCall
 from policies.agents.parsers import ToolParser
+from policies.openai.growing_calls import GrowingCalls
 from policies.openai.growing_thought import GrowingThought
 from policies.openai.protocol import ChatRequest, SamplingRequest
 from policies.sampler import TokenOutput, TokenRequest
@@ -122,7 +123,7 @@ class TextReply(Reply):
 
 
 class ChatReply(Reply):
-    """``POST /v1/chat/completions``. With a parser of tool calls every piece has to be a whole answer.
+    """``POST /v1/chat/completions``, whose tool calls ``parser`` reads.
 
     A thought that is not finished is sent as ``reasoning_content``, and nothing in it is a call. A stream
     sends every thought so, since it cannot know. ``prompt_end`` are the last characters of the prompt, which
@@ -143,8 +144,9 @@ class ChatReply(Reply):
         super().__init__(body, token_text)
         self._parser = parser
         self._prompt_end = prompt_end
-        self._in_pieces = bool(body.stream) and parser is None
+        self._in_pieces = bool(body.stream)
         self._thoughts: dict[int, GrowingThought] = {}
+        self._calls: dict[int, GrowingCalls] = {}
 
     def whole(self, pieces: list[Piece], num_prompt_tokens: int) -> Json:
         return {**super().whole(pieces, num_prompt_tokens), **self._prompt(pieces[0])}
@@ -165,14 +167,12 @@ class ChatReply(Reply):
 
     def _delta(self, piece: Piece) -> Json:
         delta, changes = self._message(piece)
-        for index, call in enumerate(delta.get("tool_calls", ())):
-            call["index"] = index
         return {**self._common(piece), **changes, "delta": delta}
 
     def _message(self, piece: Piece) -> tuple[Json, Json]:
         """The message without its role, and what tool calls change in the choice."""
         if self._in_pieces:
-            return self._growing(piece), {}
+            return self._growing(piece)
         text = with_opening(self._prompt_end, piece.text)
         if is_unfinished(text):
             return {"content": "", "reasoning_content": without_opening(text)}, {}
@@ -192,11 +192,17 @@ class ChatReply(Reply):
         ended = {"finish_reason": "tool_calls"} if piece.output.finish_reason == "stop" else {}
         return message | {"content": rest.strip() or None}, ended
 
-    def _growing(self, piece: Piece) -> Json:
-        """The next part of a message."""
+    def _growing(self, piece: Piece) -> tuple[Json, Json]:
+        """The next part of a message, and what tool calls change in the choice."""
+        reason = piece.output.finish_reason
         growing = self._thoughts.setdefault(piece.index, GrowingThought(self._prompt_end))
-        thought, content = growing.add(piece.text, is_last=piece.output.finish_reason is not None)
-        return {"content": content} | ({"reasoning_content": thought} if thought else {})
+        thought, content = growing.add(piece.text, is_last=reason is not None)
+        delta: Json = {"reasoning_content": thought} if thought else {}
+        if self._parser is None:
+            return {"content": content, **delta}, {}
+        calls = self._calls.setdefault(piece.index, GrowingCalls(self._parser))
+        delta |= calls.add(content, is_last=reason is not None)
+        return delta, {"finish_reason": "tool_calls"} if calls.num_complete and reason == "stop" else {}
 
     def _logprobs(self, tokens: list[str], logprobs: Sequence[float]) -> Json:
         entries = [

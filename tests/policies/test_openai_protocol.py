@@ -242,16 +242,24 @@ def test_text_parts_are_joined_and_answers_can_be_sent_back() -> None:
 # -- tools -----------------------------------------------------------------------------------------------
 
 
+def joined(parts: list[dict[str, Any]]) -> Any:
+    """The message of a stream, as the official client puts it together."""
+    from openai.lib.streaming.chat import ChatCompletionStreamState
+
+    state: ChatCompletionStreamState[Any] = ChatCompletionStreamState()
+    for part in parts:
+        state.handle_chunk(ChatCompletionChunk.model_validate(part))
+    return state.current_completion_snapshot.choices[0].message
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_tool_calls_are_parsed_for_requests_with_tools(stream: bool) -> None:
     parts = chat(FakeEngine(ids_of(f"I calculate.\n{TOOL_CALL}")), tools=TOOLS, stream=stream)
     if stream:
         chunks = [ChatCompletionChunk.model_validate(part) for part in parts]
         assert chunks[0].choices[0].delta.role == "assistant"
-        assert len(chunks) == 2
-        message: Any = chunks[1].choices[0].delta
-        assert message.tool_calls[0].index == 0
-        finish_reason: str | None = chunks[1].choices[0].finish_reason
+        message: Any = joined(parts)
+        finish_reason: str | None = chunks[-1].choices[0].finish_reason
     else:
         message = the_chat_completion(parts).choices[0].message
         finish_reason = parts[0]["choices"][0]["finish_reason"]
@@ -813,9 +821,8 @@ def test_an_answer_without_parallel_calls_has_its_first_call_only(stream: bool) 
     engine = FakeEngine(*[ids_of(TOOL_CALL + TOOL_CALL.replace("12+34", "5+6"))] * 2)
     for wanted, number in ((False, 1), (True, 2)):
         parts = chat(engine, tools=TOOLS, parallel_tool_calls=wanted, stream=stream)
-        said = [part["choices"][0].get("message") or part["choices"][0]["delta"] for part in parts]
-        calls = [call for each in said for call in each.get("tool_calls", ())]
-        assert [json.loads(call["function"]["arguments"])["expression"] for call in calls] == [
+        message = joined(parts) if stream else the_chat_completion(parts).choices[0].message
+        assert [json.loads(call.function.arguments)["expression"] for call in message.tool_calls] == [
             "12+34",
             "5+6",
         ][:number]

@@ -15,6 +15,11 @@ from environments.tools.base import INVALID_TOOL_CALL, MODEL_JSON, encodable
 
 Json = dict[str, Any]
 _SPACE = re.compile(r"\s*")
+NAME = (
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,'
+    r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+"""The JSON of a call up to its arguments, as a pattern whose group is the name."""
 
 
 class ToolParser(ABC):
@@ -30,6 +35,10 @@ class ToolParser(ABC):
     """Name of the parser by which the policy server reads the calls from a text that goes on holding them."""
     arguments_style: str = "json"
     """How arguments are written in an answer, by xgrammar's name for it."""
+    openings: tuple[str, ...] = ("",)
+    """The marks with which calls begin. By the empty one, anything may be a call until the answer ends."""
+    opens_answer: str = ""
+    """What also begins a call where an answer begins with it."""
 
     @abstractmethod
     def parse(self, text: str) -> list[ToolCall]:
@@ -50,6 +59,11 @@ class ToolParser(ABC):
         """The parser of a conversation with these tools, for a form that shows no types of arguments."""
         return self
 
+    def begun(self, text: str) -> tuple[str, int] | None:
+        """The name of the call that ``text`` begins with, and the position where the JSON object of its
+        arguments begins; ``None`` as long as they are not there, or where the form does not show them."""
+        return None
+
     def around_arguments(self, name: str) -> tuple[str, str]:
         """The texts before and after the arguments in an answer that is a call of ``name``."""
         raise ConfigError(f"{type(self).__name__} does not say how a call is written: add around_arguments.")
@@ -67,9 +81,21 @@ class Block:
 class BlockParser(ToolParser):
     """Calls that stand in blocks among other text."""
 
+    is_closed: bool = True
+    """Whether a block has an end of its own, so that no text after it changes what it says."""
+    beginning: re.Pattern[str] | None = None
+    """A block up to the object of its first call's arguments; one group is the name, as JSON or plain."""
+
     @abstractmethod
     def blocks(self, text: str) -> Iterator[Block]:
         """The blocks of ``text``, in order."""
+
+    def begun(self, text: str) -> tuple[str, int] | None:
+        match = None if self.beginning is None else self.beginning.match(text)
+        if match is None:
+            return None
+        name = next(group for group in match.groups() if group)
+        return encodable(MODEL_JSON.decode(name) if name.startswith('"') else name.strip()), match.end()
 
     def parse(self, text: str) -> list[ToolCall]:
         return [call for block in self.blocks(text) for call in block.calls]

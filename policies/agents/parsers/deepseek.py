@@ -40,15 +40,21 @@ class DeepSeekParser(BlockParser):
     Also V3.1, which writes the name, the separator and the bare arguments.
     """
 
-    _BLOCK = re.compile(r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>|<｜tool▁calls▁begin｜>")
+    openings = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁calls▁end｜>")
+    _BLOCK = re.compile(r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>|<｜tool▁calls▁(?:begin|end)｜>")
     _HEAD = re.compile(
         r"\s*(?:function<｜tool▁sep｜>(?P<fenced>[^\n]+)\n\s*```json\s|(?P<bare>[^\n<]+)<｜tool▁sep｜>(?=\s*[{<]))"
     )
-    _END = re.compile(r"\s*(?P<fence>```)?\s*<｜tool▁call▁end｜>\s*(?:<｜tool▁calls▁end｜>)?")
+    beginning = re.compile(rf"(?:{_BLOCK.pattern}){_HEAD.pattern}\s*(?=\{{)")
+    _END = re.compile(r"\s*(?P<fence>```)?\s*<｜tool▁call▁end｜>")
 
     def blocks(self, text: str) -> Iterator[Block]:
         position = 0
         while (begin := self._BLOCK.search(text, position)) is not None:
+            if begin[0] == "<｜tool▁calls▁end｜>":
+                position = begin.end()
+                yield Block(begin.start(), position, [])
+                continue
             call, position = self._read(text, begin)
             yield Block(begin.start(), position, [call])
 

@@ -11,6 +11,7 @@ from typing import Any
 from environments.tools import ToolCall
 from environments.tools.base import MODEL_JSON, encodable, openai_schema
 from policies.agents.parsers.base import (
+    NAME,
     Block,
     BlockParser,
     Json,
@@ -60,6 +61,7 @@ value
 class TaggedParser(BlockParser):
     """Calls within ``<tool_call>`` and ``</tool_call>``, of which one may hold several."""
 
+    openings = (OPEN,)
     language: str
     starts: tuple[str, ...]
     """How another call within the same tags may begin."""
@@ -109,6 +111,7 @@ class HermesParser(TaggedParser):
     """
 
     language = "JSON"
+    beginning = re.compile(rf"{OPEN}\s*{NAME}")
     starts = ("{", "[")
 
     def read(self, text: str, position: int) -> Iterator[tuple[ToolCall, int]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from environments.tools import ToolCall
 from policies.agents.parsers.base import (
+    NAME,
     Block,
     BlockParser,
     Json,
@@ -45,6 +46,10 @@ class Llama3JsonParser(BlockParser):
     """
 
     _TAG = "<|python_tag|>"
+    openings = (_TAG,)
+    opens_answer = "{"
+    is_closed = False
+    beginning = re.compile(rf"(?:{re.escape(_TAG)})?\s*{NAME}")
     # Broken JSON can only be recognised by how it begins; some models write the type first.
     _HEAD = re.compile(
         r'\{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:.*"(parameters|arguments)"\s*:', re.DOTALL
@@ -95,7 +100,9 @@ class MistralParser(BlockParser):
     """
 
     _TAG = "[TOOL_CALLS]"
-    _NAME = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\][^\s\[{]*)?\s*(?:\[ARGS\])?(?=\s*\{)")
+    _NAME = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\][^\s\[{]*)?\s*(?:\[ARGS\])?\s*(?=\{)")
+    openings = (_TAG,)
+    beginning = re.compile(rf"{re.escape(_TAG)}(?:{_NAME.pattern}|\s*\[\s*{NAME})")
 
     def blocks(self, text: str) -> Iterator[Block]:
         start = text.find(self._TAG)
