@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 CONFIG_FILES = ("generation_config.json", "config.json")
-OPENING_TOKENS = 16
+OPENING_TOKENS = 32
 """So many of a prompt's last tokens hold the mark of a thought that it opens."""
 
 

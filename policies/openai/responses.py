@@ -11,101 +11,20 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-
+from environments.thoughts import is_unfinished, without_opening
 from environments.types import PlayedStep, TerminationReason, Trajectory
 from policies.openai.agent_frontend import ALONE, AgentFrontend, digest
 from policies.openai.envelope import Envelope, Repeated
-from policies.openai.limits import MAX_MESSAGES
-from policies.openai.messages import Text
 from policies.openai.owned import MAX_STORED
-from policies.openai.protocol import MAX_SEED, ChatRequest, OpenAIError
+from policies.openai.protocol import OpenAIError
+from policies.openai.responses_request import ResponsesRequest
 
 Json = dict[str, Any]
 
 ENDS = ("response.completed", "response.incomplete")
 """The last event of a stream."""
-
-
-class _Item(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class InputText(_Item):
-    """A part of a message. The last fields change nothing: clients that send an answer back have them."""
-
-    type: Literal["input_text", "output_text"]
-    text: Text
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-
-
-class InputMessage(_Item):
-    """A message of ``input``; its type may be left out, as in OpenAI's simplest examples. The last fields are
-    those of an answer that is sent back, and change nothing.
-    """
-
-    type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Text | list[InputText]
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-
-    def for_chat(self) -> Json:
-        """The message as the chat endpoint takes it."""
-        if isinstance(self.content, str):
-            return {"role": self.role, "content": self.content}
-        return {"role": self.role, "content": "".join(part.text for part in self.content)}
-
-
-class ResponsesRequest(_Item):
-    """The body of ``POST /v1/responses``. ``null`` always means the default."""
-
-    model: str
-    previous_response_id: str | None = None
-    """The conversation goes on from the answer of this id: the agent and its environment remember it."""
-    input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    stream: bool | None = None
-    store: bool | None = None
-    """By default the response can be asked for again by its id."""
-    metadata: Annotated[dict[Text, Text], Field(max_length=16)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
-    user: str | None = None
-    """Accepted and ignored, as all that follow: they are about OpenAI's customer and cache, or choose what is
-    the case here anyway."""
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    truncation: Literal["disabled"] | None = None
-    background: Literal[False] | None = None
-    parallel_tool_calls: bool | None = None
-    tool_choice: Literal["auto"] | None = None
-    tools: Annotated[list[Json], Field(max_length=0)] | None = None
-    include: Annotated[list[str], Field(max_length=0)] | None = None
-
-    @field_validator("input", mode="before")
-    @classmethod
-    def _without_reasoning(cls, given: Any) -> Any:
-        """Steps before an answer that is sent back: the agent remembers them itself."""
-        if not isinstance(given, list):
-            return given
-        return [each for each in given if not (isinstance(each, dict) and each.get("type") == "reasoning")]
-
-    def for_chat(self) -> ChatRequest:
-        """The same request at the chat endpoint. Raises ``OpenAIError`` if that takes it not."""
-        given = self.model_dump(include={"temperature", "top_p", "seed"}, exclude_none=True)
-        messages = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else None
-        if messages is None:
-            assert not isinstance(self.input, str)
-            messages = [message.for_chat() for message in self.input]
-        try:
-            return ChatRequest.model_validate({"model": self.model, "messages": messages, **given})
-        except ValidationError as error:
-            raise OpenAIError.from_validation(error.errors()) from error
 
 
 class ResponseStore(Protocol):
@@ -170,7 +89,7 @@ class ResponsesFrontend:
         draft = _Draft(body)
         placed = replace(
             envelope,
-            after=body.previous_response_id,
+            after=body.after if envelope.session is None else body.previous_response_id,
             answer_id=draft.response["id"],
             created=draft.response["created_at"],
             can_be_followed=body.store is not False,
@@ -304,14 +223,13 @@ class _Draft:
         if isinstance(part, Trajectory):
             yield from self._answer(part)
         elif not part.done:
-            yield from self._reasoning(part)
+            yield from self._reasoning(f"{part.text}\n{part.observation}")
 
-    def _reasoning(self, step: PlayedStep) -> Iterator[Json]:
-        """A step before the answer."""
+    def _reasoning(self, text: str) -> Iterator[Json]:
+        """A step before the answer, or a thought that the answer does not finish."""
         item = {"id": self._item_id("rs"), "type": "reasoning", "summary": []}
         index = {"output_index": len(self._output)}
         part = {"item_id": item["id"], **index, "summary_index": 0}
-        text = f"{step.text}\n{step.observation}"
         summary = {"type": "summary_text", "text": text}
         whole = {**item, "summary": [summary]}
         yield {"type": "response.output_item.added", **index, "item": item}
@@ -324,9 +242,13 @@ class _Draft:
 
     def _answer(self, trajectory: Trajectory) -> Iterator[Json]:
         """The last step, which is the answer, and the end."""
-        is_whole = trajectory.termination_reason is TerminationReason.ENV_DONE
-        status = "completed" if is_whole else "incomplete"
         said = trajectory.steps[-1].model_response
+        is_thought = is_unfinished(said)
+        is_whole = trajectory.termination_reason is TerminationReason.ENV_DONE and not is_thought
+        status = "completed" if is_whole else "incomplete"
+        if is_thought:
+            yield from self._reasoning(without_opening(said))
+            said = ""
         text: Json = {"type": "output_text", "text": said, "annotations": [], "logprobs": []}
         message = {"id": self._item_id("msg"), "type": "message", "role": "assistant"}
         whole = {**message, "status": status, "content": [text]}
@@ -359,7 +281,7 @@ def _usage(trajectory: Trajectory) -> Json:
     num_output = sum(each.num_completion_tokens for each in trajectory.completions)
     return {
         "input_tokens": num_input,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": num_output,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": num_input + num_output,
