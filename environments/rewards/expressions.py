@@ -29,6 +29,8 @@ def _equal(truth: str, answer: str) -> bool:
     expected, given = listed(truth), listed(answer)
     if expected and given:
         return equal_lists(expected, given, _equal_items)
+    if any(side is not None and side.is_no_value for side in (expected, given)):
+        return False
     if any(DOTS in plain_text(text) for text in (truth, answer)):
         return False
     return any(_verify(left, right) for left in _expressions(truth) for right in _expressions(answer))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from environments.rewards.reading import plain_text, read
+from environments.rewards.reading import plain_text, read, without_unit
 
 DOTS = r"\dots"
 """What stands in a list for all that is left out."""
@@ -34,6 +34,11 @@ class Listed(NamedTuple):
     def is_set(self) -> bool:
         return self.brackets == "{}"
 
+    @property
+    def is_no_value(self) -> bool:
+        """Whether no single expression can equal it, as one equals a set, an interval or a matrix."""
+        return self.brackets == "" or (len(self.items) > 2 and self.brackets in ("()", "[]"))
+
 
 def listed(text: str) -> Listed | None:
     """The answers in ``text``, or None where it is a single one."""
@@ -44,7 +49,7 @@ def listed(text: str) -> Listed | None:
         is_whole = len({len(row) for row in rows}) == 1
         return Listed(f"{len(rows)}x{len(rows[0])}", cells) if is_whole else None
     plain = _AND.sub(",", plain)
-    brackets, inside = _enclosed(plain)
+    brackets, inside = _enclosed(without_unit(plain))
     items = _items(inside)
     if len(items) > 1 or (brackets == "{}" and inside.strip()):
         return Listed(brackets, tuple(items))

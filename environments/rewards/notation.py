@@ -26,21 +26,20 @@ _SIGNS = str.maketrans(
         **dict.fromkeys("−–‐‑", "-"),
         **dict.fromkeys("⁄∕÷", "/"),
         **dict.fromkeys("\N{ZERO WIDTH SPACE}\N{WORD JOINER}\N{ZERO WIDTH NO-BREAK SPACE}"),
+        **dict.fromkeys("€£¥₹"),
         "∗": "*",
+        "′": "'",
         **{sign: f"{command} " for sign, command in re.findall(r"(\S) (\S+)", _COMMANDS)},
         **{sign: f"\\{name if sign.islower() else name.capitalize()} " for sign, name in _NAMES.items()},
     }
 )
-_FORMS = {
-    "<super": "^{%s}",
-    "<sub": "_{%s}",
-    "<fraction": " %s",
-    "<wide": "%s",
-    "<font": "%s",
-    "<noBreak": "%s",
-}
-"""What becomes of a run of characters that Unicode calls another form of plain ones: of x², ½, １ and 𝑥."""
-_MARKDOWN = re.compile(r"\s*(\*{1,3}|_{1,2}|`{1,3})(?![\s*])(.+?)(?<![\s*])\1(?=[\s.,%]|$)(.*)", re.DOTALL)
+_FORMS = {"<super": "^{%s}", "<sub": "_{%s}", **dict.fromkeys(("<wide", "<small", "<font", "<noBreak"), "%s")}
+"""What becomes of a run of characters that Unicode calls another form of plain ones: of x², x₁, １ and 𝑥."""
+_MARKDOWN = re.compile(
+    r"(^|[,;:(]\s?)(\*{1,3}|_{1,2}|`{1,3})(?![\s*])([^*`]+?|.+?)(?<![\s*])\2(?=[\s.,;:%)]|$)"
+    r"|^[*`]+|(?<!\^)[*`]+$",
+    re.DOTALL,
+)
 _QUOTED = r"\\(?:text[a-z]*|math[a-z]+|operatorname\*?|mbox|begin|end) ?\{[^{}]*\}"
 _WORD = re.compile(
     rf"(?P<quoted>{_QUOTED})|(?<![\\a-zA-Z])(?:(?P<infinity>infinity|inf|oo)(?![a-zA-Z])"
@@ -52,13 +51,14 @@ _ROOT = re.compile(
     r"(?:(?P<square>√|(?<![\\a-zA-Z])sqrt)|(?P<cube>∛|(?<![\\a-zA-Z])cbrt)|∜) ?"
     r"(?P<operand>\d+(?:\.\d+)?|\\(?!s)[a-z]+|[a-zA-Z](?![a-zA-Z]))?"
 )
+_IN_PARENTHESES = re.compile(r"(?:\\sqrt(?:\[\d+\])?|\^|(?P<abs>(?<![\\a-zA-Z])abs)) ?\(")
 _DOTS = re.compile(r"\\[lc]?dots[cbmio]?(?![a-zA-Z])|(?<!\.)\.\.\.(?!\.)")
 _DOT = r"\\dot ?(?:\{(\d)\}|(\d))"
 _REPEATING = re.compile(
-    r"(?<![\d.,])(?P<whole>\d*)\.(?:(?P<start>\d*)"
+    r"(?<![\d.])(?P<whole>\d{1,3}(?:,\d{3})+|\d*)\.(?:(?P<start>\d*)"
     r"(?:\\(?:overline|bar) ?(?:\{(?P<bar>\d+)\}|(?P<digit>\d))|\((?P<plain>\d+)\)"
     rf"|(?P<dotted>{_DOT}(?:\d*{_DOT})?))"
-    r"|(?P<before>\d*?)(?:(?P<single>\d)(?P=single){2,}|(?P<period>\d{2,}?)(?P=period)+) ?\\dots)"
+    r"|(?P<before>\d{0,20}?)(?:(?P<single>\d)(?P=single){2,}|(?P<period>\d{2,20}?)(?P=period)+) ?\\dots)"
 )
 
 
@@ -66,8 +66,7 @@ def in_latex(text: str) -> str:
     r"""The text as LaTeX has it: x² is x^{2}, 2*pi is 2*\pi, and 0.\overline{42} is \frac{42}{99}."""
     if len(text) > MAX_LENGTH:
         return text
-    while (marked := _MARKDOWN.fullmatch(text)) is not None:
-        text = marked[2] + marked[3]
+    text = _MARKDOWN.sub(_unmarked, _MARKDOWN.sub(_unmarked, text.strip()))  # twice, for **`42`**
     if not text.isascii():
         text = _without_unicode(text)
     text = _ROOT.sub(
@@ -79,6 +78,7 @@ def in_latex(text: str) -> str:
     text = re.sub(r"(?<=[)\]}]) ?U ?(?=[(\[{\\])", r"\\cup ", text)
     text = re.sub(r"(^|(?:\\c[ua]p|\\in|[=,(;]) ?)\{([^{}]*,[^{}]*)\}", r"\1\\{\2\\}", text)
     text = re.sub(r"(\\c[ua]p ?)\{([^{}]*)\}", r"\1\\{\2\\}", text)
+    text = re.sub(r"(\d\.\d+)[eE]([+-]?\d{1,3})(?![\d.])", r"\1\\times 10^{\2}", text)
     return _REPEATING.sub(_as_fraction, _DOTS.sub(r"\\dots ", text))
 
 
@@ -90,11 +90,16 @@ def _without_unicode(text: str) -> str:
     parts = []
     for form, run in groupby(text, key=lambda sign: unicodedata.decomposition(sign).partition(">")[0]):
         if form == "<fraction":
-            parts += [_FORMS[form] % unicodedata.normalize("NFKC", sign) for sign in run]
+            halves = (unicodedata.normalize("NFKC", sign).partition("\N{FRACTION SLASH}") for sign in run)
+            parts += [rf"\frac{{{above}}}{{{below}}}" for above, _, below in halves]
         else:
             part = "".join(run)
             parts.append(_FORMS[form] % unicodedata.normalize("NFKC", part) if form in _FORMS else part)
     return "".join(parts).translate(_SIGNS)
+
+
+def _unmarked(marked: re.Match[str]) -> str:
+    return marked[1] + marked[3] if marked[2] else ""
 
 
 def _command(word: re.Match[str]) -> str:
@@ -116,20 +121,25 @@ def _root(root: re.Match[str]) -> str:
 
 
 def _in_braces(text: str) -> str:
-    """The text with what a power or a root has in parentheses in braces, as LaTeX wants it."""
+    """The text with what a power or a root has in parentheses in braces, as LaTeX wants it; abs(x) is |x|."""
     start = 0
-    while (found := re.compile(r"(?:\\sqrt(?:\[\d+\])?|\^) ?\(").search(text, start)) is not None:
+    while (found := _IN_PARENTHESES.search(text, start)) is not None:
         start, depth = found.end(), 0
         for position in range(start - 1, len(text)):
             depth += (text[position] == "(") - (text[position] == ")")
             if depth == 0:
-                text = f"{text[: start - 1]}{{{text[start:position]}}}{text[position + 1 :]}"
+                inside = f"|{text[start:position]}|" if found["abs"] else f"{{{text[start:position]}}}"
+                text = (
+                    text[: found.start("abs") if found["abs"] else start - 1] + inside + text[position + 1 :]
+                )
                 break
+        else:
+            break  # nothing closes it
     return text
 
 
 def _as_fraction(decimal: re.Match[str]) -> str:
-    whole, start = decimal["whole"], decimal["start"] or decimal["before"] or ""
+    whole, start = decimal["whole"].replace(",", ""), decimal["start"] or decimal["before"] or ""
     period = decimal["bar"] or decimal["digit"] or decimal["plain"] or decimal["single"] or decimal["period"]
     period = period or re.sub(r"\D", "", decimal["dotted"])
     value = Fraction(int(whole + start or "0")) + Fraction(int(period), 10 ** len(period) - 1)

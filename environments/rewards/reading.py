@@ -109,7 +109,9 @@ def plain_text(text: str) -> str:
     text = re.sub(r"\\[dt]frac", r"\\frac", text)
     text = re.sub(r"\\(?:left|right|[bB]igg?[lrm]?)(?![a-z])|(?<!\\)\\[!()\[\]]|\\?\$", "", text)
     text = re.sub(r"(?<!\\)\\[,;: ]|\\q?quad(?![a-z])|~", " ", text)
-    return " ".join(without_end(text).split())
+    text = re.sub(r"\\(?:text)?color ?\{[a-zA-Z]+\}|\\displaystyle(?![a-z])", "", text)
+    text = re.sub(r"\\(?:boldsymbol|bm|underline) ?\{([^{}]*)\}", r"\1", text)
+    return " ".join(re.sub(r"^\{([^{}]*)\}$", r"\1", without_end(text)).split())
 
 
 def compact_text(plain: str) -> str:
@@ -127,6 +129,8 @@ def _number(compact: str) -> Fraction | None:
     if power := re.fullmatch(POWER_OF_TEN, compact):
         mantissa, sign, braced, bare = power.groups()
         compact = f"{mantissa or sign + '1'}e{braced or bare}"
+    compact = re.sub(rf"^([+-]?)\(({_NUMBER})\)(?=/)|(?<=/)\(({_NUMBER})\)$", r"\1\2\3", compact)
+    compact = re.sub(r"^([+-]?)\((\d+/\d+)\)$", r"\1\2", compact)
     if re.fullmatch(_NUMBER, compact):
         return Fraction(compact)
     compact = re.sub(
