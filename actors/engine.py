@@ -30,6 +30,7 @@ from environments.data.trajectory_file import TrajectoryFile
 from environments.errors import ConfigError
 from environments.types import Trajectory
 from policies.agents.base import BaseAgent
+from policies.engines.tool_calls import check_served_parsers
 from policies.learning.samples import returns_to_go
 from policies.sampler import Sampler, SamplerDefaults, SamplingParams
 
@@ -155,6 +156,7 @@ class AgentExecutionEngine:
         )
         agent = self._pair.make_agent()  # here it is one error, later one for each task
         check_calls(agent, self._sampler_class)
+        check_served_parsers([agent.served_parser], policy.get("model_path", tokenizer_path))
         self._limits = RolloutLimits(
             max_steps=max_steps,
             max_prompt_tokens=max_prompt_length,

@@ -71,6 +71,12 @@ class VLLMParser(ToolParser):
     def get_tool_prompt(self, schemas: list[Json]) -> str:
         return ""
 
+    def around_arguments(self, name: str) -> tuple[str, str]:
+        raise ConfigError(
+            f"{self.served_name} does not say how a call is written, so that none can be forced: let "
+            "tool_choice be auto or none."
+        )
+
     def parse(self, text: str) -> list[ToolCall]:
         return self._read(text)[1]
 

@@ -333,6 +333,58 @@ def test_a_policy_server_of_this_cluster_is_sampled_by_its_handle(policy_app: An
     assert completions == [each.steps[0].completion for each in second]  # the seed makes calls repeatable
 
 
+def test_vllms_parser_needs_the_replicas_of_a_policy_server() -> None:
+    arguments = {"agent_class": ToolAgent, "agent_args": {"tools": [], "parser_name": "vllm:hermes"}}
+    with pytest.raises(ConfigError, match=r"vllm:hermes.*OpenAISampler has none.*engine_name='serve'"):
+        make_engine(**arguments)
+
+
+@pytest.mark.slow  # importing vLLM takes seconds
+def test_unknown_parser_of_vllm_is_found_where_the_engine_is_made(tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'hermes'"):
+        make_engine(
+            agent_class=ToolAgent,
+            agent_args={"tools": [], "parser_name": "vllm:hermse"},
+            engine_name="serve",
+            rollout_engine_args={"app_name": "policy", "model_path": str(tiny_model)},
+        )
+
+
+@pytest.mark.engine
+def test_calls_that_vllms_parser_reads_in_the_replica_reach_the_agent(policy_app: Any) -> None:
+    arguments = {
+        "type": "object",
+        "properties": {"expression": {"enum": ["12+34"]}},
+        "required": ["expression"],
+    }
+    call = {
+        "type": "tag",
+        "begin": '<tool_call>{"name": "calculator", "arguments": ',
+        "content": {"type": "json_schema", "json_schema": {**arguments, "additionalProperties": False}},
+        "end": "}</tool_call>",
+    }
+    structure = json.dumps({"type": "structural_tag", "format": call})
+    with make_engine(
+        agent_class=ToolAgent,
+        agent_args={"tools": ["calculator"], "parser_name": "vllm:hermes", "system_prompt": ""},
+        env_class=ToolEnvironment,
+        env_args={"tools": ["calculator"], "reward_fn": math_reward_fn},
+        engine_name="serve",
+        rollout_engine_args={"app_name": policy_app.name, "model_path": str(policy_app.model_path)},
+        sampling_params={"max_tokens": 120, "seed": 7, "structure": structure},
+        max_steps=2,
+    ) as engine:
+        (trajectory,) = play(engine, [{"question": "What is 12+34?", "ground_truth": "46"}])
+    first, second = trajectory.steps
+    (called,) = first.action
+    assert (called["id"], called["function"]["name"]) == ("call_0", "calculator")
+    assert json.loads(called["function"]["arguments"]) == {"expression": "12+34"}
+    assert second.observation == {"tool_outputs": {"call_0": "46"}}
+    # The history holds the sampled text, so that the next prompt goes on from its tokens.
+    sampled = first.completion.prompt_ids + first.completion.completion_ids
+    assert second.completion.prompt_ids[: len(sampled)] == sampled
+
+
 @pytest.mark.engine
 def test_a_policy_server_that_does_not_exist_is_one_error(ray_cluster: None, tiny_model: Path) -> None:
     from environments.errors import SamplerError
