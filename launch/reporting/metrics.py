@@ -308,5 +308,6 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Mean and maximum; 0 of nothing."""
-    return {f"{name}_mean": _mean(values), f"{name}_max": max(values, default=0.0)}
+    """Mean, minimum and maximum; 0 of nothing."""
+    edges = {f"{name}_min": min(values, default=0.0), f"{name}_max": max(values, default=0.0)}
+    return {f"{name}_mean": _mean(values)} | edges

@@ -1,30 +1,10 @@
 "use strict";
 // The whole page. All text of a run is written with textContent: a model may say anything.
 
-const COLOURS = ["#2a6db5", "#d98324", "#3f9d63", "#b0476e", "#7a5cc0", "#8a7a3a"];
-const FIRST = ["rollout/reward_mean", "eval/reward_mean", "learn/entropy", "learn/loss", "learn/grad_norm"];
 const PAGES = ["run", "groups", "trajectory", "actors", "talk"];
 const OF_A_STEP = ["groups", "trajectory"];
 const view = document.getElementById("view");
 const state = { page: "run", runs: [], run: 0, data: [], kind: "step", step: null, row: 0, groups: [], colour: "logprob", beside: null };
-
-function element(name, properties = {}, children = []) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(properties)) {
-    if (key === "style") Object.assign(made.style, value);
-    else if (key.startsWith("aria-")) made.setAttribute(key, value);
-    else made[key] = value;
-  }
-  made.append(...children);
-  return made;
-}
-
-function drawn(name, attributes, text = "") {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.textContent = text;
-  return made;
-}
 
 async function ask(path) {
   const response = await fetch("api/" + path);
@@ -32,8 +12,6 @@ async function ask(path) {
   if (!response.ok) throw new Error(detail(answer));
   return answer;
 }
-
-const shown = (number) => (typeof number !== "number" ? "–" : Math.abs(number) >= 1000 || Number.isInteger(number) ? String(Math.round(number)) : number.toPrecision(3));
 
 // -- where we are: in the address, so that a page can be kept and the browser's way back works ----------
 
@@ -77,47 +55,14 @@ function chooseStep() {
 
 // -- Run --------------------------------------------------------------------------------------------------
 
-function chart(name) {
-  const lines = state.data.map(({ records }) => records.filter((each) => typeof each[name] === "number").map((each) => [each.step, each[name]]));
-  const points = lines.flat();
-  const [left, right] = [Math.min(...points.map((each) => each[0])), Math.max(...points.map((each) => each[0]))];
-  const [low, high] = [Math.min(...points.map((each) => each[1])), Math.max(...points.map((each) => each[1]))];
-  const x = (step) => 34 + (262 * (step - left)) / (right - left || 1);
-  const y = (value) => 104 - (92 * (value - low)) / (high - low || 1);
-  const picture = drawn("svg", { viewBox: "0 0 300 120", role: "img", "aria-label": `${name} over the steps` });
-  picture.append(drawn("text", { x: 0, y: 16 }, shown(high)), drawn("text", { x: 0, y: 106 }, shown(low)));
-  picture.append(drawn("text", { x: 34, y: 119 }, String(left)), drawn("text", { x: 296, y: 119, "text-anchor": "end" }, String(right)));
-  lines.forEach((line, index) => {
-    const colour = COLOURS[index % COLOURS.length];
-    picture.append(drawn("polyline", { points: line.map(([step, value]) => `${x(step)},${y(value)}`).join(" "), fill: "none", stroke: colour, "stroke-width": 1.6 }));
-    if (line.length < 40) for (const [step, value] of line) picture.append(drawn("circle", { cx: x(step), cy: y(value), r: 2, fill: colour }));
-  });
-  const last = lines[state.run].at(-1);
-  return element("section", { className: "chart" }, [element("h3", {}, [element("span", { textContent: name }), element("span", { textContent: last ? shown(last[1]) : "" })]), picture]);
-}
-
 function drawRun() {
-  const names = new Set();
-  for (const { records } of state.data) for (const each of records) for (const [name, value] of Object.entries(each)) if (name !== "step" && typeof value === "number") names.add(name);
-  if (!names.size) return [element("p", { textContent: "No update yet." })];
   const sections = [];
-  const chosen = FIRST.filter((name) => names.has(name));
-  const families = new Map([["Most looked at", chosen]]);
-  for (const name of [...names].sort()) {
-    if (chosen.includes(name)) continue;
-    const family = name.split("/")[0];
-    families.set(family, [...(families.get(family) || []), name]);
-  }
   if (state.runs.length > 1) {
     sections.push(element("p", {}, state.runs.map((name, index) => element("span", { textContent: `● ${name}   `, style: { color: COLOURS[index % COLOURS.length] } }))));
   }
   const alarms = state.data[state.run].alarms;
   if (alarms.length) sections.push(element("details", { open: true, className: "alarms" }, [element("summary", { textContent: `${alarms.length} alarms` }), ...alarms.toReversed().map((each) => element("p", { className: "error", textContent: `update ${each.step}: ${each.text}` }))]));
-  for (const [family, members] of families) {
-    if (members.length) sections.push(element("h2", { textContent: family }), element("div", { className: "charts" }, members.map(chart)));
-  }
-  sections.push(settings());
-  return sections;
+  return [...sections, ...curves(state.data.map(({ records }) => records), state.run), settings()];
 }
 
 // Asked for when they are opened; they stay open while the curves move.
@@ -154,12 +99,12 @@ function drawGroups() {
       const share = high > low ? (each.reward - low) / (high - low) : 0.5;
       const used = ["trained", "evaluated"].includes(each.fate);
       const failed = Boolean(each.error);
-      const cell = element("button", { className: `cell${used ? "" : " unused"}${failed ? " failed" : ""}`, textContent: `${shown(each.reward)}${used ? "" : " ✕"}`, title: `${each.fate}, ${each.ending}, ${each.turns} turns, ${each.tokens} tokens ${each.error}`, style: { backgroundColor: `color-mix(in srgb, #2f9e5b ${Math.round(share * 60)}%, var(--card))` } });
+      const cell = element("button", { className: `cell${used ? "" : " unused"}${failed ? " failed" : ""}`, textContent: `${shown(each.reward)}${each.success ? " ✓" : ""}${used ? "" : " ✕"}`, title: `${each.success ? "success" : "no success"} by ${each.judged_by}, ${each.fate}, ${each.ending}, ${each.turns} turns, ${each.tokens} tokens ${each.error}`, style: { backgroundColor: `color-mix(in srgb, #2f9e5b ${Math.round(share * 60)}%, var(--card))` } });
       cell.addEventListener("click", () => go({ page: "trajectory", row: each.row }));
       return cell;
     }).concat([element("span", { className: "role", textContent: [...new Set(group.members.map((each) => each.fate))].join(", ") })])),
   ]));
-  return [element("div", { className: "tools" }, [filter, order, element("span", { className: "numbers", textContent: `${members.length} trajectories, mean reward ${shown(rewards.reduce((sum, each) => sum + each, 0) / rewards.length)}` })]), histogram(rewards), ...rows];
+  return [element("div", { className: "tools" }, [filter, order, element("span", { className: "numbers", textContent: `${members.length} trajectories, mean reward ${shown(rewards.reduce((sum, each) => sum + each, 0) / rewards.length)}, ✓ success ${shown(members.filter((each) => each.success).length / members.length)} by ${[...new Set(members.map((each) => each.judged_by))].join(", ")}` })]), histogram(rewards), ...rows];
 }
 
 function histogram(rewards) {
@@ -205,7 +150,7 @@ function conversation(each) {
       element("div", {}, [...said, ...tokens(turn)]),
     ]);
   });
-  const facts = [["task", JSON.stringify(each.task)], ["reward", shown(each.reward)], ["ending", each.ending], ["fate", each.fate], ...Object.entries(each.metrics).map(([name, value]) => [name, shown(value)])];
+  const facts = [["task", JSON.stringify(each.task)], ["reward", shown(each.reward)], ["success", `${each.success ? "yes" : "no"}, by ${each.judged_by}`], ["ending", each.ending], ["fate", each.fate], ...Object.entries(each.metrics).map(([name, value]) => [name, shown(value)])];
   const table = element("table", {}, [element("tbody", {}, facts.map(([name, value]) => element("tr", {}, [element("td", { className: "role", textContent: name }), element("td", { textContent: value })])))]);
   return element("article", {}, [element("h2", { textContent: each.id }), table, ...(each.error ? [element("p", { className: "error", textContent: each.error })] : []), ...turns]);
 }
@@ -393,9 +338,11 @@ async function draw() {
     document.getElementById("step").replaceChildren(...steps().map(([kind, step]) => element("option", { textContent: kind === "eval" ? `evaluation ${step}` : `update ${step}`, value: `${kind}/${step}`, selected: kind === state.kind && step === state.step })));
     state.groups = !OF_A_STEP.includes(state.page) || state.step === null ? [] : await ask(`runs/${state.run}/${state.kind}/${state.step}`);
     watchActors();
+    const typing = document.activeElement === filter;
     const parts = await { run: drawRun, groups: drawGroups, trajectory: drawTrajectory, actors: drawActors, talk: drawTalk }[state.page]();
     if (mine !== drawing) return; // something else was asked for meanwhile
     view.replaceChildren(...parts);
+    if (typing) filter.focus(); // the curves have moved meanwhile
     const records = state.data[state.run].records;
     label.textContent = records.length ? `step ${records.at(-1).step}` : "";
   } catch (error) {

@@ -37,7 +37,7 @@ Json = dict[str, Any]
 Kind = Literal["step", "eval"]
 
 FILES = Path(__file__).parent
-PARTS = ("page.html", "page.js", "page.css")
+PARTS = ("page.html", "elements.js", "charts.js", "page.js", "page.css")
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 """Names under which a browser of this machine asks: another may be a foreign page's trick (DNS rebinding)."""
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:"
@@ -192,6 +192,8 @@ def _groups(kept: Sequence[KeptTrajectory]) -> list[Json]:
             {
                 "row": row,
                 "reward": trajectory.reward,
+                "success": trajectory.succeeded,
+                "judged_by": trajectory.judged_by,
                 "fate": each.fate,
                 "ending": str(trajectory.termination_reason),
                 "turns": len(trajectory.steps),
@@ -227,6 +229,8 @@ def _details(kept: KeptTrajectory, directory: Path) -> Json:
         "task": short["task"],
         "fate": kept.fate,
         "reward": trajectory.reward,
+        "success": trajectory.succeeded,
+        "judged_by": trajectory.judged_by,
         "ending": str(trajectory.termination_reason),
         "error": trajectory.error,
         "metrics": short["metrics"],

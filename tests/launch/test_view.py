@@ -84,6 +84,21 @@ def test_the_page_shows_metrics_groups_and_turns(run: Path) -> None:
     assert len(shown["turns"][0]["tokens"]) == len(shown["turns"][0]["logprobs"]) == 20
 
 
+def test_the_success_of_a_member_is_what_its_judge_says(run: Path) -> None:
+    wrong, right = conversation("00000000/0000", 1), conversation("00000000/0001", 1)
+    wrong.reward, wrong.is_correct, wrong.by_reward_function = 0.1, False, True
+    right.reward, right.is_correct = 0.0, True
+    TrajectoryLog(run, 9).record_update(3, [group(0, wrong, right)], {}, {})
+    browser = client(run)
+    (shown,) = browser.get("/api/runs/0/step/3").json()
+    assert [(each["reward"], each["success"], each["judged_by"]) for each in shown["members"]] == [
+        (0.1, False, "reward function"),
+        (0.0, True, "environment"),
+    ]
+    whole = browser.get("/api/runs/0/step/3/0").json()
+    assert (whole["success"], whole["judged_by"]) == (False, "reward function")
+
+
 def test_a_task_is_found_in_all_updates_and_evaluations(run: Path) -> None:
     found = client(run).get("/api/runs/0/step/2/1/same").json()
     assert [(each["kind"], each["step"], each["row"], each["fate"]) for each in found] == [
@@ -113,8 +128,9 @@ def test_a_models_text_is_data_to_the_browser(run: Path) -> None:
     assert answer.json()["task"] == {"question": NASTY}
     assert answer.headers["content-type"] == "application/json"
     assert "default-src 'none'" in answer.headers["content-security-policy"]
-    script = (FILES / "page.js").read_text(encoding="utf-8")
-    assert not any(word in script for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "eval("))
+    for script in FILES.glob("*.js"):
+        text = script.read_text(encoding="utf-8")
+        assert not any(word in text for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "eval("))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +159,7 @@ def test_all_that_the_page_loads_is_its_own(run: Path) -> None:
     browser = client(run)
     html = browser.get("/").text
     assert "//" not in html.replace("<!doctype html>", "")
-    for name in ("page.js", "page.css"):
+    for name in ("elements.js", "charts.js", "page.js", "page.css"):
         assert name in html and browser.get(f"/{name}").status_code == 200
 
 
@@ -203,7 +219,8 @@ def test_the_state_is_that_of_the_run_that_is_shown(run: Path, monkeypatch: pyte
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_the_script_can_be_read() -> None:
-    subprocess.run(["node", "--check", str(FILES / "page.js")], check=True)
+    for script in FILES.glob("*.js"):
+        subprocess.run(["node", "--check", str(script)], check=True)
 
 
 def test_a_file_that_an_update_has_replaced_is_read_anew(run: Path) -> None:

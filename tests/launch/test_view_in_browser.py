@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -68,7 +69,7 @@ def run(tmp_path: Path) -> Path:
 def record(folder: Path, *steps: int) -> None:
     with (folder / METRICS).open("a") as file:
         for step in steps:
-            numbers = {"rollout/reward_mean": step / 5, "learn/loss": 1 / step, "time/step": 2.5}
+            numbers = {"rollout/reward_mean": step / 5, "learn/loss": 1 / step, "stream/actors": 4}
             file.write(json.dumps({"step": step, **numbers}) + "\n")
 
 
@@ -126,7 +127,7 @@ def test_a_run_is_read_by_keyboard_alone_at_two_widths(browser: Browser, address
     for width in (1300, 390):
         browser.resize(width, 900)
         browser.open(address)
-        browser.wait_for("document.querySelectorAll('.chart').length >= 3")
+        browser.wait_for("document.querySelectorAll('.chart').length >= 2")
         assert browser.value("document.documentElement.scrollWidth") <= width, "nothing sticks out"
         browser.press("2")
         browser.wait_for(pressed("groups") + " && document.querySelectorAll('.cell').length === 6")
@@ -181,7 +182,7 @@ def test_an_agent_is_talked_to_and_its_steps_are_seen(
     for width in (1300, 390):
         browser.resize(width, 900)
         browser.open(address)
-        browser.wait_for("document.querySelectorAll('.chart').length >= 3")
+        browser.wait_for("document.querySelectorAll('.chart').length >= 2")
         browser.press("5")
         browser.wait_for("document.getElementById('model')?.value === 'agent/calculator'")
         browser.value("document.getElementById('box').focus()")
@@ -250,7 +251,7 @@ def test_the_actors_of_a_run_are_seen_and_its_end_is_told(
     monkeypatch.setattr(pages, "states", states)
     browser.resize(390, 900)
     browser.open(address)
-    browser.wait_for("document.querySelectorAll('.chart').length >= 3")
+    browser.wait_for("document.querySelectorAll('.chart').length >= 2")
     browser.press("4")
     browser.wait_for("document.body.innerText.includes('2 of 4 rollout actors wait')")
     shown = browser.value("document.body.innerText")
@@ -270,3 +271,128 @@ def test_the_actors_of_a_run_are_seen_and_its_end_is_told(
     assert browser.value("document.documentElement.scrollWidth") <= 390
     browser.wait_for("document.body.innerText.includes('The cluster of the run has ended.')")
     assert browser.errors == []
+
+
+# -- the curves of the quickstart -------------------------------------------------------------------------
+
+QUICKSTART = Path(__file__).parent / "quickstart_metrics.jsonl"
+"""What ``make train`` records: every fifth update, and the evaluations before, between and after them."""
+BROKEN_WORDS = """(() => {
+    const broken = [];
+    const labels = "h2, h3, .legend, th, .constants td, td.role, summary, button, .numbers, label";
+    for (const label of document.querySelectorAll(labels)) {
+        const texts = document.createTreeWalker(label, NodeFilter.SHOW_TEXT);
+        while (texts.nextNode()) {
+            for (const word of texts.currentNode.data.matchAll(/[^\\s/_-]+/g)) {
+                const range = document.createRange();
+                range.setStart(texts.currentNode, word.index);
+                range.setEnd(texts.currentNode, word.index + word[0].length);
+                const lines = new Set([...range.getClientRects()].map((each) => Math.round(each.top)));
+                if (lines.size > 1) broken.push(word[0]);
+            }
+        }
+    }
+    return broken;
+})()"""
+VISIBLE_CHARTS = "[...document.querySelectorAll('.chart:not([hidden]) h3')].map((each) => each.textContent)"
+
+
+@pytest.fixture
+def quickstart(run: Path) -> Iterator[str]:
+    shutil.copy(QUICKSTART, run / METRICS)
+    with listening(application([run])) as url:
+        yield url
+
+
+def opened(browser: Browser, address: str, width: int) -> None:
+    browser.resize(width, 900)
+    browser.open(address)
+    browser.wait_for("document.querySelectorAll('.chart').length >= 2")
+
+
+def test_the_curves_of_the_quickstart_fit_on_three_screens(browser: Browser, quickstart: str) -> None:
+    opened(browser, quickstart, 1280)
+    assert browser.value("document.documentElement.scrollHeight") <= 2500
+    records = [json.loads(line) for line in QUICKSTART.read_text().splitlines()]
+    names = {name for record in records for name in record} - {"step"}
+    shown = browser.value("[...document.querySelectorAll('[data-names]')].map((each) => each.dataset.names)")
+    assert names == {name for each in shown for name in each.split() if name in names}, "nothing is left out"
+
+
+def test_only_what_changes_has_a_chart(browser: Browser, address: str) -> None:
+    opened(browser, address, 1280)
+    assert browser.value(VISIBLE_CHARTS) == ["rollout/reward_mean", "learn/loss"]
+    assert browser.value("document.querySelector('.constants').innerText").split() == ["stream/actors", "4"]
+
+
+def test_what_belongs_together_shares_a_chart(browser: Browser, address: str, run: Path) -> None:
+    def numbers(step: int) -> dict[str, float]:
+        spread = {"rollout/reward_min": 0.0, "rollout/reward_mean": step / 9, "rollout/reward_max": step / 4}
+        endings = {"rollout/ended_env_done": step / 9, "rollout/ended_max_steps": 1 - step / 9}
+        return {**spread, **endings, "rollout/ended_timeout": 0.0}
+
+    records = [{"step": step, **numbers(step)} for step in (1, 2, 3)]
+    records.insert(2, {"step": 2, "eval/reward_mean": 0.5, "eval/ended_env_done": 1.0})
+    (run / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
+    opened(browser, address, 1280)
+    assert browser.value(VISIBLE_CHARTS) == ["rollout/reward", "rollout/ended"]
+    reward, ended = browser.value(
+        "[...document.querySelectorAll('.legend')].map((each) => each.innerText.split('\\n'))"
+    )
+    assert reward == ["— mean 0.333 (0 to 0.750)", "● held-out 0.500"]
+    assert ended == ["■ env_done 0.333", "■ max_steps 0.667"]
+    counts = (
+        "['.chart', '.chart + .chart'].map((each) => document.querySelectorAll(`${each} polygon`).length)"
+    )
+    assert browser.value(counts) == [4, 2], "a band below and above the mean, and an area for each ending"
+
+
+def test_the_axis_stands_beside_the_line(browser: Browser, quickstart: str) -> None:
+    for width in (1280, 360):
+        opened(browser, quickstart, width)
+        gaps = browser.value("""[...document.querySelectorAll('.chart')].map((chart) => {
+            const labels = [...chart.querySelectorAll('text[text-anchor=end]')].slice(0, -1);
+            const line = chart.querySelector('.grid').getBoundingClientRect();
+            return [labels.length, ...labels.map((each) => line.left - each.getBoundingClientRect().right)];
+        })""")
+        for count, *distances in gaps:
+            assert 2 <= count <= 6
+            assert all(0 <= distance <= 12 for distance in distances), (width, distances)
+
+
+def test_no_label_breaks_inside_a_word_on_a_phone(
+    browser: Browser, quickstart: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def states(run: Path, address: str | None) -> AsyncIterator[dict[str, Any]]:
+        yield {"state": LOOK}
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(pages, "states", states)
+    opened(browser, quickstart, 360)
+    for key, arrived in (
+        ("1", "document.querySelectorAll('.chart').length >= 2"),
+        ("2", "document.querySelectorAll('.cell').length === 6"),
+        ("3", "document.querySelectorAll('.turn').length === 2"),
+        ("4", "document.body.innerText.includes('2 of 4 rollout actors wait')"),
+    ):
+        browser.press(key)
+        browser.wait_for(arrived)
+        assert browser.value(BROKEN_WORDS) == [], key
+        assert browser.value("document.documentElement.scrollWidth") <= 360, key
+
+
+def test_a_filter_hides_the_charts_that_it_does_not_name(
+    browser: Browser, quickstart: str, run: Path
+) -> None:
+    opened(browser, quickstart, 1280)
+    everything = browser.value(VISIBLE_CHARTS)
+    browser.value("document.querySelector('input[type=search]').focus()")
+    browser.type("rollout reward")
+    assert browser.value(VISIBLE_CHARTS) == [name for name in everything if name == "rollout/reward"]
+    record(run, 99)
+    browser.wait_for("document.getElementById('state').textContent === 'step 99'")
+    assert "rollout/reward" in browser.value(VISIBLE_CHARTS), "it stays while the curves move"
+    assert len(browser.value(VISIBLE_CHARTS)) < len(everything)
+    browser.type("s")
+    assert browser.value("document.querySelector('input[type=search]').value") == "rollout rewards"
+    assert browser.value(VISIBLE_CHARTS) == []
