@@ -123,9 +123,9 @@ class ExpertIterationConfig:
 class RolloutConfig:
     """The rollouts of one update, and the limits at which a rollout ends."""
 
-    groups_per_step: int = setting(8, at_least=1)
+    groups_per_step: int = setting(8, at_least=1, at_most=1_000_000)
     """Tasks per update."""
-    group_size: int = setting(8, at_least=1)
+    group_size: int = setting(8, at_least=1, at_most=10_000)
     """Rollouts of one task; the advantage compares their rewards."""
     max_staleness: int = setting(0, at_least=0)
     """Updates by which the policy in training may be ahead of the oldest token that it learns from. With 0,
@@ -191,11 +191,11 @@ class EvaluationConfig:
     """Updates between two evaluations; 0 evaluates before the first and after the last update only."""
     num_tasks: int = setting(200, at_least=1)
     """Tasks of an evaluation: the first ones of the validation set."""
-    rollouts_per_task: int = setting(1, at_least=1)
+    rollouts_per_task: int = setting(1, at_least=1, at_most=10_000)
     """Rollouts of a task in launch.evaluate. k of them are needed for pass@k."""
     show: int = setting(0, at_least=0)
     """Conversations that launch.evaluate prints: the best and the worst by turns."""
-    num_replicas: int = setting(0, at_least=0)
+    num_replicas: int = setting(0, at_least=0, at_most=10_000)
     """Engines for evaluations alone: an evaluation then runs while the next updates are made. With 0 the
     policy server evaluates, between two updates."""
 

@@ -44,8 +44,9 @@ def chosen(option: str, present: Sequence[str], name: str | None) -> str:
         return present[0]
     if name is not None and name in present:
         return name
-    there = ", ".join(present) or "none: no run is going on in this cluster"
-    raise ConfigError(f"{option} {name or ''}: choose one of those that are there ({there}).")
+    if not present:
+        raise ConfigError("No run is going on in this cluster, so there is nothing to change the size of.")
+    raise ConfigError(f"{option} {name or ''}: choose one of those that are there ({', '.join(present)}).")
 
 
 def described(status: FleetStatus) -> str:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from environments.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+EMBEDDING = re.compile(r"(?:embed_tokens|wte|word_embeddings|embed_in)\.weight$")
+"""Names that models have for the weights in which each token has a row."""
 HUB_SECONDS = 8.0
 """Longest wait for the hub."""
 
@@ -30,7 +37,10 @@ def check_loadable(model: str, chat_template_kwargs: Mapping[str, Any]) -> None:
         check_files(Path(model))
     else:
         _check_hub(model)
-    renderer = ChatRenderer(load_tokenizer(model), chat_template_kwargs)
+    tokenizer = load_tokenizer(model)
+    if Path(model).is_dir():
+        _check_tokenizer(Path(model), tokenizer)
+    renderer = ChatRenderer(tokenizer, chat_template_kwargs)
     try:
         renderer.prompt_ids([{"role": "user", "content": "Hello"}])
     except TemplateSyntaxError as error:
@@ -47,7 +57,8 @@ def check_files(folder: Path) -> None:
     Raises:
         ConfigError: names the file.
     """
-    _read_json(folder / CONFIG)
+    config = _read_json(folder / CONFIG)
+    _check_type(folder, config)
     if not any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
         raise ConfigError(
             f"The folder {folder} holds no weights, such as model.safetensors: write them with "
@@ -60,18 +71,56 @@ def check_files(folder: Path) -> None:
                 f"The folder {folder} lacks {name}, which {INDEX} names: copy the missing files."
             )
     for path in sorted(folder.glob("*.safetensors")):
-        _check_safetensors(path)
+        _check_safetensors(path, _vocab_size(config))
 
 
-def _check_safetensors(path: Path) -> None:
-    """Read the header, which says how long the file has to be."""
+def _check_type(folder: Path, config: dict[str, Any]) -> None:
+    """The installed transformers can build such a model. Raises ``ConfigError``."""
+    from transformers import CONFIG_MAPPING
+
+    model_type = config.get("model_type")
+    if model_type not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(str(model_type), CONFIG_MAPPING, n=1)
+        raise ConfigError(
+            f"{folder / CONFIG} has model_type={model_type!r}, which the installed transformers does not know"
+            + (f" (near: {near[0]!r})" if near else "")
+            + ": name a model of a known type."
+        )
+
+
+def _vocab_size(config: dict[str, Any]) -> int | None:
+    """The rows that the embedding has to have; a model of text and images says it of its text."""
+    size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
+    return size if isinstance(size, int) else None
+
+
+def _check_safetensors(path: Path, vocab_size: int | None) -> None:
+    """Read the header, which says how long the file has to be, and the size of the embedding."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="np"):
-            return
+        with safe_open(path, framework="np") as file:
+            names = [name for name in file.keys() if EMBEDDING.search(name)]  # noqa: SIM118  # it is no dict
+            rows = {name: file.get_slice(name).get_shape()[0] for name in names}
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"{path} cannot be read ({error}): copy or write it again.") from error
+    for name, number in rows.items():
+        if vocab_size is not None and number != vocab_size:
+            raise ConfigError(
+                f"{path.with_name(CONFIG)} has vocab_size={vocab_size}, and {name} in {path.name} has "
+                f"{number} rows: take both files from the same model."
+            )
+
+
+def _check_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Each token has a row of the embedding. Raises ``ConfigError``."""
+    size = _vocab_size(_read_json(folder / CONFIG))
+    largest = max(tokenizer.get_vocab().values())
+    if size is not None and largest >= size:
+        raise ConfigError(
+            f"The tokenizer of {folder} has tokens up to number {largest}, and {CONFIG} has vocab_size="
+            f"{size}: take both files from the same model, or enlarge the model by resize_token_embeddings."
+        )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

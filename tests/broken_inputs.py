@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -164,8 +165,15 @@ def fill(folder: Path, model: Path) -> None:
 
 def make_models(folder: Path, model: Path) -> None:
     """Copies of ``model``, each with one file missing or damaged."""
+    config = json.loads((model / "config.json").read_text())
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 999999, "content": "<far>"})
+    tokenizer["model"]["vocab"]["<far>"] = 999999
     damages: dict[str, tuple[str, bytes | None]] = {
         "model": ("unharmed", b""),
+        "config_of_unknown_type": ("config.json", json.dumps({**config, "model_type": "qwen33"}).encode()),
+        "config_of_other_weights": ("config.json", json.dumps({**config, "vocab_size": 7}).encode()),
+        "tokenizer_of_other_model": ("tokenizer.json", json.dumps(tokenizer).encode()),
         "config_missing": ("config.json", None),
         "config_empty": ("config.json", b""),
         "config_binary": ("config.json", bytes(range(256))),

@@ -13,6 +13,7 @@ import yaml
 
 from environments.command_name import command_name
 from environments.data.trajectory_json import plain_json
+from environments.errors import ConfigError
 from environments.types import Trajectory, TrajectoryGroup
 from launch.reporting.conversation import conversation
 from launch.reporting.metrics import has_failed
@@ -199,6 +200,16 @@ class Tracker:
         with suppress(OSError):  # the folder has it all: a run outlives a terminal, or `tee`, that has gone
             sys.stdout.write(begin + line + ("" if self._has_passing_line else "\n"))
             sys.stdout.flush()
+
+
+def read_settings(path: Path) -> tuple[str, Any]:
+    """The settings file of a run, as text and as data. Raises ``ConfigError`` where it is damaged."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return text, yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path} is damaged ({reason}): copy it again, or delete it.") from error
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:

@@ -17,8 +17,8 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from actors.serving.events import EVENTS, event
 from environments.data.trajectory_json import plain_json, trajectory_to_json
-from environments.errors import TroupeError
-from launch.reporting.tracker import ALARMS, METRICS, SETTINGS, read_metrics
+from environments.errors import ConfigError, TroupeError
+from launch.reporting.tracker import ALARMS, METRICS, SETTINGS, read_metrics, read_settings
 from launch.run_folder.jsonl_log import read_records
 from launch.run_folder.token_texts import token_texts
 from launch.run_folder.trajectory_log import (
@@ -84,7 +84,10 @@ class Pages:
     def settings(self, number: int) -> PlainTextResponse:
         """The settings of a run; empty for one of an older version."""
         path = self._run(number) / SETTINGS
-        return PlainTextResponse(path.read_text(encoding="utf-8") if path.exists() else "")
+        try:
+            return PlainTextResponse(read_settings(path)[0] if path.exists() else "")
+        except ConfigError as error:
+            return PlainTextResponse(str(error))
 
     async def actors(self, number: int) -> StreamingResponse:
         """Server-sent events: the state of a run that goes on, every two seconds."""

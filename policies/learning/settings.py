@@ -140,7 +140,7 @@ class CriticConfig:
 class LearnerConfig:
     """The verl worker group that holds weights and optimizer."""
 
-    num_workers: int = setting(1, at_least=1)
+    num_workers: int = setting(1, at_least=1, at_most=100_000)
     """Ranks of the FSDP2 group."""
     device: str = setting("cpu", one_of=("cpu", "cuda"))
     """cpu uses gloo; cuda uses NCCL and one GPU per rank."""

@@ -67,6 +67,11 @@ SETTINGS = [
     (f"train {RECIPE} seed=-1", "seed=-1"),
     (f"train {RECIPE} seed=99999999999999999999", "seed=9"),
     (f"train {RECIPE} rollout.group_size=1", r"rollout\.group_size=1"),
+    (f"train {RECIPE} rollout.group_size=1000000000000", r"rollout\.group_size=1000000000000 .* at most"),
+    (f"train {RECIPE} fleet.num_actors=1000000000000", r"fleet\.num_actors=1000000000000 .* at most"),
+    (f"train {RECIPE} learner.num_workers=1000000000000", r"learner\.num_workers=1000000000000 .* at most"),
+    (f"train {RECIPE} run.resume=true run.directory=trained", "holds something else than a run"),
+    (f"train {RECIPE} run.resume=true run.directory=model", r"config\.json.*: name the folder of a run"),
     (f"train {RECIPE} rollout.temperature=0", r"rollout\.temperature=0"),
     (f"train {RECIPE} rollout.max_prompt_tokens=9999", r"max_model_tokens"),
     (f"train {RECIPE} rollout.task_weights=weight", "task 0 has weight=None"),
@@ -208,6 +213,9 @@ FOR_EVALUATION = [
 ]
 
 OF_MODELS = [
+    ("model.path=config_of_unknown_type", r"model_type='qwen33'.*near: 'qwen3'"),
+    ("model.path=config_of_other_weights", r"vocab_size=7, and model\.embed_tokens\.weight .* rows"),
+    ("model.path=tokenizer_of_other_model", "tokens up to number 999999"),
     ("model.path=/nowhere", "/nowhere"),
     ("model.path=./nowhere", "nowhere"),
     ("model.path=runs/nope", "runs/nope"),

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from actors.settings import ACTORS_PER_CORE
 from environments.errors import ConfigError
 from launch.config import TrainConfig, as_train_config, compose, field_names, recipe_names
-from launch.unknown_setting import REFERENCE_SETTINGS
+from launch.unknown_setting import ABSENT, REFERENCE_SETTINGS, SYNONYMS
 from launch.validation.settings import check_training_settings
 
 
@@ -210,6 +210,35 @@ def test_no_configuration_is_the_defaults_and_another_thing_is_refused() -> None
 def test_an_unknown_setting_is_refused_with_a_plus_sign_too(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compose([override])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("trainer.logger", "Metrics always go to run.directory"),
+        ("data.train_files", "workload=my_workload"),
+        ("dataset", "workload=my_workload"),
+        ("dataset.path", "workload=my_workload"),
+        ("rollout.top_p", "rollout.temperature alone"),
+        ("learner.tensor_parallel", "learner.num_workers"),
+        ("engine.gpu_memory_utilization", "server.engine.options"),
+        ("grpo.beta", "Did you mean 'algorithm.kl.coef'?"),
+        ("rolout.group_size", "Did you mean 'rollout.group_size'?"),
+        ("warm_start.optimzer.lr", "Did you mean 'warm_start.optimizer.lr'?"),
+        ("selection.colour", "Known: selection.masked_reasons, "),
+        ("colour", "Known: algorithm, evaluation, "),
+    ],
+)
+def test_unknown_setting_is_answered_with_what_there_is_for_it(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)) as raised:
+        compose([f"+{name}=1"])
+    assert "Did you mean" not in str(raised.value) or "Did you mean" in words
+
+
+def test_other_programs_names_stand_for_settings_that_there_are() -> None:
+    assert set(SYNONYMS) <= set(field_names())
+    others = [name for names in (*SYNONYMS.values(), *ABSENT.values()) for name in names.split()]
+    assert len(others) == len(set(others))
 
 
 def test_what_the_readme_says_of_the_references_settings_is_what_the_errors_say() -> None:
