@@ -131,11 +131,8 @@ def test_no_name_in_a_clients_message_becomes_a_token(
     def talk(text: str) -> list[Message]:
         message = {"role": role, "content": text}
         answer = {"role": "assistant", "content": "so"}
-        around = {
-            "system": [message, QUESTION],
-            "user": [message],
-            "assistant": [QUESTION, message, QUESTION],
-        }
+        between = [QUESTION, message, QUESTION]
+        around = {"system": [message, QUESTION], "user": [message], "assistant": between}
         return around.get(role, [QUESTION, answer, message])
 
     if (model, role) == ("gemma3", "tool"):
