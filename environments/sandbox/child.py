@@ -49,6 +49,24 @@ MNT_DETACH, SYS_MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE = 2, 442, -100, 0x8000
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
 CAPABILITY_VERSION_3 = 0x20080522
+# From linux/seccomp.h, linux/audit.h and the tables of calls.
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
+LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
+NUMBER_AT, MACHINE_AT, FIRST_NUMBER_OF_X32 = 0, 4, 0x40000000
+ALLOW, DENY = 0x7FFF0000, 0x00050001  # the latter with EPERM
+MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+Calls = dict[str, tuple[int, ...]]
+KEYS_AND_QUEUES: Calls = {  # which outlive a program, or take memory that is no process's: add_key,
+    # request_key, keyctl; semget, semop, semctl, semtimedop; msgget, msgsnd, msgrcv, msgctl; mq_open,
+    # mq_unlink
+    "x86_64": (248, 249, 250, 64, 65, 66, 220, 68, 69, 70, 71, 240, 241),
+    "aarch64": (217, 218, 219, 190, 193, 191, 192, 186, 189, 188, 187, 180, 181),
+}
+SEGMENTS: Calls = {"x86_64": (29, 30, 31), "aarch64": (194, 196, 195)}  # shmget, shmat, shmctl
+SOCKETS_AND_TRACES: Calls = {  # socket, ptrace, io_uring_setup
+    "x86_64": (41, 101, 425),
+    "aarch64": (198, 117, 425),
+}
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -66,6 +84,7 @@ def main() -> None:
     supervisor = os.getpid()
     program = os.fork()
     if program == 0:
+        os.setsid()  # so that it can be killed as a group, and without the supervisor
         die_with_parent(supervisor)
         isolated = apart and hide_files(settings["directory"], settings["file_bytes"])
         if settings["isolation_required"] and not isolated:
@@ -74,6 +93,7 @@ def main() -> None:
         os.chdir(settings["directory"])  # again: the new root covers the directory that we stood in
         if isolated:
             give_up_rights()
+            deny_calls(KEYS_AND_QUEUES)
         else:
             restrict(settings["directory"], supervisor)
         set_limits(settings)
@@ -155,6 +175,7 @@ def hide_files(directory: str, file_bytes: int) -> bool:
     let us. Where a container masks parts of /proc, it forbids a fresh one: there the old one is seen.
     """
     limit_processes()
+    write("/proc/sys/kernel/shm_rmid_forced", "1")  # else segments that nobody has attached keep memory
     root = directory
     try:
         mount(None, "/", None, MS_REC | MS_PRIVATE)
@@ -221,13 +242,32 @@ def restrict(directory: str, supervisor: int) -> None:
         die_with_parent(supervisor)
     give_up_rights()
     devices = [device for device in HARMLESS_DEVICES if os.path.exists(device)]
-    restrictions["restrict"](directory, [*seen_paths(), "/proc"], devices)
+    restrictions["keep_files"](directory, [*seen_paths(), "/proc"], devices)
+    deny_calls(KEYS_AND_QUEUES, SEGMENTS, SOCKETS_AND_TRACES)
 
 
 def give_up_rights() -> None:
     """Drop all capabilities, for this process and all that it starts."""
     libc.capset(struct.pack("Ii", CAPABILITY_VERSION_3, 0), bytes(24))
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def deny_calls(*kinds: Calls) -> None:
+    """Have seccomp deny these system calls, where it can on this kind of machine."""
+    kind = os.uname().machine
+    if kind not in MACHINES:
+        return
+    calls = [call for calls in kinds for call in calls[kind]]
+    deny = len(calls) + 3  # the place of the last rule, seen from the third
+    rules = [(LOAD, 0, 0, MACHINE_AT), (JUMP_IF_EQUAL, 0, deny, MACHINES[kind]), (LOAD, 0, 0, NUMBER_AT)]
+    rules.append((JUMP_IF_AT_LEAST, len(calls) + 1, 0, FIRST_NUMBER_OF_X32))
+    rules += [(JUMP_IF_EQUAL, len(calls) - place, 0, call) for place, call in enumerate(calls)]
+    rules += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, DENY)]
+    program = ctypes.create_string_buffer(
+        b"".join(struct.pack("HBBI", code, yes, no, value) for code, yes, no, value in rules)
+    )
+    filters = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(rules), ctypes.addressof(program)))
+    libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filters, 0, 0)
 
 
 def set_limits(settings: dict[str, Any]) -> None:

@@ -178,14 +178,14 @@ class _Supervisor:
         Raises:
             EnvironmentFailure: it did not even start, or was not isolated as required.
         """
-        start = self._next_line(_START_SECONDS)
-        if not start:
+        start = json.loads(self._next_line(_START_SECONDS) or "{}")
+        if "isolated" not in start:  # the process of the program has failed, or the supervisor
             stderr = child.kept(self._files.stderr.fileno(), 2000)
             said = stderr.decode("utf-8", "replace").strip() or "nothing"
             raise EnvironmentFailure(
                 f"The sandbox's interpreter {sys.executable} did not start. It said: {said}."
             )
-        self.isolated = json.loads(start)["isolated"]
+        self.isolated = start["isolated"]
         if self._isolation_required and not self.isolated:
             raise EnvironmentFailure(f"{_NO_NAMESPACES} {_REMEDY}")
         if not self.isolated:
@@ -197,14 +197,15 @@ class _Supervisor:
 
         The count is not the kernel's: a cgroup would need rights that few machines give.
         """
+        limits = self._limits
         while (left := deadline - time.monotonic()) > 0:
             end = self._next_line(min(left, _COUNT_SECONDS))
             if end is not None:
                 return dict(json.loads(end or '{"status": 9, "cpu_seconds": 0}'))
-            usage = usage_below(self._process.pid)
-            if usage.memory_bytes > self._limits.memory_bytes or usage.num_processes > child.MAX_PROCESSES:
+            usage = usage_below(self._process.pid, limits.memory_bytes, child.MAX_PROCESSES, deadline)
+            if usage.memory_bytes > limits.memory_bytes or usage.num_threads > child.MAX_PROCESSES:
                 return {"status": 9, "cpu_seconds": 0, "out_of_memory": True}
-            if usage.cpu_seconds > self._limits.cpu_seconds:
+            if usage.cpu_seconds > limits.cpu_seconds:
                 return None
             if not self.isolated and not self._files_fit():
                 return {"status": 9, "cpu_seconds": 0}
@@ -257,22 +258,30 @@ def _remove(directory: str) -> None:
 
 
 def _kill_started(supervisor: int, mark: str) -> None:
-    """Kill the supervisor's descendants, orphans too, and processes with ``mark`` in their environment."""
+    """Kill the supervisor's descendants, orphans too, and processes with ``mark`` in their environment.
+
+    By groups, since one call then ends all members, however quickly they fork. The supervisor is not in any.
+    """
     deadline = time.monotonic() + _KILL_SECONDS
-    while (started := _started(supervisor, mark.encode())) and time.monotonic() < deadline:
-        for pid in started:
+    groups = set()
+    with suppress(OSError):
+        groups = set(children(supervisor))  # first the program's own, without a look at all processes
+    while groups and time.monotonic() < deadline:
+        for group in groups:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.killpg(group, signal.SIGKILL)
+        groups = _started(supervisor, mark.encode())
 
 
-def _started(supervisor: int, mark: bytes) -> list[int]:
-    parents, marked, ended = {}, set(), {supervisor}
+def _started(supervisor: int, mark: bytes) -> set[int]:
+    """The groups of the processes that a supervisor's program has started and that have not ended."""
+    parents, groups, marked, ended = {}, {}, set(), {supervisor}
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             pid = int(process.name)
             with suppress(OSError):  # it ended, or, from here on, may not be looked into
-                state, parent = (process / "stat").read_bytes().rpartition(b")")[2].split()[:2]
-                parents[pid] = int(parent)
+                state, parent, group = (process / "stat").read_bytes().rpartition(b")")[2].split()[:3]
+                parents[pid], groups[pid] = int(parent), int(group)
                 if state in b"ZX":
                     ended.add(pid)
                 elif mark in (process / "environ").read_bytes().split(b"\0"):
@@ -281,7 +290,7 @@ def _started(supervisor: int, mark: bytes) -> list[int]:
     generation = {supervisor}
     while generation := {pid for pid, parent in parents.items() if parent in generation}:
         descendants |= generation
-    return list((descendants | marked) - ended)
+    return {groups[pid] for pid in (descendants | marked) - ended}
 
 
 @functools.cache

@@ -6,6 +6,7 @@ Used by ``local``: the kernel's own limits are for one process or one file.
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,25 +18,41 @@ _TIMES_AT = slice(11, 15)  # in /proc/PID/stat, after the name: its own, and of 
 
 @dataclass(frozen=True)
 class Usage:
-    """The memory, the CPU time and the number of the processes below another one."""
+    """The memory, the CPU time and the number of the processes below another one, threads counted too."""
 
     memory_bytes: int
     cpu_seconds: float
-    num_processes: int
+    num_threads: int
 
 
-def usage_below(process: int) -> Usage:
-    """Count the descendants of a process, as they are now, and the time of those that they waited for."""
-    memory, ticks, number = 0, 0, 0
+def usage_below(process: int, most_bytes: int, most_threads: int, deadline: float) -> Usage:
+    """Count the descendants of a process, as they are now, and the time of those that they waited for.
+
+    It stops at the deadline, and where there is too much of something, since a program may have much that
+    takes long to count. Memory is exact where it may be too much: else it is counted as if nothing were
+    shared, which is quick.
+    """
+    ticks, threads = 0, 0
+    resident: dict[int, int] = {}
+    opened: dict[int, int] = {}
+    mapped: dict[int, int] = {}
     waiting = children(process)
-    while waiting:
+    while waiting and threads <= most_threads and time.monotonic() < deadline:
         pid = waiting.pop()
         with suppress(OSError, ValueError):  # it has ended
-            ticks += _ticks(pid)
-            memory += _memory_bytes(pid)
-            number += 1
+            threads += len(os.listdir(f"/proc/{pid}/task"))
             waiting += children(pid)
-    return Usage(memory, ticks / _TICKS_PER_SECOND, number)
+            ticks += _ticks(pid)
+            resident[pid] = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+            _find_shared(pid, opened, mapped)
+    memory = sum((mapped | opened).values())
+    exact = memory + sum(resident.values()) > most_bytes
+    for pid in sorted(resident, key=resident.__getitem__, reverse=True):
+        if memory > most_bytes or time.monotonic() >= deadline:
+            break
+        with suppress(OSError, ValueError):
+            memory += _own_bytes(pid) if exact else resident[pid]
+    return Usage(memory, ticks / _TICKS_PER_SECOND, threads)
 
 
 @dataclass(frozen=True)
@@ -83,11 +100,52 @@ def _ticks(pid: int) -> int:
     return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_TIMES_AT]))
 
 
-def _memory_bytes(pid: int) -> int:
-    """Its share of the memory that it uses; where that is not for us to read, all that is not of a file."""
+def _find_shared(pid: int, opened: dict[int, int], mapped: dict[int, int]) -> None:
+    """Add the objects of shared memory of a process, each by its number: how many bytes of it are filled.
+
+    These are memfds, segments of System V, and mappings that processes share. Of one that is mapped and not
+    open, the kernel tells others no more than how far the mapping reaches.
+    """
     with suppress(PermissionError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) << 10
-    _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
-    return (resident - shared) * _PAGE_BYTES
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            span, _, offset, device, number, *_ = line.split(maxsplit=5)
+            if device == _SHARED_DEVICE:
+                begin, end = span.split("-")
+                reach = int(offset, 16) + int(end, 16) - int(begin, 16)
+                mapped[int(number)] = max(mapped.get(int(number), 0), reach)
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(FileNotFoundError):
+                status = os.stat(f"/proc/{pid}/fd/{descriptor}")
+                if _device(status.st_dev) == _SHARED_DEVICE:
+                    opened[status.st_ino] = status.st_blocks * 512
+
+
+def _own_bytes(pid: int) -> int:
+    """A process's share of the memory that it uses, without what ``_find_shared`` finds."""
+    try:
+        sizes = _sizes(f"/proc/{pid}/smaps_rollup")
+    except PermissionError:  # then all that is not of a file
+        return _sizes(f"/proc/{pid}/status").get("RssAnon", 0)
+    return sizes.get("Pss", 0) - sizes.get("Pss_Shmem", 0)
+
+
+def _sizes(path: str) -> dict[str, int]:
+    """The lines of a file of /proc that give a size, in bytes."""
+    lines = (line.split() for line in Path(path).read_text().splitlines())
+    return {words[0][:-1]: int(words[1]) << 10 for words in lines if words[-1:] == ["kB"]}
+
+
+def _device(number: int) -> str:
+    return f"{os.major(number):02x}:{os.minor(number):02x}"
+
+
+def _device_of_shared_memory() -> str:
+    """The device on which the kernel keeps all shared memory that has no name."""
+    descriptor = os.memfd_create("device")
+    try:
+        return _device(os.fstat(descriptor).st_dev)
+    finally:
+        os.close(descriptor)
+
+
+_SHARED_DEVICE = _device_of_shared_memory()

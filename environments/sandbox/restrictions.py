@@ -1,7 +1,7 @@
 """The restrictions of a program where the kernel denies namespaces. Used by ``child``.
 
-Landlock and seccomp ask for no rights: a process lays them on itself, and on all that it starts. Root can
-become another user besides. Only the standard library.
+Landlock asks for no rights: a process lays it on itself, and on all that it starts. Root can become another
+user besides. Only the standard library.
 """
 
 from __future__ import annotations
@@ -20,28 +20,10 @@ ACCESSES_OF_VERSIONS = (13, 14, 15, 15, 16)
 TRUNCATE = 1 << 14
 NETWORK_VERSION, SCOPE_VERSION = 4, 6
 BIND_AND_CONNECT = ABSTRACT_SOCKETS_AND_SIGNALS = 3
-# From linux/seccomp.h, linux/audit.h and the tables of calls: socket, ptrace, io_uring_setup.
-PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
-MACHINES = {"x86_64": (0xC000003E, (41, 101, 425)), "aarch64": (0xC00000B7, (198, 117, 425))}
-LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
-NUMBER_AT, MACHINE_AT, FIRST_NUMBER_OF_X32 = 0, 4, 0x40000000
-ALLOW, DENY = 0x7FFF0000, 0x00050001  # the latter with EPERM
 PR_SET_DUMPABLE = 4  # from sys/prctl.h
 FIRST_USER = 2_000_000_000  # beyond the users that systems and containers hand out
 
 libc = ctypes.CDLL(None, use_errno=True)
-
-
-def restrict(directory: str, readable: list[str], writable: list[str]) -> None:
-    """Let this process write to ``directory`` alone, read ``readable`` alone, and use no socket.
-
-    ``writable`` are devices. It can then neither signal nor look into a process that is not restricted with
-    it. What the kernel does not have is left out. The process has to have given up new rights before.
-    """
-    version = libc.syscall(LANDLOCK_CREATE_RULESET, None, 0, CREATE_RULESET_VERSION)
-    if version >= 1:
-        keep_files(version, directory, readable, writable)
-    deny_calls()
 
 
 def leave_root(directory: str, most_processes: int) -> bool:
@@ -74,8 +56,15 @@ def leave_root(directory: str, most_processes: int) -> bool:
     return True
 
 
-def keep_files(version: int, directory: str, readable: list[str], writable: list[str]) -> None:
-    """Have landlock deny all files but these, TCP, and signals to processes outside."""
+def keep_files(directory: str, readable: list[str], writable: list[str]) -> None:
+    """Let this process write to ``directory`` alone, and read ``readable`` alone; nor has it TCP.
+
+    ``writable`` are devices. It can then neither signal nor look into a process that is not restricted with
+    it. What the kernel does not have is left out. The process has to have given up new rights before.
+    """
+    version = libc.syscall(LANDLOCK_CREATE_RULESET, None, 0, CREATE_RULESET_VERSION)
+    if version < 1:
+        return
     accesses = (1 << ACCESSES_OF_VERSIONS[min(version, len(ACCESSES_OF_VERSIONS)) - 1]) - 1
     handled = [accesses]
     if version >= NETWORK_VERSION:
@@ -95,23 +84,6 @@ def keep_files(version: int, directory: str, readable: list[str], writable: list
         os.close(descriptor)
     checked(libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0))
     os.close(ruleset)
-
-
-def deny_calls() -> None:
-    """Have seccomp deny sockets and ptrace, where it can on this kind of machine."""
-    if os.uname().machine not in MACHINES:
-        return
-    machine, calls = MACHINES[os.uname().machine]
-    deny = len(calls) + 3  # the place of the last rule, seen from the third
-    rules = [(LOAD, 0, 0, MACHINE_AT), (JUMP_IF_EQUAL, 0, deny, machine), (LOAD, 0, 0, NUMBER_AT)]
-    rules.append((JUMP_IF_AT_LEAST, len(calls) + 1, 0, FIRST_NUMBER_OF_X32))
-    rules += [(JUMP_IF_EQUAL, len(calls) - place, 0, call) for place, call in enumerate(calls)]
-    rules += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, DENY)]
-    program = ctypes.create_string_buffer(
-        b"".join(struct.pack("HBBI", code, yes, no, value) for code, yes, no, value in rules)
-    )
-    filters = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(rules), ctypes.addressof(program)))
-    libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filters, 0, 0)
 
 
 def checked(result: int) -> int:

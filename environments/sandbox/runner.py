@@ -17,6 +17,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -27,6 +28,7 @@ from environments.sandbox import child
 SIZE_DIGITS = 20
 PR_SET_DUMPABLE = 4
 CHUNK_BYTES = 1 << 20
+MAX_ERROR_BYTES = 2000
 
 
 def main() -> None:
@@ -35,24 +37,30 @@ def main() -> None:
     source = read(request["program_bytes"]).decode("utf-8")
     directory = tempfile.mkdtemp(prefix="sandbox-")
     stdin, stdout, stderr, report = (os.memfd_create(name) for name in ("in", "out", "err", "report"))
-    begin, go = os.pipe()
+    ours, theirs = socket.socketpair()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # the program cannot look into this process
     runner = os.getpid()
     program = os.fork()
     if program == 0:
-        os.close(go)
-        if os.read(begin, 1):  # nothing if the runner is gone
-            enter(directory, (stdin, stdout, stderr, report), request, runner)
+        enter(directory, (stdin, stdout, stderr, report), theirs.fileno(), request, runner)
+        theirs.send(b"!")
+        if theirs.recv(1):  # nothing if the runner is gone
+            theirs.close()
             child.run(source, report)
         return
+    theirs.close()
+    if not ours.recv(1):
+        sys.exit(
+            os.pread(stderr, MAX_ERROR_BYTES, 0).decode("utf-8", "replace") or "the program did not start"
+        )
     # Copied after the fork, so that no memory of the program holds its stdin before it reads it. In this way
     # the rewards for code hide the tests from the solution.
     for size in chunks(request["stdin_bytes"]):
         write(stdin, read(size))
     os.lseek(stdin, 0, os.SEEK_SET)
     send(request["name"], {"started": True})
-    os.write(go, b"!")
+    ours.send(b"!")
     end = wait(program, request["timeout_seconds"])
     kept = [child.kept(descriptor, request["output_bytes"]) for descriptor in (stdout, stderr)]
     kept.append(os.pread(report, child.MAX_REPORT_BYTES, 0))
@@ -60,7 +68,9 @@ def main() -> None:
     os._exit(0)
 
 
-def enter(directory: str, files: tuple[int, int, int, int], request: dict[str, Any], runner: int) -> None:
+def enter(
+    directory: str, files: tuple[int, int, int, int], channel: int, request: dict[str, Any], runner: int
+) -> None:
     """Make this process that of the program: its directory, its standard streams, its limits."""
     child.die_with_parent(runner)
     stdin, stdout, stderr, report = files
@@ -68,8 +78,10 @@ def enter(directory: str, files: tuple[int, int, int, int], request: dict[str, A
         os.dup2(descriptor, standard)
         os.close(descriptor)
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)  # the old one takes it for a pipe
-    os.closerange(3, report)
-    os.closerange(report + 1, os.sysconf("SC_OPEN_MAX"))
+    lowest = 3
+    for kept in (*sorted((report, channel)), os.sysconf("SC_OPEN_MAX")):
+        os.closerange(lowest, kept)
+        lowest = kept + 1
     os.chdir(directory)
     os.environ.update(HOME=directory, TMPDIR=directory)
     tempfile.tempdir = None  # looked up again, by the program
