@@ -218,10 +218,15 @@ def entered(made: Any, ends: list[Any]) -> Any:
 
 
 def parameters_of(function: Any) -> list[str]:
-    """The names of the arguments that a test or a fixture takes, without those that have a default."""
+    """The names of the arguments that a test or a fixture takes from fixtures.
+
+    Those that have a default are none, and ``mock.patch`` gives the first ones itself.
+    """
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(function).parameters.values()
-    return [each.name for each in parameters if each.kind in kinds and each.default is each.empty]
+    names = [each.name for each in parameters if each.kind in kinds and each.default is each.empty]
+    patchings = getattr(function, "patchings", ())
+    return names[sum(not each.attribute_name and "DEFAULT" in repr(each.new) for each in patchings) :]
 
 
 def with_arguments(test: Any, marked: list[Any], fixtures: Fixtures) -> Iterator[Callable[[], object]]:

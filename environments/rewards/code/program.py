@@ -83,6 +83,7 @@ class Program:
     def _start(self, definitions: list[Any]) -> None:
         """Load the solution, which finds the classes that the tests define for themselves."""
         known: dict[str, Any] = {"__name__": "tests"}
+        sys.modules["tests"] = types.ModuleType("tests")
         for key, name, source in definitions:
             try:
                 exec(compile(source, "tests.py", "exec"), known)

@@ -6,13 +6,10 @@ import builtins
 import operator
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from environments.rewards.code.program import ARITHMETIC, BASE_VALUE, COMPARISONS, LOGIC, UNARY
 from environments.rewards.code.values import BASE_VALUES
-
-if TYPE_CHECKING:
-    from environments.rewards.code.line import Line
 
 OPERATORS_NUMBER = 1
 # Attributes with two underscores that tests may read. By others, libraries let an object say where its memory
@@ -29,6 +26,7 @@ READABLE = {
 READABLE |= {"__module__", "__bases__", "__mro__", "__slots__", "__dataclass_fields__", "__abstractmethods__"}
 _OF_LIBRARIES = """
     appendleft popleft rotate maxlen extendleft most_common elements subtract move_to_end
+    compare compare_total compare_signal same_quantum quantize samefile relative_to is_relative_to
     days seconds total_seconds year month day hour minute second isoformat strftime weekday
     all any argmax argmin astype columns dtype empty equals eq flatten allclose iloc item loc max mean min
     ndim numpy prod reshape round shape size std sum T to_dict to_list tolist values detach
@@ -38,6 +36,14 @@ VALUE_NAMES.update(_OF_LIBRARIES.split())
 """Attributes that results of built-in types have, and of those that libraries' ones are: what a test means
 by them is the type's own. Any other name is one of the solution's own classes."""
 NUMERIC = {"abs", "complex", "float", "index", "int", "invert", "neg", "pos", "round", "hash"}
+
+
+class Line(Protocol):
+    """The tests' end of the line."""
+
+    def ask(
+        self, number: int, attribute: str, given: tuple[Any, ...] | None = None, /, **keywords: Any
+    ) -> Any: ...
 
 
 class Remote:

@@ -30,11 +30,11 @@ class Script:
 
     @cached_property
     def _imports(self) -> str:
-        nodes = [node for node in self.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        """What the tests import anywhere; those from the future first, as Python wants it."""
+        nodes = [node for node in self.usage.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
         lines = [ast.unparse(node) for node in nodes]
-        return "\n".join(
-            line for line in lines if not line.split()[1].startswith(("solution", "pytest", "unittest"))
-        )
+        lines = [line for line in lines if not line.split()[1].startswith(("solution", "pytest", "unittest"))]
+        return "\n".join([*sorted(lines, key=lambda line: "__future__" not in line), _PRELUDE])
 
     def definitions(self) -> list[Any]:
         """Key, name and source of the classes that a solution can know before it runs, as a ``ListNode``."""
@@ -53,7 +53,7 @@ class Script:
                         each for each in by_name if each in _loads(by_name[name]) and each not in needed
                     ]
                 parts = [ast.unparse(each) for name, each in by_name.items() if name in needed]
-                found.append([key, node.name, "\n".join([_PRELUDE, self._imports, *parts])])
+                found.append([key, node.name, "\n".join([self._imports, *parts])])
         return found
 
     def playable(self) -> ast.Module:
@@ -76,7 +76,9 @@ class _Playable(ast.NodeTransformer):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         key = self.keys.get((node.lineno, node.col_offset))
-        free = sorted(_loads(node) - _binds(node) - vars(builtins).keys() - self.usage.prelude)
+        free = sorted(
+            _loads(node) - _binds(node) - vars(builtins).keys() - self.usage.prelude - self.usage.modules
+        )
         self.generic_visit(node)
         if key is not None:
             names = ", ".join(f"{name!r}: lambda: {name}" for name in free)
