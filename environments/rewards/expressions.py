@@ -11,13 +11,14 @@ from environments.rewards.lists import DOTS, equal_lists, listed
 from environments.rewards.matching import calculation, may_be_equal, same
 from environments.rewards.reading import plain_text, read, without_unit
 
-DECIMAL_TOLERANCE = 5e-7
+DECIMAL_TOLERANCE = "5e-7"
 """How far a decimal may be from an irrational number, relative to it: seven digits always do."""
-EXACT_TOLERANCE = 1e-50
+EXACT_TOLERANCE = "1e-200"
 """Two exact numbers that differ by less, relative to the larger one, are the same."""
-_DIGITS = 60
-_IMAGINARY = re.compile(r"(?<![a-zA-Z\\_])(?<!_\{)i(?![a-zA-Z])")
-"""The letter i where it stands alone: in 3+4i it is a number, in a_i it counts."""
+_DIGITS = 220
+_IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])")
+_INDEX = re.compile(r"_\{? ?i(?![a-zA-Z])|(?<![a-zA-Z\\])i ?=")
+"""The letter i counts in a_i and in sums over i=1 to n; elsewhere it is a number."""
 
 
 def equal_answers(truths: list[str], answer: str) -> bool:
@@ -57,12 +58,14 @@ def _parsed(plain: str) -> Any:
 
     # Its own list of units has single letters, with which 60t would be 60.
     config = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
-    latex = _IMAGINARY.sub("I", normalize_latex(plain, config))
+    latex = normalize_latex(plain, config)
+    if not _INDEX.search(latex):
+        latex = _IMAGINARY.sub("I", latex)
     for text in dict.fromkeys([latex, latex.rpartition("=")[2]]):
         try:
             return latex2sympy(
                 text,
-                is_real=not should_treat_as_complex(text),
+                is_real=not should_treat_as_complex(_IMAGINARY.sub("", text)),
                 normalization_config=None,
                 conversion_config=ConversionConfig(lowercase_symbols=False),
             )
@@ -103,18 +106,19 @@ def _verifier() -> Any:
 
 def equal_values(one: Any, other: Any) -> bool:
     """Whether two numbers are equal: exactly, or if one is a decimal and the other irrational, nearly."""
-    from sympy import Float, MatrixBase
+    from sympy import Float, MatrixBase, Rational
 
-    if isinstance(one, MatrixBase) and isinstance(other, MatrixBase):
-        return one.shape == other.shape and all(map(equal_values, one.flat(), other.flat()))
-    one, other = one.doit(), other.doit()
-    tolerance = DECIMAL_TOLERANCE if isinstance(one, Float) or isinstance(other, Float) else EXACT_TOLERANCE
-    one, other = _exact(one), _exact(other)
+    done = one.doit(), other.doit()
+    if all(isinstance(side, MatrixBase) for side in done):
+        return done[0].shape == done[1].shape and all(map(equal_values, done[0].flat(), done[1].flat()))
+    has_decimal = any(isinstance(side, Float) for side in done)
+    one, other = _exact(one).doit(), _exact(other).doit()
     if one.is_Rational and other.is_Rational:
         return bool(one == other)
     one, other = one.evalf(_DIGITS), other.evalf(_DIGITS)
     if not (one.is_number and other.is_number and one.is_finite and other.is_finite):
         return bool(one == other)
+    tolerance = Rational(DECIMAL_TOLERANCE if has_decimal else EXACT_TOLERANCE)
     return bool(abs(one - other) <= tolerance * max(abs(one), abs(other)))
 
 

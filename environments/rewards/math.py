@@ -37,8 +37,8 @@ def math_reward_fn(
     1.5, 2e3 and 2\times10^3. A percent sign at the end is a unit: 50\% is 50. A \text{...} is one too, with
     its power, and so are degrees, a word that stands apart from its number (5 dollars, 5 m/s; in 5t and 5 xy
     letters are symbols), and the base in 101_2: a missing one does not matter, another one does. A decimal
-    that stands for an irrational number may differ from it by ``DECIMAL_TOLERANCE`` = 5e-7 of its value;
-    all others, however small, have to agree to fifty digits.
+    that stands for an irrational number may differ from it by 5e-7 of its value; all others, however small,
+    have to agree to two hundred digits.
 
     *Words* are compared as text, in upper or lower case.
 
@@ -49,7 +49,7 @@ def math_reward_fn(
     has a mind of its own, this is kept: a bare list (1, -2) has multiplicity and no order, since most of
     them are the solutions of an equation, and may stand for a set, or in order for a tuple; x = 3 and
     x \in \{3\} may stand for 3; a set may stand for an inequality, and no inequality for a set;
-    \log is to the base 10, \gamma is Euler's constant, and the degrees of an angle do not count.
+    3:4 is 3/4, \log is to the base 10, \gamma is Euler's constant, and the degrees of an angle do not count.
 
     *Calculations.* Math-verify would also do the calculation that the task asks for. So an answer with an
     operator such as \sum, \int, \lim, \gcd or \frac{d}{dx} is wrong unless the ground truth has it too. And

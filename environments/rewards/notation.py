@@ -51,7 +51,7 @@ _ROOT = re.compile(
     r"(?:(?P<square>√|(?<![\\a-zA-Z])sqrt)|(?P<cube>∛|(?<![\\a-zA-Z])cbrt)|∜) ?"
     r"(?P<operand>\d+(?:\.\d+)?|\\(?!s)[a-z]+|[a-zA-Z](?![a-zA-Z]))?"
 )
-_IN_PARENTHESES = re.compile(r"(?:\\sqrt(?:\[\d+\])?|\^|(?P<abs>(?<![\\a-zA-Z])abs)) ?\(")
+_IN_PARENTHESES = re.compile(r"(?:\\sqrt(?:\[\d+\])?|\^|(?P<abs>(?<![\\a-zA-Z])abs))\(")
 _DOTS = re.compile(r"\\[lc]?dots[cbmio]?(?![a-zA-Z])|(?<!\.)\.\.\.(?!\.)")
 _DOT = r"\\dot ?(?:\{(\d)\}|(\d))"
 _REPEATING = re.compile(
@@ -72,7 +72,9 @@ def in_latex(text: str) -> str:
     text = _ROOT.sub(
         _root, _WORD.sub(_command, text.replace(r"\degree", r"^\circ").replace(r"\varnothing", r"\emptyset"))
     )
-    text = re.sub(r"\+ ?/? ?-(?=\d|\\sqrt)", r"\\pm ", text).replace("<=", r"\le ").replace(">=", r"\ge ")
+    text = (
+        re.sub(r"\+/-|(?:(?<=^)|(?<=[=(]))\+-", r"\\pm ", text).replace("<=", r"\le ").replace(">=", r"\ge ")
+    )
     text = _in_braces(re.sub(r"(?<=\S) ?\*\* ?(?=\S)", "^", text))
     text = re.sub(r"\^ ?([+-]?\d+(?:\.\d+)?|-[a-zA-Z])", r"^{\1}", text)
     text = re.sub(r"(?<=[)\]}]) ?U ?(?=[(\[{\\])", r"\\cup ", text)
@@ -108,11 +110,7 @@ def _command(word: re.Match[str]) -> str:
     if word["infinity"]:
         return r"\infty "
     command = rf"\arc{word['inverse']}" if word["inverse"] else "\\" + word[0]
-    return (
-        command
-        if word.string[word.end() : word.end() + 1] in ("", "(", "^", "_", "/", "*")
-        else command + " "
-    )
+    return command + " " * word.string[word.end() :][:1].isalnum()
 
 
 def _root(root: re.Match[str]) -> str:
@@ -128,10 +126,9 @@ def _in_braces(text: str) -> str:
         for position in range(start - 1, len(text)):
             depth += (text[position] == "(") - (text[position] == ")")
             if depth == 0:
-                inside = f"|{text[start:position]}|" if found["abs"] else f"{{{text[start:position]}}}"
-                text = (
-                    text[: found.start("abs") if found["abs"] else start - 1] + inside + text[position + 1 :]
-                )
+                head, inside, tail = text[: start - 1], text[start:position], text[position + 1 :]
+                enclosed = f"|{inside}|" if found["abs"] else f"{{{inside}}}"
+                text = head.removesuffix(found["abs"] or "") + enclosed + tail
                 break
         else:
             break  # nothing closes it
