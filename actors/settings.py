@@ -140,6 +140,10 @@ class ServerConfig:
     """How the model writes tool calls, by the agent's parser_name: hermes, qwen3-coder, deepseek-v3, mistral,
     llama3-json, one of vLLM's such as vllm:kimi_k2, or your own as my_module:MyParser. Null takes what the
     model's chat template shows."""
+    reasoning_parser: str | None = None
+    """How the model marks its thoughts, by the name of a parser of vLLM such as vllm:granite: clients get
+    them as reasoning_content, and no tool call in them counts. Null knows the marks of most models, such as
+    <think>, and leaves finished thoughts in the text."""
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+
+SplitThought = Callable[[str], tuple[str, str]]
+"""Tells the thought of a text from its answer, as ``split_thought`` does."""
 
 MARKS = {
     "<think>": "</think>",

@@ -14,10 +14,11 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.settings import MANY_CALLS, PinnedVersion, ServerConfig
 from environments.errors import SamplerError, TroupeError
+from environments.thoughts import SplitThought
 from policies.agents.parsers import ToolParser
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.base import Engine, engine_class
-from policies.engines.tool_calls import served_parser
+from policies.engines.tool_calls import served_parser, served_reasoning
 from policies.openai.frontend import Charge, OpenAIFrontend
 from policies.openai.protocol import ChatRequest, CompletionRequest
 from policies.openai.reply import Json
@@ -25,26 +26,27 @@ from policies.openai.reply import Json
 
 async def started_engine(
     model_path: str, config: ServerConfig, store: ray.actor.ActorHandle | None, version: int, tokenizer: Any
-) -> tuple[Engine, ToolParser | None]:
-    """The engine of a replica, and the parser that its settings name, which may have to start first.
+) -> tuple[Engine, ToolParser | None, SplitThought | None]:
+    """The engine of a replica, and the parsers that its settings name, which start first.
 
     The program hears what keeps them from starting: Serve would count attempts.
     """
 
-    def start() -> tuple[Engine, ToolParser | None]:
+    def start() -> tuple[Engine, ToolParser | None, SplitThought | None]:
         parser = None if config.tool_parser is None else served_parser(config.tool_parser, tokenizer)
-        return engine_class(config.engine)(model_path, config.engine, config.adapters), parser
+        split = served_reasoning(config.reasoning_parser, tokenizer)
+        return engine_class(config.engine)(model_path, config.engine, config.adapters), parser, split
 
     try:
         # In a thread: while a model is loaded, which takes minutes, Serve has to hear of this replica.
-        engine, parser = await asyncio.to_thread(start)
+        engine, parser, split = await asyncio.to_thread(start)
     except Exception as error:
         told = error if isinstance(error, TroupeError) else SamplerError(f"{type(error).__name__}: {error}")
         if store is not None:
             await store.report.remote(told)
         raise
     engine.version = version
-    return engine, parser
+    return engine, parser, split
 
 
 @serve.deployment(max_ongoing_requests=MANY_CALLS)
@@ -59,12 +61,14 @@ class PinnedPolicy:
         chat_template_kwargs: Mapping[str, Any],
     ) -> None:
         tokenizer = load_tokenizer(pinned.model_path)
-        self._engine, parser = await started_engine(
+        self._engine, parser, split = await started_engine(
             pinned.model_path, config, store, pinned.version, tokenizer
         )
         renderer = ChatRenderer(tokenizer, chat_template_kwargs)
         most = config.access.max_sampled_answers
-        self._openai = OpenAIFrontend(pinned.name, renderer, self._engine, (), parser, max_sampled=most)
+        self._openai = OpenAIFrontend(
+            pinned.name, renderer, self._engine, (), parser, max_sampled=most, split=split
+        )
 
     def check_health(self) -> None:
         """Serve replaces the replica if this raises."""

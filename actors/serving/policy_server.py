@@ -108,8 +108,9 @@ class PolicyServer:
         transport = None if store is None else await _unless_gone(open_transport(store))
         tokenizer = load_tokenizer(model_path)
         renderer = ChatRenderer(tokenizer, chat_template_kwargs)
-        self._read_calls = CallReader(renderer, tokenizer)
-        self._engine, parser = await started_engine(model_path, config, store, version, tokenizer)
+        started = await started_engine(model_path, config, store, version, tokenizer)
+        self._engine, parser, split = started
+        self._read_calls = CallReader(renderer, tokenizer, split)
         self._pinned = {name: PinnedClient(*each) for name, each in (pinned or {}).items()}
         self._openai = OpenAIFrontend(
             model_name,
@@ -119,6 +120,7 @@ class PolicyServer:
             parser,
             config.access.max_sampled_answers,
             {name: client.version for name, client in self._pinned.items()},
+            split,
         )
         self._pools = pools = {name: PoolClient(pool) for name, pool in (agents or {}).items()}
         players = {name: pool.play for name, pool in pools.items()}

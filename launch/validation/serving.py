@@ -10,7 +10,7 @@ from launch.run_folder.model_paths import model_folder
 from launch.workload import Workload
 from policies.agents.parsers import get_tool_parser
 from policies.engines.base import engine_class
-from policies.engines.tool_calls import check_served_parsers
+from policies.engines.tool_calls import check_reasoning_name, check_served_parsers
 
 DEFAULT_PORT = 8000
 
@@ -51,17 +51,19 @@ def check_base_model(config: TrainConfig) -> None:
 
 
 def check_tool_parsers(config: TrainConfig, workload: Workload | None) -> None:
-    """The server's parser of tool calls can start, and the one by which it reads the agent's.
+    """The server's parsers of tool calls and thoughts can start, and the one of the agent's tool calls.
 
     Raises:
         ConfigError: one cannot, or reads no calls.
         AgentError: the agent cannot be made.
     """
     check_server_parser(config.server.tool_parser)
+    check_reasoning_name(config.server.reasoning_parser)
     agents = None if workload is None else workload.pair.make_agent().served_parser
     names = [config.server.tool_parser, agents]
     path = config.model.path
-    check_served_parsers(names, None if path is None else model_folder(path))
+    folder = None if path is None else model_folder(path)
+    check_served_parsers(names, folder, config.server.reasoning_parser)
 
 
 def check_server_parser(name: str | None) -> None:

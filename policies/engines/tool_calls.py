@@ -1,4 +1,4 @@
-"""Tool calls that are read where a model is served, also by the parsers of vLLM.
+"""Tool calls and thoughts that are read where a model is served, also by the parsers of vLLM.
 
 Run as a program, it checks that parsers of vLLM can start: importing them takes seconds and memory that the
 program which asks does not have to spend.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from environments.bounds import check_choice
-from environments.errors import ConfigError
-from environments.thoughts import split_thought
+from environments.errors import ConfigError, SamplerError
+from environments.thoughts import SplitThought, split_thought
 from environments.tools import ToolCall
 from environments.tools.base import openai_schema
 from policies.agents.parsers import ToolParser, get_tool_parser
@@ -96,6 +96,50 @@ class VLLMParser(ToolParser):
         return found.content or "", [_call(each.function) for each in found.tool_calls]
 
 
+class VLLMReasoning:
+    """A reasoning parser of vLLM: the thought and the answer of a text, as ``split_thought`` gives them.
+
+    Args:
+        name: as vLLM has it, after ``vllm:``.
+        tokenizer: the model's.
+
+    Raises:
+        ConfigError: there is no such parser, or it cannot start with this tokenizer.
+    """
+
+    def __init__(self, name: str, tokenizer: Any) -> None:
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+        self._name = name
+        self._tokenizer = tokenizer
+        self._request = ChatCompletionRequest(messages=[])
+        self._kind = _reasoning_class(name)
+        try:
+            self._split("")
+        except Exception as error:  # whatever a parser misses in a tokenizer
+            raise ConfigError(
+                f"vLLM's reasoning parser {name!r} cannot start with this model's tokenizer "
+                f"({type(error).__name__}: {error}): use the parser of your model."
+            ) from error
+
+    def __call__(self, text: str) -> tuple[str, str]:
+        """The thought and the answer of a text.
+
+        Raises:
+            SamplerError: the parser stumbles over this text.
+        """
+        try:
+            return self._split(text)
+        except Exception as error:
+            raise SamplerError(
+                f"vLLM's reasoning parser {self._name!r} cannot read an answer: {error!r}"
+            ) from error
+
+    def _split(self, text: str) -> tuple[str, str]:
+        thought, answer = self._kind(self._tokenizer).extract_reasoning(text, self._request)
+        return thought or "", answer or ""
+
+
 def _call(function: Any) -> ToolCall:
     try:
         return ToolCall.from_openai({"function": {"name": function.name, "arguments": function.arguments}})
@@ -106,12 +150,23 @@ def _call(function: Any) -> ToolCall:
 def _parser_class(name: str) -> type[Any]:
     from vllm.tool_parsers import ToolParserManager
 
-    check_choice("vLLM's tool parser", name, ToolParserManager.list_registered())
+    return _imported(
+        "tool parser", name, ToolParserManager.list_registered(), ToolParserManager.get_tool_parser
+    )
+
+
+def _reasoning_class(name: str) -> type[Any]:
+    from vllm.reasoning import ReasoningParserManager as Manager
+
+    return _imported("reasoning parser", name, Manager.list_registered(), Manager.get_reasoning_parser)
+
+
+def _imported(kind: str, name: str, known: Collection[str], get: Callable[[str], type[Any]]) -> type[Any]:
+    check_choice(f"vLLM's {kind}", name, known)
     try:
-        kind: type[Any] = ToolParserManager.get_tool_parser(name)
+        return get(name)
     except Exception as error:  # some need packages of their own
-        raise ConfigError(f"vLLM's tool parser {name!r} cannot be imported: {error}") from error
-    return kind
+        raise ConfigError(f"vLLM's {kind} {name!r} cannot be imported: {error}") from error
 
 
 def served_parser(parser: str, tokenizer: PreTrainedTokenizerBase) -> ToolParser:
@@ -119,16 +174,43 @@ def served_parser(parser: str, tokenizer: PreTrainedTokenizerBase) -> ToolParser
     made = get_tool_parser(parser, "server.tool_parser")
     if made.served_name is None:
         return made
+    return VLLMParser(made.served_name.removeprefix(VLLM), _with_kept_vocabulary(tokenizer))
+
+
+def served_reasoning(name: str | None, tokenizer: PreTrainedTokenizerBase) -> SplitThought | None:
+    """The reasoning parser of that name. Raises ``ConfigError``."""
+    if name is None:
+        return None
+    check_reasoning_name(name)
+    return VLLMReasoning(name.removeprefix(VLLM), _with_kept_vocabulary(tokenizer))
+
+
+def check_reasoning_name(name: str | None) -> None:
+    """Raise ``ConfigError`` unless the name may be that of a reasoning parser of vLLM."""
+    if name is not None and not name.startswith(VLLM):
+        raise ConfigError(
+            f"server.reasoning_parser={name!r} names no parser of vLLM: write it as vllm:granite, or leave "
+            "it out for the marks that Troupe knows itself."
+        )
+
+
+def _with_kept_vocabulary(tokenizer: PreTrainedTokenizerBase) -> Any:
     from vllm.tokenizers.hf import get_cached_tokenizer
 
-    return VLLMParser(made.served_name.removeprefix(VLLM), get_cached_tokenizer(tokenizer))
+    return get_cached_tokenizer(tokenizer)
 
 
 class CallReader:
-    """Reads the tool calls of a replica's answers, by the parsers that their requests name."""
+    """Reads the tool calls of a replica's answers, by the parsers that their requests name.
 
-    def __init__(self, renderer: ChatRenderer, tokenizer: PreTrainedTokenizerBase) -> None:
+    ``split`` tells the thought of a text from its answer; ``None`` is ``split_thought``.
+    """
+
+    def __init__(
+        self, renderer: ChatRenderer, tokenizer: PreTrainedTokenizerBase, split: SplitThought | None = None
+    ) -> None:
         self._renderer = renderer
+        self._split = split or split_thought
         self._tokenizer = tokenizer
         self._parsers: dict[str, ToolParser] = {}
 
@@ -141,7 +223,7 @@ class CallReader:
         if request.tool_parser is None:
             return output
         text = self._renderer.completion_text(request.prompt_ids, output.token_ids)
-        answer = split_thought(text)[1]
+        answer = self._split(text)[1]
         parser = self._parser(request.tool_parser).for_tools(request.tools or ())
         calls = [call.to_openai() for call in parser.parse(answer)]
         return replace(output, tool_calls=tuple(calls))
@@ -152,20 +234,31 @@ class CallReader:
         return self._parsers[name]
 
 
-def check_served_parsers(names: Collection[str | None], tokenizer_path: str | None) -> None:
+def check_served_parsers(
+    names: Collection[str | None], tokenizer_path: str | None, reasoning: str | None = None
+) -> None:
     """Find out, in a process of its own, whether parsers of vLLM can start.
 
     Args:
-        names: other parsers, and ``None``, are passed over.
+        names: of tool calls; other parsers, and ``None``, are passed over.
+        reasoning: of thoughts.
         tokenizer_path: folder or name of the model; ``None`` where it is not known yet.
 
     Raises:
         ConfigError: one cannot start, or vLLM cannot be imported.
     """
-    own = [name for name in names if name is not None and name.startswith(VLLM)]
+    tools = [name for name in names if name is not None and name.startswith(VLLM)]
+    own = [*tools, *([] if reasoning is None else [reasoning])]
     if not own:
         return
-    program = [sys.executable, "-m", "policies.engines.tool_calls", tokenizer_path or "", *own]
+    program = [
+        sys.executable,
+        "-m",
+        "policies.engines.tool_calls",
+        tokenizer_path or "",
+        reasoning or "",
+        *tools,
+    ]
     environment = {**CPU_ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     try:
         done = subprocess.run(
@@ -179,15 +272,20 @@ def check_served_parsers(names: Collection[str | None], tokenizer_path: str | No
         raise ConfigError(f"{' and '.join(own)}: {' '.join(done.stderr.strip().splitlines()[-1:])}")
 
 
-def _main(tokenizer_path: str, *names: str) -> None:
+def _main(tokenizer_path: str, reasoning: str, *names: str) -> None:
     from policies.chat import load_tokenizer
 
     try:
+        tokenizer = load_tokenizer(tokenizer_path) if tokenizer_path else None
         for name in names:
-            if tokenizer_path:
-                served_parser(name, load_tokenizer(tokenizer_path))
-            else:
+            if tokenizer is None:
                 _parser_class(name.removeprefix(VLLM))
+            else:
+                served_parser(name, tokenizer)
+        if tokenizer is None and reasoning:
+            _reasoning_class(reasoning.removeprefix(VLLM))
+        elif tokenizer is not None:
+            served_reasoning(reasoning or None, tokenizer)
     except ConfigError as error:
         sys.exit(str(error))
 

@@ -24,6 +24,7 @@ from policies.openai.structure import structure_of
 from policies.sampler import SamplingParams, TokenRequest
 
 if TYPE_CHECKING:
+    from environments.thoughts import SplitThought
     from policies.chat import ChatRenderer
     from policies.engines.base import Engine
     from policies.sampler import TokenOutput
@@ -49,6 +50,7 @@ class OpenAIFrontend:
         max_sampled: answers that the engine samples at the same time; the others wait, in their order.
         elsewhere: versions of the policy by the names under which clients ask for them, that other engines
             answer: they are listed here.
+        split: tells thoughts from answers, which clients then get apart.
     """
 
     def __init__(
@@ -60,9 +62,11 @@ class OpenAIFrontend:
         tool_parser: str | ToolParser | None = None,
         max_sampled: int = 64,
         elsewhere: Mapping[str, int] | None = None,
+        split: SplitThought | None = None,
     ) -> None:
         self._adapters: dict[str, str | None] = {model_name: None} | {name: name for name in adapters}
         self._elsewhere = dict(elsewhere or {})
+        self._split = split
         self._renderer = renderer
         self._engine = engine
         self._places = asyncio.Semaphore(max_sampled)
@@ -112,7 +116,7 @@ class OpenAIFrontend:
         prompt = self._render(body, body.tools if calls_tools else None)
         requests = self._requests(body, [prompt], structure)
         prompt_end = self._renderer.end_of_prompt(prompt)
-        reply = ChatReply(body, self._token_text, parser if calls_tools else None, prompt_end)
+        reply = ChatReply(body, self._token_text, parser if calls_tools else None, prompt_end, self._split)
         pieces = self._sample(requests, in_pieces=bool(body.stream))
         parts = _answer(body, requests, reply, pieces, charge)
         return _first_calls(parts) if body.parallel_tool_calls is False else parts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from environments.thoughts import MARKS, opened_thought
+from environments.thoughts import MARKS, SplitThought, opened_thought, with_opening
 
 
 class GrowingThought:
@@ -45,6 +45,25 @@ class GrowingThought:
                 self._closing = MARKS[found[1]]
         self._held = rest
         return thought, self._content[before:]
+
+
+class WholeThought:
+    """As ``GrowingThought``, where only the whole answer shows what is a thought.
+
+    Args:
+        prompt_end: the last characters of the prompt, which may have opened a thought.
+        split: tells the thought of a text from its answer.
+    """
+
+    def __init__(self, prompt_end: str, split: SplitThought) -> None:
+        self._prompt_end = prompt_end
+        self._split = split
+        self._text = ""
+
+    def add(self, text: str, is_last: bool) -> tuple[str, str]:
+        """Nothing, and with the last piece the thought and the rest."""
+        self._text += text
+        return self._split(with_opening(self._prompt_end, self._text)) if is_last else ("", "")
 
 
 def num_held(text: str, marks: Iterable[str]) -> int:

@@ -12,11 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from environments.thoughts import is_unfinished, split_thought, with_opening, without_opening
+from environments.thoughts import (
+    SplitThought,
+    is_unfinished,
+    split_thought,
+    with_opening,
+    without_opening,
+)
 from environments.tools import ToolCall
 from policies.agents.parsers import ToolParser
 from policies.openai.growing_calls import GrowingCalls
-from policies.openai.growing_thought import GrowingThought
+from policies.openai.growing_thought import GrowingThought, WholeThought
 from policies.openai.protocol import ChatRequest, SamplingRequest
 from policies.sampler import TokenOutput, TokenRequest
 
@@ -127,7 +133,7 @@ class ChatReply(Reply):
 
     A thought that is not finished is sent as ``reasoning_content``, and nothing in it is a call. A stream
     sends every thought so, since it cannot know. ``prompt_end`` are the last characters of the prompt, which
-    may have opened a thought.
+    may have opened a thought. With ``split``, which tells thoughts from answers, all are sent so.
     """
 
     id_prefix = "chatcmpl-"
@@ -140,12 +146,14 @@ class ChatReply(Reply):
         token_text: Callable[[int], str],
         parser: ToolParser | None,
         prompt_end: str = "",
+        split: SplitThought | None = None,
     ) -> None:
         super().__init__(body, token_text)
         self._parser = parser
         self._prompt_end = prompt_end
         self._in_pieces = bool(body.stream)
-        self._thoughts: dict[int, GrowingThought] = {}
+        self._split = split
+        self._thoughts: dict[int, GrowingThought | WholeThought] = {}
         self._calls: dict[int, GrowingCalls] = {}
 
     def whole(self, pieces: list[Piece], num_prompt_tokens: int) -> Json:
@@ -173,6 +181,8 @@ class ChatReply(Reply):
         """The message without its role, and what tool calls change in the choice."""
         if self._in_pieces:
             return self._growing(piece)
+        if self._split is not None:
+            return self._apart(piece, self._split)
         text = with_opening(self._prompt_end, piece.text)
         if is_unfinished(text):
             return {"content": "", "reasoning_content": without_opening(text)}, {}
@@ -192,10 +202,24 @@ class ChatReply(Reply):
         ended = {"finish_reason": "tool_calls"} if piece.output.finish_reason == "stop" else {}
         return message | {"content": rest.strip() or None}, ended
 
+    def _apart(self, piece: Piece, split: SplitThought) -> tuple[Json, Json]:
+        """As ``_message``, with the thought beside the answer."""
+        thought, answer = split(with_opening(self._prompt_end, piece.text))
+        reasoning = {"reasoning_content": thought} if thought else {}
+        rest, calls = (answer, []) if self._parser is None else self._parser.split(answer)
+        if not calls:
+            return {"content": answer, **reasoning}, {}
+        content = rest.strip() or None
+        ended = {"finish_reason": "tool_calls"} if piece.output.finish_reason == "stop" else {}
+        return {"content": content, "tool_calls": list(map(_openai_call, calls)), **reasoning}, ended
+
     def _growing(self, piece: Piece) -> tuple[Json, Json]:
         """The next part of a message, and what tool calls change in the choice."""
         reason = piece.output.finish_reason
-        growing = self._thoughts.setdefault(piece.index, GrowingThought(self._prompt_end))
+        if piece.index not in self._thoughts:
+            split, end = self._split, self._prompt_end
+            self._thoughts[piece.index] = GrowingThought(end) if split is None else WholeThought(end, split)
+        growing = self._thoughts[piece.index]
         thought, content = growing.add(piece.text, is_last=reason is not None)
         delta: Json = {"reasoning_content": thought} if thought else {}
         if self._parser is None:

@@ -84,6 +84,35 @@ def test_numbers_that_json_has_not_never_reach_a_client(number: str) -> None:
     assert message["content"] == text
 
 
+def split_at_dots(text: str) -> tuple[str, str]:
+    thought, _, answer = text.rpartition("... ")
+    return thought, answer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"Why {TOOL_CALL}... 46", {"reasoning_content": f"Why {TOOL_CALL}", "content": "46"}),
+        (f"Why... So. {TOOL_CALL}", {"reasoning_content": "Why", "content": "So."}),
+        ("46", {"content": "46"}),
+    ],
+)
+def test_reasoning_parser_sends_the_thought_beside_the_answer(
+    text: str, expected: dict[str, str], stream: bool
+) -> None:
+    messages = [{"role": "user", "content": "What is 12+34?"}]
+    body = ChatRequest.model_validate({"model": "tiny", "messages": messages, "stream": stream})
+    reply = ChatReply(body, str, get_tool_parser("hermes"), split=split_at_dots)
+    (answer,) = reply.chunks(piece(text)) if stream else [reply.whole([piece(text)], 1)]
+    choice = answer["choices"][0]
+    message = dict(choice["delta" if stream else "message"])
+    message.pop("role", None)
+    calls = message.pop("tool_calls", [])
+    assert message == expected
+    assert len(calls) == (choice["finish_reason"] == "tool_calls") == text.endswith(TOOL_CALL)
+
+
 def test_the_chat_template_shows_the_parser() -> None:
     shown = {
         "r1": "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' }}",

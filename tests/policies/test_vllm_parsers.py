@@ -14,7 +14,7 @@ from test_openai_protocol import TOOLS, renderer, tokenizer
 from environments.errors import ConfigError
 from environments.tools import ToolCall
 from policies.agents.parsers import get_tool_parser
-from policies.engines.tool_calls import CallReader, check_served_parsers, served_parser
+from policies.engines.tool_calls import CallReader, check_served_parsers, served_parser, served_reasoning
 from policies.sampler import SamplingParams, TokenOutput, TokenRequest
 
 CODER = (
@@ -76,6 +76,30 @@ def test_parser_that_cannot_start_is_found_before_any_model_is_loaded(
     check_served_parsers(["hermes", None], str(tmp_path))
     with pytest.raises(ConfigError, match=f"vllm:{name}.*{reason}"):
         check_served_parsers(["vllm:hermes", f"vllm:{name}"], str(tmp_path))
+
+
+GRANITE = f"Here is my thought process: {HERMES} Here is my response: I calculate. {HERMES}"
+
+
+def test_vllms_reasoning_parser_tells_thoughts_from_answers() -> None:
+    split = served_reasoning("vllm:granite", tokenizer())
+    assert split is not None
+    thought, answer = split(GRANITE)
+    assert (thought.strip(), answer.strip()) == (HERMES, f"I calculate. {HERMES}")
+    assert split("46") == ("", "46")
+    ids = tuple(tokenizer().encode(GRANITE, add_special_tokens=False))
+    request = TokenRequest((1,), SamplingParams(), tool_parser="vllm:hermes", tools=TOOLS)
+    output = TokenOutput(token_ids=ids, logprobs=(0.0,) * len(ids), finish_reason="stop", policy_version=0)
+    assert len(CallReader(renderer(), tokenizer(), split)(request, output).tool_calls) == 1
+
+
+def test_reasoning_parser_that_cannot_start_is_found_before_any_model_is_loaded(tmp_path: Path) -> None:
+    tokenizer().save_pretrained(tmp_path)
+    check_served_parsers([], None, None)
+    with pytest.raises(ConfigError, match=r"vllm:step3.*tokenizer.*think end token"):
+        check_served_parsers(["vllm:hermes"], str(tmp_path), "vllm:step3")
+    with pytest.raises(ConfigError, match=r"server\.reasoning_parser='granite'.*vllm:granite"):
+        served_reasoning("granite", tokenizer())
 
 
 def test_naming_vllms_parser_imports_no_vllm() -> None:
