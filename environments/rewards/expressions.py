@@ -12,9 +12,9 @@ from environments.rewards.matching import calculation, may_be_equal, same
 from environments.rewards.reading import plain_text, read, without_unit
 
 DECIMAL_TOLERANCE = "5e-7"
-"""How far a decimal may be from an irrational number, relative to it: seven digits always do."""
+"""Largest distance of a decimal from an irrational number, relative to it: seven digits always do."""
 EXACT_TOLERANCE = "1e-200"
-"""Two exact numbers that differ by less, relative to the larger one, are the same."""
+"""Largest difference of two exact numbers that are the same, relative to the larger one."""
 _DIGITS = 220
 _IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])")
 _INDEX = re.compile(r"_\{? ?i(?![a-zA-Z])|(?<![a-zA-Z\\])i ?=")
@@ -22,7 +22,7 @@ _INDEX = re.compile(r"_\{? ?i(?![a-zA-Z])|(?<![a-zA-Z\\])i ?=")
 
 
 def equal_answers(truths: list[str], answer: str) -> bool:
-    """Whether ``answer`` equals any of ``truths``; it may run for ever."""
+    """Return whether ``answer`` equals any of ``truths``; it may run for ever."""
     return any(_equal(truth, answer) for truth in truths)
 
 
@@ -105,7 +105,7 @@ def _verifier() -> Any:
 
 
 def equal_values(one: Any, other: Any) -> bool:
-    """Whether two numbers are equal: exactly, or if one is a decimal and the other irrational, nearly."""
+    """Return whether two numbers are equal: exactly, or nearly for a decimal and an irrational one."""
     from sympy import Float, MatrixBase, Rational
 
     done = one.doit(), other.doit()

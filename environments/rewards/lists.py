@@ -9,7 +9,7 @@ from typing import NamedTuple
 from environments.rewards.reading import plain_text, read, without_unit
 
 DOTS = r"\dots"
-"""What stands in a list for all that is left out."""
+"""The mark that stands in a list for all that is left out."""
 
 _MATRIX = re.compile(
     r"\(?\[?\\begin\{([bpvBV]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}\)?\]?", re.DOTALL
@@ -25,10 +25,10 @@ class Listed(NamedTuple):
     """An answer that holds several."""
 
     brackets: str
-    """Its two brackets, which are empty for a bare list; of a matrix its height and width."""
+    """The two brackets, empty for a bare list; for a matrix its height and width."""
     items: tuple[str, ...]
     name: str = ""
-    """What stands before its equals sign, as in A = (1, 2)."""
+    """The text before an equals sign, as in A = (1, 2)."""
 
     @property
     def is_set(self) -> bool:
@@ -36,7 +36,7 @@ class Listed(NamedTuple):
 
     @property
     def is_no_value(self) -> bool:
-        """Whether no single expression can equal it, as one equals a set, an interval or a matrix."""
+        """Say whether no single expression can equal it, as one equals a set, an interval or a matrix."""
         return self.brackets == "" or (len(self.items) > 2 and self.brackets in ("()", "[]"))
 
 
@@ -60,7 +60,7 @@ def listed(text: str) -> Listed | None:
 
 
 def equal_lists(truth: Listed, answer: Listed, equal: Callable[[str, str], bool]) -> bool:
-    """Whether the items are equal, as ``equal`` says of a pair, and stand where they have to."""
+    """Return whether the items are equal, as ``equal`` says of a pair, and stand where they have to."""
     names = {re.sub(r"\s", "", side.name) for side in (truth, answer) if side.name}
     if len(names) > 1 or not _brackets_agree(truth, answer):
         return False
@@ -84,7 +84,7 @@ def _holds(one: Listed, other: Listed, equal: Callable[[str, str], bool]) -> boo
 
 
 def _has_order(truth: Listed, answer: Listed) -> bool:
-    """Whether the order counts: in tuples, before dots, and where only one side names its items."""
+    """Return whether the order counts: in tuples, before dots, and where only one side names its items."""
     sides = truth, answer
     if DOTS in truth.items + answer.items or any(side.brackets not in ("", "{}") for side in sides):
         return True
@@ -141,13 +141,13 @@ def _both_signs(item: str) -> list[str]:
 
 def _split(text: str, separators: tuple[str, ...]) -> list[str]:
     """The parts between the separators that stand outside of all brackets."""
-    spaced = re.search(r", ", text) is not None  # then 1,000, 2,000 are two numbers
+    spaced = ", " in text  # then 1,000, 2,000 are two numbers
     parts, depth, position = [""], 0, 0
     for token in _TOKEN.findall(text):
         depth += (token in _OPENING) - (token in _CLOSING)
         position += len(token)
-        is_thousand = spaced and re.fullmatch(r"\d,\d{3}(?!\d).*", text[max(position - 2, 0) :], re.DOTALL)
-        if depth == 0 and token in separators and not (token == "," and is_thousand):
+        is_separator = depth == 0 and token in separators
+        if is_separator and not (spaced and re.match(r"\d,\d{3}(?!\d)", text[max(position - 2, 0) :])):
             parts.append("")
         else:
             parts[-1] += token

@@ -1,4 +1,4 @@
-r"""Compares two answers that are single ones as they are read, without an algebra system."""
+"""Compares two single answers as they are read, without an algebra system."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ _OPERATOR = re.compile(
     r"\\(?:operatorname\*? ?\{ ?)?(sum|prod|i*int|oint|lim|limsup|liminf|gcd|lcm|max|min|det|mod)(?![a-zA-Z])"
     rf"|\\frac ?\{{? ?{_D}[^{{}}]*\}}? ?\{{ ?{_D} ?[a-zA-Z]"
 )
-"""What asks for a calculation, also where the answer is an expression."""
+"""Operators that ask for a calculation, also where the answer is an expression."""
 _PLAIN = r"\{?\(?-?(?:\d+\.?\d*|\.\d+)\)?\}?"
 _POWER_OR_ROOT = re.compile(rf"[+-]?(?:{_PLAIN}(?:\^\{{?{_PLAIN})+\}}*|\\sqrt(?:\[\d+\])?{_PLAIN})")
-"""The only forms beside a number that a number may have."""
+"""Forms that cannot be told from a number that is given as an answer."""
 
 
 def same(answer: Reading, truth: Reading) -> bool:
+    """Return whether two answers are equal as numbers or texts, and their units do not differ."""
     if _are_words(answer.value, truth.value):
         return str(answer.value).casefold() == str(truth.value).casefold()
     return answer.value == truth.value and not _endings_differ(answer, truth)
 
 
 def may_be_equal(answer: Reading, truth: Reading) -> bool:
-    """Whether two texts that differ may still be equal as expressions."""
+    """Return whether two texts that differ may still be equal as expressions."""
     if isinstance(answer.value, Fraction) and isinstance(truth.value, Fraction):
         return False
     texts = str(answer.value), str(truth.value)
@@ -40,7 +41,7 @@ def may_be_equal(answer: Reading, truth: Reading) -> bool:
 
 
 def calculation(answer: str, truth: str) -> str | None:
-    """What ``answer`` leaves to be calculated, and ``truth`` does not, or None."""
+    """Return what ``answer`` leaves to be calculated, and ``truth`` does not, or None."""
     plain, reading = plain_text(answer), read(truth.rpartition("=")[2])
     exact, *nearly = re.split(r"\\approx(?![a-z])", plain)
     sides = [side for side in re.split(r"=|\\(?:equiv|in)(?![a-z])", exact) if side.strip()]
@@ -56,17 +57,17 @@ def calculation(answer: str, truth: str) -> str | None:
 
 
 def _is_number(plain: str) -> bool:
-    """Whether a text is a number, or a power or a root of one, and no calculation."""
+    """Return whether a text is a number, or a power or a root of one, and no calculation."""
     bare = re.sub(r"^(?:\(|\[|\\\{)+|(?:\)|\]|\\\})+$", "", without_unit(plain).strip())
     return isinstance(read(bare).value, Fraction) or bool(_POWER_OR_ROOT.fullmatch(compact_text(bare)))
 
 
 def _endings_differ(answer: Reading, truth: Reading) -> bool:
-    """Whether both have a unit, and different ones: a missing unit is no difference."""
+    """Return whether both have a unit, and different ones: a missing unit is no difference."""
     units = [sorted(re.sub(r"(?<=\w\w)s\b| ", "", side.ending)) for side in (answer, truth)]
     return all(units) and units[0] != units[1]  # sorted, since the words may be factors: 5ab is 5ba
 
 
 def _are_words(*sides: Fraction | str) -> bool:
-    """Whether both are words. For math-verify they are products of letters: "no" would equal "on"."""
+    """Return whether both are words. For math-verify they are products of letters: "no" would equal "on"."""
     return all(isinstance(side, str) and len(side) > 1 and side.isalpha() for side in sides)

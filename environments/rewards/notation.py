@@ -34,7 +34,7 @@ _SIGNS = str.maketrans(
     }
 )
 _FORMS = {"<super": "^{%s}", "<sub": "_{%s}", **dict.fromkeys(("<wide", "<small", "<font", "<noBreak"), "%s")}
-"""What becomes of a run of characters that Unicode calls another form of plain ones: of x², x₁, １ and 𝑥."""
+"""LaTeX for a run of characters that Unicode calls another form of plain ones: x², x₁, １ and 𝑥."""
 _MARKDOWN = re.compile(
     r"(^|[,;:(]\s?)(\*{1,3}|_{1,2}|`{1,3})(?![\s*])([^*`]+?|.+?)(?<![\s*])\2(?=[\s.,;:%)]|$)"
     r"|^[*`]+|(?<!\^)[*`]+$",
