@@ -242,7 +242,7 @@ class _Probe:
 
 def _kinds(messages: Sequence[Message], tools: Sequence[Any] | None) -> Iterator[Any]:
     """What of a conversation its template may treat each in a way of its own."""
-    roles = [None, *(message.get("role") for message in messages), None]
+    roles = [None, *(str(message.get("role")) for message in messages), None]
     for index, message in enumerate(messages):
         yield (*roles[index : index + 3], bool(message.get("content")), bool(message.get("tool_calls")))
     if tools:

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
-from environments.thoughts import with_opening
+from environments.thoughts import is_unfinished, with_opening
 from environments.types import Completion
 from policies.sampler import (
     Sampler,
@@ -252,9 +252,11 @@ class OpenAISampler(Sampler):
             completion = self._retokenized(completion, usage, own_prompt_ids)
         else:
             completion = replace(completion, **tokens)
-        if self._renderer is not None:
+        if self._renderer is not None and not _thought(message):
             prompt_end = self._renderer.end_of_prompt(completion.prompt_ids)
             completion = replace(completion, text=with_opening(prompt_end, completion.text))
+        if is_unfinished(completion.text):  # a server without a reasoning parser reads calls in thoughts too
+            completion = replace(completion, tool_calls=())
         # An outside server cannot be told the limit, so without a tokenizer it is only known afterwards.
         check_prompt_length(completion.num_prompt_tokens, request)
         return completion
@@ -290,10 +292,16 @@ def _text(message: dict[str, Any], finish_reason: str) -> str:
     in the middle of the thought is no empty one.
     """
     answer = message.get("content") or ""
-    thought = message.get("reasoning_content") or message.get("reasoning")  # vLLM has changed the name
-    if not isinstance(thought, str) or not thought:
+    thought = _thought(message)
+    if not thought:
         return answer
-    return f"<think>{thought}" + ("" if finish_reason == "length" and not answer else f"</think>{answer}")
+    is_cut = finish_reason == "length" and not answer and not message.get("tool_calls")
+    return f"<think>{thought}" + ("" if is_cut else f"</think>{answer}")
+
+
+def _thought(message: dict[str, Any]) -> str:
+    thought = message.get("reasoning_content") or message.get("reasoning")  # vLLM has changed the name
+    return thought if isinstance(thought, str) else ""
 
 
 def _engine_tokens(response: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any] | None:

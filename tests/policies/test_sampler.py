@@ -477,6 +477,44 @@ def test_an_answer_that_is_only_a_thought_is_not_taken_for_nothing(finish_reason
     assert (completion.text, completion.completion_ids) == (text, (7, 2))
 
 
+def test_thought_that_the_prompt_opened_is_told_with_a_tokenizer(tmp_path: Path) -> None:
+    from policies.tiny import CHAT_TEMPLATE, build_tokenizer
+
+    tokenizer = build_tokenizer([QUESTION])
+    tokenizer.chat_template = CHAT_TEMPLATE.strip() + "{{ '<think>\n' }}"
+    tokenizer.save_pretrained(tmp_path)
+    texts = {"Is it": "<think>\nIs it", "Is it?</think>2": "Is it?</think>2"}
+    for said, text in texts.items():
+        answer = chat_completion(choices=[{"message": {"content": said}, "finish_reason": "length"}])
+        with serving(lambda body, number, answer=answer: (200, answer)) as server:
+            completion = sample(OpenAISampler(server.base_url, tokenizer_path=str(tmp_path)), request())
+        assert completion.text == text
+        assert tokenizer.decode(completion.completion_ids) == said, "no token is sampled for the opening"
+
+
+def test_call_that_the_server_has_read_in_an_open_thought_is_none() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    calls = {}
+    for said in ("<think>Shall I?", "<think>Shall I?</think>", ""):
+        answer = tool_calling_answer(call)
+        answer["choices"][0]["message"]["content"] = said
+        with serving(lambda body, number, answer=answer: (200, answer)) as server:
+            calls[said] = sample(OpenAISampler(server.base_url), request(tools=tools)).tool_calls
+    assert calls == {"<think>Shall I?": (), "<think>Shall I?</think>": (call,), "": (call,)}
+
+
+def test_thought_before_a_call_has_ended_though_the_call_was_cut() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
+    answer = tool_calling_answer(call)
+    answer["choices"][0] |= {"finish_reason": "length"}
+    answer["choices"][0]["message"]["reasoning"] = "Shall I?"
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    with serving(lambda body, number: (200, answer)) as server:
+        completion = sample(OpenAISampler(server.base_url), request(tools=tools))
+    assert (completion.text, completion.tool_calls) == ("<think>Shall I?</think>", (call,))
+
+
 def tool_calling_answer(call: dict[str, Any]) -> dict[str, Any]:
     answer = chat_completion()
     answer["choices"][0]["message"] = {"role": "assistant", "content": None, "tool_calls": [call]}
