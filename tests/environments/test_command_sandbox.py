@@ -15,6 +15,7 @@ import pytest
 
 from environments.errors import ConfigError, EnvironmentFailure
 from environments.rewards import code_reward_fn
+from environments.sandbox import command
 from environments.sandbox.base import Ending, SandboxLimits
 from environments.sandbox.command import CommandSandbox
 from environments.tools.python import PythonTool
@@ -128,6 +129,15 @@ def test_a_container_whose_client_died_is_stopped_by_name(engine):
     with pytest.raises(EnvironmentFailure, match="exit status -9 before it started a program"):
         stand_in("dies").run(source)
     assert [call[0] for call in calls(engine)] == ["run", "kill"]
+
+
+def test_error_before_the_program_begins_is_an_environment_failure(engine, monkeypatch):
+    source = command._interpreter_source()
+    broken = source.replace("child.set_limits(request)", "child.missing(request)")
+    assert broken != source
+    monkeypatch.setattr(command, "_interpreter_source", lambda: broken)
+    with pytest.raises(EnvironmentFailure, match=r"before it started a program.*AttributeError: .*missing"):
+        stand_in().run("1")
 
 
 def test_without_a_stop_command_the_container_goes_on(engine):
