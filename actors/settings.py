@@ -96,6 +96,9 @@ class AgentsConfig:
 
     temperature: float = setting(1.0, at_least=0, at_most=2)
     """Sampling temperature where a message says none, as over A2A and MCP, which have no word for it."""
+    instructions: str = setting("reject", one_of=("reject", "ignore", "prepend"))
+    """What happens to a client's system prompt: an agent has instructions of its own. reject: status 400.
+    ignore: it is left out. prepend: it stands before the first message."""
     keep_seconds: float = setting(600.0, at_least=0)
     """How long an environment waits for the next message; then it is closed. It is closed earlier where all
     rollout actors are taken and another message comes. A later message rebuilds an environment that has

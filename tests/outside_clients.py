@@ -151,6 +151,77 @@ def with_mcp(url: str) -> None:
     asyncio.run(talk())
 
 
+def with_langchain(url: str) -> None:
+    """LangChain: structured output by a function, which forbids parallel calls, and a conversation."""
+    from langchain_core.messages import HumanMessage
+    from langchain_openai import ChatOpenAI
+    from pydantic import BaseModel
+
+    class Calculator(BaseModel):
+        """Calculates."""
+
+        expression: str
+
+    Calculator.__name__ = CALL[0]
+    at = {"base_url": f"{url}/v1", "api_key": "none", "max_retries": 0}
+    policy = ChatOpenAI(model=POLICY, **at)
+    called = policy.bind_tools([TOOL], parallel_tool_calls=False).invoke(QUESTION)
+    assert [(call["name"], call["args"]) for call in called.tool_calls] == [CALL]
+    assert policy.invoke(QUESTION).content == ANSWER
+    structured = policy.with_structured_output(Calculator, method="function_calling")
+    assert structured.invoke(QUESTION) == Calculator(**CALL[1])
+    assert policy.invoke(QUESTION).content == ANSWER
+    agent = ChatOpenAI(model=AGENT, **at)
+    talk = [HumanMessage(QUESTION)]
+    for _ in range(3):
+        said = agent.invoke(talk)
+        assert said.content == ANSWER
+        talk += [said, HumanMessage(QUESTION)]
+
+
+def with_llama_index(url: str) -> None:
+    """LlamaIndex: tools, each request of which forbids parallel calls."""
+    from llama_index.core.llms import ChatMessage
+    from llama_index.core.tools import FunctionTool
+    from llama_index.llms.openai_like import OpenAILike
+
+    def calculator(expression: str) -> str:
+        """Calculates."""
+        return ANSWER
+
+    options = {"api_base": f"{url}/v1", "api_key": "none", "max_retries": 0, "is_chat_model": True}
+    llm = OpenAILike(model=POLICY, is_function_calling_model=True, **options)
+    tool = FunctionTool.from_defaults(calculator)
+    answer = llm.chat_with_tools([tool], user_msg=QUESTION)
+    (call,) = llm.get_tool_calls_from_response(answer)
+    assert (call.tool_name, call.tool_kwargs) == CALL
+    assert llm.chat([ChatMessage(role="user", content=QUESTION)]).message.content == ANSWER
+    agent = OpenAILike(model=AGENT, **options)
+    talk = [ChatMessage(role="user", content=QUESTION)]
+    for _ in range(2):
+        said = agent.chat(talk).message
+        assert said.content == ANSWER
+        talk += [said, ChatMessage(role="user", content=QUESTION)]
+
+
+def with_inspect(url: str) -> None:
+    """inspect_ai: its provider of OpenAI asks the agent, over two turns."""
+    from inspect_ai.model import ChatMessageUser, get_model
+
+    async def talk() -> None:
+        for responses in (True, False):
+            model = get_model(
+                f"openai/{AGENT}", base_url=f"{url}/v1", api_key="none", responses_api=responses
+            )
+            said: list[Any] = [ChatMessageUser(content=QUESTION)]
+            for _ in range(2):
+                output = await model.generate(said)
+                assert output.completion == ANSWER
+                said += [output.message, ChatMessageUser(content=QUESTION)]
+
+    asyncio.run(talk())
+
+
 def tool_loop(create: Any) -> None:
     """The policy calls a tool, gets its answer, and says the answer."""
     messages: list[Any] = [user()]
@@ -171,6 +242,9 @@ CLIENTS = {
     "agents": with_agents,
     "a2a": with_a2a,
     "mcp": with_mcp,
+    "langchain": with_langchain,
+    "llama_index": with_llama_index,
+    "inspect": with_inspect,
 }
 
 if __name__ == "__main__":

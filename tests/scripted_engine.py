@@ -15,7 +15,7 @@ from policies.engines.weights import WeightBucket
 from policies.sampler import EngineStats, SamplingParams, TokenOutput
 from policies.settings import EngineConfig
 
-OPTIONS = ("replies", "logprob", "fails_at", "seconds_per_token", "start_error")
+OPTIONS = ("replies", "logprob", "fails_at", "seconds_per_token", "start_error", "keeps_structure")
 
 
 class ScriptedEngine(Engine):
@@ -27,6 +27,7 @@ class ScriptedEngine(Engine):
         fails_at: index of the token of a reply at which the engine fails.
         seconds_per_token: how long one takes.
         start_error: what keeps the engine from starting.
+        keeps_structure: whether the replies have the form that requests ask for.
     """
 
     settings = ("options",)
@@ -46,6 +47,7 @@ class ScriptedEngine(Engine):
         self.logprob = float(config.options.get("logprob", -0.5))
         self.fails_at: int | None = config.options.get("fails_at")
         self.seconds_per_token = float(config.options.get("seconds_per_token", 0))
+        self.keeps_structure = bool(config.options.get("keeps_structure"))  # type: ignore[misc]
         self.num_started = self.num_running = self.num_tokens = 0
         self._start = time.monotonic()
         self._failure: SamplerError | None = None

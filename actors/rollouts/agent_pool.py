@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from actors.ray_tools.background import in_background
-from actors.rollouts.conversations import Conversation, Conversations, lost
+from actors.rollouts.conversations import Conversation, Conversations, check_single, lost
 from actors.rollouts.recordings import Recordings, repeated
 from actors.rollouts.rollout import FollowUp, Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.scaling import PoolSize
@@ -22,6 +22,7 @@ from actors.settings import MANY_CALLS, AgentsConfig, FleetConfig
 from environments.errors import EnvironmentFailure, SamplerError
 from environments.types import PlayedStep, Trajectory
 from policies.openai.envelope import Envelope, Repeated, Used
+from policies.openai.history import with_message
 from policies.openai.owned import NewestOfOwner
 from policies.openai.protocol import OpenAIError
 from policies.sampler import Sampler, SamplingParams
@@ -137,7 +138,8 @@ class AgentPool:
     async def _play(
         self, message: str, params: SamplingParams, envelope: Envelope
     ) -> AsyncGenerator[Part, None]:
-        self._check_follow_ups(envelope)
+        if not self._pair.env_class.takes_follow_ups():
+            check_single(envelope, self._pair.env_class.__name__)
         place = self._conversations.find(envelope)
         with self._listening(envelope) as (rollout_id, heard):
             async with place.conversation.turn(heard):
@@ -150,7 +152,9 @@ class AgentPool:
                 async with aclosing(self._episode(request, heard)) as parts:
                     async for part in parts:
                         if isinstance(part, Trajectory) and part.has_answer:
-                            self._conversations.advance(conversation, rollout_id, envelope)
+                            said = part.steps[-1].model_response
+                            history = with_message(envelope.history, "assistant", said)
+                            self._conversations.advance(conversation, rollout_id, envelope, history)
                         yield part
 
     @contextmanager
@@ -177,13 +181,14 @@ class AgentPool:
         self, rollout_id: str, message: str, params: SamplingParams, envelope: Envelope, after: str | None
     ) -> RolloutRequest:
         is_kept = self._pair.env_class.takes_follow_ups() and (
-            envelope.can_be_followed or envelope.session is not None
+            envelope.can_be_followed or envelope.keeps_history or envelope.session is not None
         )
         return RolloutRequest(
             rollout_id=rollout_id,
             group_id=rollout_id.partition("/")[0],
             task=self._task(message) if after is None else {"message": message},
-            params=params,
+            params=params.replace(max_tokens=None),
+            max_response_tokens=params.max_tokens,
             seed=params.seed,
             follow_up=None if after is None else FollowUp(after=after, message=message),
             keep_seconds=self._keep_seconds if is_kept else None,
@@ -275,20 +280,6 @@ class AgentPool:
 
     async def forget_task(self, owner: str, task_id: str) -> None:
         self._tasks.forget(owner, task_id)
-
-    def _check_follow_ups(self, envelope: Envelope) -> None:
-        """Raise ``OpenAIError`` for a conversation where the environment takes one message only."""
-        if self._pair.env_class.takes_follow_ups() or (envelope.after is None and envelope.session is None):
-            return
-        name = self._pair.env_class.__name__
-        given = "a session" if envelope.after is None else f"previous_response_id={envelope.after!r}"
-        raise OpenAIError(
-            400,
-            f"This agent answers single messages, and the request has {given}: leave it out, or write "
-            f"{name}.follow_up(message), which says how its environment goes on.",
-            param=None if envelope.after is None else "previous_response_id",
-            code="follow_up_not_supported",
-        )
 
     def _task(self, message: str) -> dict[str, Any]:
         try:

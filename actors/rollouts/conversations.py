@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from policies.openai.envelope import Envelope
+from policies.openai.history import BEGINNING
 from policies.openai.owned import MAX_STORED
 from policies.openai.protocol import OpenAIError
 
@@ -87,6 +88,11 @@ class Place:
     conversation: Conversation
     rollout_id: str | None = None
 
+    @property
+    def is_newest(self) -> bool:
+        """Whether a message may go on from here at once."""
+        return self.rollout_id == self.conversation.newest and not self.conversation.is_busy
+
 
 Places = OrderedDict[tuple[str, str], Place]
 
@@ -121,6 +127,8 @@ class Conversations:
                     param="previous_response_id",
                 )
             places, name = self._places[envelope.owner], ("response", envelope.after)
+            if name not in places and (place := self._by_history(envelope)) is not None:
+                return place
             if name not in places:
                 raise OpenAIError(
                     400,
@@ -132,7 +140,11 @@ class Conversations:
             places.move_to_end(name)
             return places[name]
         if envelope.session is None:
-            return Place(Conversation(self._waits))
+            if envelope.earlier == BEGINNING:
+                return Place(Conversation(self._waits))
+            if (place := self._by_history(envelope)) is not None:
+                return place
+            raise lost("the server keeps no conversation in which this was said.")
         check_name("The session", envelope.session)
         if (envelope.owner, envelope.session) in self._forgotten:
             raise lost(f"the server has forgotten this session after {self._most} newer conversations.")
@@ -142,9 +154,27 @@ class Conversations:
         places.move_to_end(name)
         return places[name]
 
-    def advance(self, conversation: Conversation, rollout_id: str, envelope: Envelope) -> None:
-        """An answer has come: the next message goes on from it."""
+    def _by_history(self, envelope: Envelope) -> Place | None:
+        """Of all conversations in which the same was said, the newest that has not gone on since."""
+        if envelope.earlier == BEGINNING:
+            return None
+        places = self._places[envelope.owner]
+        found = [name for name in places if name[0] == "history" and name[1].startswith(envelope.earlier)]
+        if not found:
+            return None
+        waiting = (name for name in reversed(found) if places[name].is_newest)
+        name = next(waiting, found[-1])
+        places.move_to_end(name)
+        return places[name]
+
+    def advance(
+        self, conversation: Conversation, rollout_id: str, envelope: Envelope, history: str = BEGINNING
+    ) -> None:
+        """An answer has come: the next message goes on from it, or from what was said, ``history``."""
         conversation.newest = rollout_id
+        if envelope.keeps_history and envelope.session is None:
+            name = ("history", f"{history} {rollout_id}")
+            self._add(envelope.owner, name, Place(conversation, rollout_id))
         if envelope.can_be_followed:
             self._add(envelope.owner, ("response", envelope.answer_id), Place(conversation, rollout_id))
 
@@ -185,6 +215,25 @@ class Conversations:
                 self._forgotten[owner, oldest[1]] = None
         while len(self._forgotten) > MAX_FORGOTTEN:
             self._forgotten.popitem(last=False)
+
+
+def check_single(envelope: Envelope, env_class: str) -> None:
+    """Raise ``OpenAIError`` for a message that goes on, for an environment that takes one message only."""
+    if envelope.after is not None:
+        given = f"previous_response_id={envelope.after!r}"
+    elif envelope.session is not None:
+        given = "a session"
+    elif envelope.earlier != BEGINNING:
+        given = "earlier messages"
+    else:
+        return
+    raise OpenAIError(
+        400,
+        f"This agent answers single messages, and the request has {given}: leave it out, or write "
+        f"{env_class}.follow_up(message), which says how its environment goes on.",
+        param=None if envelope.after is None else "previous_response_id",
+        code="follow_up_not_supported",
+    )
 
 
 def check_name(kind: str, name: str) -> None:

@@ -135,6 +135,8 @@ class RolloutRequest:
     """The message that it is instead of a new task."""
     keep_seconds: float | None = None
     """How long its pair waits for a follow-up after it has ended. ``None`` closes its environment at once."""
+    max_response_tokens: int | None = None
+    """A lower limit than the one of ``RolloutLimits``."""
 
 
 def run_rollout(
@@ -158,6 +160,8 @@ def run_rollout(
     """
     in_agent, in_env = owned_by(AgentError, "agent", agent), owned_by(EnvironmentFailure, "environment", env)
     observation, info, earlier = _begin(agent, env, request, journal)
+    most = min(limits.max_response_tokens, request.max_response_tokens or limits.max_response_tokens)
+    limits = replace(limits, max_response_tokens=most)
     budget = TokenBudget(limits, earlier[-1].completion if earlier else None)
     with in_agent("update_from_env"):
         agent.update_from_env(observation=observation, reward=0.0, done=False, info=budget.report(info))

@@ -112,6 +112,7 @@ def envelope(request: Request) -> Envelope:
     return Envelope(
         owner=request.state.caller.name or "",
         session=headers.get("x-session-id"),
+        keeps_history=True,
         idempotency_key=headers.get("idempotency-key"),
     )
 

@@ -124,7 +124,8 @@ class PolicyServer:
         )
         self._pools = pools = {name: PoolClient(pool) for name, pool in (agents or {}).items()}
         players = {name: pool.play for name, pool in pools.items()}
-        self._agents = AgentFrontend(players, config.agents.temperature, self.access.metrics.episode)
+        own = config.agents
+        self._agents = AgentFrontend(players, own.temperature, own.instructions, self.access.metrics.episode)
         self._responses = ResponsesFrontend(self._agents, pools)
         self.agent_protocols = AgentProtocols(pools, self._agents, bool(keys), lambda: self._engine.version)
         self._queue_workers: dict[ray.actor.ActorHandle, QueueWorker] = {}

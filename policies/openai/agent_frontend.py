@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from environments.thoughts import is_unfinished, without_opening
 from environments.types import PlayedStep, TerminationReason, Trajectory
 from policies.openai.envelope import Envelope, Repeated, Used
+from policies.openai.history import INSTRUCTING, history_of
 from policies.openai.protocol import NO_EFFECT, ChatRequest, OpenAIError
 from policies.sampler import SamplingParams
 
@@ -30,7 +31,8 @@ PREFIX = "agent/"
 """Names of agents begin with it, so that no model has one."""
 TAKEN = {
     *("model", "messages", "stream", "stream_options", "temperature", "top_p", "top_k", "seed"),
-    *("user", "safety_identifier", "prompt_cache_key", "metadata"),
+    *("max_tokens", "max_completion_tokens"),
+    *("user", "safety_identifier", "prompt_cache_key", "metadata", "reasoning_effort"),
 }
 """Fields of a request that an agent acts on, or that it ignores. The rest is the agent's own."""
 
@@ -41,6 +43,7 @@ class AgentFrontend:
     Args:
         agents: by name, which begins with ``PREFIX``.
         temperature: that a message is answered with which says none.
+        instructions: what happens to a client's system prompt: ``server.agents.instructions``.
         count: takes in how each episode has ended, with the agent's name before.
     """
 
@@ -48,9 +51,11 @@ class AgentFrontend:
         self,
         agents: Mapping[str, Play],
         temperature: float = 1.0,
+        instructions: str = "reject",
         count: Callable[[str, str], None] = lambda agent, end: None,
     ) -> None:
-        self._agents, self._temperature, self._count = dict(agents), temperature, count
+        self._agents, self._temperature = dict(agents), temperature
+        self._instructions, self._count = instructions, count
 
     def models(self) -> list[Json]:
         """The entries of ``GET /v1/models``."""
@@ -118,9 +123,12 @@ class AgentFrontend:
     ) -> AsyncGenerator[Part, None]:
         """The episode that a request asks for: steps, and the whole at last. Raises as ``chat`` does."""
         play = self._agent(body.model)
-        message = _question(body, has_session=envelope.session is not None)
+        message = _question(body, envelope, self._instructions)
         has_earlier_turns = any(each.role == "assistant" for each in body.messages)
         envelope = replace(envelope, has_earlier_turns=has_earlier_turns)
+        if envelope.keeps_history and envelope.session is None:
+            earlier = history_of(body.messages[:-1])
+            envelope = replace(envelope, earlier=earlier, history=history_of(body.messages))
         params = body.sampling_params()
         if body.temperature is None:
             params = params.replace(temperature=self._temperature)
@@ -153,7 +161,7 @@ def digest(body: BaseModel, envelope: Envelope) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _question(body: ChatRequest, has_session: bool) -> str:
+def _question(body: ChatRequest, envelope: Envelope, instructions: str) -> str:
     """The one new message of a request. Raises ``OpenAIError`` for what an agent decides for itself."""
     given = body.model_dump(exclude=TAKEN, exclude_none=True)
     for name in sorted(name for name, value in given.items() if value not in NO_EFFECT.get(name, ())):
@@ -162,22 +170,33 @@ def _question(body: ChatRequest, has_session: bool) -> str:
             f"{body.model} plays with settings, tools and limits of its own: leave {name} out.",
             param=name,
         )
-    roles = [message.role for message in body.messages]
-    if has_session and roles[-1] != "user":
+    texts = [(each.role, str(each.for_template()["content"])) for each in body.messages]
+    said = [role for role, _ in texts if role not in INSTRUCTING]
+    orders = [text for role, text in texts if role in INSTRUCTING and text.strip()]
+    if orders and instructions == "reject":
         raise OpenAIError(
             400,
-            f"The last message of a session is its new one, and is of {roles[-1]!r}: send a user message.",
+            f"{body.model} has instructions of its own: leave out system messages, or set "
+            "server.agents.instructions, which says what becomes of them.",
             param="messages",
         )
-    if not has_session and roles != ["user"]:
+    if texts[-1][0] != "user":
         raise OpenAIError(
             400,
-            f"{body.model} has instructions of its own, and remembers earlier turns itself: send one user "
-            "message. The header X-Session-Id, or previous_response_id at /v1/responses, goes on with a "
-            "conversation.",
+            f"The last message is the new one, and is of {texts[-1][0]!r}: send a user message.",
             param="messages",
         )
-    return str(body.messages[-1].for_template()["content"])
+    goes_on = envelope.session is not None or envelope.after is not None
+    if not goes_on and len(said) > 1 and not (envelope.keeps_history and "assistant" in said):
+        raise OpenAIError(
+            400,
+            f"{body.model} takes one message at a time, and remembers earlier turns itself: send one user "
+            "message, or with it all that was said. The header X-Session-Id, or previous_response_id at "
+            "/v1/responses, goes on with a conversation too.",
+            param="messages",
+        )
+    is_first = not goes_on and len(said) == 1
+    return "\n\n".join([*(orders if instructions == "prepend" and is_first else []), texts[-1][1]])
 
 
 def _check_ended_well(trajectory: Trajectory) -> None:

@@ -15,6 +15,12 @@ class Envelope:
     """The conversation that it goes on with, or begins."""
     after: str | None = None
     """The id of the response that it goes on from."""
+    keeps_history: bool = False
+    """Whether a later message may find the conversation by ``history``, without a session."""
+    earlier: str = ""
+    """Digest of what was said before, with ``keeps_history``: see ``policies.openai.history``."""
+    history: str = ""
+    """Digest of what was said, with this message."""
     has_earlier_turns: bool = False
     """Whether the client has sent earlier answers too, so that its session cannot be a new one."""
     answer_id: str = ""

@@ -33,6 +33,12 @@ def server(shared: AgentServer) -> AgentServer:
     return shared
 
 
+@pytest.fixture
+def locked(tokenizer_folder: Path) -> Iterator[AgentServer]:  # noqa: F811
+    with agent_server(tokenizer_folder, KEYS) as server:
+        yield server
+
+
 def client(server: AgentServer, key: str = "none") -> OpenAI:
     return OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=60)
 
@@ -87,10 +93,80 @@ def test_a_response_that_is_not_there_cannot_be_followed(server: AgentServer, wh
     assert error.param == "previous_response_id" and response_id in error.message
 
 
-def test_a_message_that_nobody_can_follow_keeps_nothing(server: AgentServer) -> None:
-    ask(server, store=False)
-    client(server).chat.completions.create(model=AGENT, messages=[{"role": "user", "content": "?"}])
-    assert [request.keep_seconds for request in server.service.asked] == [None, None]
+def said(server: AgentServer, *texts: str, key: str = "none", **fields: Any) -> Any:
+    """The answer to all that was said, by the user and the agent in turns, as chat clients send it."""
+    roles = ("user", "assistant")
+    messages: Any = [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]
+    return client(server, key).chat.completions.create(model=AGENT, messages=messages, **fields)
+
+
+def test_a_conversation_is_found_by_what_was_said(server: AgentServer) -> None:
+    said(server, "One")
+    said(server, "Other")
+    said(server, "One", " 46\n", "Two")
+    said(server, "One", "46", "Two", "<think>I know</think>46", "Three")
+    said(server, "Other", "46", "Two")
+    ask(
+        server,
+        input=[
+            {"role": "user", "content": "Other"},
+            {"role": "assistant", "content": "46"},
+            {"role": "user", "content": "Three"},
+        ],
+    )
+    assert followed(server)[:5] == [None, None, 0, 2, 1]
+    tasks = [request.task for request in server.service.asked]
+    assert tasks[3] == {"message": "Three"}
+
+
+def test_conversations_in_which_the_same_was_said_do_not_meet(server: AgentServer) -> None:
+    for _ in range(3):
+        said(server, "Hi")
+    for _ in range(3):
+        said(server, "Hi", "46", "Bye")
+    assert followed(server)[:3] == [None] * 3 and sorted(followed(server)[3:]) == [0, 1, 2]
+
+
+def test_a_history_that_the_server_does_not_know_is_an_error(locked: AgentServer) -> None:
+    assert said(locked, "Hi", key=ALICE).choices[0].message.content == "46"
+    assert said(locked, "Hi", "46", "Bye", key=ALICE).choices[0].message.content == "46"
+    for texts, key in ((("Hi", "46", "Bye"), BOB), (("Hi", "I never said that", "Bye"), ALICE)):
+        error = error_of(lambda texts=texts, key=key: said(locked, *texts, key=key))
+        assert (error.status_code, error.code) == (409, "conversation_lost")
+    error = error_of(lambda: said(locked, "Hi", "46", key=ALICE))
+    assert error.status_code == 400 and "send a user message" in error.message
+
+
+def test_the_most_tokens_of_an_answer_are_an_upper_bound(server: AgentServer) -> None:
+    ask(server, max_output_tokens=30)
+    said(server, "Hi", max_tokens=20)
+    said(server, "Hi")
+    assert [request.max_response_tokens for request in server.service.asked] == [30, 20, None]
+    assert {request.params.max_tokens for request in server.service.asked} == {None}
+
+
+@pytest.mark.parametrize("instructions", ["reject", "ignore", "prepend"])
+def test_who_serves_says_what_becomes_of_a_system_prompt(
+    tokenizer_folder: Path,  # noqa: F811
+    instructions: str,
+) -> None:
+    with agent_server(tokenizer_folder, instructions=instructions) as server:
+        order: Any = {"role": "system", "content": "Be brief."}
+        talk: Any = [order, {"role": "user", "content": "Hi"}]
+        create = client(server).chat.completions.create
+        if instructions == "reject":
+            error = error_of(lambda: create(model=AGENT, messages=talk))
+            assert error.status_code == 400 and "server.agents.instructions" in error.message
+            assert error_of(lambda: ask(server, instructions="Be brief.")).param == "input"
+            assert ask(server, instructions="").output_text == "46"
+            return
+        create(model=AGENT, messages=talk)
+        answer: Any = {"role": "assistant", "content": "46"}
+        create(model=AGENT, messages=[*talk, answer, {"role": "user", "content": "Bye"}])
+        ask(server, instructions="Be brief.")
+        first = {"ignore": "Hi", "prepend": "Be brief.\n\nHi"}[instructions]
+        assert [list(request.task.values()) for request in server.service.asked[:2]] == [[first], ["Bye"]]
+        assert followed(server) == [None, 0, None]
 
 
 def test_deleting_the_newest_response_closes_its_environment(server: AgentServer) -> None:

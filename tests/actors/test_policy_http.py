@@ -88,13 +88,15 @@ def serving(
     agents: dict[str, Any] | None = None,
     keys: ApiKeys = ApiKeys(),  # noqa: B008  # it is frozen
     pinned: dict[str, Any] | None = None,
+    instructions: str = "reject",
     **options: Any,
 ) -> Iterator[TestClient]:
     """A client of one replica, which is made in the loop that answers requests, as in Serve."""
     replica_class = PolicyServer.func_or_class.__bases__[0]  # without what Serve wraps around it
     replica = replica_class.__new__(replica_class)
     engine = replace(scripted(**options), max_model_tokens=max_model_tokens)
-    config = ServerConfig(engine=engine, tool_parser=tool_parser, agents=AgentsConfig(temperature=0.25))
+    own = AgentsConfig(temperature=0.25, instructions=instructions)
+    config = ServerConfig(engine=engine, tool_parser=tool_parser, agents=own)
 
     async def start() -> None:
         actors = QuietActor(), QuietActor()

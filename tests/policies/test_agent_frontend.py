@@ -191,11 +191,11 @@ def test_an_episode_that_has_failed_is_an_error_without_a_traceback(
         ({"tool_choice": "none"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logprobs": True}, "logprobs"),
-        ({"max_tokens": 5}, "max_tokens"),
         ({"stop": "x"}, "stop"),
         ({"n": 2}, "n"),
         ({"messages": [{"role": "system", "content": "Be brief."}, QUESTION]}, "messages"),
         ({"messages": [QUESTION, {"role": "assistant", "content": "46"}, QUESTION]}, "messages"),
+        ({"messages": [{"role": "assistant", "content": "46"}]}, "messages"),
     ],
 )
 def test_what_the_agent_decides_for_itself_is_rejected_by_name(fields: dict[str, Any], param: str) -> None:

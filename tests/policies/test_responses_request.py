@@ -55,3 +55,60 @@ def test_an_error_names_the_place_as_the_client_knows_it(given: Any, message: st
     with pytest.raises(ValidationError) as caught:
         request(given)
     assert openai_error(caught.value).message.startswith(message)
+
+
+def test_fields_that_change_nothing_for_an_agent_are_taken() -> None:
+    harmless = {
+        "include": ["reasoning.encrypted_content"],
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "instructions": "",
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "top_logprobs": 0,
+        "stream_options": {"include_obfuscation": False},
+        "truncation": "auto",
+    }
+    for fields in (harmless, dict.fromkeys(harmless)):
+        body = ResponsesRequest.model_validate({"model": "agent/calculator", "input": "12+34?", **fields})
+        assert body.for_chat() == request("12+34?").for_chat()
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"text": {"format": {"type": "json_object"}}},
+        {"top_logprobs": 3},
+        {"tools": [{"type": "web_search"}]},
+        {"max_output_tokens": 0},
+    ],
+)
+def test_a_field_that_would_change_an_agents_answer_is_an_error(field: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ResponsesRequest.model_validate({"model": "agent/calculator", "input": "12+34?", **field})
+    assert str(openai_error(caught.value).message).startswith(next(iter(field)))
+
+
+def test_instructions_are_the_system_message_and_the_limit_is_one_of_tokens() -> None:
+    given = {"input": "12+34?", "instructions": "Be brief.", "max_output_tokens": 30}
+    body = ResponsesRequest.model_validate({"model": "agent/calculator", **given}).for_chat()
+    assert [(each.role, each.content) for each in body.messages] == [
+        ("system", "Be brief."),
+        ("user", "12+34?"),
+    ]
+    assert body.sampling_params().max_tokens == 30
+
+
+def test_an_answer_may_be_sent_back_by_its_name() -> None:
+    number = "0" * 31 + "7"
+    for answer in (
+        {"type": "item_reference", "id": f"msg_{number}001"},
+        {"role": "assistant", "content": "46", "id": f"msg_{number}001"},
+    ):
+        steps = {"type": "item_reference", "id": f"rs_{number}000"}
+        body = request(
+            [{"role": "user", "content": "12+34?"}, steps, answer, {"role": "user", "content": "Twice?"}]
+        )
+        assert body.after == f"resp_{number}"
+        assert body.for_chat().messages[-1].content == "Twice?"
+    assert request("12+34?").after is None
+    foreign = {"role": "assistant", "content": "46", "id": "msg_of_another_server"}
+    assert request([foreign, {"role": "user", "content": "Twice?"}]).after is None
