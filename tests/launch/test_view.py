@@ -118,6 +118,14 @@ def test_the_newest_alarms_and_the_settings_are_there(run: Path) -> None:
     assert browser.get("/api/runs/0/settings").text == "seed: 1\n"
 
 
+def test_damaged_settings_file_is_told_in_a_sentence(run: Path) -> None:
+    for damage in (b"run: [", bytes(range(128, 256))):
+        (run / "settings.yaml").write_bytes(damage)
+        answer = client(run).get("/api/runs/0/settings")
+        assert answer.status_code == 200
+        assert answer.text.startswith(f"{run / 'settings.yaml'} is damaged (") and "\n" not in answer.text
+
+
 def test_a_number_that_json_does_not_know_reaches_the_browser(run: Path) -> None:
     text = client(run).get("/api/runs/0").text
     json.loads(text, parse_constant=lambda name: pytest.fail(f"a browser cannot read {name}"))
