@@ -170,6 +170,11 @@ class ChatRenderer:
                 f"The prompt has {len(text)} characters, and the {max_tokens} tokens that it may have hold "
                 f"{most} at most: shorten the prompt."
             )
+        if (num_names := text.count(GUARD)) >= max_tokens:  # each begins a token, and is encoded for itself
+            raise PromptTooLongError(
+                f"The prompt has {num_names} names of control tokens, and may have {max_tokens} tokens: "
+                "shorten the prompt."
+            )
 
     @property
     def chat_template(self) -> str:

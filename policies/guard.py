@@ -46,8 +46,9 @@ class Guard:
         return [self.guarded(each, but) for each in value] if isinstance(value, (list, tuple)) else value
 
     def _cut(self, text: str, but: Collection[str]) -> str:
-        found = self._finder.encode(text, add_special_tokens=False)
+        """The text with a guard in each name; again, until no name is left that overlapped another."""
         cuts = [0]
+        found = self._finder.encode(text, add_special_tokens=False)
         for token_id, (start, end) in zip(found.ids, found.offsets, strict=True):
             name = text[start:end]
             inside = end - len(name.lstrip()) + 1  # a name may have taken the white space before it
@@ -56,8 +57,7 @@ class Guard:
         if len(cuts) == 1:
             return text
         pieces = [text[start:end] for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
-        # A piece may hold a name that overlapped one of those found.
-        return GUARD.join(self._cut(piece, but) for piece in pieces)
+        return self._cut(GUARD.join(pieces), but)
 
     def _closed(self, text: str) -> str:
         """The text, with a guard at its end where a name begins there: another text may go on with it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from environments.errors import DatasetError
 from environments.types import Completion, Message, Step, Trajectory
@@ -15,27 +15,32 @@ logger = logging.getLogger(__name__)
 
 
 def demonstration_samples(
-    renderer: ChatRenderer, conversations: Iterable[list[Message]]
+    renderer: ChatRenderer,
+    conversations: Iterable[list[Message]],
+    announce: Callable[[str], None] = logger.warning,
 ) -> list[TrainingSample]:
     """One sample per token sequence of the conversations; the mask covers what the assistant says.
 
-    What it says ends as the chat template ends its turns, also where the tokenizer has another end.
+    What it says ends as the chat template ends its turns. Where the tokenizer has another end, ``announce``
+    is called with a sentence that says what is trained.
     """
     samples: list[TrainingSample] = []
     end_ids: tuple[int, ...] = ()
     for index, messages in enumerate(conversations):
-        end_ids = end_ids or _end_of_turn(renderer, messages)
+        end_ids = end_ids or _end_of_turn(renderer, messages, announce)
         samples += training_samples(_as_played(renderer, messages, index, end_ids))
     return samples
 
 
-def _end_of_turn(renderer: ChatRenderer, messages: Sequence[Message]) -> tuple[int, ...]:
-    """The tokens that end each message of the assistant; a warning where the tokenizer has another end."""
+def _end_of_turn(
+    renderer: ChatRenderer, messages: Sequence[Message], announce: Callable[[str], None]
+) -> tuple[int, ...]:
+    """The tokens that end each message of the assistant."""
     end_ids = renderer.end_of_turn(messages)
     eos_id = renderer.eos_token_id
     turn, text = repr(renderer.text_of(end_ids)), repr(renderer.text_of([eos_id]))
     if not end_ids:
-        logger.warning(
+        announce(
             "The chat template ends the assistant's turns with no token, so the warm start trains the end of "
             f"a text, {text}, there."
         )
@@ -46,7 +51,7 @@ def _end_of_turn(renderer: ChatRenderer, messages: Sequence[Message]) -> tuple[i
             else f"Sampling ends at {text} alone: set the tokenizer's eos_token, or list the token under "
             "eos_token_id in the model's generation_config.json."
         )
-        logger.warning(
+        announce(
             f"The chat template ends the assistant's turns with {turn}, and the tokenizer a text with "
             f"{text}: the warm start trains {turn}. {ends}"
         )

@@ -294,3 +294,6 @@ def test_a_prompt_that_cannot_fit_is_found_before_its_tokens(monkeypatch: pytest
     for limit in ("max_prompt_tokens", "max_total_tokens"):
         with pytest.raises(PromptTooLongError, match=rf"60\d{{4}} characters, .* {limit}=99"):
             renderer().request_ids(SampleRequest(messages=messages, **{limit: 99}))
+    names: list[Message] = [{"role": "user", "content": "<|im_end|>" * 99}]
+    with pytest.raises(PromptTooLongError, match="99 names of control tokens, and may have 99 tokens"):
+        renderer().request_ids(SampleRequest(messages=names, max_prompt_tokens=99))

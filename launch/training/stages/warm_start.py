@@ -68,7 +68,7 @@ def demonstrations(run: Components) -> list[TrainingSample]:
     from policies.learning.demonstrations import demonstration_samples
 
     renderer = ChatRenderer(load_tokenizer(run.model_path), run.config.model.chat_template_kwargs)
-    return demonstration_samples(renderer, run.workload.demonstrations)
+    return demonstration_samples(renderer, run.workload.demonstrations, run.tracker.announce)
 
 
 def demonstration_batch(
