@@ -451,4 +451,132 @@ HONEST: dict[str, tuple[dict[str, Any], str]] = {
          "    assert known == {'a': [1, 2], 'b': 3} and seen == {1, 2}"},
         "def grow(known, seen):\n    known['a'].append(2)\n    known['b'] = 3\n    seen.add(2)",
     ),
+    'KodCode: standard input of the tests': (
+        {"tests": "import sys, io\nfrom solution import g\ndef test_a(monkeypatch):\n    monkeypatch.setattr('sys.stdin', io.StringIO('5\\n6\\n'))\n    assert g() == 11\ndef test_b():\n    sys.stdin = io.StringIO('1\\n2\\n')\n    old = sys.stdout\n    sys.stdout = io.StringIO()\n    g()\n    out = sys.stdout.getvalue()\n    sys.stdout = old\n    assert out == '3\\n'"},
+        'import sys\ndef g():\n    s = int(input()) + int(sys.stdin.readline())\n    print(s)\n    return s',
+    ),
+    'KodCode: threads': (
+        {"tests": 'import threading\nfrom solution import C\ndef test_a():\n    c = C()\n    ts = [threading.Thread(target=c.inc) for _ in range(20)]\n    for t in ts: t.start()\n    for t in ts: t.join()\n    assert c.n == 20'},
+        'class C:\n    n = 0\n    def inc(self): self.n += 1',
+    ),
+    'KodCode: a pool of threads': (
+        {"tests": 'from concurrent.futures import ThreadPoolExecutor\nfrom solution import sq\ndef test_a():\n    with ThreadPoolExecutor(4) as p: assert list(p.map(sq, range(9))) == [n*n for n in range(9)]'},
+        'def sq(n): return n*n',
+    ),
+    'KodCode: what Python says of objects': (
+        {"tests": "from dataclasses import asdict, replace, is_dataclass\nimport copy, inspect\nfrom solution import P, make, f\ndef test_a():\n    p = make(1)\n    assert asdict(p) == {'x': 1} and replace(p, x=3).x == 3 and is_dataclass(p)\n    assert p == P(1) and copy.deepcopy(p) == p and copy.copy(p) is not p and vars(p) == {'x': 1}\n    assert list(inspect.signature(f).parameters) == ['a', 'b'] and inspect.iscoroutinefunction(f) is False\n    assert p.__class__.__name__ == 'P' and callable(f) and not callable(p) and type(p).__name__ == 'P'"},
+        'from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\ndef make(x): return P(x)\ndef f(a, b=1): return 1',
+    ),
+    'KodCode: a seed': (
+        {"tests": 'import random\nfrom solution import roll\ndef test_a():\n    random.seed(1)\n    a = [roll() for _ in range(5)]\n    random.seed(1)\n    assert a == [roll() for _ in range(5)]'},
+        'import random\ndef roll(): return random.randint(1, 6)',
+    ),
+    'KodCode: slices': (
+        {"tests": 'from solution import L\ndef test_a():\n    l = L([1,2,3])\n    l.push(4)\n    assert l[1:3] == [2, 3] and l[-1] == 4 and list(reversed(l)) == [4,3,2,1] and [*l] == [1,2,3,4] and 2 in l\n    del l[0]\n    assert len(l) == 3'},
+        'class L:\n    def __init__(self, xs): self.xs = xs\n    def push(self, x): self.xs.append(x)\n    def __getitem__(self, k): return self.xs[k]\n    def __delitem__(self, k): del self.xs[k]\n    def __len__(self): return len(self.xs)',
+    ),
+    'KodCode: times with a zone': (
+        {"tests": 'from datetime import datetime, timezone, timedelta\nfrom solution import g\ndef test_a(): assert g(datetime(2020,1,1,tzinfo=timezone.utc)) == datetime(2020,1,2,tzinfo=timezone.utc)'},
+        'from datetime import timedelta\ndef g(d): return d + timedelta(days=1)',
+    ),
+    'KodCode: a container that is an attribute': (
+        {"tests": "from solution import Cart\ndef test_a():\n    c = Cart()\n    c.items.append(3)\n    c.prices['a'] = 2\n    assert c.total() == 5"},
+        'class Cart:\n    def __init__(self): self.items, self.prices = [], {}\n    def total(self): return sum(self.items) + sum(self.prices.values())',
+    ),
+    'KodCode: all names': (
+        {"tests": 'from solution import *\ndef test_a():\n    s = Stack()\n    s.push(1)\n    assert s.pop() == 1'},
+        STACK,
+    ),
+    'KodCode: the module': (
+        {"tests": 'import solution\ndef test_a(): assert solution.add(1, 2) == 3'},
+        ADD,
+    ),
+    'KodCode: async methods of unittest': (
+        {"tests": 'import unittest\nfrom solution import g\nclass T(unittest.TestCase):\n    async def test_a(self): assert await g(2) == 4'},
+        'async def g(x): return x*x',
+    ),
+    'KodCode: a patched object': (
+        {"tests": "from unittest.mock import patch\nfrom solution import A\ndef test_a():\n    a = A()\n    with patch.object(a, 'fetch', return_value=3) as m:\n        assert a.double() == 6\n        m.assert_called_once()\n    assert a.double() == 2\n    with patch.object(A, 'fetch', lambda self: 5): assert A().double() == 10"},
+        'class A:\n    def fetch(self): return 1\n    def double(self): return 2 * self.fetch()',
+    ),
+    'KodCode: a cache': (
+        {"tests": 'from solution import fib\ndef test_a():\n    fib.cache_clear()\n    assert fib(10) == 55 and fib.cache_info().hits == 8'},
+        '@functools.lru_cache(None)\ndef fib(n): return n if n < 2 else fib(n-1) + fib(n-2)',
+    ),
+    'KodCode: async with': (
+        {"tests": 'import asyncio\nfrom solution import Pool\ndef test_a():\n    async def main():\n        async with Pool() as p:\n            assert await p.get(2) == 4\n            return [x async for x in p]\n    assert asyncio.run(main()) == [0, 1]'},
+        'class Pool:\n    async def __aenter__(self):\n        self.n = 0\n        return self\n    async def __aexit__(self, *a): return False\n    async def get(self, x): return x*x\n    def __aiter__(self): return self\n    async def __anext__(self):\n        if self.n == 2: raise StopAsyncIteration\n        self.n += 1\n        return self.n - 1',
+    ),
+    'KodCode: an async function that fails first': (
+        {"tests": "import asyncio\nfrom solution import retry\ndef test_a():\n    calls = []\n    async def flaky(x):\n        calls.append(x)\n        if len(calls) < 3: raise ValueError('no')\n        return x\n    assert asyncio.run(retry(flaky, 7)) == 7 and len(calls) == 3"},
+        'async def retry(f, x):\n    while True:\n        try: return await f(x)\n        except ValueError: pass',
+    ),
+    'KodCode: an object that is called': (
+        {"tests": 'from solution import apply\nclass Adder:\n    def __init__(self, n): self.n, self.seen = n, []\n    def __call__(self, x):\n        self.seen.append(x)\n        return x + self.n\ndef test_a():\n    a = Adder(2)\n    assert apply(a, [1, 2]) == [3, 4] and a.seen == [1, 2]'},
+        'def apply(f, xs): return [f(x) for x in xs]',
+    ),
+    'KodCode: an object that is kept': (
+        {"tests": "from solution import Subject\nclass Obs:\n    def __init__(self): self.got = []\n    def update(self, e): self.got.append(e)\ndef test_a():\n    o, s = Obs(), Subject()\n    s.attach(o)\n    s.notify('x')\n    assert o.got == ['x']"},
+        'class Subject:\n    def __init__(self): self.os = []\n    def attach(self, o): self.os.append(o)\n    def notify(self, e):\n        for o in self.os: o.update(e)',
+    ),
+    "KodCode: an error of the tests' own": (
+        {"tests": "import pytest\nfrom solution import guard\nclass Mine(Exception): pass\ndef test_a():\n    def bad(): raise Mine('x')\n    with pytest.raises(Mine): guard(bad)"},
+        'def guard(f): return f()',
+    ),
+    'KodCode: a deep list': (
+        {"tests": 'from solution import depth\ndef test_a():\n    x = []\n    for _ in range(500): x = [x]\n    assert depth(x) == 501'},
+        'def depth(x): return 1 + max(map(depth, x), default=0)',
+    ),
+    'KodCode: a long linked list': (
+        {"tests": 'class ListNode:\n    def __init__(self, val, next=None): self.val, self.next = val, next\ndef test_a():\n    head = None\n    for n in range(5000): head = ListNode(n, head)\n    assert count(head) == 5000'},
+        'def count(h):\n    n = 0\n    while h: n, h = n+1, h.next\n    return n',
+    ),
+    'KodCode: files in memory': (
+        {"tests": "import io\nfrom solution import dump, load\ndef test_a():\n    out = io.StringIO()\n    dump([1,2], out)\n    assert out.getvalue() == '[1, 2]'\n    assert load(io.StringIO('[3]')) == [3]"},
+        'import json\ndef dump(x, f): json.dump(x, f)\ndef load(f): return json.load(f)',
+    ),
+    'KodCode: a file with a name': (
+        {"tests": "import csv, tempfile, os\nfrom solution import rows\ndef test_a():\n    with tempfile.NamedTemporaryFile('w', suffix='.csv', delete=False) as f:\n        f.write('a,b\\n1,2\\n')\n    assert rows(f.name) == [{'a': '1', 'b': '2'}]\n    os.unlink(f.name)"},
+        'import csv\ndef rows(p):\n    with open(p) as f: return list(csv.DictReader(f))',
+    ),
+    'KodCode: properties': (
+        {"tests": 'import pytest\nfrom solution import T\ndef test_a():\n    t = T(5)\n    t.c = 10\n    assert t.f == 50\n    with pytest.raises(AttributeError): t.f = 3\n    with pytest.raises(ValueError): t.c = -300'},
+        'class T:\n    def __init__(self, c): self.c = c\n    @property\n    def c(self): return self._c\n    @c.setter\n    def c(self, v):\n        if v < -273: raise ValueError\n        self._c = v\n    @property\n    def f(self): return self._c * 5',
+    ),
+    'KodCode: methods of a class': (
+        {"tests": "from solution import D\ndef test_a():\n    assert D.parse('3').n == 3 and D.zero == 0 and D.twice(4) == 8 and isinstance(D.parse('1'), D)\n    d = D.parse('4')\n    assert d.n == 4 and d.pop() == 4"},
+        'class D:\n    zero = 0\n    def __init__(self, n): self.n = n\n    @classmethod\n    def parse(cls, t): return cls(int(t))\n    @staticmethod\n    def twice(n): return 2*n\n    def pop(self): return self.n',
+    ),
+    'KodCode: one object': (
+        {"tests": 'from solution import S\ndef test_a():\n    a, b = S(), S()\n    assert a is b and id(a) == id(b)'},
+        'class S:\n    it = None\n    def __new__(cls):\n        cls.it = cls.it or super().__new__(cls)\n        return cls.it',
+    ),
+    "KodCode: classes of the program's that derive": (
+        {"tests": "from solution import Dog, Cat, Animal\nimport pytest\ndef test_a():\n    for a, s in [(Dog('x'), 'Woof'), (Cat('y'), 'Meow')]:\n        assert a.speak() == s and isinstance(a, Animal)\n    assert [type(x) for x in (Dog('a'), Cat('b'))] == [Dog, Cat]\n    assert str(Dog('Rex')) == 'Rex'"},
+        "class Animal:\n    def __init__(self, n): self.n = n\n    def __str__(self): return self.n\nclass Dog(Animal):\n    def speak(self): return 'Woof'\nclass Cat(Animal):\n    def speak(self): return 'Meow'",
+    ),
+    'KodCode: members of an enum': (
+        {"tests": 'from solution import Light\ndef test_a():\n    assert Light.RED.next() == Light.GREEN and len(Light) == 2 and list(Light) == [Light.RED, Light.GREEN] and Light.RED in Light'},
+        'from enum import Enum\nclass Light(Enum):\n    RED = 0\n    GREEN = 1\n    def next(self): return Light((self.value + 1) % 2)',
+    ),
+    'KodCode: a matrix': (
+        {"tests": 'from solution import Matrix\ndef test_a():\n    m = Matrix([[1, 2], [3, 4]])\n    assert (m @ m).rows == [[7, 10], [15, 22]] and m[0][1] == 2 and (m + m)[1] == [6, 8] and m * 2 == Matrix([[2, 4], [6, 8]]) and m == m and -m != m and m.T == Matrix([[1, 3], [2, 4]])'},
+        'class Matrix:\n    def __init__(self, rows): self.rows = rows\n    def __matmul__(self, o): return Matrix([[sum(a*b for a, b in zip(r, c)) for c in zip(*o.rows)] for r in self.rows])\n    def __add__(self, o): return Matrix([[a+b for a, b in zip(r, s)] for r, s in zip(self.rows, o.rows)])\n    def __mul__(self, n): return Matrix([[a*n for a in r] for r in self.rows])\n    def __neg__(self): return self * -1\n    def __eq__(self, o): return self.rows == o.rows\n    def __getitem__(self, k): return self.rows[k]\n    @property\n    def T(self): return Matrix([list(c) for c in zip(*self.rows)])',
+    ),
+    'KodCode: a fraction': (
+        {"tests": "from solution import Frac\ndef test_a():\n    assert Frac(1, 2) + Frac(1, 3) == Frac(5, 6) and str(Frac(2, 4)) == '1/2' and float(Frac(1, 4)) == 0.25 and Frac(1,2) < Frac(2,3) and Frac(1, 2) == 0.5"},
+        "class Frac:\n    def __init__(self, a, b):\n        g = math.gcd(a, b)\n        self.a, self.b = a // g, b // g\n    def __add__(self, o): return Frac(self.a*o.b + o.a*self.b, self.b*o.b)\n    def __eq__(self, o): return float(self) == float(o)\n    def __lt__(self, o): return float(self) < float(o)\n    def __float__(self): return self.a / self.b\n    def __str__(self): return f'{self.a}/{self.b}'",
+    ),
+    'KodCode: functions in a dict': (
+        {"tests": "from solution import ops\ndef test_a():\n    assert ops()['add'](1, 2) == 3 and sorted(ops()) == ['add', 'sub']"},
+        "def ops(): return {'add': lambda a, b: a+b, 'sub': lambda a, b: a-b}",
+    ),
+    'KodCode: functions that return functions': (
+        {"tests": 'from solution import curry\ndef test_a():\n    assert curry(lambda a, b: a + b)(1)(2) == 3'},
+        'def curry(f): return lambda a: lambda b: f(a, b)',
+    ),
+    'KodCode: a tree that the program makes': (
+        {"tests": 'from solution import insert\ndef test_a():\n    r = insert(insert(None, 3), 1)\n    assert r.val == 3 and r.left.val == 1 and r.right is None\n    def walk(n): return walk(n.left) + [n.val] + walk(n.right) if n else []\n    assert walk(r) == [1, 3]'},
+        'class N:\n    def __init__(self, v): self.val, self.left, self.right = v, None, None\ndef insert(n, v):\n    if n is None: return N(v)\n    if v < n.val: n.left = insert(n.left, v)\n    else: n.right = insert(n.right, v)\n    return n',
+    ),
 }  # fmt: skip

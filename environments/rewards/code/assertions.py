@@ -152,7 +152,14 @@ def tools_of_tests(script: Script, line: Line) -> dict[str, Any]:
     def as_object(value: Any) -> Any:
         return value.mark_("made_") if type(value) is Remote and not value.named_ else value
 
-    def type_of(value: Any) -> Any:
-        return line.ask(OPERATORS_NUMBER, "type", (value,)) if type(value) is Remote else type(value)
+    def library(function: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
+        first = arguments[0] if arguments else None
+        if type(function) is Remote or not (type(first) is Remote or name == "seed"):
+            return function(*arguments, **keywords)
+        if name == "seed":
+            function(*arguments)
+        result = line.ask(OPERATORS_NUMBER, "library", (name, *arguments), **keywords)
+        made = type(result) is Remote and type(first) is Remote and first.made_
+        return result.mark_("made_") if made else result
 
-    return {"__own_class__": own_class, "__object__": as_object, "__type_of__": type_of}
+    return {"__own_class__": own_class, "__object__": as_object, "__library__": library}

@@ -76,6 +76,10 @@ def finish(result: Any) -> None:
         raise AssertionError("the test function returned False")
 
 
+def finishing(method: Any) -> Callable[[], None]:
+    return lambda: finish(method())
+
+
 def found_tests(names: dict[str, Any], fixtures: Fixtures) -> Iterator[Callable[[], object]]:
     """The tests among ``names``: functions, methods of classes, and cases of unittest."""
     for name, value in list(names.items()):
@@ -95,6 +99,8 @@ def tests_of_class(name: str, kind: Any, fixtures: Fixtures) -> Iterator[Callabl
         case: Any
         for case in unittest.defaultTestLoader.loadTestsFromTestCase(kind):
             method: Any = getattr(case, case._testMethodName)
+            if not isinstance(case, unittest.IsolatedAsyncioTestCase):
+                setattr(case, case._testMethodName, functools.wraps(method)(finishing(method)))
             if not getattr(method, "__unittest_expecting_failure__", False):
                 yield unittest.TestSuite([case]).debug
         return

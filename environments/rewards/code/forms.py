@@ -16,6 +16,8 @@ from environments.sandbox.base import clip
 
 _LONG_NUMBER = re.compile(r"\d{4301,}")  # Python parses no longer ones here; in the sandbox it does
 _ELSEWHERE = "what the solution uses, which runs in another process"
+_UNSEEN = dict.fromkeys(("warns", "assertWarns", "assertWarnsRegex", "catch_warnings"), "warns of")
+_UNSEEN |= dict.fromkeys(("assertLogs", "assertNoLogs"), "logs")
 _PATCHED = re.compile(r"builtins\.input|sys\.(stdin|stdout|stderr)")
 
 
@@ -53,7 +55,7 @@ def playable_tests(source: str, function: str | None, prompt: Any = None) -> str
     helpers = _helpers(usage, prompt) if isinstance(prompt, str) else ""
     if helpers:
         return playable_tests(f"{helpers}\n{source}", function)
-    for form in (*_yields(usage), *_fixtures(usage), *_patches(usage), *_judges(usage)):
+    for form in (*_yields(usage), *_fixtures(usage), *_patches(usage), *_clocks(usage), *_judges(usage)):
         raise DatasetError(f"The tests {clip(source, 100)!r} cannot be played: {form}.")
     return source
 
@@ -86,6 +88,15 @@ def _tests(usage: Usage) -> Iterator[Any]:
         for each in bodies[0] if bodies else []:
             if isinstance(each, Function) and (each.name.startswith("test") or each.name == "check"):
                 yield each
+
+
+def _clocks(usage: Usage) -> Iterator[str]:
+    """Tests of how long coroutines take, of which one ends before the next begins here."""
+    names = usage.used | {node.attr for node in usage.nodes if isinstance(node, ast.Attribute)}
+    if {"wait_for", "timeout"} & names and "TimeoutError" in names:
+        yield "they let the time of a coroutine run out, which runs in another process"
+    if {"gather", "create_task", "TaskGroup"} & names and {"perf_counter", "monotonic", "time"} & names:
+        yield "they measure how long coroutines take together, which run in another process"
 
 
 def _yields(usage: Usage) -> Iterator[str]:
@@ -124,15 +135,18 @@ def _is_fixture(node: Any) -> bool:
 def _patches(usage: Usage) -> Iterator[str]:
     """What tests change in their own process, which the solution does not see."""
     for node in usage.nodes:
-        if not isinstance(node, ast.Call) or not node.args:
+        if not isinstance(node, ast.Call) or not (node.args or node.keywords):
             continue
-        called, first = ast.unparse(node.func), node.args[0]
+        called, first = ast.unparse(node.func), (node.args or [ast.Constant("")])[0]
         is_patch = called.rpartition(".")[2] == "patch" or called == "monkeypatch.setattr"
         if is_patch and isinstance(first, ast.Constant) and not _PATCHED.fullmatch(str(first.value)):
             yield f"{called}({first.value!r}) changes {_ELSEWHERE}"
         on_module = called.endswith("patch.object") or called == "monkeypatch.setattr"
         if on_module and root_of(first) in usage.modules | usage.aliases and _patched(node) is None:
             yield f"{called}({ast.unparse(first)}) changes {_ELSEWHERE}"
+        last = called.rpartition(".")[2]
+        if last in _UNSEEN:
+            yield f"{called}() watches what the solution {_UNSEEN[last]}, which runs in another process"
         if called in ("monkeypatch.setenv", "monkeypatch.delenv", "monkeypatch.chdir", "os.chdir"):
             yield f"{called} changes {_ELSEWHERE}"
 
@@ -147,17 +161,20 @@ def _judges(usage: Usage) -> Iterator[str]:
     if "*" in usage.imported:
         return
     called = {name for name in called_names(usage.tree) if name in usage.unknown and not name[:1].isupper()}
-    called -= {"candidate"} if usage.function else set()
     others = called - usage.meant
     if not usage.function:  # then any of them may be what they test, but none that is given another's result
         others = set()
         for node in usage.nodes:
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in called:
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in usage.unknown
+            ):
                 inner = {
                     name for each in (*node.args, *node.keywords) for name in called_names(each)
                 } & called
                 others |= {node.func.id} - usage.meant if inner - {node.func.id} else set()
-    for name in sorted(others):
+    for name in sorted(others | usage.unknown_constants):
         yield (
             f"they use {name!r}, which they do not define, so that a solution could judge itself by it. "
             "Define it there, or import it from solution"

@@ -12,13 +12,16 @@ import json
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import nullcontext
 from typing import IO, Any
 
-from environments.rewards.code.own_objects import OwnObjects
+from environments.rewards.code.own_objects import OwnObjects, become
 from environments.rewards.code.program import BASE_VALUE, DEFINE, NAMES
 from environments.rewards.code.remote import OPERATORS_NUMBER, Remote
 from environments.rewards.code.values import packed, rebuilt
 
+_thread = threading.local()
+MOST_SHARED = 16  # containers that are looked at before each request, since tests may have changed them
 ITERATION = {"next", "__next__", "anext"}
 
 
@@ -47,6 +50,8 @@ class Line:
         self._lent: list[Any] = [lambda prompt="": input(prompt), lambda: sys.stdin.readline()]
         self._numbers: dict[int, int] = {}
         self._pack = functools.partial(packed, refer=self._refer)
+        self._turn = threading.RLock()
+        self._shared: dict[int, tuple[Any, Any]] = {}
 
     def load(self, definitions: list[Any]) -> list[str]:
         """Load the solution, with classes of the tests, and return the names that it defines."""
@@ -59,8 +64,14 @@ class Line:
     ) -> Any:
         """Look an attribute of an object of the solution up, and call it where ``given`` are arguments."""
         self.asked += attribute != BASE_VALUE
+        with nullcontext() if hasattr(_thread, "inside") else self._turn:
+            return self._answer(number, attribute, given, keywords)
+
+    def _answer(
+        self, number: int, attribute: str, given: tuple[Any, ...] | None, keywords: dict[str, Any]
+    ) -> Any:
         arguments, named = self._pack(given), self._pack(keywords)
-        self._send([number, attribute, arguments, named])
+        self._send([number, attribute, arguments, named, self._changes()])
         while True:
             kind, content, afterwards, states, printed = self._receive()
             for stream, text in zip((sys.stdout, sys.stderr), printed, strict=True):
@@ -70,13 +81,26 @@ class Line:
                 self._lend(states, *content)
                 continue
             self._restore(states)
-            if afterwards is not None:
+            value = self._value(content)
+            if kind == "returned" and given is None and afterwards is not None:
+                self._shared[int(afterwards)] = value, self._pack(value)
+            elif afterwards is not None:
                 args, named_args = map(self._value, afterwards)
                 for before, after in [*zip(given or (), args, strict=True), *_pairs(keywords, named_args)]:
-                    _become(before, after)  # so that a function that sorts in place passes its test
+                    become(before, after)  # so that a function that sorts in place passes its test
             if kind == "raised":
-                raise self._error(self._value(content), attribute)
-            return self._value(content)
+                raise self._error(value, attribute)
+            return value
+
+    def _changes(self) -> list[Any]:
+        """What the tests have changed in containers that are attributes of objects of the solution."""
+        changes = []
+        for number, (value, before) in [*self._shared.items()][-MOST_SHARED:]:
+            after = self._pack(value)
+            if after != before:
+                self._shared[number] = value, after
+                changes.append([number, after])
+        return changes
 
     def ask_for_class(self, key: str, name: str, source: str, inherits: bool, free: dict[str, Any]) -> Any:
         """Define a class of the tests at the solution's end too."""
@@ -217,6 +241,7 @@ def _outcome(coroutine: Coroutine[Any, Any, Any]) -> Any:
     outcomes: list[tuple[bool, Any]] = []
 
     def run() -> None:
+        _thread.inside = True  # whoever has its turn waits for this
         try:
             outcomes.append((True, asyncio.run(coroutine)))
         except Exception as error:  # noqa: BLE001 - raised again below
@@ -229,27 +254,6 @@ def _outcome(coroutine: Coroutine[Any, Any, Any]) -> Any:
     if not returned:
         raise value
     return value
-
-
-def _become(before: Any, after: Any) -> Any:
-    """Change a container of the tests to what the solution has made of it; return what is in its place."""
-    if type(before) is not type(after):
-        return after
-    if isinstance(before, list):
-        before[:] = [*map(_become, before, after), *after[len(before) :]][: len(after)]
-    elif isinstance(before, dict):
-        changed = {key: _become(before.get(key), item) for key, item in after.items()}
-        before.clear()
-        before.update(changed)
-    elif isinstance(before, set):
-        before.intersection_update(after)
-        before.update(after)
-    elif hasattr(before, "extend"):  # a deque, a bytearray
-        before.clear()
-        before.extend(after)
-    else:
-        return after
-    return before
 
 
 def _pairs(before: dict[str, Any], after: dict[str, Any]) -> Iterable[tuple[Any, Any]]:

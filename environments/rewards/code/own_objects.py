@@ -10,6 +10,9 @@ import enum
 from collections.abc import Callable
 from typing import Any
 
+MOST_WATCHED = 2000
+"""Of more objects, only those that a message speaks of are looked at: a solution may keep the others too."""
+
 
 class OwnObjects:
     """The objects of ``classes``, which are the tests' and known by their keys, that one end has passed."""
@@ -21,6 +24,7 @@ class OwnObjects:
         self._numbers: dict[int, int] = {}  # of objects by their id, which stays theirs since they are kept
         self._waiting: list[int] = []
         self._sent: set[int] = set()
+        self._last: dict[int, Any] = {}  # of the states, as the other end knows them
 
     def key_of(self, kind: type) -> str | None:
         return next((key for key, known in self.classes.items() if known is kind), None)
@@ -51,12 +55,17 @@ class OwnObjects:
             self._waiting.append(number)
 
     def states(self, pack: Callable[[Any], Any]) -> list[Any]:
-        """The states of all objects that a message speaks of, and of those that these hold."""
+        """The states of the objects that a message speaks of, and of those that have changed."""
         states = []
+        if len(self._objects) <= MOST_WATCHED:
+            self._waiting += [number for number in self._objects if number not in self._sent]
         while self._waiting:
             number = self._waiting.pop()
             value, key = self._objects[number]
-            states.append([number, key, pack(_state(value))])
+            state = pack(_state(value))
+            if self._last.get(number) != state:
+                self._last[number] = state
+                states.append([number, key, state])
         self._sent.clear()
         return states
 
@@ -75,6 +84,7 @@ class OwnObjects:
         """Give objects the states that the other end has sent."""
         for number, key, packed in states:
             value = self.find(["own", number, key])
+            self._last[number] = packed
             state = rebuild(packed)
             for name in state:
                 # One that shadows a method would be called in its place.
@@ -98,3 +108,24 @@ def _state(value: Any) -> dict[str, Any]:
 
 def _names(slots: Any) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def become(before: Any, after: Any) -> Any:
+    """Change a container to what the other end has made of it; return what is in its place."""
+    if type(before) is not type(after):
+        return after
+    if isinstance(before, list):
+        before[:] = [*map(become, before, after), *after[len(before) :]][: len(after)]
+    elif isinstance(before, dict):
+        changed = {key: become(before.get(key), item) for key, item in after.items()}
+        before.clear()
+        before.update(changed)
+    elif isinstance(before, set):
+        before.intersection_update(after)
+        before.update(after)
+    elif hasattr(before, "extend"):  # a deque, a bytearray
+        before.clear()
+        before.extend(after)
+    else:
+        return after
+    return before

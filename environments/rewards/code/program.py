@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import builtins
+import copy
+import dataclasses
 import functools
 import inspect
 import io
 import json
 import operator
+import random
 import sys
 import threading
 import types
+import typing
 from collections.abc import AsyncIterator, Callable, Iterator
 from io import BufferedReader
 from typing import IO, Any
 
-from environments.rewards.code.own_objects import OwnObjects
+from environments.rewards.code.own_objects import OwnObjects, become
 from environments.rewards.code.values import base_values, packed, rebuilt
 
 NAMES = "__names__"
@@ -28,11 +32,13 @@ MAX_PRINTED = 16 << 20
 class Program:
     """The solution, whose names ``load`` returns: answers requests until the tests hang up.
 
-    A request is ``[object, attribute, arguments, keywords, states]``: look an attribute up, and call it where
-    there are arguments. Object 0 has the names as attributes, and lists them as ``NAMES``; object 1 has the
-    ``OPERATORS``. A reply is ``["returned", value, arguments as they are afterwards, states, printed]`` or
-    ``["raised", error, null, states, printed]``; before it may come ``["lent", number, what, arguments,
-    keywords], ...]``, which asks the tests for something of what they have lent, and has a reply of its own.
+    A request is ``[object, attribute, arguments, keywords, changes, states]``: look an attribute up, and call
+    it where there are arguments. Object 0 has the names as attributes, and lists them as ``NAMES``; object 1
+    has the ``OPERATORS``. ``changes`` are those of the tests in containers that they have a copy of. A reply
+    is ``["returned", value, afterwards, states, printed]``, where ``afterwards`` has the arguments if they
+    have changed, or the number of an attribute that is a container; or ``["raised", error, ...]``. Before it
+    may come ``["lent", [number, what, arguments, keywords], ...]``, which asks the tests for something of
+    what they have lent, and has a reply of its own. ``states`` are those of the tests' own objects.
     All are lines of JSON, of ``packed`` values.
     """
 
@@ -46,6 +52,9 @@ class Program:
         self.objects: list[Any] = []
         self.numbers: dict[int, int] = {}  # of objects by their id, which stays theirs since they are kept
         self.own = OwnObjects(1)
+        self.shared: list[
+            Any
+        ] = []  # containers that the tests have a copy of, in which they may change something
         self.borrowed: dict[int, Any] = {}
         self.names: dict[str, Any] = {}
         self.turn = threading.RLock()
@@ -62,18 +71,23 @@ class Program:
             self._send(*self._reply(json.loads(request)))
 
     def _reply(self, request: list[Any]) -> tuple[str, Any, Any]:
-        number, attribute, packed_arguments, packed_keywords, states = request
+        number, attribute, packed_arguments, packed_keywords, changes, states = request
         afterwards: Any = None
         try:
             self.own.restore(states, self.rebuild)
+            for place, change in changes:
+                become(self.shared[place], self.rebuild(change))
             if not self.objects:
                 self._start(self.rebuild(packed_arguments)[0])
                 return "returned", self.pack(list(self.names)), None
             given = None if packed_arguments is None else self.rebuild(packed_arguments)
             keywords = self.rebuild(packed_keywords)
             value = self._answer(number, attribute, given, keywords)
-            for each, *_ in states:
-                self.own.send(each)
+            if given is None:
+                if type(value) in (list, dict, set):
+                    self.shared.append(value)
+                    return "returned", self.pack(value), len(self.shared) - 1
+                return "returned", self.pack(value), None
             after = [self.pack(given), self.pack(keywords)]
             afterwards = None if after == [packed_arguments, packed_keywords] else after
             return "returned", self.pack(value), afterwards
@@ -317,14 +331,37 @@ async def _aexit(manager: Any, error: Exception | None) -> Any:
     return await type(manager).__aexit__(manager, type(error) if error else None, error, None)
 
 
+def _seed(*arguments: Any) -> None:
+    random.seed(*arguments)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(*arguments)
+
+
+LIBRARY: dict[str, Callable[..., Any]] = {
+    "seed": _seed,
+    **{name: getattr(copy, name) for name in ("copy", "deepcopy")},
+    **{
+        name: getattr(dataclasses, name)
+        for name in ("asdict", "astuple", "fields", "is_dataclass", "replace")
+    },
+    **{
+        name: getattr(inspect, name)
+        for name in dir(inspect)
+        if name.startswith("is") or name in ("signature", "getdoc", "getmembers", "getmro")
+    },
+    **{name: getattr(builtins, name) for name in ("callable", "dir", "type", "vars")},
+    "get_type_hints": typing.get_type_hints,
+}
+"""What tests ask of objects, and Python of its own objects alone."""
+
 OPERATORS = types.SimpleNamespace(
     **UNARY,
     **{name: getattr(operator, f"__{name}__") for name in (*ARITHMETIC, *LOGIC, *COMPARISONS)},
     # and the statements that use an object.
+    library=lambda name, *arguments, **keywords: LIBRARY[name](*arguments, **keywords),
     contains=operator.contains,
     isinstance=isinstance,
     issubclass=issubclass,
-    type=type,
     setattr=setattr,
     delattr=delattr,
     enter=lambda manager: type(manager).__enter__(manager),

@@ -10,6 +10,7 @@ import builtins
 from functools import cached_property
 from typing import Any
 
+from environments.rewards.code.program import LIBRARY
 from environments.rewards.code.usage import Function, Usage
 
 
@@ -59,7 +60,7 @@ class Script:
     def playable(self) -> ast.Module:
         """The tests, so that the classes that they define and the objects that they use are known as such.
 
-        They call ``__own_class__``, ``__object__`` and ``__type_of__``.
+        They call ``__own_class__``, ``__object__`` and ``__library__``.
         """
         tree = _Playable(self.usage).visit(ast.parse(self.usage.source))
         return ast.fix_missing_locations(tree)
@@ -93,13 +94,26 @@ class _Playable(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        if isinstance(node.func, ast.Name) and node.func.id == "type" and len(node.args) == 1:
-            return _call("__type_of__", node.args[0])
+        name = ast.unparse(node.func).rpartition(".")[2]
+        if name in LIBRARY and ((node.args and name != "type") or len(node.args) == 1):
+            node.args[:0] = [node.func, ast.Constant(name)]
+            node.func = ast.Name("__library__", ast.Load())
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        if node.attr == "__class__" and isinstance(node.ctx, ast.Load):
+            return _expression_of_type(node.value)
         return node
 
 
 def _expression(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
+
+
+def _expression_of_type(value: ast.expr) -> ast.expr:
+    arguments = [ast.Name("type", ast.Load()), ast.Constant("type"), value]
+    return ast.Call(ast.Name("__library__", ast.Load()), arguments, [])
 
 
 def _call(name: str, argument: ast.expr) -> ast.expr:

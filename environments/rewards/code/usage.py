@@ -39,6 +39,11 @@ STANDARD_NAMES = {
 }
 """Names of libraries that tests use, and leave it to the solution to import."""
 NUMPY_TESTING = {"assert_allclose", "assert_array_equal", "assert_almost_equal"}
+_USUAL = (
+    "len list set tuple dict str int float range sorted print isinstance type enumerate zip repr frozenset"
+)
+USUAL = set(_USUAL.split())
+"""Builtins that tests use beside the function that they test."""
 STEPS = {
     "next",
     "send",
@@ -127,6 +132,15 @@ class Usage:
         return self.used - known
 
     @cached_property
+    def unknown_constants(self) -> set[str]:
+        """Those of them that tests neither call nor use as a class or as a module."""
+        used = [node.func for node in self.nodes if isinstance(node, ast.Call)]
+        used += [node.value for node in self.nodes if isinstance(node, ast.Attribute)]
+        others = {node.id for node in used if isinstance(node, ast.Name)}
+        is_class = {name for name in self.unknown if name[:1].isupper() and not name.isupper()}
+        return self.unknown - self.meant - others - is_class
+
+    @cached_property
     def meant(self) -> set[str]:
         """The names by which tests mean the solution, also where a builtin or the prelude has the same.
 
@@ -147,8 +161,10 @@ class Usage:
     def first_called(self) -> set[str]:
         if self.unknown or self.function or self.imported or self.aliases:
             return set()
-        local = self.stored | self.modules
-        return set([name for name in called_names(self.tree) if name not in local and name != "print"][:1])
+        asserts: list[ast.AST] = [node for node in self.nodes if isinstance(node, ast.Assert)]
+        called = [name for node in asserts or [self.tree] for name in called_names(node)]
+        called = [name for name in called if name not in self.stored | self.modules]
+        return set([*(name for name in called if name not in USUAL), *called][:1])
 
     @property
     def tested(self) -> set[str]:
@@ -280,6 +296,8 @@ class Usage:
         """The names of the solution that tests use as classes: as no name of a function is used."""
         names = {name for name in self.unknown | self.meant if name[:1].isupper()}
         certain = {name for name in (self.root_of_function(), "Solution") if name[:1].isupper()}
+        contexts = [node.context_expr for node in self.nodes if isinstance(node, ast.withitem)]
+        certain |= {root_of(each) for each in contexts} & names
         if self.objects:
             return names | certain
         called = {id(node.func) for node in self.nodes if isinstance(node, ast.Call)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import collections
+import datetime
 import functools
 import importlib
 import keyword
@@ -52,12 +53,13 @@ class Parts:
     build: str
 
 
-def _naive(*names: str) -> Callable[[Any], tuple[Any, ...] | None]:
-    """Takes these attributes of a time that has no time zone."""
+def _fixed(*names: str) -> Callable[[Any], tuple[Any, ...] | None]:
+    """Takes these attributes of a time that has no time zone, or one of a fixed offset."""
 
     def take(value: Any) -> tuple[Any, ...] | None:
         zone = getattr(value, "tzinfo", None)
-        return None if zone is not None else tuple(getattr(value, name) for name in names)
+        fixed = zone is None or type(zone) is datetime.timezone
+        return tuple(getattr(value, name) for name in names) if fixed else None
 
     return take
 
@@ -76,11 +78,15 @@ def array(kind: str, shape: tuple[int, ...], data: bytes) -> Any:
 
 
 _DATE = ("year", "month", "day")
-_TIME = ("hour", "minute", "second", "microsecond")
+_TIME = ("hour", "minute", "second", "microsecond", "tzinfo")
+_ZONE = datetime.timezone | None
 STANDARD_TYPES: dict[str, Parts] = {
     "builtins.bytearray": Parts(lambda value: (bytes(value),), (bytes,), "builtins.bytearray"),
     "builtins.range": Parts(
         lambda value: (value.start, value.stop, value.step), (int, int, int), "builtins.range"
+    ),
+    "builtins.slice": Parts(
+        lambda value: (value.start, value.stop, value.step), (object,) * 3, "builtins.slice"
     ),
     "collections.Counter": Parts(lambda value: (dict(value),), (dict,), "collections.Counter"),
     "collections.OrderedDict": Parts(lambda value: ([*value.items()],), (list,), "collections.OrderedDict"),
@@ -91,10 +97,13 @@ STANDARD_TYPES: dict[str, Parts] = {
     "fractions.Fraction": Parts(
         lambda value: (value.numerator, value.denominator), (int, int), "fractions.Fraction"
     ),
-    "datetime.date": Parts(_naive(*_DATE), (int,) * 3, "datetime.date"),
-    "datetime.datetime": Parts(_naive(*_DATE, *_TIME), (int,) * 7, "datetime.datetime"),
-    "datetime.time": Parts(_naive(*_TIME), (int,) * 4, "datetime.time"),
-    "datetime.timedelta": Parts(_naive("days", "seconds", "microseconds"), (int,) * 3, "datetime.timedelta"),
+    "datetime.date": Parts(_fixed(*_DATE), (int,) * 3, "datetime.date"),
+    "datetime.datetime": Parts(_fixed(*_DATE, *_TIME), (*(int,) * 7, _ZONE), "datetime.datetime"),
+    "datetime.time": Parts(_fixed(*_TIME), (*(int,) * 4, _ZONE), "datetime.time"),
+    "datetime.timedelta": Parts(_fixed("days", "seconds", "microseconds"), (int,) * 3, "datetime.timedelta"),
+    "datetime.timezone": Parts(
+        lambda value: (value.utcoffset(None),), (datetime.timedelta,), "datetime.timezone"
+    ),
     "pathlib.PosixPath": Parts(lambda value: (str(value),), (str,), "pathlib.PosixPath"),
     "uuid.UUID": Parts(lambda value: (str(value),), (str,), "uuid.UUID"),
     "numpy.ndarray": Parts(_array, (str, tuple, bytes), f"{__name__}.array"),
