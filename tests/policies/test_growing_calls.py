@@ -147,6 +147,7 @@ def test_cut_call_is_no_complete_one(cut: int) -> None:
         '<tool_call>{"name": "f", "arguments": 3}</tool_call>',
         '<tool_call>{"name": "f", "arguments": "NaN"}</tool_call>',
         "<tool_call>",
+        '<tool_call>{"name": "\\q", "arguments": {}}</tool_call>',
         " \n Just text. \n",
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -527,3 +528,15 @@ def test_cut_qwen3_coder_call_does_not_hide_the_good_one() -> None:
     for size in range(len("<tool_call>"), len(good)):
         names = [name for name, _ in coder_calls(good + good[:size])]
         assert names == ["f", "invalid_tool_call"]
+
+
+@pytest.mark.parametrize("name", TEXT_PARSERS)
+def test_text_that_repeats_itself_is_read_in_no_time(name: str) -> None:
+    parser = get_tool_parser(name)
+    marks = [mark for mark in parser.openings if mark] + ["<tool_call>\n<function=f>", "[TOOL_CALLS]f", "{"]
+    start = time.monotonic()
+    for mark in marks:
+        for filling in (" ", "\n", "a", mark, '"', "[", "</parameter>\n", "</tool_call>", "``` "):
+            parser.split(mark + filling * 4000)
+            parser.begun(mark + filling * 4000)
+    assert time.monotonic() - start < 20  # what grows with the square of the length takes minutes

@@ -95,7 +95,10 @@ class BlockParser(ToolParser):
         if match is None:
             return None
         name = next(group for group in match.groups() if group)
-        return encodable(MODEL_JSON.decode(name) if name.startswith('"') else name.strip()), match.end()
+        try:
+            return encodable(MODEL_JSON.decode(name) if name.startswith('"') else name.strip()), match.end()
+        except ValueError:
+            return None
 
     def parse(self, text: str) -> list[ToolCall]:
         return [call for block in self.blocks(text) for call in block.calls]

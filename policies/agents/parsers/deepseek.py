@@ -43,10 +43,10 @@ class DeepSeekParser(BlockParser):
     openings = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁calls▁end｜>")
     _BLOCK = re.compile(r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>|<｜tool▁calls▁(?:begin|end)｜>")
     _HEAD = re.compile(
-        r"\s*(?:function<｜tool▁sep｜>(?P<fenced>[^\n]+)\n\s*```json\s|(?P<bare>[^\n<]+)<｜tool▁sep｜>(?=\s*[{<]))"
+        r"\s*+(?:function<｜tool▁sep｜>(?P<fenced>[^\n]+)\n\s*```json\s|(?P<bare>[^\n<]+)<｜tool▁sep｜>(?=\s*[{<]))"
     )
     beginning = re.compile(rf"(?:{_BLOCK.pattern}){_HEAD.pattern}\s*(?=\{{)")
-    _END = re.compile(r"\s*(?P<fence>```)?\s*<｜tool▁call▁end｜>")
+    _END = re.compile(r"\s*+(?P<fence>```)?\s*+<｜tool▁call▁end｜>")
 
     def blocks(self, text: str) -> Iterator[Block]:
         position = 0

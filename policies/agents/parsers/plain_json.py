@@ -100,7 +100,7 @@ class MistralParser(BlockParser):
     """
 
     _TAG = "[TOOL_CALLS]"
-    _NAME = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\][^\s\[{]*)?\s*(?:\[ARGS\])?\s*(?=\{)")
+    _NAME = re.compile(r"\s*([^\s\[{]+)\s*+(?:\[CALL_ID\][^\s\[{]*)?\s*+(?:\[ARGS\])?\s*+(?=\{)")
     openings = (_TAG,)
     beginning = re.compile(rf"{re.escape(_TAG)}(?:{_NAME.pattern}|\s*\[\s*{NAME})")
 
