@@ -82,7 +82,7 @@ def roll_out(
         "max_tokens": rollout.max_turn_tokens,
         "seed": config.seed,
     }
-    with policy_app(config, model_path) as (app, interrupts):
+    with policy_app(config, model_path) as (app, start):
         engine = AgentExecutionEngine(
             agent_class=workload.agent_class,
             env_class=workload.env_class,
@@ -104,8 +104,7 @@ def roll_out(
         )
         with engine:
             engine.start()  # its actors start while the server loads the model
-            app.start()
-            interrupts.raise_if_interrupted()
+            start()
             return asyncio.run(engine.execute_tasks(tasks, results_file))
 
 

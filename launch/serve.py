@@ -17,6 +17,7 @@ from pathlib import Path
 
 from actors.serving.keys import KEYS_VARIABLE, access_keys
 from actors.settings import MODEL_NAME, PinnedVersion
+from environments.bounds import check_bounds
 from environments.command_name import command_name
 from environments.errors import ConfigError, SamplerError
 from launch.command import Command
@@ -29,7 +30,7 @@ from launch.run_folder.model_paths import (
     policy_version,
     versions_of,
 )
-from launch.validation.serving import DEFAULT_PORT, check_address
+from launch.validation.serving import DEFAULT_PORT
 from launch.validation.startup import check_served_agent, check_serving
 from launch.workload import load_workload
 from policies.model_files import check_loadable
@@ -46,10 +47,15 @@ def serve(config: TrainConfig) -> None:
     Raises:
         TroupeError: something is wrong that its message explains, or a part has died that answers need.
     """
+    from actors.ray_tools.address import joins_cluster
+    from launch.process.serve_address import check_address
+
     port = DEFAULT_PORT if config.server.http_port is None else config.server.http_port
     config = replace(config, server=replace(config.server, http_port=port))
+    check_bounds(config)
+    if not joins_cluster():  # whose Serve may have the port already, for whoever is served there
+        check_address(config.server.http_host, port)
     check_serving(config)
-    check_address(config.server.http_host, port)
     workload = None if config.workload is None else load_workload(config.workload, config.seed)
     if workload is not None:
         check_served_agent(config, workload)
@@ -60,9 +66,8 @@ def serve(config: TrainConfig) -> None:
     sys.stdout.write(f"Loading {model_path} ({server.num_replicas} replica(s)).\n")
     fleet = config.fleet if workload is not None else replace(config.fleet, num_actors=0)
     config = replace(config, server=server, fleet=fleet)
-    with policy_app(config, model_path, workload, pinned) as (app, interrupts):
-        app.start()
-        interrupts.raise_if_interrupted()
+    with policy_app(config, model_path, workload, pinned) as (app, start):
+        start()
         url = f"http://{reachable(server.http_host)}:{port}/v1"
         check_answers(url)
         sys.stdout.write(greeting(url, [*served_models(server), *app.agents], server))

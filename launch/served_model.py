@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import ray
@@ -18,6 +21,7 @@ from actors.weights.store import WeightStore
 from launch.config import TrainConfig, without_training
 from launch.process import cluster
 from launch.process.interrupt import Interrupts
+from launch.process.turns import Turn
 from launch.run_folder.model_paths import policy_version
 from launch.training.threads import with_threads
 from launch.workload import Workload
@@ -30,10 +34,11 @@ def policy_app(
     model_path: str,
     workload: Workload | None = None,
     pinned: Sequence[PinnedVersion] = (),
-) -> Iterator[tuple[PolicyApp, Interrupts]]:
-    """The application that serves ``model_path``, to be started in the block; it ends with it.
+) -> Iterator[tuple[PolicyApp, Callable[[], None]]]:
+    """The application that serves ``model_path``, and the function that starts it; it ends with the block.
 
-    With ``workload`` it serves its agent too, and beside the model the versions in ``pinned``.
+    With ``workload`` it serves its agent too, and beside the model the versions in ``pinned``. On a cluster
+    that others use, the block begins when it is this program's turn to start.
 
     A checkpoint is served under the version that its run has published it as, any other model as version 0.
 
@@ -41,7 +46,8 @@ def policy_app(
     ``Interrupts.raise_if_interrupted`` raises it again where a library has swallowed it.
 
     Raises:
-        ConfigError: the cluster cannot hold the replicas, or the checkpoint is damaged.
+        ConfigError: the cluster cannot hold the replicas, its Serve cannot have the address, or the
+            checkpoint is damaged.
     """
     config = without_training(config)
     server = with_threads(config, model_path).server
@@ -50,8 +56,10 @@ def policy_app(
     app: PolicyApp | None = None
     try:
         interrupts = Interrupts()
-        with interrupts.installed():  # after Ray, which puts a handler of its own in the place of SIGTERM's
-            cluster.check_resources(config)
+        with interrupts.installed(), ExitStack() as turn:  # after Ray, which puts a handler of its own
+            cluster.check_resources(config)  # in the place of SIGTERM's
+            if not started_ray:
+                turn.callback(_turn(config, model_path).end)
             store = WeightStore.options(**beside_driver()).remote()  # type: ignore[attr-defined]
             name = f"policy-{uuid.uuid4().hex[:8]}"
             app = PolicyApp(
@@ -64,7 +72,13 @@ def policy_app(
                 agents={} if workload is None else agents(config, workload, name, model_path),
                 pinned=pinned,
             )
-            yield app, interrupts
+
+            def start() -> None:
+                app.start()
+                turn.close()
+                interrupts.raise_if_interrupted()
+
+            yield app, start
     finally:
         if app is not None:
             app.end_conversations()
@@ -73,6 +87,15 @@ def policy_app(
         elif app is not None:
             app.stop()
             ray.kill(store)
+
+
+def _turn(config: TrainConfig, model_path: str) -> Turn:
+    def announce(line: str) -> None:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+    program = f"the server of {model_path} (process {os.getpid()} on {socket.gethostname()})"
+    return cluster.start_turn(config, program, lambda _: None, announce)
 
 
 def agents(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -219,7 +220,11 @@ def test_a_submitted_job_serves_a_model_and_its_agent_until_it_is_stopped(
     short = ["rollout.max_turn_tokens=16", "rollout.max_steps=1"]
     options = ["--no-wait", "--submission-id=serving"]
     command = [installed / "troupe", "serve", "recipe=calculator", *chosen, *short]
-    end_serve(installed, dashboard, foreign)
+    # As trainings and evaluations leave it behind, those of the tests above too.
+    without_address = "from ray import serve; serve.start(proxy_location='Disabled')"
+    leave = ["--address", dashboard, "--", installed / "python", "-c", shlex.quote(without_address)]
+    left = ray_cli(installed, "job", "submit", *leave, cwd=foreign)
+    assert left.returncode == 0, left.stdout + left.stderr
     done = ray_cli(installed, "job", "submit", "--address", dashboard, *options, "--", *command, cwd=foreign)
     assert done.returncode == 0, done.stdout + done.stderr
     try:

@@ -23,6 +23,12 @@ from actors.ray_tools.background import in_background
 NAMESPACE = "troupe"
 PREFIX = b"run-"
 BEAT_SECONDS = 1.0
+START_PHRASES = {
+    "learner": "waits for the learner's ranks to start",
+    "checkpoint": "waits for the learner to load the checkpoint",
+    "server": "waits for the policy server to start",
+}
+"""What the start of a run waits for, by its part."""
 
 
 @dataclass(frozen=True, kw_only=True)

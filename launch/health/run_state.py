@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from actors.rollouts.fleet_report import ActorFailure, FleetReport, RolloutInPlay
-from launch.health.heartbeat import BEAT_SECONDS, Pulse
+from launch.health.heartbeat import BEAT_SECONDS, START_PHRASES, Pulse
 from policies.sampler import QueueStatus, ReplicaStatus
 
 LATE_SECONDS = 5 * BEAT_SECONDS
@@ -103,6 +103,9 @@ def verdict(state: RunState) -> str:
     loop = f"The training loop {pulse.activity}, for {pulse.seconds:.0f} s now"
     if state.fleet is not None and pulse.activity in ("waits for rollouts", "waits for an evaluation"):
         return f"{loop}: {_rollouts(state, state.fleet)}"
+    if pulse.activity in START_PHRASES.values():
+        free = ", ".join(f"{state.free.get(name, 0):g} {name}s" for name in ("CPU", "GPU"))
+        return f"{loop}. In the cluster {free} are free for it."
     if _stream_is_full(state):
         return f"{loop}. The rollout actors wait for it: the stream is full."
     return f"{loop}."

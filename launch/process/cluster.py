@@ -18,6 +18,9 @@ from actors.ray_tools.connect import connect as join_or_start
 from actors.ray_tools.placement import has_labels, with_labels
 from environments.errors import ConfigError
 from launch.config import TrainConfig, algorithm_of
+from launch.health.heartbeat import pulses
+from launch.process.serve_address import claim_address
+from launch.process.turns import Turn
 
 LOCAL_CPUS = 64
 """Ray's CPUs only count: on one machine they must not keep small actors from starting."""
@@ -126,17 +129,41 @@ def check_resources(config: TrainConfig) -> None:
         )
 
 
-def shortage(config: TrainConfig) -> str | None:
-    """A sentence on what the run has to wait for, because others have it; ``None`` if there is room."""
+def start_turn(
+    config: TrainConfig, program: str, say: Callable[[str], None], announce: Callable[[str], None]
+) -> Turn:
+    """The turn of ``program`` to start on a cluster that it shares, which has room for all that it needs.
+
+    Serve has the address of ``server.http_port`` then, or will have it.
+
+    Raises:
+        ConfigError: Serve cannot have that address.
+    """
+    turn = Turn(program, say, announce)
+    try:
+        turn.take()
+        claim_address(config.server)
+        turn.wait_for_room(_bundles(config), lambda: f"{shortage(config)}; {_others()}")
+    except BaseException:  # an interrupt, for example: no other part of the program knows of it yet
+        turn.end()
+        raise
+    return turn
+
+
+def shortage(config: TrainConfig) -> str:
+    """What the run needs and others have."""
     free = ray.available_resources()
     short = [
         f"{needed:g} Ray {name}s, of which {free.get(name, 0):g} are free"
         for name, needed in _needs(config).items()
         if needed > free.get(name, 0)
     ]
-    if not short:
-        return None
-    return f"The run needs {' and '.join(short)}, and waits for the others: `ray status` shows who has them."
+    return " and ".join(short) or "its places, each on one node"
+
+
+def _others() -> str:
+    trainings = [each.folder for each in pulses() if each.pid != os.getpid()]
+    return f"others here are {', '.join(trainings)}" if trainings else "`ray status` shows who has them"
 
 
 def num_replicas(config: TrainConfig) -> int:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from launch.health.heartbeat import START_PHRASES
+
 PHRASES = {
     "time/wait": "waits for rollouts",
     "time/score": "waits for the learner to score samples",
@@ -52,6 +54,21 @@ class Activity:
         """Seconds since the loop last had each of ``RESULTS``, for those that it had."""
         now = time.monotonic()
         return {RESULTS[name]: now - self._ended[name] for name in RESULTS if name in self._ended}
+
+    def begin(self, phrase: str) -> None:
+        """From now on the loop does what ``phrase`` says, such as "waits for room"."""
+        if phrase != self.name:
+            self._present = (phrase, time.monotonic())
+
+    @contextmanager
+    def during_start(self, part: str) -> Iterator[None]:
+        """The loop does what ``part`` of ``START_PHRASES`` says, and then goes on with what it did before."""
+        before = self.name
+        self.begin(START_PHRASES[part])
+        try:
+            yield
+        finally:
+            self.begin(before)
 
     @contextmanager
     def during(self, name: str) -> Iterator[None]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
-import socket
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -28,17 +28,15 @@ from actors.weights.transport import make_transport
 from environments.errors import SamplerError
 from launch.config import TrainConfig, algorithm_of
 from launch.health.heartbeat import Heartbeat, Pulse
-from launch.health.inspection import inspect, raylets_here
-from launch.health.run_state import described
-from launch.health.watchdog import Watchdog
 from launch.process import cluster
 from launch.process.interrupt import Interrupts
+from launch.process.turns import Turn
 from launch.reporting.tracker import Tracker
 from launch.reporting.utilization import Utilization
 from launch.run_folder.lock import RunLock
 from launch.run_folder.model_paths import model_folder
 from launch.serve import check_answers, reachable, served_models
-from launch.training.activity import Activity
+from launch.training.activity import STARTING, Activity
 from launch.training.components import Components
 from launch.training.evaluator import Evaluator, evaluation_server
 from launch.training.logprob_probe import LogprobProbe
@@ -48,8 +46,12 @@ from launch.training.recovery import Recovery
 from launch.training.rollouts import Rollouts
 from launch.training.stages.base import Stage, publish
 from launch.training.threads import with_threads
+from launch.training.watch import present_pulse, run_name, watch
 from launch.workload import Workload
 from policies.learning.kl import KLController
+
+ACTORS_SECONDS = 120.0
+"""After so long other programs of the cluster may start, though not all rollout actors are up."""
 
 
 def start(
@@ -71,11 +73,25 @@ def start(
     Raises:
         ConfigError: the cluster cannot hold the run, or the checkpoint is not of this configuration.
     """
-    tracker.announce(f"Run folder: {recovery.directory}")
     if config.run.resume and recovery.checkpoint is None:
-        tracker.announce("It holds no checkpoint to resume from: a new run begins.")
+        tracker.announce(f"No checkpoint to go on from in {recovery.directory}: a new run begins.")
+    tracker.announce(f"Run folder: {recovery.directory}")
     start_model = model_in_background(config, workload, recovery, ending)
-    end = join_cluster(config, tracker, interrupts, ending)
+    activity, services = Activity(), list[RolloutService | RecordedService]()
+    pulse = partial(present_pulse, recovery, activity, services)
+    started_here, heartbeat = join_cluster(config, tracker, interrupts, pulse, ending)
+
+    def end(close: Callable[[], None]) -> None:
+        """Have a component closed with the run. A cluster that was started here ends as a whole."""
+        if not started_here:
+            ending.callback(lambda: close() if ray.is_initialized() else None)
+
+    turn = None
+    if not started_here:
+        turn = cluster.start_turn(config, run_name(recovery), activity.begin, tracker.announce)
+        end(turn.end)
+        activity.begin(STARTING)
+    watch(config, pulse, heartbeat, tracker, interrupts, ending)
     model_path = start_model()
     config = with_threads(config, model_path)
     if notice := memory_notice(config, model_path):
@@ -85,7 +101,7 @@ def start(
     if config.run.replay is not None:
         workload = replace(workload, val_dataset=None)  # nothing can play them
     service = rollout_service(config, config.server, workload, model_path, store)
-    services: list[RolloutService | RecordedService] = [service]
+    services.append(service)
     pinned = None
     end(service.stop)
     if config.evaluation.num_replicas:
@@ -95,18 +111,21 @@ def start(
     stage = next((each for each in stages if each.num_done(recovery) < each.num_steps), stages[-1])
     if stage.rolls_out:
         start_services(config, services)
-    learner = LearnerGroup(
-        model_path,
-        replace(config.learner, optimizer=stage.optimizer),
-        algorithm,
-        stage.num_schedule_steps,
-        config.seed,
-        store,
-        shared_file=(str(lock.path), lock.text),
-    )
+    with activity.during_start("learner"):
+        learner = LearnerGroup(
+            model_path,
+            replace(config.learner, optimizer=stage.optimizer),
+            algorithm,
+            stage.num_schedule_steps,
+            config.seed,
+            store,
+            shared_file=(str(lock.path), lock.text),
+        )
     end(learner.close)
     if not stage.rolls_out:  # after the learner, not beside it: its steps come first
         start_services(config, services)
+    if turn is not None:
+        in_background(partial(end_when_up, turn, tuple(services), config.fleet.num_actors), "turn")
     num_updates = sum(each.num_steps for each in stages if each.rolls_out)
     run = Components(
         config=config,
@@ -126,55 +145,12 @@ def start(
         kl=KLController(algorithm, recovery.progress.kl_coef),
         utilization=Utilization(service),
         scaling=ScalingPolicy(*config.fleet.bounds),
-        activity=Activity(),
+        activity=activity,
     )
-    watch(run, recovery, ending)
-    restore(run, recovery, stages)
+    with activity.during_start("checkpoint"):
+        restore(run, recovery, stages)
     tracker.announce(f"Learner: {config.learner.num_workers} rank(s) on {config.learner.device}.")
     return run
-
-
-def watch(run: Components, recovery: Recovery, ending: ExitStack) -> None:
-    """Tell the cluster what the run is doing, and have a watchdog notice when nothing moves."""
-
-    def progress() -> dict[str, float]:
-        times = [service.stream.last_arrival for service in run.services]
-        arrivals = [each for each in times if each is not None]
-        trajectory = {"a trajectory": time.monotonic() - max(arrivals)} if arrivals else {}
-        return trajectory | run.activity.seconds_since_results()
-
-    def idle_seconds() -> float:
-        return min([time.monotonic() - run.activity.since, *progress().values()])
-
-    def pulse() -> Pulse:
-        return Pulse(
-            folder=str(recovery.directory.resolve()),
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            fleets=tuple(service.fleet_name for service in run.services),
-            activity=run.activity.name,
-            seconds=time.monotonic() - run.activity.since,
-            idle_seconds=idle_seconds(),
-            num_updates=recovery.progress.step,
-            progress=progress(),
-            told_at=time.time(),
-        )
-
-    raylets = raylets_here()
-    heartbeat = Heartbeat(pulse)
-    ending.callback(heartbeat.stop)
-    settings = run.config.run
-    watchdog = Watchdog(
-        settings.stall_report_seconds,
-        settings.stall_limit_seconds,
-        idle_seconds,
-        lambda: described(inspect(pulse())),
-        run.tracker.announce,
-        run.interrupts.end_with,
-        heartbeat,
-        raylets[0] if len(raylets) == 1 else None,
-    )
-    ending.callback(watchdog.stop)
 
 
 def weight_store(
@@ -200,11 +176,13 @@ def weight_store(
 
 
 def join_cluster(
-    config: TrainConfig, tracker: Tracker, interrupts: Interrupts, ending: ExitStack
-) -> Callable[[Callable[[], None]], None]:
-    """Connect to Ray, and return a function that takes note of a component's end.
-
-    A cluster that is started here ends as a whole; in another one, each component is ended by itself.
+    config: TrainConfig,
+    tracker: Tracker,
+    interrupts: Interrupts,
+    pulse: Callable[[], Pulse],
+    ending: ExitStack,
+) -> tuple[bool, Heartbeat]:
+    """Connect to Ray; return whether a cluster was started here, and the heartbeat that tells it of the run.
 
     Raises:
         ConfigError: the cluster does not answer, or can never hold the run.
@@ -213,16 +191,26 @@ def join_cluster(
     if started_here:
         ending.callback(cluster.end)
     interrupts.install()  # Ray has put a handler of its own in the place of SIGTERM's
+    heartbeat = Heartbeat(pulse)
+    ending.callback(heartbeat.stop)
     cluster.wait_for_nodes(config, tracker.announce)
     tracker.announce("Ray: " + ("started here." if started_here else "joined a running cluster."))
-    if waits := cluster.shortage(config):
-        tracker.announce(waits)
+    return started_here, heartbeat
 
-    def end_with_run(close: Callable[[], None]) -> None:
-        if not started_here:
-            ending.callback(lambda: close() if ray.is_initialized() else None)
 
-    return end_with_run
+def end_when_up(turn: Turn, services: Sequence[RolloutService | RecordedService], num_actors: int) -> None:
+    """End the turn when all that the run needs has its place, or will not get it."""
+    try:
+        deadline = math.inf
+        for service in services:
+            service.wait_until_up()
+            deadline = min(deadline, time.monotonic() + ACTORS_SECONDS)
+            while isinstance(service, RolloutService) and time.monotonic() < deadline:
+                if service.fleet_status().num_ready >= num_actors:
+                    break
+                time.sleep(0.5)
+    finally:
+        turn.end()
 
 
 def model_in_background(
@@ -297,7 +285,8 @@ def begin_rollouts(run: Components) -> None:
     """Wait for the policy server and request the first rollouts, unless that was done before."""
     if run.rollouts.have_begun:
         return
-    run.rollouts.wait_until_up()
+    with run.activity.during_start("server"):
+        run.rollouts.wait_until_up()
     server = run.config.server
     if run.config.run.replay is None:
         run.tracker.announce(

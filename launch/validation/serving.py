@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-
 from environments.errors import ConfigError
 from launch.config import TrainConfig
 from launch.run_folder.model_paths import model_folder
@@ -13,21 +11,6 @@ from policies.engines.base import engine_class
 from policies.engines.tool_calls import check_reasoning_name, check_served_parsers
 
 DEFAULT_PORT = 8000
-
-
-def check_address(host: str, port: int) -> None:
-    """The address can be listened on. Raises ``ConfigError``."""
-    with socket.socket() as probe:
-        # As servers do: connections that were closed a moment ago do not count.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"Port {port} of {host} cannot be listened on ({error}): choose another one, such as "
-                f"server.http_port={DEFAULT_PORT + 1}, or end the program that has it; if that is Ray Serve, "
-                "which a job leaves on its cluster, by `serve shutdown`."
-            ) from error
 
 
 def check_engine(config: TrainConfig) -> None:

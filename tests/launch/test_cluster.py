@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from head_node import RAY, head_node
 
 from actors.ray_tools import address, connect
 from environments.errors import ConfigError, TroupeError
@@ -77,11 +78,11 @@ def test_what_others_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose(["learner.num_workers=2", "server.num_replicas=2", "server.engine.num_gpus=1"])
     free = {"CPU": 64.0, "GPU": 2.0}
     monkeypatch.setattr(connect.ray, "available_resources", lambda: free)
-    assert cluster.shortage(config) is None
+    assert "on one node" in cluster.shortage(config)
     free["GPU"] = 1.0
-    assert "2 Ray GPUs, of which 1 are free, and waits" in str(cluster.shortage(config))
+    assert cluster.shortage(config) == "2 Ray GPUs, of which 1 are free"
     del free["GPU"]  # as Ray says it
-    assert "of which 0 are free" in str(cluster.shortage(config))
+    assert "of which 0 are free" in cluster.shortage(config)
 
 
 def test_only_a_cluster_that_is_there_already_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,3 +125,22 @@ cluster.end()
         timeout=240,
     )
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.engine
+def test_job_can_be_submitted_to_a_cluster_that_starts_after_a_local_run(tmp_path: Path) -> None:
+    local = "from launch.process import cluster; assert cluster.connect(); cluster.end()"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    subprocess.run(
+        [sys.executable, "-c", local],
+        cwd=ROOT,
+        env=environment | {"HOME": str(tmp_path)},
+        check=True,
+        timeout=240,
+    )
+    assert list(tmp_path.iterdir()) == [], "a token there would be asked for"
+    with head_node(1, dashboard=True, HOME=str(tmp_path)) as joined:
+        job = [*RAY, "job", "submit", "--", "echo", "the job's line"]
+        done = subprocess.run(job, env=joined, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the job's line" in done.stdout

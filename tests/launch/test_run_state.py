@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from actors.rollouts.fleet_report import ActorFailure, FleetReport, FleetStatus, RolloutInPlay
-from launch.health.heartbeat import Pulse
+from launch.health.heartbeat import START_PHRASES, Pulse
 from launch.health.run_state import Process, RunState, described, verdict
 from launch.training.activity import PHRASES, Activity
 from launch.training.clock import Clock
@@ -90,6 +90,14 @@ SAMPLED = {"00000001/0001": 41.0, "00000001/0002": 2.0}
             "The training loop waits for the learner's update, for 45 s now.",
         ),
         (
+            replace(HEALTHY, fleet=None, pulse=replace(WAITS, activity=START_PHRASES["server"])),
+            "waits for the policy server to start, for 45 s now. In the cluster 1 CPUs, 0 GPUs are free",
+        ),
+        (
+            replace(HEALTHY, fleet=None, pulse=replace(WAITS, activity="waits for room: 2 Ray CPUs")),
+            "The training loop waits for room: 2 Ray CPUs, for 45 s now.",
+        ),
+        (
             replace(HEALTHY, stream=(1024, 1024), pulse=replace(WAITS, activity=PHRASES["time/learn"])),
             "The rollout actors wait for it: the stream is full.",
         ),
@@ -123,6 +131,18 @@ def test_the_text_says_what_every_part_is_doing() -> None:
         "head: 3 actors, driver 7",
     ):
         assert part in text
+
+
+def test_start_says_which_part_it_waits_for() -> None:
+    activity = Activity()
+    activity.begin("waits for room: 2 CPUs")
+    since = activity.since
+    activity.begin("waits for room: 2 CPUs")
+    assert activity.since == since, "it has waited for that all the time"
+    activity.begin("starts")
+    with activity.during_start("learner"):
+        assert activity.name == START_PHRASES["learner"]
+    assert activity.name == "starts"
 
 
 def test_a_clock_says_what_it_measures_and_goes_back_to_what_was_done_before() -> None:

@@ -1,0 +1,90 @@
+"""The HTTP address of a cluster's Serve: there is one, chosen by who came first."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+from ray import serve
+from ray.serve.config import ProxyLocation
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
+
+from environments.errors import ConfigError
+from launch.config import ServerConfig
+
+ENDING_SECONDS = 15.0
+"""How long the application of a program that was killed may take to end."""
+LOOK_SECONDS = 0.5
+
+
+def claim_address(server: ServerConfig) -> None:
+    """See that Serve has the address of ``server``, or will have it: before a model is loaded.
+
+    A training or an evaluation leaves Serve behind, without an address. One that serves nothing gives way.
+
+    Raises:
+        ConfigError: it serves other applications, at another address or at this one; or another program
+            listens there.
+    """
+    if server.http_port is None:
+        return
+    wanted = f"http://{server.http_host}:{server.http_port}"
+    deadline = time.monotonic() + ENDING_SECONDS
+    while (there := _present()) is not None and (conflict := _conflict(wanted, *there)):
+        if time.monotonic() > deadline:
+            raise ConfigError(f"Clients cannot be served at {wanted}: {conflict}")
+        time.sleep(LOOK_SECONDS)
+    if there is None or there[0] != wanted:
+        if there is not None:
+            serve.shutdown()
+        check_address(server.http_host, server.http_port)
+
+
+def check_address(host: str, port: int) -> None:
+    """The address can be listened on. Raises ``ConfigError``."""
+    with socket.socket() as probe:
+        # As servers do: connections that were closed a moment ago do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"Port {port} of {host} cannot be listened on ({error}): choose another one, such as "
+                f"server.http_port={port + 1}, or end the program that has it."
+            ) from error
+
+
+def _present() -> tuple[str, dict[str, dict[str, Any]]] | None:
+    """Where this cluster's Serve listens, "" for nowhere, and its applications by name; or no Serve."""
+    try:
+        client = _get_global_client()
+    except RayServeException:
+        return None
+    details = client.get_serve_details()
+    is_open = details["proxy_location"] != ProxyLocation.Disabled
+    options = client.http_config
+    return f"http://{options.host}:{options.port}" if is_open else "", details["applications"]
+
+
+def _conflict(wanted: str, there: str, applications: dict[str, dict[str, Any]]) -> str | None:
+    """Why Serve cannot have the address ``wanted``, and what to do; ``None`` if it can."""
+    if there == wanted:
+        at_root = {name: each for name, each in applications.items() if each["route_prefix"] == "/"}
+        if not at_root:
+            return None
+        return (
+            f"this cluster's Serve serves {_named(at_root)} there already. End that, or use another cluster."
+        )
+    if not applications:
+        return None
+    has = f"the address {there}" if there else "no HTTP address"
+    return (
+        f"this cluster's Serve has {has}, chosen by who came first, and serves {_named(applications)}. Wait "
+        "for their end, use another cluster, or end them all with `serve shutdown`."
+    )
+
+
+def _named(applications: dict[str, dict[str, Any]]) -> str:
+    return "the application" + "s" * (len(applications) > 1) + f" {', '.join(sorted(applications))}"

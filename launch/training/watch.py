@@ -1,0 +1,72 @@
+"""What a run tells of itself from its first second on, and the watchdog that notices when nothing moves."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from actors.rollouts.service import RolloutService
+from launch.config import TrainConfig
+from launch.health.heartbeat import Heartbeat, Pulse
+from launch.health.inspection import inspect, raylets_here
+from launch.health.run_state import described
+from launch.health.watchdog import Watchdog
+from launch.process.interrupt import Interrupts
+from launch.reporting.tracker import Tracker
+from launch.training.activity import Activity
+from launch.training.recording import RecordedService
+from launch.training.recovery import Recovery
+
+
+def run_name(recovery: Recovery) -> str:
+    """The run as other programs of its cluster are told of it."""
+    return f"the run {recovery.directory.resolve()} (process {os.getpid()} on {socket.gethostname()})"
+
+
+def present_pulse(
+    recovery: Recovery, activity: Activity, services: Sequence[RolloutService | RecordedService]
+) -> Pulse:
+    """What the run is doing now. Its services may not have been started yet."""
+    times = [service.stream.last_arrival for service in services]
+    arrivals = [each for each in times if each is not None]
+    trajectory = {"a trajectory": time.monotonic() - max(arrivals)} if arrivals else {}
+    progress = trajectory | activity.seconds_since_results()
+    seconds = time.monotonic() - activity.since
+    return Pulse(
+        folder=str(recovery.directory.resolve()),
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        fleets=tuple(service.fleet_name for service in services),
+        activity=activity.name,
+        seconds=seconds,
+        idle_seconds=min([seconds, *progress.values()]),
+        num_updates=recovery.progress.step,
+        progress=progress,
+        told_at=time.time(),
+    )
+
+
+def watch(
+    config: TrainConfig,
+    pulse: Callable[[], Pulse],
+    heartbeat: Heartbeat,
+    tracker: Tracker,
+    interrupts: Interrupts,
+    ending: ExitStack,
+) -> None:
+    """Have a watchdog notice when nothing moves, until ``ending`` is closed."""
+    raylets = raylets_here()
+    watchdog = Watchdog(
+        config.run.stall_report_seconds,
+        config.run.stall_limit_seconds,
+        lambda: pulse().idle_seconds,
+        lambda: described(inspect(pulse())),
+        tracker.announce,
+        interrupts.end_with,
+        heartbeat,
+        raylets[0] if len(raylets) == 1 else None,
+    )
+    ending.callback(watchdog.stop)

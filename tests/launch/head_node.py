@@ -1,0 +1,71 @@
+"""A Ray cluster of its own, as ``ray start --head`` makes it, for the programs of a test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from actors.ray_tools.connect import RAYLET_ENVIRONMENT
+
+ROOT = Path(__file__).parents[2]
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+PORTS = (
+    "port",
+    "dashboard-port",
+    "ray-client-server-port",
+    "dashboard-agent-listen-port",
+    "dashboard-agent-grpc-port",
+    "metrics-export-port",
+)
+"""Other clusters of this machine may have the usual ones."""
+
+
+@contextmanager
+def head_node(num_cpus: int, dashboard: bool = False, **variables: str) -> Iterator[dict[str, str]]:
+    """A head node; the environment of a program that joins it, or submits jobs if there is a dashboard.
+
+    Args:
+        variables: of the environment, beside those of this process that are not Ray's.
+    """
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    ports = {name: _free_port() for name in PORTS}
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # tmp_path is too long for its sockets
+        environment = own | {"PYTHONPATH": str(ROOT), "RAY_TMPDIR": folder} | variables
+        options = [f"--num-cpus={num_cpus}", f"--temp-dir={folder}/ray", f"--include-dashboard={dashboard}"]
+        log = Path(folder) / "head.log"
+        with log.open("w") as output:
+            head = subprocess.Popen(
+                [*RAY, "start", "--head", "--block", *options]
+                + [f"--{name}={port}" for name, port in ports.items()],
+                env=environment | RAYLET_ENVIRONMENT,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            while "Ray runtime started" not in log.read_text():
+                assert head.poll() is None, log.read_text()
+                time.sleep(0.2)
+            yield environment | {
+                "RAY_ADDRESS": f"127.0.0.1:{ports['port']}",
+                "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{ports['dashboard-port']}",
+            }
+            assert head.poll() is None, log.read_text()
+        finally:
+            sys.stdout.write(log.read_text())  # pytest shows it for a test that fails
+            head.send_signal(signal.SIGTERM)
+            head.wait(timeout=180)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
