@@ -136,8 +136,11 @@ def test_a_long_number_may_stand_in_assertions():
 
 # --- checkers
 
-PAIR = "def check(input, output, expected):\n    a, b = output.split()\n    return int(a) + int(b) == int(input)\n"
-    "def check(input, output, expected):\n    a, b = map(int, output.split())\n    return a + b == int(input)\n"
+PAIR = (
+    "def check(input, output, expected):\n"
+    "    a, b = map(int, output.split())\n    return a + b == int(input)\n"
+)
+
 
 @pytest.mark.parametrize(
     ("printed", "reward"), [("3 7", 1.0), ("5 5", 1.0), ("5 6", 0.0), ("ten", 0.0), ("", 0.0), ("True", 0.0)]
