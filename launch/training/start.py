@@ -27,7 +27,7 @@ from actors.weights.store import WeightStore
 from actors.weights.transport import make_transport
 from environments.errors import SamplerError
 from launch.config import TrainConfig, algorithm_of
-from launch.health.heartbeat import Heartbeat, Pulse
+from launch.health.heartbeat import Heartbeat
 from launch.process import cluster
 from launch.process.interrupt import Interrupts
 from launch.process.turns import Turn
@@ -48,6 +48,7 @@ from launch.training.stages.base import Stage, publish
 from launch.training.threads import with_threads
 from launch.training.watch import present_pulse, run_name, watch
 from launch.workload import Workload
+from policies.learning.algorithm import Algorithm
 from policies.learning.kl import KLController
 
 ACTORS_SECONDS = 120.0
@@ -78,20 +79,7 @@ def start(
     tracker.announce(f"Run folder: {recovery.directory}")
     start_model = model_in_background(config, workload, recovery, ending)
     activity, services = Activity(), list[RolloutService | RecordedService]()
-    pulse = partial(present_pulse, recovery, activity, services)
-    started_here, heartbeat = join_cluster(config, tracker, interrupts, pulse, ending)
-
-    def end(close: Callable[[], None]) -> None:
-        """Have a component closed with the run. A cluster that was started here ends as a whole."""
-        if not started_here:
-            ending.callback(lambda: close() if ray.is_initialized() else None)
-
-    turn = None
-    if not started_here:
-        turn = cluster.start_turn(config, run_name(recovery), activity.begin, tracker.announce)
-        end(turn.end)
-        activity.begin(STARTING)
-    watch(config, pulse, heartbeat, tracker, interrupts, ending)
+    end, turn = join_cluster(config, recovery, activity, services, tracker, interrupts, ending)
     model_path = start_model()
     config = with_threads(config, model_path)
     if notice := memory_notice(config, model_path):
@@ -112,15 +100,7 @@ def start(
     if stage.rolls_out:
         start_services(config, services)
     with activity.during_start("learner"):
-        learner = LearnerGroup(
-            model_path,
-            replace(config.learner, optimizer=stage.optimizer),
-            algorithm,
-            stage.num_schedule_steps,
-            config.seed,
-            store,
-            shared_file=(str(lock.path), lock.text),
-        )
+        learner = start_learner(config, stage, model_path, algorithm, store, lock)
     end(learner.close)
     if not stage.rolls_out:  # after the learner, not beside it: its steps come first
         start_services(config, services)
@@ -177,12 +157,20 @@ def weight_store(
 
 def join_cluster(
     config: TrainConfig,
+    recovery: Recovery,
+    activity: Activity,
+    services: Sequence[RolloutService | RecordedService],
     tracker: Tracker,
     interrupts: Interrupts,
-    pulse: Callable[[], Pulse],
     ending: ExitStack,
-) -> tuple[bool, Heartbeat]:
-    """Connect to Ray; return whether a cluster was started here, and the heartbeat that tells it of the run.
+) -> tuple[Callable[[Callable[[], None]], None], Turn | None]:
+    """Connect to Ray, and tell it from now on what the run is doing.
+
+    A cluster that is started here ends as a whole. In another one each component is ended by itself, and the
+    run waits for its turn to start.
+
+    Returns:
+        A function that takes note of a component's end, and the turn.
 
     Raises:
         ConfigError: the cluster does not answer, or can never hold the run.
@@ -191,11 +179,23 @@ def join_cluster(
     if started_here:
         ending.callback(cluster.end)
     interrupts.install()  # Ray has put a handler of its own in the place of SIGTERM's
+
+    def end_with_run(close: Callable[[], None]) -> None:
+        if not started_here:
+            ending.callback(lambda: close() if ray.is_initialized() else None)
+
+    pulse = partial(present_pulse, recovery, activity, services)
     heartbeat = Heartbeat(pulse)
     ending.callback(heartbeat.stop)
     cluster.wait_for_nodes(config, tracker.announce)
     tracker.announce("Ray: " + ("started here." if started_here else "joined a running cluster."))
-    return started_here, heartbeat
+    turn = None
+    if not started_here:
+        turn = cluster.start_turn(config, run_name(recovery), activity.begin, tracker.announce)
+        end_with_run(turn.end)
+        activity.begin(STARTING)
+    watch(config, pulse, heartbeat, tracker, interrupts, ending)
+    return end_with_run, turn
 
 
 def end_when_up(turn: Turn, services: Sequence[RolloutService | RecordedService], num_actors: int) -> None:
@@ -256,6 +256,26 @@ def rollout_service(
     app = PolicyApp(name, model_path, server, store, chat_template_kwargs=options)
     make_sampler = partial(ServeSampler, name, model_path, options)
     return RolloutService(workload.pair, make_sampler, config.rollout.limits(), config.fleet, app)
+
+
+def start_learner(
+    config: TrainConfig,
+    stage: Stage,
+    model_path: str,
+    algorithm: Algorithm,
+    store: ray.actor.ActorHandle,
+    lock: RunLock,
+) -> LearnerGroup:
+    """The learner, which begins with ``stage``."""
+    return LearnerGroup(
+        model_path,
+        replace(config.learner, optimizer=stage.optimizer),
+        algorithm,
+        stage.num_schedule_steps,
+        config.seed,
+        store,
+        shared_file=(str(lock.path), lock.text),
+    )
 
 
 def start_services(config: TrainConfig, services: Sequence[RolloutService | RecordedService]) -> None:
