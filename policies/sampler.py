@@ -18,6 +18,25 @@ from environments.types import Completion, Message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EngineOptions:
+    """What clients over HTTP may ask of an engine beside ``SamplingParams``, by vLLM's names.
+
+    Rollouts ask none of it. ``top_logprobs`` and ``prompt_logprobs`` are numbers of likely tokens beside each
+    sampled one and each of the prompt; ``None`` leaves the prompt's log-probabilities out.
+    """
+
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_p: float = 0.0
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    top_logprobs: int = 0
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """How to draw tokens. The defaults sample from the model's own distribution.
 
@@ -25,6 +44,7 @@ class SamplingParams:
     the server. ``seed=None`` draws a fresh seed for each request. ``adapter`` is one of ``server.adapters``;
     ``None`` is the model itself. ``structure`` is the form that the answer has to have, as the JSON text of
     an xgrammar structural tag (``policies.openai.structure`` writes them); ``None`` leaves it free.
+    ``options`` are for clients over HTTP.
     """
 
     temperature: float = 1.0
@@ -35,6 +55,7 @@ class SamplingParams:
     seed: int | None = None
     adapter: str | None = None
     structure: str | None = None
+    options: EngineOptions | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature <= 2:
@@ -149,6 +170,11 @@ class TokenOutput:
     finish_reason: str | None
     policy_version: int
     token_versions: tuple[int, ...] = ()
+    top_logprobs: tuple[Mapping[int, float], ...] = ()
+    """By token id, for each sampled token [C], with ``EngineOptions.top_logprobs``."""
+    prompt_logprobs: tuple[Mapping[int, float], ...] = ()
+    """By token id, for each token of the prompt [P], of which the first has none. The token itself is among
+    them, and those that are likely."""
     tool_calls: tuple[dict[str, Any], ...] = ()
     """In OpenAI's shape, without ids, where the request has named a parser."""
 

@@ -44,6 +44,9 @@ class Engine(ABC):
     keeps_structure: ClassVar[bool] = False
     """Whether answers have the form of ``SamplingParams.structure``. If not, asking for it is an error."""
 
+    takes_options: ClassVar[bool] = False
+    """Whether it acts on ``SamplingParams.options``. If not, asking for one is an error."""
+
     version: int = 0
     """Of the weights that sample now. A replica that starts from a checkpoint sets the checkpoint's."""
     max_model_tokens: int
@@ -105,7 +108,7 @@ class Engine(ABC):
             SamplerError: the engine has failed, or has ended the request without an answer.
             LogprobError: a log-probability of the answer is not finite.
         """
-        self._check_structure(params)
+        self._check_params(params)
         async with aclosing(self.sample(prompt_ids, params, in_pieces=False)) as outputs:
             async for output in outputs:
                 return self._checked(output)
@@ -122,7 +125,7 @@ class Engine(ABC):
             SamplerError: the engine has failed.
             LogprobError: a log-probability of the answer is not finite.
         """
-        self._check_structure(params)
+        self._check_params(params)
         async with aclosing(self.sample(prompt_ids, params, in_pieces=True)) as outputs:
             async for output in outputs:
                 yield self._checked(output)
@@ -138,7 +141,12 @@ class Engine(ABC):
         finally:
             self.tokens_in_flight -= num_tokens
 
-    def _check_structure(self, params: SamplingParams) -> None:
+    def _check_params(self, params: SamplingParams) -> None:
+        if params.options is not None and not self.takes_options:
+            raise ConfigError(
+                f"{type(self).__name__} has no penalties, no log-probabilities of other tokens and no "
+                "further options of sampling: leave them out."
+            )
         if params.structure is not None and not self.keeps_structure:
             raise ConfigError(
                 f"{type(self).__name__} cannot give an answer a form: leave response_format out, and let "

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import os
 import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
@@ -40,6 +41,7 @@ class VLLMEngine(Engine):
     settings = ("num_threads", "dtype", "cache_after_publish", "options")
     serves_adapters = True
     keeps_structure = True
+    takes_options = True
 
     def __init__(self, model_path: str, config: EngineConfig, adapters: Mapping[str, str]) -> None:
         for name, value in environment(config).items():
@@ -236,7 +238,7 @@ class VLLMEngine(Engine):
                 self._num_prompt_tokens += len(running.prompt_ids)
                 self._num_cached_tokens += output.num_cached_tokens or 0
             self._num_tokens += len(sampled.token_ids)
-            ready.append((request_id, _token_output(sampled, running)))
+            ready.append((request_id, _token_output(sampled, output.prompt_logprobs, running)))
         if ready and self._loop is not None:
             self._loop.call_soon_threadsafe(self._hand_over, ready)
 
@@ -312,6 +314,7 @@ def _vllm_params(params: SamplingParams, room: int, in_pieces: bool) -> Any:
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     structure = params.structure and StructuredOutputsParams(structural_tag=params.structure)
+    options = {} if params.options is None else asdict(params.options)
     return VLLMSamplingParams(
         temperature=params.temperature,
         top_p=params.top_p,
@@ -319,23 +322,39 @@ def _vllm_params(params: SamplingParams, room: int, in_pieces: bool) -> Any:
         max_tokens=min(params.max_tokens or room, room),
         stop=list(params.stop) or None,
         seed=params.seed,
-        logprobs=0,  # of the sampled token only
+        logprobs=options.pop("top_logprobs", 0),  # the sampled token's always comes first
         flat_logprobs=True,  # lists of numbers, not an object for each token
         skip_clone=True,  # made for this request alone: the deep copy was 15 % of the thread in a profile
         detokenize=bool(params.stop),
         structured_outputs=structure or None,
         output_kind=RequestOutputKind.DELTA if in_pieces else RequestOutputKind.FINAL_ONLY,
+        **options,
     )
 
 
-def _token_output(sampled: Any, running: _Running) -> TokenOutput:
+def _token_output(sampled: Any, prompt_logprobs: Any, running: _Running) -> TokenOutput:
     versions = running.versions.take(len(sampled.token_ids))
+    flat = sampled.logprobs
+    logprobs: Sequence[float] = flat.logprobs if flat else ()
+    top = running.vllm_params.logprobs > 0 and bool(flat)
     return TokenOutput(
         token_ids=tuple(sampled.token_ids),
-        logprobs=tuple(sampled.logprobs.logprobs if sampled.logprobs else ()),
+        logprobs=tuple(logprobs[start] for start in flat.start_indices) if top else tuple(logprobs),
         finish_reason=sampled.finish_reason,
         policy_version=min(versions, default=running.versions.newest),
         token_versions=versions,
+        top_logprobs=_by_token(flat) if top else (),
+        prompt_logprobs=_by_token(prompt_logprobs) if prompt_logprobs else (),
+    )
+
+
+def _by_token(flat: Any) -> tuple[dict[int, float], ...]:
+    """The log-probabilities of each position, without those of tokens that could not come."""
+    places = zip(flat.start_indices, flat.end_indices, strict=True)
+    pairs = list(zip(flat.token_ids, flat.logprobs, strict=True))
+    return tuple(
+        {token: logprob for token, logprob in pairs[start:end] if math.isfinite(logprob)}
+        for start, end in places
     )
 
 

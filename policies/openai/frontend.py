@@ -124,9 +124,10 @@ class OpenAIFrontend:
     def complete(self, body: CompletionRequest, charge: Charge = _free) -> AsyncGenerator[Json, None]:
         """One ``text_completion``, or with ``stream`` several. Closes and raises as ``chat`` does."""
         self._check(body)
-        requests = self._requests(body, self._encode(body))
+        requests = self._requests(body, self._encode(body), structure_of(body, self._tool_parser))
         reply = TextReply(body, self._token_text)
-        pieces = self._sample(requests, in_pieces=bool(body.stream))
+        echoes = bool(body.echo)
+        pieces = self._sample(requests, in_pieces=bool(body.stream) and not echoes, echoes=echoes)
         return _answer(body, requests, reply, pieces, charge)
 
     def _check(self, body: SamplingRequest) -> None:
@@ -240,8 +241,10 @@ class OpenAIFrontend:
                 param="n",
             )
 
-    def _sample(self, requests: list[TokenRequest], in_pieces: bool) -> AsyncGenerator[Piece, None]:
-        return self._sample_in_pieces(requests) if in_pieces else self._sample_whole(requests)
+    def _sample(
+        self, requests: list[TokenRequest], in_pieces: bool, echoes: bool = False
+    ) -> AsyncGenerator[Piece, None]:
+        return self._sample_in_pieces(requests) if in_pieces else self._sample_whole(requests, echoes)
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
@@ -267,7 +270,7 @@ class OpenAIFrontend:
                 async for output in outputs:
                     yield output
 
-    async def _sample_whole(self, requests: list[TokenRequest]) -> AsyncGenerator[Piece, None]:
+    async def _sample_whole(self, requests: list[TokenRequest], echoes: bool) -> AsyncGenerator[Piece, None]:
         tasks = [asyncio.create_task(self._generate(request)) for request in requests]
         try:
             outputs = await asyncio.gather(*tasks)
@@ -276,7 +279,8 @@ class OpenAIFrontend:
                 task.cancel()
         for index, (request, output) in enumerate(zip(requests, outputs, strict=True)):
             text = before_stop(self._renderer.decode(output.token_ids), request.params.stop)
-            yield Piece(index, request, text, output, is_first=True)
+            prompt = self._renderer.text_of(request.prompt_ids) if echoes else ""
+            yield Piece(index, request, text, output, is_first=True, prompt=prompt)
 
     async def _sample_in_pieces(self, requests: list[TokenRequest]) -> AsyncGenerator[Piece, None]:
         texts = [GrowingText(self._renderer.decode, request.params.stop) for request in requests]

@@ -18,6 +18,8 @@ MAX_STRUCTURE_CHARACTERS = 2**16
 MAX_SCHEMA_DEPTH = 32
 """Objects and lists of a schema within each other. The engine's time grows with the cube of it: 32 take 0.1 s
 where the schemas are as long as they may be, and 400 took 15 s in 4 kB."""
+MAX_LIKELY_TOKENS = 20
+"""Whose log-probabilities come with each token: as many as OpenAI has, and vLLM."""
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 """A stop string is searched for at the end of every piece of a stream, in all of its beginnings."""

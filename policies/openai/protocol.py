@@ -7,15 +7,30 @@ is not served is an error that names it: an ignored parameter would spoil an exp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, Field, StrictInt, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    StrictInt,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError, TroupeError
-from policies.openai.limits import MAX_CHOICES, MAX_MESSAGES, MAX_STOP_CHARACTERS, MAX_STOPS
-from policies.openai.messages import Body, ChatMessage, Tools, encodable
+from policies.openai.limits import (
+    MAX_CHOICES,
+    MAX_LIKELY_TOKENS,
+    MAX_MESSAGES,
+    MAX_STOP_CHARACTERS,
+    MAX_STOPS,
+)
+from policies.openai.messages import Body, ChatMessage, Text, Tools, encodable
 from policies.openai.validation_errors import told
-from policies.sampler import SamplingParams
+from policies.sampler import EngineOptions, SamplingParams
 
 MAX_SEED = 2**63 - 1 - MAX_CHOICES  # choice i is sampled with seed + i, and the engine takes 64 bits
 TEXT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
@@ -90,6 +105,11 @@ NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "stop": ([],),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "stop_token_ids": ([],),
     "logit_bias": ({},),
     "logprobs": (False,),
     "top_logprobs": (0,),
@@ -130,19 +150,36 @@ def _few_short_stops(value: str | list[str] | None) -> str | list[str] | None:
     return value
 
 
-def _sampled_token_only(value: int | None) -> int | None:
-    if value:
-        raise ValueError(f"{value} is not supported: only sampled tokens have log-probabilities here, use 0")
-    return value
-
-
 TokenId = Annotated[int, Field(ge=0)]
 Stop = Annotated[str | list[str] | None, AfterValidator(_few_short_stops)]
-OnlySampledToken = Annotated[StrictInt | None, AfterValidator(_sampled_token_only)]
+LikelyTokens = Annotated[StrictInt, Field(ge=0, le=MAX_LIKELY_TOKENS)]
 
 
 class StreamOptions(Body):
     include_usage: bool | None = None
+
+
+class JsonSchema(Body):
+    """The last three fields change nothing: the schema always holds, and one that cannot is an error."""
+
+    schema_: Annotated[dict[str, Any], Field(alias="schema")] = Field(default_factory=dict)
+    name: str = ""
+    description: str | None = None
+    strict: bool | None = None
+
+
+class StructuredOutputs(Body):
+    """The form of the answer's text, by vLLM's names: one of these."""
+
+    schema_: Annotated[dict[str, Any] | None, Field(alias="json")] = None
+    regex: Text | None = None
+    choice: Annotated[list[Text], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _check_number(self) -> StructuredOutputs:
+        if sum(each is not None for each in (self.schema_, self.regex, self.choice)) != 1:
+            raise ValueError("a text has one form: send one of json, regex and choice")
+        return self
 
 
 class SamplingRequest(Body):
@@ -159,8 +196,15 @@ class SamplingRequest(Body):
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    frequency_penalty: Annotated[float | None, _of_no_effect("frequency_penalty")] = None
-    presence_penalty: Annotated[float | None, _of_no_effect("presence_penalty")] = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    """vLLM's, as all up to ``stop_token_ids``."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS)] | None = None
     return_token_ids: bool | None = None
     policy_version: Annotated[int, Field(ge=0)] | None = None
     """The version that has to answer: status 409 where the policy has moved on, with the present one."""
@@ -184,6 +228,10 @@ class SamplingRequest(Body):
     def returns_logprobs(self) -> bool:
         raise NotImplementedError
 
+    def likely_tokens(self) -> tuple[int, int | None]:
+        """How many likely tokens the client wants beside each sampled one, and beside each of the prompt."""
+        raise NotImplementedError
+
     @property
     def num_choices(self) -> int:
         """For each prompt."""
@@ -201,7 +249,16 @@ class SamplingRequest(Body):
         given = self.model_dump(
             include={"temperature", "top_p", "top_k", "max_tokens", "seed"}, exclude_none=True
         )
-        return SamplingParams(**given, stop=self.stops())
+        return SamplingParams(**given, stop=self.stops(), options=self._options())
+
+    def _options(self) -> EngineOptions | None:
+        names = {field.name for field in fields(EngineOptions)}
+        given = self.model_dump(include=names, exclude_none=True)
+        top_logprobs, prompt_logprobs = self.likely_tokens()
+        given |= {"top_logprobs": top_logprobs, "prompt_logprobs": prompt_logprobs}
+        given["stop_token_ids"] = tuple(given.get("stop_token_ids", ()))
+        options = EngineOptions(**given)
+        return None if options == EngineOptions() else options
 
 
 class NamedFunction(Body):
@@ -213,15 +270,6 @@ class NamedTool(Body):
 
     type: Literal["function"]
     function: NamedFunction
-
-
-class JsonSchema(Body):
-    """The last three fields change nothing: the schema always holds, and one that cannot is an error."""
-
-    schema_: Annotated[dict[str, Any], Field(alias="schema")] = Field(default_factory=dict)
-    name: str = ""
-    description: str | None = None
-    strict: bool | None = None
 
 
 class ResponseFormat(Body):
@@ -244,7 +292,7 @@ class ChatRequest(SamplingRequest):
     max_completion_tokens: int | None = None
     """OpenAI's newer name of ``max_tokens``."""
     logprobs: bool | None = None
-    top_logprobs: OnlySampledToken = None
+    top_logprobs: LikelyTokens | None = None
     tools: Tools = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     """``required`` and a named tool force one call of a tool."""
@@ -265,6 +313,16 @@ class ChatRequest(SamplingRequest):
         self.max_tokens = both.pop() if both else None
         return self
 
+    @field_validator("top_logprobs")
+    @classmethod
+    def _check_top_logprobs(cls, value: int | None, given: ValidationInfo) -> int | None:
+        if value and not given.data.get("logprobs"):
+            raise ValueError(f"{value} needs logprobs=true")
+        return value
+
+    def likely_tokens(self) -> tuple[int, int | None]:
+        return self.top_logprobs or 0, None
+
     def template_options(self) -> dict[str, Any]:
         """The variables that the request gives to the chat template."""
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
@@ -279,7 +337,19 @@ class CompletionRequest(SamplingRequest):
     """The body of ``POST /v1/completions``. A text prompt is encoded as it stands, without a BOS token."""
 
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
-    logprobs: OnlySampledToken = None
+    logprobs: LikelyTokens | None = None
+    """How many likely tokens come with each one, and so its own log-probability; 0 asks for that alone."""
+    echo: bool | None = None
+    """Whether the answer begins with the prompt; with ``logprobs`` those of its tokens too."""
+
+    @model_validator(mode="after")
+    def _check_max_tokens(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens=0 leaves no room for an answer: use 1 and above, or echo=true")
+        return self
+
+    def likely_tokens(self) -> tuple[int, int | None]:
+        return self.logprobs or 0, self.logprobs if self.echo else None
 
     @property
     def returns_logprobs(self) -> bool:
@@ -291,5 +361,11 @@ class CompletionRequest(SamplingRequest):
         return cast("list[str | list[int]]", [self.prompt] if is_one else self.prompt)
 
     def sampling_params(self) -> SamplingParams:
-        params = super().sampling_params()
-        return params if self.max_tokens is not None else params.replace(max_tokens=TEXT_COMPLETION_TOKENS)
+        if self.max_tokens is None:
+            return super().sampling_params().replace(max_tokens=TEXT_COMPLETION_TOKENS)
+        # With echo, 0 asks for the prompt alone: a token is sampled all the same, and left out.
+        return (
+            self.model_copy(update={"max_tokens": None})
+            .sampling_params()
+            .replace(max_tokens=self.max_tokens or 1)
+        )

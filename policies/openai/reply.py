@@ -6,10 +6,11 @@ that has sampled a token of the answer, and, with the token ids, ``token_version
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from environments.thoughts import (
@@ -23,7 +24,7 @@ from environments.tools import ToolCall
 from policies.agents.parsers import ToolParser
 from policies.openai.growing_calls import GrowingCalls
 from policies.openai.growing_thought import GrowingThought, WholeThought
-from policies.openai.protocol import ChatRequest, SamplingRequest
+from policies.openai.protocol import ChatRequest, CompletionRequest, SamplingRequest
 from policies.sampler import TokenOutput, TokenRequest
 
 Json = dict[str, Any]
@@ -40,6 +41,8 @@ class Piece:
     text: str
     output: TokenOutput
     is_first: bool
+    prompt: str = ""
+    """The prompt's text, where the answer begins with it."""
 
 
 class Reply:
@@ -57,6 +60,7 @@ class Reply:
         }
         self._returns_token_ids = bool(body.return_token_ids)
         self._returns_logprobs = body.returns_logprobs
+        self._num_likely, _ = body.likely_tokens()
         self._token_text = token_text
 
     def whole(self, pieces: list[Piece], num_prompt_tokens: int) -> Json:
@@ -93,7 +97,7 @@ class Reply:
     def _delta(self, piece: Piece) -> Json:
         raise NotImplementedError
 
-    def _logprobs(self, tokens: list[str], logprobs: Sequence[float]) -> Json:
+    def _logprobs(self, tokens: list[str], output: TokenOutput) -> Json:
         raise NotImplementedError
 
     def _common(self, piece: Piece) -> Json:
@@ -102,7 +106,7 @@ class Reply:
         choice: Json = {"index": piece.index, "finish_reason": output.finish_reason, "logprobs": None}
         if self._returns_logprobs:
             tokens = [self._token_text(token_id) for token_id in output.token_ids]
-            choice["logprobs"] = self._logprobs(tokens, output.logprobs)
+            choice["logprobs"] = self._logprobs(tokens, output)
         if self._returns_token_ids:
             choice["token_ids"] = list(output.token_ids)
             choice["token_versions"] = list(output.token_versions)
@@ -116,16 +120,45 @@ class TextReply(Reply):
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
+    def __init__(self, body: CompletionRequest, token_text: Callable[[int], str]) -> None:
+        super().__init__(body, token_text)
+        self._echoes, self._only_prompt = bool(body.echo), body.max_tokens == 0
+
     def _choice(self, piece: Piece) -> Json:
+        if self._only_prompt:
+            nothing = replace(piece.output, token_ids=(), logprobs=(), token_versions=(), top_logprobs=())
+            piece = replace(piece, text="", output=replace(nothing, finish_reason="length"))
         choice = {**self._common(piece), "text": piece.text}
+        if self._echoes and piece.is_first:
+            choice["text"] = piece.prompt + piece.text
+            if self._returns_logprobs:
+                choice["logprobs"] = self._with_prompt(piece, choice["logprobs"])
         if self._returns_token_ids and piece.is_first:
             choice["prompt_token_ids"] = list(piece.request.prompt_ids)
         return choice
 
     _delta = _choice
 
-    def _logprobs(self, tokens: list[str], logprobs: Sequence[float]) -> Json:
-        return {"tokens": tokens, "token_logprobs": list(logprobs), "top_logprobs": None}
+    def _logprobs(self, tokens: list[str], output: TokenOutput) -> Json:
+        top = [self._texts(each) for each in output.top_logprobs] or None
+        return {"tokens": tokens, "token_logprobs": list(output.logprobs), "top_logprobs": top}
+
+    def _with_prompt(self, piece: Piece, sampled: Json) -> Json:
+        """The log-probabilities of the prompt, of which the first token has none, and those after them."""
+        ids, found = piece.request.prompt_ids, piece.output.prompt_logprobs
+        tokens = [self._token_text(token_id) for token_id in ids] + sampled["tokens"]
+        own = [each.get(token_id) for token_id, each in zip(ids, found, strict=True)]
+        top = [self._texts(each) if each else None for each in found]
+        rest = sampled["top_logprobs"] or [None] * len(sampled["tokens"])
+        return {
+            "tokens": tokens,
+            "token_logprobs": own + sampled["token_logprobs"],
+            "top_logprobs": top + rest,
+            "text_offset": [0, *itertools.accumulate(map(len, tokens))][:-1],
+        }
+
+    def _texts(self, logprobs: Mapping[int, float]) -> dict[str, float]:
+        return {self._token_text(token_id): logprob for token_id, logprob in logprobs.items()}
 
 
 class ChatReply(Reply):
@@ -228,12 +261,22 @@ class ChatReply(Reply):
         delta |= calls.add(content, is_last=reason is not None)
         return delta, {"finish_reason": "tool_calls"} if calls.num_complete and reason == "stop" else {}
 
-    def _logprobs(self, tokens: list[str], logprobs: Sequence[float]) -> Json:
+    def _logprobs(self, tokens: list[str], output: TokenOutput) -> Json:
+        tops: Sequence[Mapping[int, float]] = output.top_logprobs or [{}] * len(tokens)
         entries = [
-            {"token": token, "logprob": logprob, "bytes": _utf8(token), "top_logprobs": []}
-            for token, logprob in zip(tokens, logprobs, strict=True)
+            {**_entry(token, logprob), "top_logprobs": self._likely(top)}
+            for token, logprob, top in zip(tokens, output.logprobs, tops, strict=True)
         ]
         return {"content": entries}
+
+    def _likely(self, logprobs: Mapping[int, float]) -> list[Json]:
+        """As many as were asked for: the sampled token comes on top of them where it is not likely."""
+        ordered = sorted(logprobs.items(), key=lambda pair: -pair[1])[: self._num_likely]
+        return [_entry(self._token_text(token_id), logprob) for token_id, logprob in ordered]
+
+
+def _entry(token: str, logprob: float) -> Json:
+    return {"token": token, "logprob": logprob, "bytes": _utf8(token)}
 
 
 def _oldest_version(pieces: list[Piece]) -> int:

@@ -157,7 +157,7 @@ def _list(value: Any) -> list[Any]:
 def _check_grammar(schema: Any, param: str) -> None:
     """Raise ``OpenAIError`` where no grammar can be made of a schema, with the part that is broken."""
     whole = {"type": "json_schema", "json_schema": schema}
-    why = next(filter(None, map(_empty, _schemas(schema))), None) or _broken(whole)
+    why = next(filter(None, map(_empty, _schemas(schema))), None) or fault_of(whole)
     if why is None:
         return
     for part in _schemas(schema):
@@ -165,7 +165,7 @@ def _check_grammar(schema: Any, param: str) -> None:
         ref = part.get("$ref")
         if isinstance(ref, str) and _target(schema, ref) is None:
             why = f"there is no {ref}, which its $ref names"
-        elif (cause := _empty(part) or _broken(alone)) is not None:
+        elif (cause := _empty(part) or fault_of(alone)) is not None:
             why = cause
         else:
             continue
@@ -178,7 +178,7 @@ def _empty(part: Json) -> str | None:
     return next((f"{each} is empty" for each in ("type", *ALONE) if part.get(each) == []), None)
 
 
-def _broken(form: Json) -> str | None:
+def fault_of(form: Json) -> str | None:
     """What xgrammar says of a form of which it can make no grammar."""
     try:
         import xgrammar

@@ -7,48 +7,57 @@ https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from policies.agents.parsers import ToolParser
 from policies.openai.limits import MAX_STRUCTURE_CHARACTERS
-from policies.openai.protocol import ChatRequest, NamedTool, OpenAIError
-from policies.openai.schemas import check_schema, without_annotations
+from policies.openai.protocol import ChatRequest, NamedTool, OpenAIError, SamplingRequest
+from policies.openai.schemas import check_schema, fault_of, without_annotations
 
 Json = dict[str, Any]
 
 
-def structure_of(body: ChatRequest, parser: ToolParser) -> str | None:
-    """What ``tool_choice`` and ``response_format`` ask for; ``None`` where they leave the answer free.
+def structure_of(body: SamplingRequest, parser: ToolParser) -> str | None:
+    """What ``tool_choice``, ``response_format`` and ``structured_outputs`` ask for; ``None`` where they leave
+    the answer free.
 
     Raises:
         OpenAIError: they contradict each other, name no tool of the request, or have schemas that are too
             long, too deep, or that the answer could break.
     """
-    tools = forced_tools(body)
-    schema = _schema(body)
-    if tools and schema is not None:
-        raise OpenAIError(
-            400, "tool_choice forces a call and response_format forbids it: send one.", param="tool_choice"
-        )
-    if tools:
-        calls = [_call(function, parser) for function in tools]
-        form = calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}
-    elif schema is not None:
-        form = _json(schema)
-    else:
+    tools = forced_tools(body) if isinstance(body, ChatRequest) else []
+    schemas = [(function.get("parameters") or {}, "tools") for function in tools]
+    calls = [_call(function, parser) for function in tools]
+    forms = (
+        {"tool_choice": calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}} if calls else {}
+    )
+    for param, schema in _schemas(body):
+        schemas.append((schema, param))
+        forms[param] = _json(schema)
+    given = body.structured_outputs
+    if given is not None and given.regex is not None:
+        forms["structured_outputs"] = {"type": "regex", "pattern": given.regex}
+    elif given is not None and given.choice is not None:
+        texts = [{"type": "const_string", "value": each} for each in given.choice]
+        forms["structured_outputs"] = {"type": "or", "elements": texts}
+    if not forms:
         return None
+    (param, form), *others = forms.items()
+    if others:
+        raise OpenAIError(400, f"{param} and {others[0][0]} ask for two forms: send one.", param=param)
     text = json.dumps({"type": "structural_tag", "format": form})
     if len(text) > MAX_STRUCTURE_CHARACTERS:
         raise OpenAIError(
             400,
-            f"The answer's schemas have {len(text)} characters, and may have {MAX_STRUCTURE_CHARACTERS}.",
-            param="tool_choice" if tools else "response_format",
+            f"The answer's form has {len(text)} characters, and may have {MAX_STRUCTURE_CHARACTERS}.",
+            param=param,
         )
     # Not before: this walks through all of a schema, and megabytes of it would hold up the engine.
-    for function in tools:
-        check_schema(function.get("parameters") or {}, "tools")
-    if schema is not None:
-        check_schema(schema, "response_format")
+    for schema, place in schemas:
+        check_schema(schema, place)
+    if not schemas and (fault := fault_of(form)) is not None:
+        raise OpenAIError(400, f"{json.dumps(form)[:200]} is broken: {fault}.", param=param)
     return text
 
 
@@ -67,11 +76,14 @@ def forced_tools(body: ChatRequest) -> list[Json]:
     return named
 
 
-def _schema(body: ChatRequest) -> Json | None:
-    wanted = body.response_format
-    if wanted is None or wanted.type == "text":
-        return None
-    return {"type": "object"} if wanted.json_schema is None else wanted.json_schema.schema_
+def _schemas(body: SamplingRequest) -> Iterator[tuple[str, Json]]:
+    """The schemas that the answer's text has to follow, each behind the field that asks for it."""
+    wanted = body.response_format if isinstance(body, ChatRequest) else None
+    if wanted is not None and wanted.type != "text":
+        schema = {"type": "object"} if wanted.json_schema is None else wanted.json_schema.schema_
+        yield "response_format", schema
+    if body.structured_outputs is not None and body.structured_outputs.schema_ is not None:
+        yield "structured_outputs", body.structured_outputs.schema_
 
 
 def _call(function: Json, parser: ToolParser) -> Json:

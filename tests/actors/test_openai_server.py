@@ -71,6 +71,14 @@ def test_an_answer_has_the_form_that_was_asked_for(client: Any) -> None:
         assert call.function.name == "calculator"
         assert json.loads(call.function.arguments)["a"] in (12, 34)
 
+    with client.chat.completions.stream(
+        model="policy", messages=QUESTION, max_tokens=200, tools=tools, tool_choice="required"
+    ) as stream:
+        grown = [event.arguments for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        (call,) = stream.get_final_completion().choices[0].message.tool_calls
+    assert len(grown) > 1
+    assert json.loads(call.function.arguments)["a"] in (12, 34)
+
 
 def test_a_schema_that_cannot_be_followed_is_a_bad_request_and_the_server_goes_on(client: Any) -> None:
     from openai import BadRequestError
@@ -80,3 +88,59 @@ def test_a_schema_that_cannot_be_followed_is_a_bad_request_and_the_server_goes_o
     with pytest.raises(BadRequestError):
         create(response_format=form)
     assert create().choices[0].message.content is not None
+
+
+def test_the_log_probabilities_of_a_prompt_are_those_of_its_sampling(client: Any) -> None:
+    """As evaluation harnesses ask for them: ``echo`` with ``logprobs``, and no answer."""
+    prompt = [5, 6, 7, 8]
+    ask = partial(client.completions.create, model="policy", temperature=1, seed=3)
+    sampled = ask(prompt=prompt, max_tokens=4, logprobs=2, extra_body={"return_token_ids": True}).choices[0]
+    whole = [*prompt, *sampled.model_extra["token_ids"]]
+    echoed = ask(prompt=whole, max_tokens=0, logprobs=2, echo=True).choices[0]
+    assert echoed.logprobs.token_logprobs[0] is None and len(echoed.logprobs.tokens) == len(whole)
+    for name in ("token_logprobs", "top_logprobs"):
+        found, expected = getattr(echoed.logprobs, name)[4:], getattr(sampled.logprobs, name)
+        for one, other in zip(found, expected, strict=True):
+            assert one == pytest.approx(other, abs=1e-3)
+
+
+def test_options_of_the_engine_act(client: Any) -> None:
+    create = partial(client.chat.completions.create, model="policy", messages=QUESTION, temperature=0)
+    long = create(max_tokens=40, extra_body={"ignore_eos": True})
+    assert long.usage.completion_tokens == 40
+    short = create(max_tokens=40, extra_body={"min_tokens": 5, "stop_token_ids": list(range(5, 15))})
+    assert 5 <= short.usage.completion_tokens <= 40
+    create(
+        max_tokens=3,
+        frequency_penalty=1,
+        presence_penalty=1,
+        extra_body={"min_p": 0.1, "repetition_penalty": 2},
+    )
+    likely = create(max_tokens=3, logprobs=True, top_logprobs=3, top_p=0.5).choices[0].logprobs.content
+    assert all(1 <= len(entry.top_logprobs) <= 3 for entry in likely)
+    said = (
+        create(extra_body={"structured_outputs": {"choice": ["twelve", "thirty"]}}).choices[0].message.content
+    )
+    assert said in ("twelve", "thirty")
+
+
+def test_a_schema_that_leads_back_to_itself_is_a_bad_request(client: Any) -> None:
+    from openai import BadRequestError
+
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}
+    with pytest.raises(BadRequestError, match=r"\$ref"):
+        client.chat.completions.create(model="policy", messages=QUESTION, response_format=form)
+
+
+def test_json_of_lists_in_lists_is_no_row_of_blanks(client: Any) -> None:
+    schema = {
+        "type": "array",
+        "maxItems": 2,
+        "items": {"type": "array", "maxItems": 2, "items": {"type": "boolean"}},
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for seed in range(4):
+        choice = client.chat.completions.create(
+            model="policy", messages=QUESTION, response_format=form, max_tokens=250, seed=seed
+        ).choices[0]
+        assert choice.finish_reason == "stop" and isinstance(json.loads(choice.message.content), list)

@@ -7,6 +7,7 @@ import json
 import pickle
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import ValidationError
+from test_answer_structure import allows
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
 from policies.chat import ChatRenderer
@@ -22,7 +24,7 @@ from policies.engines.weights import WeightBucket
 from policies.openai.frontend import OpenAIFrontend
 from policies.openai.messages import ChatMessage
 from policies.openai.protocol import NO_EFFECT, ChatRequest, CompletionRequest, OpenAIError, openai_error
-from policies.sampler import EngineStats, SamplingParams, TokenOutput
+from policies.sampler import EngineOptions, EngineStats, SamplingParams, TokenOutput
 from policies.tiny import build_tokenizer
 
 MODEL = "tiny"
@@ -573,8 +575,14 @@ def test_a_prompt_that_fills_the_context_is_refused_before_the_first_chunk(strea
         ({"stop": ["x"] * 17}, "stop"),
         ({"stop": "\ud800"}, "stop"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
-        ({"presence_penalty": -1}, "presence_penalty"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty"),
+        ({"presence_penalty": -3}, "presence_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
+        ({"stop_token_ids": [5] * 17}, "stop_token_ids"),
         ({"n": 0}, "n"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**64}, "seed"),
@@ -598,11 +606,109 @@ def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], param:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"echo": True}, {"best_of": 1}, {"suffix": "x"}, {"logprobs": 2}, {"logprobs": False}]
+    "fields", [{"best_of": 1}, {"suffix": "x"}, {"logprobs": 21}, {"logprobs": False}, {"max_tokens": 0}]
 )
 def test_text_completions_refuse_what_they_cannot_do(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(iter(fields))):
         complete(FakeEngine(ids_of("46")), **fields)
+
+
+class WithOptions(FakeEngine):
+    """Says with each token that it and the token 9 are likely, with ``-id / 8`` each."""
+
+    takes_options = True
+
+    async def sample(
+        self, prompt_ids: Sequence[int], params: SamplingParams, in_pieces: bool
+    ) -> AsyncGenerator[TokenOutput, None]:
+        async for output in super().sample(prompt_ids, params, in_pieces):
+            options = params.options or EngineOptions()
+            of_prompt = prompt_ids if options.prompt_logprobs is not None else ()
+            yield replace(
+                output,
+                top_logprobs=tuple(map(self._likely, output.token_ids)) if options.top_logprobs else (),
+                prompt_logprobs=tuple(self._likely(each) if n else {} for n, each in enumerate(of_prompt)),
+            )
+
+    def _likely(self, token_id: int) -> dict[int, float]:
+        return {each: -each / 8 for each in (token_id, 9)}
+
+
+def test_options_of_sampling_reach_the_engine() -> None:
+    given = {"min_p": 0.1, "repetition_penalty": 1.1, "frequency_penalty": -2, "presence_penalty": 2}
+    given |= {"min_tokens": 3, "ignore_eos": True, "stop_token_ids": [5]}
+    engine = WithOptions(*[ids_of("46")] * 2)
+    chat(engine, **given)
+    complete(engine, prompt="1", **given)
+    for _, params in engine.requests:
+        assert params.options == EngineOptions(**{**given, "stop_token_ids": (5,)})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no penalties"):
+        chat(FakeEngine(ids_of("46")), min_p=0.1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_likely_tokens_come_with_each_one(stream: bool) -> None:
+    reply = ids_of("46")
+    parts = chat(WithOptions(reply), logprobs=True, top_logprobs=1, stream=stream)
+    entries = [
+        entry for part in parts for entry in (part["choices"][0]["logprobs"] or {"content": []})["content"]
+    ]
+    assert [entry["logprob"] for entry in entries] == [-token_id / 8 for token_id in reply]
+    for token_id, entry in zip(reply, entries, strict=True):
+        (likely,) = entry["top_logprobs"]
+        assert likely["logprob"] == max(-token_id / 8, -9 / 8)
+        assert likely["token"] == renderer().decode((min(token_id, 9),))
+
+
+def test_an_answer_that_echoes_its_prompt_has_the_log_probabilities_of_both() -> None:
+    prompt, reply = ids_of("What is", ended=False), ids_of("46")
+    for given, size in ((9, len(reply)), (0, 0)):
+        (answer,) = complete(WithOptions(reply), prompt=prompt, echo=True, logprobs=1, max_tokens=given)
+        (choice,) = answer["choices"]
+        found = choice["logprobs"]
+        ids = [*prompt, *reply[:size]]
+        assert choice["text"] == "What is" + ("46" if size else "")
+        assert found["tokens"] == [renderer().decode((each,)) for each in ids]
+        assert found["token_logprobs"] == [None, *(-each / 8 for each in ids[1:])]
+        assert found["top_logprobs"][0] is None and all(found["top_logprobs"][1:])
+        assert [len("".join(found["tokens"][:n])) for n in range(len(ids))] == found["text_offset"]
+
+
+@pytest.mark.parametrize(
+    ("form", "said", "not_said"),
+    [
+        ({"regex": r"[0-9]{2}"}, "46", "4"),
+        ({"choice": ["yes", "no"]}, "no", "nope"),
+        ({"json": {"type": "integer"}}, "46", "four"),
+    ],
+)
+def test_a_form_may_be_an_expression_a_choice_or_a_schema(form: Any, said: str, not_said: str) -> None:
+    for make in (chat, complete):
+        engine = WithForm(ids_of("46"))
+        make(engine, structured_outputs=form, **({"prompt": "1"} if make is complete else {}))
+        ((_, params),) = engine.requests
+        assert allows(params.structure, said) and not allows(params.structure, not_said)
+
+
+@pytest.mark.parametrize("form", [{"regex": "("}, {"choice": []}, {"regex": "a", "choice": ["a"]}, {}])
+def test_a_form_that_cannot_be_is_an_error_by_its_name(form: Any) -> None:
+    with pytest.raises((ValidationError, OpenAIError)) as caught:
+        complete(WithForm(ids_of("46")), prompt="1", structured_outputs=form)
+    error = openai_error(caught.value)
+    assert error.status == 400 and str(error.param).startswith("structured_outputs")
+
+
+class WithForm(FakeEngine):
+    """Takes any form, and does not keep it."""
+
+    keeps_structure = True
+
+
+def test_an_answer_may_echo_its_prompt_alone() -> None:
+    (answer,) = complete(FakeEngine(ids_of("46")), prompt="What is", echo=True)
+    assert (answer["choices"][0]["text"], answer["choices"][0]["logprobs"]) == ("What is46", None)
+    parts = complete(FakeEngine(ids_of("46")), prompt="What is", echo=True, stream=True)
+    assert "".join(part["choices"][0]["text"] for part in parts) == "What is46"
 
 
 @pytest.mark.parametrize("prompt", ["", [], [""], [[]], [[5], []], [-1]])
