@@ -1,7 +1,7 @@
 """Programs that are wrong and look right to tests that are played carelessly, in families.
 
 ``FORGED`` has by family: name, the task without its question, and the program. At the commit 9c99f48, 54 of
-the 80 were paid 1.0, and in each family at least one; the others are twins of these, by another method or
+the first 80 were paid 1.0, and in each family at least one; the others are twins of these, by another method or
 operator, or in another place.
 """
 
@@ -74,6 +74,16 @@ METHODS: list[Forged] = [
     ("a closure in the place of a method", text("assert f(2).union({4}) == {4}"),
      "class R: pass\ndef f(x):\n    r = R()\n    r.union = lambda o: o\n    return r"),
     ("__getattr__", text("assert f(2).issubset({4})"), liar("def __getattr__(self, name): return lambda *_: True")),
+    ("a field of a namedtuple", text("assert f(2).count(4) == 1"),
+     "def f(x): return namedtuple('R', 'count')(lambda item: 1)"),
+    ("a module's object", text("from solution import TABLE\nassert TABLE.issuperset({4})"),
+     f"class R: issuperset = {YES}\nTABLE = R()"),
+    ("a method of an object of the tests", text(
+        "from solution import f\nclass P:\n    def __init__(self, n): self.n = n\n    def near(self, n): return self.n == n\n"
+        "def test_a(): assert f(P(2)).near(4)"), f"def f(p):\n    p.near = {YES}\n    return p"),
+    ("a mock's memory", text(
+        "from unittest.mock import Mock\nfrom solution import f\ndef test_a():\n    m = Mock()\n    f(m)\n"
+        "    m.assert_called_once_with(4)"), f"def f(m): m.assert_called_once_with = {YES}"),
 ]  # fmt: skip
 
 OPERATORS: list[Forged] = [

@@ -117,11 +117,14 @@ class Remote:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in READABLE:
             raise AttributeError(f"tests cannot use {name!r} of an object of the solution")
-        if name in VALUE_NAMES and not (self.made_ or self.named_ or self.generator_):
-            for value in self.base_values_():
-                return getattr(value, name)
+        if name not in VALUE_NAMES or self.made_ or self.makes_:
+            return self.line_.ask(self.number_, name)
+        for value in self.base_values_():
+            return getattr(value, name)
+        found = self.line_.ask(self.number_, name) if self.named_ else self
+        if type(found) is Remote:  # else it is a plain attribute of a function, as its ``count`` of calls
             raise AttributeError(f"the result of the solution is no value that has {name!r}")
-        return self.line_.ask(self.number_, name)
+        return found
 
     def __setattr__(self, name: str, value: Any) -> None:
         self.ask_("setattr", name, value)

@@ -68,14 +68,21 @@ def code_reward_fn(task_info: dict[str, Any], action: str, sandbox: SandboxSourc
 
     A block without a language counts only where none is called Python: see ``last_code_block``.
 
-    The tests are ``task_info["tests"]`` or else ``["ground_truth"]``: data, or JSON text of it, in one of the
-    shapes that public sets have (LiveCodeBench, TACO and APPS, CodeContests, HumanEval, MBPP, KodCode,
-    LeetCode), in which two lists of equal length hold a test in each place. ``"entry_point"``, ``"fn_name"``
-    or ``"metadata": {"func_name": ...}`` of the task name the function. Assertions see all that the solution
-    defines, but no name that Python has too (a builtin, or one that solutions find imported, as
-    ``isclose``): such a one has to be named by the task, or imported ``from solution``. Output is compared
-    line by line without trailing blanks, and numbers with a tolerance of 1e-6 where one is no integer; it is
-    relative too where none is expected.
+    The tests are ``task_info["tests"]`` or else ``["ground_truth"]`` or ``["input_output"]``: data, or JSON
+    text of it, in one of the shapes that public sets have (LiveCodeBench, TACO and APPS, CodeContests,
+    HumanEval, MBPP, KodCode, LeetCode), in which two lists of equal length hold a test in each place; or
+    LiveCodeBench's columns ``public_test_cases`` and ``private_test_cases``. ``"entry_point"``, ``"fn_name"``
+    or ``"metadata": {"func_name": ...}`` of the task name the function; cases beside it are calls.
+
+    Assertions are run as a script, then as pytest collects them. They see what they import ``from solution``,
+    call or use as a class, but no name that Python or a library has too (a builtin, or one that solutions
+    find imported, as ``isclose``): such a one has to be named by the task, or imported ``from solution``.
+    They see plain values: a result of a class of the solution's own judges nothing. Their own objects and
+    functions may be passed to it. Forms that cannot be played between two processes are a ``DatasetError``.
+
+    Output is compared line by line without trailing blanks, and numbers with a tolerance of 1e-6 where one is
+    no integer; it is relative too where none is expected. Where several outputs are right, the task's
+    ``"checker"`` says which: source that defines ``check(input, output, expected)``, see ``checker``.
 
     The tests run in ``sandbox``. To choose another one than that of this machine, pass
     ``functools.partial(code_reward_fn, sandbox=...)`` as the reward function.
@@ -85,7 +92,7 @@ def code_reward_fn(task_info: dict[str, Any], action: str, sandbox: SandboxSourc
     ``"private": true``). Without code in the answer there is an ``error`` instead.
 
     Raises:
-        DatasetError: the task has no tests, or of an unknown shape.
+        DatasetError: the task has no tests, of an unknown shape, or of a form that cannot be played.
         EnvironmentFailure: the sandbox failed.
     """
     tests = read_tests(task_info)

@@ -305,6 +305,7 @@ class Usage:
             node.id
             for node in self.nodes
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in called
+            if not node.id.isupper()  # a constant
         } & names
         return certain | {name for name in names if self._is_operated_on(name) or self._has_methods(name)}
 

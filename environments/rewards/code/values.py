@@ -212,7 +212,10 @@ def _of_parts(name: str, content: list[Any], again: Callable[[Any], Any], takes_
         return complex(*(float(again(part)) for part in content))
     if name == "record":
         kind, fields, items = content
-        return record(str(kind), tuple(map(str, fields)))(*map(again, items))
+        built = record(str(kind), tuple(map(str, fields)))(*map(again, items))
+        if any(hasattr(tuple, field) and callable(getattr(built, field)) for field in built._fields):
+            raise TypeError("the solution has sent a function in the place of a method")
+        return built
     return _built(name, [again(part) for part in content], takes_nan)
 
 
