@@ -204,12 +204,13 @@ def _bundles(config: TrainConfig) -> list[tuple[dict[str, float], dict[str, str]
     actors.
     """
     learner, server, fleet = config.learner, config.server, config.fleet
-    num_groups = 2 if algorithm_of(config).uses_critic else 1  # on CPUs policy and critic share theirs
-    rank = {"CPU": 1.0, "GPU": num_groups if learner.device == "cuda" else 0.0}
+    on_gpu = learner.device == "cuda"
+    num_groups = 2 if on_gpu and algorithm_of(config).uses_critic else 1  # on CPUs policy and critic share
+    rank = {"CPU": 1.0, "GPU": 1.0 if on_gpu else 0.0}
     replica = {"CPU": server.num_cpus, "GPU": server.engine.num_gpus}
     pair = {"CPU": fleet.num_cpus_per_actor}
     return [
-        *[(rank | learner.nodes.resources, learner.nodes.labels)] * learner.num_workers,
+        *[(rank | learner.nodes.resources, learner.nodes.labels)] * learner.num_workers * num_groups,
         *[(replica | server.nodes.resources, server.nodes.labels)] * num_replicas(config),
         *[(pair | fleet.nodes.resources, fleet.nodes.labels)] * num_rollout_actors(config),
     ]
