@@ -49,6 +49,20 @@ NOT_ASKED: list[Forged] = [
      text("from solution import f\nclass TestF:\n    @staticmethod\n    def test_a(): return f(2) == 4"), WRONG),
 ]  # fmt: skip
 
+NOT_ASKED += [
+    ("an exit that swallows the assertion",
+     text("from solution import Guard\ndef test_a():\n    g = Guard()\n    g.open()\n    with g: assert g.value == 4"),
+     "class Guard:\n    value = 0\n    def open(self): pass\n    def __enter__(self): return self\n"
+     "    def __exit__(self, *_): return True"),
+    ("a context that swallows the assertion",
+     text("from solution import opened\ndef test_a():\n    with opened() as o: assert o.difference({4}) == set()"),
+     "class R: pass\nclass M:\n    def __enter__(self): return R()\n    def __exit__(self, *_): return True\n"
+     "def opened(): return M()"),
+    ("a callback whose assertion is swallowed",
+     text("from solution import each\ndef test_a():\n    def four(x): assert x == 4\n    each([4], four)"),
+     "def each(xs, call):\n    try: call(5)\n    except BaseException: pass"),
+]  # fmt: skip
+
 PRELUDE: list[Forged] = [
     ("gcd", {"tests": ["assert gcd(12, 18) == 6", "assert gcd(7, 3) == 1"]}, "pass"),
     ("comb", text("assert comb(5, 2) == 10"), WRONG),

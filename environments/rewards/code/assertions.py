@@ -53,6 +53,7 @@ def run_tests(
         candidate = find(known, function) if function.isidentifier() else eval(function, dict(known))
         known = known | {"candidate": candidate}
     line.asked = 0
+    line.asserted = usage.asserted_lines
     use_own_collection()
     names = {**prelude, **known, **tools_of_tests(script, line), "__name__": "__main__"}
     try:
@@ -66,6 +67,8 @@ def run_tests(
                 f"they need {error.name!r}, which is not installed in the sandbox"
             ) from error
         raise
+    if line.swallowed is not None:
+        raise line.swallowed
     if not line.asked and not usage.reads(known):
         raise AssertionError("the tests have asked the solution for nothing")
 

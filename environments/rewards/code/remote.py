@@ -45,6 +45,8 @@ class Line(Protocol):
         self, number: int, attribute: str, given: tuple[Any, ...] | None = None, /, **keywords: Any
     ) -> Any: ...
 
+    def is_verdict(self, error: BaseException | None) -> bool: ...
+
 
 class Remote:
     """An object of the solution, seen from the tests. Its own methods and operators run where it is.
@@ -232,14 +234,16 @@ class Remote:
         return entered.mark_("made_") if self.made_ and type(entered) is Remote else entered
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> Any:
-        return self.ask_("exit", error if isinstance(error, Exception) else None) is True
+        ends = self.ask_("exit", error if isinstance(error, Exception) else None) is True
+        return ends and not self.line_.is_verdict(error)
 
     async def __aenter__(self) -> Any:
         entered = await self.ask_("aenter")
         return entered.mark_("made_") if self.made_ and type(entered) is Remote else entered
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> Any:
-        return await self.ask_("aexit", error if isinstance(error, Exception) else None) is True
+        ends = await self.ask_("aexit", error if isinstance(error, Exception) else None) is True
+        return ends and not self.line_.is_verdict(error)
 
     def __aiter__(self) -> Any:
         return self.ask_("aiter")

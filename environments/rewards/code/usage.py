@@ -226,6 +226,11 @@ class Usage:
         }
         return bool(plain & (self.used | self.meant) - self.libraries().keys())
 
+    @property
+    def asserted_lines(self) -> set[int]:
+        asserts = [node for node in self.nodes if isinstance(node, ast.Assert)]
+        return {line for node in asserts for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+
     # -- values and objects --------------------------------------------------------------------------
 
     @cached_property
