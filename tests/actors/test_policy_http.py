@@ -429,6 +429,20 @@ def test_a_setting_chooses_the_parser_of_tool_calls(tokenizer_folder: Path) -> N
         assert choice["finish_reason"] == reason, choice
 
 
+def test_the_official_client_sees_a_call_grow(tokenizer_folder: Path) -> None:
+    call = '{"name": "f", "parameters": {"a": "one two three"}}'
+    tools: Any = [{"type": "function", "function": {"name": "f"}}]
+    with serving(tokenizer_folder, tool_parser="llama3-json", max_model_tokens=300, replies=[call]) as http:
+        client = OpenAI(base_url="http://localhost/v1", api_key="EMPTY", max_retries=0, http_client=http)
+        with client.chat.completions.stream(model="tiny", messages=MESSAGES, tools=tools) as stream:  # type: ignore[arg-type]
+            kinds = [event.type for event in stream]
+            choice = stream.get_final_completion().choices[0]
+    (sent,) = choice.message.tool_calls or ()
+    assert json.loads(sent.function.arguments) == {"a": "one two three"}
+    assert kinds.count("tool_calls.function.arguments.delta") > 1
+    assert choice.finish_reason == "tool_calls"
+
+
 def test_a_stream_is_server_sent_events_that_end_with_done(client: TestClient) -> None:
     response = client.post("/v1/chat/completions", json={**BODY, "stream": True})
     assert response.headers["content-type"].startswith("text/event-stream")
