@@ -58,7 +58,12 @@ class AgentTools:
     ) -> ListToolsResult:
         return ListToolsResult(
             tools=[
-                Tool(name=tool, description=await self._pools[name].description(), input_schema=ARGUMENTS)
+                Tool(
+                    name=tool,
+                    title=name.removeprefix(PREFIX).replace("_", " ").capitalize(),
+                    description=await self._pools[name].description(),
+                    input_schema=ARGUMENTS,
+                )
                 for tool, name in self._names.items()
             ]
         )

@@ -27,38 +27,50 @@ def structure_of(body: SamplingRequest, parser: ToolParser) -> str | None:
             long, too deep, or that the answer could break.
     """
     tools = forced_tools(body) if isinstance(body, ChatRequest) else []
-    schemas = [(function.get("parameters") or {}, "tools") for function in tools]
-    calls = [_call(function, parser) for function in tools]
-    forms = (
-        {"tool_choice": calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}} if calls else {}
-    )
-    for param, schema in _schemas(body):
-        schemas.append((schema, param))
-        forms[param] = _json(schema)
     given = body.structured_outputs
-    if given is not None and given.regex is not None:
-        forms["structured_outputs"] = {"type": "regex", "pattern": given.regex}
-    elif given is not None and given.choice is not None:
-        texts = [{"type": "const_string", "value": each} for each in given.choice]
-        forms["structured_outputs"] = {"type": "or", "elements": texts}
-    if not forms:
+    schemas = [("tools", function.get("parameters") or {}) for function in tools] + list(_schemas(body))
+    asked = [param for param, _ in _schemas(body)] + ["tool_choice"] * bool(tools)
+    if given is not None and given.schema_ is None:
+        asked.append("structured_outputs")
+    if not asked:
         return None
-    (param, form), *others = forms.items()
-    if others:
-        raise OpenAIError(400, f"{param} and {others[0][0]} ask for two forms: send one.", param=param)
-    text = json.dumps({"type": "structural_tag", "format": form})
-    if len(text) > MAX_STRUCTURE_CHARACTERS:
+    if len(asked) > 1:
+        raise OpenAIError(400, f"{asked[0]} and {asked[1]} ask for two forms: send one.", param=asked[1])
+    # First of all: what follows walks through all of a schema, and megabytes of it would hold up the engine.
+    _check_size(
+        [schema for _, schema in schemas]
+        + [given and (given.regex, given.choice), *(each["name"] for each in tools)],
+        asked[0],
+    )
+    for param, schema in schemas:
+        check_schema(schema, param)
+    if tools:
+        calls = [_call(function, parser) for function in tools]
+        form = calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}
+    elif schemas:
+        form = _json(schemas[0][1])
+    else:
+        assert given is not None
+        texts = [{"type": "const_string", "value": each} for each in given.choice or ()]
+        form = {"type": "or", "elements": texts} if texts else {"type": "regex", "pattern": given.regex}
+        if (fault := fault_of(form)) is not None:
+            raise OpenAIError(400, f"{json.dumps(form)[:200]} is broken: {fault}.", param=asked[0])
+    return json.dumps({"type": "structural_tag", "format": form})
+
+
+def _check_size(wanted: Any, param: str) -> None:
+    try:
+        size = len(json.dumps(wanted))
+    except RecursionError as error:
+        raise OpenAIError(
+            400, "The answer's form is nested too deep: define its parts.", param=param
+        ) from error
+    if size > MAX_STRUCTURE_CHARACTERS:
         raise OpenAIError(
             400,
-            f"The answer's form has {len(text)} characters, and may have {MAX_STRUCTURE_CHARACTERS}.",
+            f"The answer's form has {size} characters, and may have {MAX_STRUCTURE_CHARACTERS}.",
             param=param,
         )
-    # Not before: this walks through all of a schema, and megabytes of it would hold up the engine.
-    for schema, place in schemas:
-        check_schema(schema, place)
-    if not schemas and (fault := fault_of(form)) is not None:
-        raise OpenAIError(400, f"{json.dumps(form)[:200]} is broken: {fault}.", param=param)
-    return text
 
 
 def forced_tools(body: ChatRequest) -> list[Json]:

@@ -62,7 +62,7 @@ def test_each_agent_is_a_tool_that_answers(
 
     listed, answer = asyncio.run(talk())
     (tool,) = listed.tools
-    assert (tool.name, tool.description) == ("ask_calculator", "Adds numbers.")
+    assert (tool.name, tool.title, tool.description) == ("ask_calculator", "Calculator", "Adds numbers.")
     assert tool.input_schema["required"] == ["message"]
     assert (answer.content[0].text, answer.is_error) == ("46", False)
     assert charged == [("alice", 11)]

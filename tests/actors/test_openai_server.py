@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import httpx
 import pytest
 
 pytestmark = pytest.mark.engine
@@ -144,3 +145,11 @@ def test_json_of_lists_in_lists_is_no_row_of_blanks(client: Any) -> None:
             model="policy", messages=QUESTION, response_format=form, max_tokens=250, seed=seed
         ).choices[0]
         assert choice.finish_reason == "stop" and isinstance(json.loads(choice.message.content), list)
+
+
+def test_the_routes_of_the_cluster_are_told_to_nobody(policy_app: Any) -> None:
+    root = policy_app.base_url.removesuffix("/v1")
+    assert httpx.get(f"{root}/-/routes").status_code == 404
+    for path in ("/health", "/ready"):
+        assert httpx.head(f"{root}{path}", headers={"host": "10.0.0.1"}).status_code == 200
+    assert "troupe_cached_prompt_tokens_total" in httpx.get(f"{root}/metrics").text

@@ -123,7 +123,7 @@ def nested(levels: int) -> dict[str, Any]:
 
 def test_a_schema_that_would_hold_up_the_engine_is_an_error() -> None:
     parser = get_tool_parser("hermes")
-    for levels in (34, 400):
+    for levels in (34, 400, 900):
         tool = {"type": "function", "function": {"name": "add", "parameters": nested(levels)}}
         for fields in (answer_form(nested(levels)), {"tools": [tool], "tool_choice": "required"}):
             with pytest.raises(OpenAIError, match=r"more than 32 .* under \$defs") as caught:
