@@ -32,8 +32,8 @@ def test_a_forged_program_earns_what_a_wrong_one_earns(family):
 
 @pytest.mark.parametrize("family", FORGED)
 def test_a_wrong_program_earns_nothing(family):
-    tasks = {str(task): task for _, task, _ in FORGED[family]}
-    assert rewards((task, WRONG.replace("f(", "unlike(")) for task in tasks.values()) == [0.0] * len(tasks)
+    tasks = [task for _, task, _ in FORGED[family][:3]]
+    assert rewards((task, WRONG.replace("f(", "unlike(")) for task in tasks) == [0.0] * len(tasks)
 
 
 @pytest.mark.parametrize("set_name", sorted({name.partition(":")[0] for name in HONEST}))
