@@ -70,8 +70,8 @@ class AccessConfig:
     cards have it. Null means the one that a client has asked at, with the proxy's X-Forwarded-Prefix."""
     keys_file: str | None = None
     """File with one API key a line: its name and its SHA-256 in hexadecimal; it is read anew when it changes.
-    Keys may also stand in the variable TROUPE_API_KEYS=name:key,name:key. An address other than loopback needs
-    at least one."""
+    Keys may also stand in the variable TROUPE_API_KEYS=name:key,name:key. An address other than loopback
+    needs at least one."""
     log_requests: bool = False
     """Whether the replica's log has a line for each request, and not only for those with a key or an
     error."""

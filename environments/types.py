@@ -100,8 +100,8 @@ class Completion:
     token_versions: tuple[int, ...] = ()
     """[C] The version that sampled each token; empty where the server does not say."""
     tool_calls: tuple[dict[str, Any], ...] = ()
-    """Tool calls that the server parsed from the output, in the OpenAI shape. ``text`` is without them, unless
-    the request named the parser."""
+    """Tool calls that the server parsed from the output, in the OpenAI shape. ``text`` is without them,
+    unless the request named the parser."""
     retokenized: bool = False
     """The ids are not the engine's: an outside server did not return them, so they were made from the text,
     or are empty. Such a completion can be scored but not trained on."""
