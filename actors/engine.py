@@ -293,7 +293,9 @@ class AgentExecutionEngine:
             "environment": fingerprint(self._pair.env_class),
             "env_args": fingerprint(self._pair.env_args),
             "policy": self._policy(),
-            "sampling": asdict(self._params),
+            "sampling": {  # without options, as files of before have it
+                name: value for name, value in asdict(self._params).items() if name != "options" or value
+            },
             "limits": asdict(self._limits),
         }
         return TrajectoryFile(results_file, evaluation, rows)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.outside
 TESTS = Path(__file__).resolve().parents[1]
 PACKAGES = TESTS / "outside_clients.txt"
 AI_SDK = ("ai@6.0.326", "@ai-sdk/openai@3.0.141", "zod@4.6.7")
-INSTALL_SECONDS = 600
+INSTALL_SECONDS = 540
 """For which pip or npm may fetch them."""
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12+34"}}\n</tool_call>'
 
