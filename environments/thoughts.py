@@ -36,11 +36,16 @@ def split_thought(text: str) -> tuple[str, str]:
 
 def is_unfinished(text: str) -> bool:
     """Whether a response ends within a thought."""
+    return bool(open_mark(text))
+
+
+def open_mark(text: str) -> str:
+    """The mark of the thought within which a text ends. Else empty."""
     return _parts(text)[2]
 
 
-def _parts(text: str) -> tuple[list[str], list[str], bool]:
-    """The thoughts of a text, what is around them, and whether the last thought is left open."""
+def _parts(text: str) -> tuple[list[str], list[str], str]:
+    """The thoughts of a text, what is around them, and the mark of the last thought if it is left open."""
     thoughts, answers, rest = [], [], text
     closing, opening = _CLOSING.search(rest), _opening(rest)
     if closing is not None and (opening is None or closing.start() < opening.start()):
@@ -51,8 +56,8 @@ def _parts(text: str) -> tuple[list[str], list[str], bool]:
         thought, end, rest = rest[opening.end() :].partition(MARKS[opening["mark"]])
         thoughts.append(thought)
         if not end:
-            return thoughts, answers, True
-    return thoughts, [*answers, rest], False
+            return thoughts, answers, opening["mark"]
+    return thoughts, [*answers, rest], ""
 
 
 def opened_thought(prompt: str) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from environments.errors import AgentError, ConfigError, PromptTooLongError
-from environments.thoughts import with_opening
+from environments.thoughts import open_mark, opened_thought, with_opening
 from environments.types import Message
-from policies.chat_template import ChatTemplate
+from policies.chat_template import PROBE, ChatTemplate
 from policies.guard import GUARD, Guard
 from policies.sampler import SampleRequest, Turn, check_prompt_length
 
@@ -129,6 +129,16 @@ class ChatRenderer:
         extended = None if previous is None else self._extend(previous, text)
         return self.encode(text) if extended is None else extended
 
+    def continuation_ids(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None, max_tokens: int
+    ) -> tuple[list[int], str]:
+        """The prompt [P] that ends with the text of the last message, as it stands, and the mark of the
+        thought that this text leaves open. Raises as ``prompt_ids`` does.
+        """
+        begun, text = self._template.render_open(messages, tools)
+        self.check_length(begun + text, max_tokens)
+        return self.encode(begun + text), open_mark(opened_thought(begun) + text)
+
     def unseen(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str | None:
         """What the chat template would leave out, such as "tools" or "messages of the role 'tool'"."""
         return self._template.unseen(messages, tools)
@@ -196,11 +206,10 @@ class ChatRenderer:
         The last of them is a token at which sampling ends, else the last one that the tokenizer has added.
         Empty where the template ends answers with ordinary text.
         """
-        word = "probe000000"
         before = itertools.takewhile(lambda message: message["role"] != "assistant", messages)
-        answer = {"role": "assistant", "content": word}
+        answer = {"role": "assistant", "content": PROBE}
         text = self._template.render([*before, answer], None, for_an_answer=False)
-        ids = self.encode(text.rpartition(word)[2])
+        ids = self.encode(text.rpartition(PROBE)[2])
         added = self._tokenizer.added_tokens_decoder
         names = [index for index, each in enumerate(ids) if each in added and added[each].content.strip()]
         ends = [index for index, each in enumerate(ids) if self.is_end(each)] or names[-1:]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from environments.errors import ConfigError
-from environments.thoughts import MARKS, split_thought
+from environments.thoughts import MARKS, opened_thought, split_thought
 from environments.types import Message
 from policies.guard import Guard
 
@@ -32,6 +32,8 @@ class CallForm:
 
 
 CALLS = "tool_calls"
+PROBE = "probe000000"
+"""A word that stands for a text: the template shows where it writes that."""
 CALL_FORMS = [CallForm(text, empty) for text in (False, True) for empty in ("", None)]
 
 
@@ -102,6 +104,33 @@ class ChatTemplate:
         plain = [self._guarded(_plain(message)) for message in messages]
         shown_tools = None if tools is None else self._guard.guarded(list(tools))
         return self._apply(plain, shown_tools, self._call_form or CALL_FORMS[0], for_an_answer)
+
+    def render_open(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> tuple[str, str]:
+        """The conversation as text, up to the text of its last message, and that text as it stands.
+
+        A message that has thoughts and no other text is one that ends within its thought.
+
+        Raises:
+            ValueError: the template does not show that text.
+        """
+        last = _plain(messages[-1])
+        content, thought = last.get("content") or "", last.get("reasoning_content") or ""
+        if split_thought(content)[1] != content:  # an answer with its thought, as it was sampled
+            prompt = self.render(messages[:-1], tools)
+            if (mark := opened_thought(prompt)) and content.lstrip().startswith(mark):
+                prompt = prompt[: prompt.rindex(mark)]  # the text has it too
+            return prompt, self._guard.guarded(content, {*MARKS, *MARKS.values()})
+        is_thought = bool(thought and not content)
+        name = "reasoning_content" if is_thought else "content"
+        shown = self._guarded(last)
+        probe = {**shown, name: PROBE}
+        begun, found, _ = self.render([*messages[:-1], probe], tools, for_an_answer=False).rpartition(PROBE)
+        if not found and is_thought:  # a template may begin answers with a thought, and show none of before
+            begun = self.render(messages[:-1], tools)
+            found = opened_thought(begun)
+        if not found:
+            raise ValueError("the template does not show the text that the answer has to go on with")
+        return begun, shown[name]
 
     def unseen(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str | None:
         """What the template would leave out of a conversation: tools, tool calls, or the messages of a role.

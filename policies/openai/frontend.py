@@ -113,10 +113,11 @@ class OpenAIFrontend:
         calls_tools = bool(body.tools) and body.tool_choice != "none"
         parser = self._tool_parser.for_tools(body.tools or ())
         structure = structure_of(body, parser)
-        prompt = self._render(body, body.tools if calls_tools else None)
+        prompt, prompt_end = self._render(body, body.tools if calls_tools else None)
         requests = self._requests(body, [prompt], structure)
-        prompt_end = self._renderer.end_of_prompt(prompt)
-        reply = ChatReply(body, self._token_text, parser if calls_tools else None, prompt_end, self._split)
+        # An answer that is gone on with is past its thoughts, unless it ends within one.
+        split = None if body.continue_final_message and not prompt_end else self._split
+        reply = ChatReply(body, self._token_text, parser if calls_tools else None, prompt_end, split)
         pieces = self._sample(requests, in_pieces=bool(body.stream))
         parts = _answer(body, requests, reply, pieces, charge)
         return _first_calls(parts) if body.parallel_tool_calls is False else parts
@@ -145,7 +146,8 @@ class OpenAIFrontend:
                 code="model_not_found",
             )
 
-    def _render(self, body: ChatRequest, tools: list[Json] | None) -> list[int]:
+    def _render(self, body: ChatRequest, tools: list[Json] | None) -> tuple[list[int], str]:
+        """The prompt, and what at its end may open a thought."""
         from jinja2 import TemplateError
 
         messages = [message.for_template() for message in body.messages]
@@ -158,7 +160,11 @@ class OpenAIFrontend:
                     "messages that it shows.",
                     param="tools" if unseen == "tools" else "messages",
                 )
-            return renderer.prompt_ids(messages, tools=tools, max_tokens=self._engine.max_model_tokens)
+            most = self._engine.max_model_tokens
+            if body.continue_final_message:
+                return renderer.continuation_ids(messages, tools, most)
+            prompt = renderer.prompt_ids(messages, tools=tools, max_tokens=most)
+            return prompt, renderer.end_of_prompt(prompt)
         except (TemplateError, TypeError, ValueError, LookupError, RecursionError) as error:
             raise OpenAIError(
                 400,

@@ -121,6 +121,8 @@ NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
+    "continue_final_message": (False,),
+    "add_generation_prompt": (True,),
 }
 """Values that change nothing, by their fields: clients send them by default."""
 
@@ -304,6 +306,10 @@ class ChatRequest(SamplingRequest):
     """Reaches the chat template under this name; a template that does not read it is an error."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Options of the chat template, by vLLM's name for them: ``{"enable_thinking": false}``."""
+    continue_final_message: bool | None = None
+    """vLLM's, as the next: whether the answer goes on with the text of the last message."""
+    add_generation_prompt: bool | None = None
+    """The contrary, which adds nothing."""
 
     @model_validator(mode="after")
     def _use_max_completion_tokens(self) -> ChatRequest:
@@ -318,6 +324,26 @@ class ChatRequest(SamplingRequest):
     def _check_top_logprobs(cls, value: int | None, given: ValidationInfo) -> int | None:
         if value and not given.data.get("logprobs"):
             raise ValueError(f"{value} needs logprobs=true")
+        return value
+
+    @field_validator("continue_final_message")
+    @classmethod
+    def _check_final_message(cls, value: bool | None, given: ValidationInfo) -> bool | None:
+        if value and (messages := given.data.get("messages")):
+            if messages[-1].role != "assistant":
+                raise ValueError(
+                    f"the last message is of {messages[-1].role!r}: end with an assistant's text"
+                )
+            if messages[-1].tool_calls:
+                raise ValueError("the last message has tool calls: end with an assistant's text alone")
+        return value
+
+    @field_validator("add_generation_prompt")
+    @classmethod
+    def _check_generation_prompt(cls, value: bool | None, given: ValidationInfo) -> bool | None:
+        continues = bool(given.data.get("continue_final_message"))
+        if value is not None and value == continues:
+            raise ValueError(f"{value} contradicts continue_final_message={continues}: just one is true")
         return value
 
     def likely_tokens(self) -> tuple[int, int | None]:

@@ -593,6 +593,8 @@ def test_a_prompt_that_fills_the_context_is_refused_before_the_first_chunk(strea
         ({"messages": [{"role": "user", "content": "Hi", "colour": "red"}]}, "messages.0.colour"),
         ({"stream_options": {"include_usage": True}}, None),
         ({"max_tokens": 3, "max_completion_tokens": 4}, None),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], param: str | None) -> None:
