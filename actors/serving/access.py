@@ -27,7 +27,7 @@ from actors.serving.intake import OPEN_PATHS
 from actors.serving.keys import ApiKeys, KeysFile, hostname, is_loopback, served_hosts
 from actors.serving.metrics import METRICS_PATH, NO_KEY, Metrics
 from actors.settings import ServerConfig
-from policies.openai.protocol import OpenAIError
+from policies.openai.protocol import OpenAIError, openai_error
 
 # Serve writes its own logger into the replica's log file, and no other one at this level.
 logger = logging.getLogger("ray.serve")
@@ -81,17 +81,18 @@ class Access:
         self._max_open_requests = access.max_open_requests
         self._num_open = 0
         self._hosts = served_hosts(config)
-        self._file = None if access.keys_file is None else KeysFile(access.keys_file, keys)
+        self._file = None if keys.file is None else KeysFile(keys.file, keys)
         limits = (access.requests_per_minute, access.tokens_per_minute)
         self._shares = [limit and limit / config.most_replicas for limit in limits]
         self._anybody = Caller(None, Allowance(None), Allowance(None))
-        self._needs_key = bool(keys)
+        self._needs_key = False
         self._callers: dict[str, Caller] = {}
         self._use(keys)
 
     def _use(self, keys: ApiKeys) -> None:
         """Let these keys in, and no others. Who stays has used what it has used."""
         self._keys = keys
+        self._needs_key |= bool(keys)  # a file that has lost its last key lets nobody in
         self._callers = {
             name: self._callers.get(name) or Caller(name, *map(Allowance, self._shares))
             for name in keys.digests
@@ -124,13 +125,13 @@ class Access:
     def page_of(self, headers: Headers) -> str | None:
         """The page of ours that a browser asks for; ``None`` for all other requests."""
         origin = headers.get("origin")
-        return origin if origin is not None and self._serves(hostname(urlsplit(origin).netloc)) else None
+        return origin if origin is not None and self._serves(hostname(_page_address(origin))) else None
 
     def check_addresses(self, headers: Headers) -> None:
         """Raise ``OpenAIError`` for a request to another name of the server, or from another one's page."""
         self._check_address("Host", headers.get("host", ""))
         if (origin := headers.get("origin")) is not None:  # a browser sends it, for a page
-            self._check_address("Origin", urlsplit(origin).netloc)
+            self._check_address("Origin", _page_address(origin))
 
     def _check_address(self, header: str, value: str) -> None:
         """A page that a browser has from elsewhere must not reach this server by a name of its own."""
@@ -144,10 +145,10 @@ class Access:
         return is_loopback(host) or host in self._hosts
 
     def _caller(self, headers: Headers) -> Caller:
-        if not self._needs_key:
-            return self._anybody
         if self._file is not None and (keys := self._file.changed()) is not None:
             self._use(keys)
+        if not self._needs_key:
+            return self._anybody
         scheme, _, key = headers.get("authorization", "").partition(" ")
         name = self._keys.name_of(key.strip().encode("latin-1")) if scheme.lower() == "bearer" else None
         if name is None:
@@ -186,6 +187,9 @@ class AccessControl:
         except OpenAIError as error:
             logger.info("rejected: %s: %d, %s", _title(scope), error.status, error)
             await answer.end(error, scope, receive)
+        except Exception as error:  # Starlette answers by it, in front of this
+            answer.status = answer.status or openai_error(error).status
+            raise
         finally:
             seconds = time.monotonic() - start
             access.metrics.end(scope, answer.status, name, seconds)
@@ -216,6 +220,14 @@ def _as_served(scope: Scope, path: str) -> Scope:
     if path and scope["path"].startswith(f"{path}/"):
         changes |= {"path": scope["path"][len(path) :], "raw_path": scope.get("raw_path", b"")[len(path) :]}
     return {**scope, **changes}
+
+
+def _page_address(origin: str) -> str:
+    """The name and port of the server that a page is from; empty where they cannot be read."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
 
 
 def _title(scope: Scope) -> str:

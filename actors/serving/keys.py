@@ -11,7 +11,7 @@ import ipaddress
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -38,6 +38,8 @@ class ApiKeys:
     """SHA-256 of each key, by the key's name."""
     of_file: frozenset[str] = field(default=frozenset(), compare=False)
     """The names that ``server.access.keys_file`` has given."""
+    file: str | None = field(default=None, compare=False)
+    """That file, by a path that holds in any folder: a replica may work in another one."""
 
     def __bool__(self) -> bool:
         return bool(self.digests)
@@ -65,7 +67,9 @@ class KeysFile:
     def __init__(self, path: str, keys: ApiKeys) -> None:
         self._path = path
         self._stamp: tuple[int, int, int] | None = None
-        self._others = {name: keys.digests[name] for name in keys.digests.keys() - keys.of_file}
+        self._others = [
+            (KEYS_VARIABLE, name, keys.digests[name]) for name in keys.digests.keys() - keys.of_file
+        ]
 
     def changed(self) -> ApiKeys | None:
         """The keys that hold from now on; ``None`` where they are the same as before."""
@@ -78,11 +82,10 @@ class KeysFile:
             return None
         self._stamp = stamp
         try:
-            given = [(name, digest) for _, name, digest in _from_file(self._path)]
+            return _with_file(self._others, self._path)
         except ConfigError as error:
             logger.error("The keys stay as they are: %s", error)
             return None
-        return ApiKeys({**dict(given), **self._others}, frozenset(name for name, _ in given))
 
 
 def access_keys(config: ServerConfig) -> ApiKeys:
@@ -156,9 +159,14 @@ def read_keys(keys_file: str | None) -> ApiKeys:
     Raises:
         ConfigError: a key cannot be used, or two have the same name. The message holds no key.
     """
+    return _with_file(_from_variable(os.environ.get(KEYS_VARIABLE, "")), keys_file)
+
+
+def _with_file(others: Iterable[tuple[str, str, bytes]], keys_file: str | None) -> ApiKeys:
+    """``others`` and the keys of the file, each with the place that errors name."""
+    of_file = list(_from_file(keys_file))
     digests: dict[str, bytes] = {}
-    pairs = [*_from_variable(os.environ.get(KEYS_VARIABLE, "")), *_from_file(keys_file)]
-    for place, name, digest in pairs:
+    for place, name, digest in (*others, *of_file):
         if _NAME.fullmatch(name) is None:
             raise ConfigError(
                 f"{place}: {name!r} cannot be the name of a key: use up to 64 letters, digits and . _ - @."
@@ -166,7 +174,8 @@ def read_keys(keys_file: str | None) -> ApiKeys:
         if name in digests:
             raise ConfigError(f"{place}: there are two keys with the name {name!r}: rename one.")
         digests[name] = digest
-    return ApiKeys(digests, frozenset(name for _, name, _ in _from_file(keys_file)))
+    file = None if keys_file is None else os.path.abspath(keys_file)
+    return ApiKeys(digests, frozenset(name for _, name, _ in of_file), file)
 
 
 def _from_variable(text: str) -> Iterator[tuple[str, str, bytes]]:

@@ -53,6 +53,10 @@ def application() -> FastAPI:
     async def tokens(number: int, request: Request) -> None:
         request.state.caller.charge_tokens(number)
 
+    @app.get("/broken")
+    async def broken() -> float:
+        return 1 / 0
+
     @app.get("/long")
     async def long() -> None:
         await asyncio.sleep(60)
@@ -167,7 +171,7 @@ def test_a_route_that_can_be_read_can_be_asked_for_its_head() -> None:
 
 @pytest.mark.parametrize(
     ("origin", "status"),
-    [("http://localhost:3000", 200), ("https://evil.example", 403), ("null", 403), ("file://", 403)],
+    [("http://localhost:3000", 200), ("https://evil.example", 403), ("null", 403), ("file://", 403), ("http://[::1", 403)],
 )
 def test_web_pages_of_other_servers_are_rejected(origin: str, status: int) -> None:
     with behind() as (client, _):
@@ -235,6 +239,9 @@ def test_keys_are_read_anew_when_their_file_has_changed(tmp_path: Path) -> None:
         assert statuses() == [401, 200, 200]
         write("no line of a key")
         assert statuses() == [401, 200, 200], "a broken file changes nothing"
+        for broken in (2 * line("alice", ALICE), line("a/b", ALICE), line("fixed", ALICE)):
+            write(broken)
+            assert statuses() == [401, 200, 200], "nor does one that would keep a server from starting"
         write("")
         assert statuses() == [401, 401, 200]
         file.unlink()
@@ -248,6 +255,28 @@ def test_a_file_without_keys_lets_nobody_in(tmp_path: Path) -> None:
         file.write_text("")
         assert client.get("/anything", headers=bearer(ALICE)).status_code == 401
         assert client.get("/anything").status_code == 401
+
+
+def test_first_key_of_an_empty_file_closes_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "keys").touch()
+    monkeypatch.chdir(tmp_path)
+    keys = read_keys("keys")
+    monkeypatch.chdir("/")  # where a replica may work
+    with behind(keys, keys_file="keys") as (client, _):
+        assert client.get("/anything").status_code == 200
+        (tmp_path / "keys").write_text(f"alice {hashlib.sha256(ALICE.encode()).hexdigest()}")
+        assert client.get("/anything").status_code == 401
+        assert client.get("/anything", headers=bearer(ALICE)).status_code == 200
+
+
+def test_error_that_nobody_expected_is_counted_as_one() -> None:
+    with behind() as (client, access):
+        with pytest.raises(ZeroDivisionError):
+            client.get("/broken", headers=bearer(ALICE))
+        text = access.metrics.text(7, EngineStats(), num_waiting=0, tokens_in_flight=0)
+    assert 'troupe_http_requests_total{key="alice",route="/broken",status="500"} 1.0' in text.splitlines()
 
 
 def test_requests_are_counted_by_route_status_and_key() -> None:
