@@ -171,7 +171,13 @@ def test_a_route_that_can_be_read_can_be_asked_for_its_head() -> None:
 
 @pytest.mark.parametrize(
     ("origin", "status"),
-    [("http://localhost:3000", 200), ("https://evil.example", 403), ("null", 403), ("file://", 403), ("http://[::1", 403)],
+    [
+        ("http://localhost:3000", 200),
+        ("https://evil.example", 403),
+        ("null", 403),
+        ("file://", 403),
+        ("http://[::1", 403),
+    ],
 )
 def test_web_pages_of_other_servers_are_rejected(origin: str, status: int) -> None:
     with behind() as (client, _):
