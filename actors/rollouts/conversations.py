@@ -7,6 +7,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from policies.openai.envelope import Envelope
@@ -102,8 +103,8 @@ class Conversations:
 
     Args:
         waits: as for ``Conversation``.
-        most: names that are kept of a key; those that were not used for the longest time go first, but for
-            those with a message under way.
+        most: names of a kind that are kept of a key; those that were not used for the longest time go first,
+            but for those with a message under way.
     """
 
     def __init__(self, waits: bool, most: int = MAX_STORED) -> None:
@@ -206,10 +207,9 @@ class Conversations:
     def _add(self, owner: str, name: tuple[str, str], place: Place) -> None:
         places = self._places[owner]
         places[name] = place
-        while len(places) > self._most:
-            idle = (each for each in places if each != name and not places[each].conversation.is_busy)
-            if (oldest := next(idle, None)) is None:
-                break
+        same_kind = [each for each in places if each[0] == name[0]]
+        idle = (each for each in same_kind if each != name and not places[each].conversation.is_busy)
+        for oldest in islice(idle, max(0, len(same_kind) - self._most)):
             del places[oldest]
             if oldest[0] == "session":
                 self._forgotten[owner, oldest[1]] = None

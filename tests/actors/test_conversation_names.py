@@ -29,6 +29,20 @@ def test_the_conversations_of_one_key_push_out_none_of_another() -> None:
         kept.find(Envelope(owner="alice", after="resp_6"))
 
 
+def test_messages_without_a_session_push_out_no_session() -> None:
+    kept = Conversations(waits=False, most=2)
+    session = Envelope(session="support", keeps_history=True)
+    of_session = kept.find(session).conversation
+    kept.advance(of_session, "first", session)
+    for number in range(5):
+        alone = Envelope(keeps_history=True)
+        kept.advance(kept.find(alone).conversation, f"{number}", alone, history=f"said {number}")
+    assert kept.find(session).conversation is of_session
+    with pytest.raises(OpenAIError, match="no conversation in which this was said"):
+        kept.find(Envelope(keeps_history=True, earlier="said 2"))
+    assert kept.find(Envelope(keeps_history=True, earlier="said 3")).rollout_id == "3"
+
+
 def test_a_session_that_was_forgotten_is_an_error_until_it_is_ended() -> None:
     kept = Conversations(waits=False, most=1)
     for session in ("old", "new"):
