@@ -47,7 +47,7 @@ class Turn:
     Args:
         program: as others are told who has the turn.
         say: is given what is waited for whenever that changes, for example for ``launch.status``.
-        announce: prints a line, at the first wait and every five minutes.
+        announce: prints a line, at the beginning of each of the two waits and then every five minutes.
     """
 
     def __init__(self, program: str, say: Callable[[str], None], announce: Callable[[str], None]) -> None:
@@ -66,6 +66,7 @@ class Turn:
                 if holder := self._holder():
                     self._waits(f"its turn to start on this cluster, after {holder}")
                 time.sleep(LOOK_SECONDS)
+        self._announced = -REMIND_SECONDS
 
     def wait_for_room(
         self, bundles: Sequence[tuple[Mapping[str, float], Mapping[str, str]]], shortage: Callable[[], str]
@@ -93,10 +94,10 @@ class Turn:
         self._actor.note.remote("")
 
     def end(self) -> None:
-        """Let the next program start."""
-        if self._actor is not None and ray.is_initialized():
-            ray.kill(self._actor)
-        self._actor = None
+        """Let the next program start. More than one thread may call this."""
+        actor, self._actor = self._actor, None
+        if actor is not None and ray.is_initialized():
+            ray.kill(actor)
 
     def _waits(self, reason: str) -> None:
         self._say(f"waits for {reason}")
