@@ -1,11 +1,13 @@
 """Trained agents as servers of A2A, by the official ``a2a-sdk``: a message is a task, its answer an artifact.
 
+Clients come by JSON-RPC, or by HTTP and JSON (REST) below the same address.
+
 https://a2a-protocol.org. Imported only where clients ask for it: the package is the extra ``a2a``.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 from a2a.auth.user import User
 from a2a.helpers.proto_helpers import new_task_from_user_message
@@ -17,6 +19,7 @@ from a2a.server.routes import (
     DefaultServerCallContextBuilder,
     create_agent_card_routes,
     create_jsonrpc_routes,
+    create_rest_routes,
 )
 from a2a.server.tasks import TaskUpdater
 from a2a.types.a2a_pb2 import (
@@ -48,6 +51,7 @@ from a2a.utils.errors import (
 )
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
 
 from actors.serving.a2a_tasks import ENDED, PoolTaskStore, end_task
 from actors.serving.pool_client import PoolClient
@@ -78,7 +82,7 @@ class A2AFrontend:
         version: Callable[[], int],
     ) -> None:
         self._pools, self._agents, self._needs_key, self._version = pools, agents, needs_key, version
-        self._answer = {name: self._endpoint(name, pool) for name, pool in pools.items()}
+        self._routes = {name: self._routes_of(name, pool) for name, pool in pools.items()}
 
     async def card(self, name: str, url: str, request: Request) -> Response:
         """The agent card of ``name``, which answers at ``url``."""
@@ -87,18 +91,34 @@ class A2AFrontend:
         response: Response = await route.endpoint(request)
         return response
 
-    async def answer(self, name: str, request: Request) -> Response:
-        """The answer to a request of JSON-RPC: a result, an error, or events."""
-        response: Response = await self._answer[name](request)
-        return response
+    async def answer(self, name: str, path: str, request: Request) -> Response:
+        """The answer to a request at ``path`` below the agent's address: a result, an error, or events.
 
-    def _endpoint(self, name: str, pool: PoolClient) -> Callable[[Request], Awaitable[Response]]:
+        Raises:
+            OpenAIError: nothing is served there.
+        """
+        place = {"type": "http", "method": request.method, "path": path}
+        for route in self._routes[name]:
+            match, found = route.matches(place)
+            if match is Match.FULL:
+                request.scope["path_params"] = found["path_params"]
+                response: Response = await route.endpoint(request)
+                return response
+        served = ", ".join(sorted({route.path for route in self._routes[name]}))
+        raise OpenAIError(404, f"{name!r} serves no {request.method} {path}. What it serves: {served}.")
+
+    def _routes_of(self, name: str, pool: PoolClient) -> list[Route]:
         card = self._card(name, url=f"/{name}", description=name)  # the handler looks at what it can do
         episodes = _Episodes(name, pool, self._agents)
         handler = _Handler(episodes, PoolTaskStore(pool, episodes.running), card)
-        (route,) = create_jsonrpc_routes(handler, "/", _CallerContext())
-        endpoint: Callable[[Request], Awaitable[Response]] = route.endpoint
-        return endpoint
+        caller = _CallerContext()
+        routes: list[BaseRoute] = [
+            *create_jsonrpc_routes(handler, "/", caller),
+            *create_rest_routes(handler, caller),
+        ]
+        return [
+            route for route in routes if isinstance(route, Route)
+        ]  # the rest is for tenants: here are none
 
     def _card(self, name: str, url: str, description: str) -> AgentCard:
         skill = AgentSkill(id="answer", name="answer", description=description, tags=["agent"])
@@ -107,11 +127,8 @@ class A2AFrontend:
             description=description,
             version=str(self._version()),
             supported_interfaces=[
-                AgentInterface(
-                    url=url,
-                    protocol_binding=TransportProtocol.JSONRPC.value,
-                    protocol_version=PROTOCOL_VERSION_1_0,
-                )
+                AgentInterface(url=url, protocol_binding=binding.value, protocol_version=PROTOCOL_VERSION_1_0)
+                for binding in (TransportProtocol.JSONRPC, TransportProtocol.HTTP_JSON)
             ],
             capabilities=AgentCapabilities(streaming=True),
             default_input_modes=[TEXT],

@@ -134,7 +134,20 @@ async def card(name: str, request: Request) -> Response:
 async def a2a(name: str, request: Request) -> Response:
     """A2A over JSON-RPC."""
     protocols = _protocols()
-    return await protocols.a2a.answer(protocols.agent(name), request)
+    return await protocols.a2a.answer(protocols.agent(name), "/", request)
+
+
+@agent_routes.get(agent_path("{name}") + "/{path:path}")
+@agent_routes.post(agent_path("{name}") + "/{path:path}")
+@agent_routes.delete(agent_path("{name}") + "/{path:path}")
+async def a2a_rest(name: str, path: str, request: Request) -> Response:
+    """A2A over HTTP and JSON: ``message:send``, ``message:stream``, ``tasks`` and ``tasks/{id}:cancel``."""
+    protocols = _protocols()
+    try:  # the SDK takes this for a fault of its own
+        (await request.body()).decode()
+    except UnicodeDecodeError as error:
+        raise OpenAIError(400, f"The body is no UTF-8 at position {error.start}: {error.reason}.") from error
+    return await protocols.a2a.answer(protocols.agent(name), f"/{path}", request)
 
 
 @agent_routes.post("/mcp", openapi_extra=JSON_RPC)

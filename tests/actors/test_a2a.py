@@ -98,7 +98,9 @@ def test_the_card_tells_who_answers_where_and_how(server: AgentServer, path: str
     card = asyncio.run(talk())
     assert (card.name, card.description) == ("agent/calculator", "Adds numbers.")
     assert card.capabilities.streaming and not card.capabilities.push_notifications
-    assert [each.url for each in card.supported_interfaces] == [f"{server.url}/a2a/calculator"]
+    assert [(each.url, each.protocol_binding) for each in card.supported_interfaces] == [
+        (f"{server.url}/a2a/calculator", binding) for binding in ("JSONRPC", "HTTP+JSON")
+    ]
     assert not card.security_requirements
 
 
@@ -489,7 +491,7 @@ def test_the_card_has_the_address_before_the_proxy(
 ) -> None:
     card = httpx.get(f"{server.url}/.well-known/agent-card.json", headers=headers).json()
     host = server.url.removeprefix("http://")
-    assert [each["url"] for each in card["supportedInterfaces"]] == [address.format(host=host)]
+    assert [each["url"] for each in card["supportedInterfaces"]] == 2 * [address.format(host=host)]
 
 
 def test_of_several_agents_each_has_a_card_and_the_common_address_names_them(

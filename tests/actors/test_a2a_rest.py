@@ -1,0 +1,189 @@
+"""Agents over A2A's second transport, HTTP and JSON: the official client and bare requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from a2a.types.a2a_pb2 import (
+    CancelTaskRequest,
+    GetTaskRequest,
+    ListTasksRequest,
+    SubscribeToTaskRequest,
+    Task,
+)
+from a2a.utils.errors import A2AError, TaskNotCancelableError, TaskNotFoundError
+from agent_server import ALICE, BOB, KEYS, AgentServer, agent_server
+from test_a2a import connected, only_task, question, state, text_with, until, waiting
+from test_policy_http import tokenizer_folder  # noqa: F401  # a fixture
+
+pytestmark = pytest.mark.slow  # with the official client, over a real port
+
+REST = {"supported_protocol_bindings": ["HTTP+JSON"]}
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer_folder: Path) -> Iterator[AgentServer]:  # noqa: F811
+    with agent_server(tokenizer_folder, KEYS) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def idle(server: AgentServer) -> None:
+    server.service.reset()
+
+
+def test_message_is_answered_by_a_task_that_can_be_asked_for_again(server: AgentServer) -> None:
+    async def talk() -> tuple[Task, Task, list[str]]:
+        async with connected(server.url, ALICE, streaming=False, **REST) as (client, _):
+            task = await only_task(client, question())
+            listed = await client.list_tasks(ListTasksRequest(context_id=task.context_id))
+            return task, await client.get_task(GetTaskRequest(id=task.id)), [each.id for each in listed.tasks]
+
+    task, again, listed = asyncio.run(talk())
+    assert state(task) == "COMPLETED" and listed == [task.id]
+    for each in (task, again):
+        assert [part.text for artifact in each.artifacts for part in artifact.parts] == ["46"]
+
+
+def test_stream_tells_the_states_of_a_task_and_a_second_client_follows(server: AgentServer) -> None:
+    server.service.is_busy = True
+
+    async def talk() -> tuple[list[Any], list[Any]]:
+        async with connected(server.url, ALICE, **REST) as (client, _):
+            stream = client.send_message(question())
+            events = [await anext(stream)]
+            await until(waiting(server))
+            followed = client.subscribe(SubscribeToTaskRequest(id=events[0].task.id))
+            seen = [await anext(followed)]
+            server.service.finish(server.service.take())
+            events += [each async for each in stream]
+            seen += [each async for each in followed]
+        return events, seen
+
+    for events in asyncio.run(talk()):
+        kinds = [each.WhichOneof("payload") for each in events]
+        assert kinds[0] == "task" and kinds[-2:] == ["artifact_update", "status_update"]
+        assert state(events[-1].status_update) == "COMPLETED"
+
+
+def test_task_is_cancelled_once(server: AgentServer) -> None:
+    server.service.is_busy = True
+
+    async def talk() -> Task:
+        async with connected(server.url, ALICE, streaming=False, **REST) as (client, _):
+            task = await only_task(client, question(return_immediately=True))
+            await until(waiting(server))
+            cancelled = await client.cancel_task(CancelTaskRequest(id=task.id))
+            with pytest.raises(TaskNotCancelableError):
+                await client.cancel_task(CancelTaskRequest(id=task.id))
+            return cancelled
+
+    assert state(asyncio.run(talk())) == "CANCELED"
+    assert not server.service.waiting
+
+
+def test_task_belongs_to_its_key(server: AgentServer) -> None:
+    async def talk() -> None:
+        async with connected(server.url, ALICE, streaming=False, **REST) as (client, _):
+            task = await only_task(client, question())
+        async with connected(server.url, BOB, **REST) as (client, _):
+            with pytest.raises(TaskNotFoundError):
+                await client.get_task(GetTaskRequest(id=task.id))
+            assert not (await client.list_tasks(ListTasksRequest())).tasks
+
+    asyncio.run(talk())
+    answer = httpx.post(f"{server.url}/a2a/calculator/message:send", json={})
+    assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_message_that_an_agent_cannot_answer_is_an_error(server: AgentServer, streaming: bool) -> None:
+    async def talk() -> None:
+        async with connected(server.url, ALICE, streaming=streaming, **REST) as (client, _):
+            async for _ in client.send_message(text_with(task_id="task-1")):
+                pass
+
+    with pytest.raises(A2AError, match=r"message\.taskId is 'task-1'"):
+        asyncio.run(talk())
+
+
+def ask(server: AgentServer, method: str, path: str, content: str | bytes = "") -> httpx.Response:
+    headers = {"authorization": f"Bearer {ALICE}", "a2a-version": "1.0", "content-type": "application/json"}
+    url = f"{server.url}/a2a/calculator/{path}"
+    return httpx.request(method, url, content=content, headers=headers)
+
+
+MESSAGE = '{"message": {"role": "ROLE_USER", "messageId": "1", "parts": [{"text": %s}]}}'
+
+
+@pytest.mark.parametrize("path", ["message:send", "message:stream"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "3",
+        "{}",
+        b'{"\xff": 1}',
+        MESSAGE % '"\\ud800"',
+        MESSAGE % "3",
+        MESSAGE % ("[" * 10_000 + "]" * 10_000),
+        '{"configuration": {"historyLength": 1e400}}',
+        '{"metadata": {"a": NaN}}',
+        '{"metadata": {"a": %s}}' % ("9" * 5_000),
+        '{"metadata": %s}' % ('{"a":' * 10_000 + "1" + "}" * 10_000),
+    ],
+    ids=[
+        "nothing",
+        "cut",
+        "list",
+        "number",
+        "no_message",
+        "bytes",
+        "surrogate",
+        "type",
+        "deep",
+        "large",
+        "nan",
+        "digits",
+        "deep_field",
+    ],
+)
+def test_body_that_cannot_be_read_is_the_clients_fault(
+    server: AgentServer, path: str, content: str | bytes
+) -> None:
+    answer = ask(server, "POST", path, content)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "tasks/none", 404),
+        ("POST", "tasks/none:cancel", 404),
+        ("GET", "tasks?pageSize=many", 400),
+        ("GET", "tasks?pageSize=-1", 400),
+        ("GET", "tasks?pageToken=zzz", 400),
+        ("GET", "tasks?statusTimestampAfter=never", 400),
+        ("GET", "tasks/none?historyLength=1.5", 400),
+        ("GET", "tasks/%ff", 404),
+        ("GET", "message:send", 404),
+        ("POST", "v1/songs", 404),
+        ("GET", "tasks/none/pushNotificationConfigs", 400),
+        ("DELETE", "tasks/none/pushNotificationConfigs/1", 400),
+        ("GET", "extendedAgentCard", 400),
+    ],
+)
+def test_request_that_is_wrong_has_the_status_of_its_fault(
+    server: AgentServer, method: str, path: str, status: int
+) -> None:
+    answer = ask(server, method, path)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["message"]
