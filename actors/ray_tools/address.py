@@ -29,7 +29,7 @@ def check_answers() -> None:
 
 def joins_cluster() -> bool:
     """Whether this process is connected to a cluster, or would join one instead of starting its own."""
-    return ray.is_initialized() or bool(_address())
+    return ray.is_initialized() or _address() not in ("", "local")  # which asks Ray for a new one
 
 
 def _address() -> str:

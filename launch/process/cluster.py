@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from actors.ray_tools.placement import has_labels, with_labels
 from environments.errors import ConfigError
 from launch.config import TrainConfig, algorithm_of
 from launch.health.heartbeat import pulses
+from launch.health.run_state import LATE_SECONDS
 from launch.process.serve_address import claim_address
 from launch.process.turns import Turn
 
@@ -143,7 +145,7 @@ def start_turn(
     try:
         turn.take()
         claim_address(config.server)
-        turn.wait_for_room(_bundles(config), lambda: f"{shortage(config)}; {_others()}")
+        turn.wait_for_room(_bundles(config), lambda: f"{shortage(config)}; {others()}")
     except BaseException:  # an interrupt, for example: no other part of the program knows of it yet
         turn.end()
         raise
@@ -161,8 +163,14 @@ def shortage(config: TrainConfig) -> str:
     return " and ".join(short) or "its places, each on one node"
 
 
-def _others() -> str:
-    trainings = [each.folder for each in pulses() if each.pid != os.getpid()]
+def others() -> str:
+    """Who has what the run needs, as far as that is known."""
+    here, now = (socket.gethostname(), os.getpid()), time.time()
+    trainings = [
+        each.folder
+        for each in pulses()
+        if (each.host, each.pid) != here and now - each.told_at < LATE_SECONDS  # a killed one is still noted
+    ]
     return f"others here are {', '.join(trainings)}" if trainings else "`ray status` shows who has them"
 
 

@@ -6,6 +6,8 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from head_node import RAY, head_node
 from actors.ray_tools import address, connect
 from environments.errors import ConfigError, TroupeError
 from launch.config import compose
+from launch.health.heartbeat import Pulse
 from launch.process import cluster
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +86,36 @@ def test_what_others_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cluster.shortage(config) == "2 Ray GPUs, of which 1 are free"
     del free["GPU"]  # as Ray says it
     assert "of which 0 are free" in cluster.shortage(config)
+
+
+def test_room_is_had_by_trainings_that_are_alive_and_not_by_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Pulse(
+        folder="here",
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        fleets=(),
+        activity="starts",
+        seconds=0,
+        idle_seconds=0,
+        num_updates=0,
+        progress={},
+        told_at=time.time(),
+    )
+    killed = replace(here, folder="killed", pid=1, told_at=time.time() - 3600)
+    in_a_container = replace(here, folder="in a container", host="another")  # with the same number by chance
+    monkeypatch.setattr(cluster, "pulses", lambda: [here, killed, in_a_container])
+    assert cluster.others() == "others here are in a container"
+    monkeypatch.setattr(cluster, "pulses", lambda: [here, killed])
+    assert cluster.others() == "`ray status` shows who has them"
+
+
+@pytest.mark.parametrize(("address", "joins"), [("local", False), ("auto", True), ("10.0.0.1:6379", True)])
+def test_address_says_whether_a_cluster_is_joined(
+    monkeypatch: pytest.MonkeyPatch, address: str, joins: bool
+) -> None:
+    monkeypatch.setattr(connect.ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert connect.joins_cluster() is joins
 
 
 def test_only_a_cluster_that_is_there_already_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
