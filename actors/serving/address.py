@@ -34,10 +34,17 @@ def check_public_url(public_url: str | None) -> None:
     """Raise ``ConfigError`` where the address is none."""
     if public_url is None:
         return
-    parts = urlsplit(public_url)
+    try:
+        parts = urlsplit(public_url)
+    except ValueError:
+        parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ConfigError(
             f"server.access.public_url={public_url} is no address: write it like https://my.example/troupe."
+        )
+    if parts.path.rstrip("/").endswith("/v1"):
+        raise ConfigError(
+            f"server.access.public_url={public_url}: leave out /v1, which clients put behind it."
         )
 
 

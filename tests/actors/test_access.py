@@ -217,6 +217,20 @@ def test_a_public_address_is_a_name_of_the_server_and_its_path_may_stay_on() -> 
         assert client.get("/troupes/anything", headers=headers).status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("my.example", "is no address"),
+        ("https://[::1", "is no address"),
+        ("https://my.example/?a=b", "is no address"),
+        ("https://my.example/troupe/v1/", "leave out /v1"),
+    ],
+)
+def test_a_public_address_that_clients_could_not_use_is_an_error(url: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        access_keys(ServerConfig(access=AccessConfig(public_url=url)))
+
+
 def test_keys_are_read_anew_when_their_file_has_changed(tmp_path: Path) -> None:
     file = tmp_path / "keys"
 
