@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,8 +78,13 @@ class AgentTools:
         message = _message(params)
         assert context.request is not None
         charge = context.request.state.caller.charge_tokens
+        numbers = itertools.count(1)  # not those of the steps: of a second try they begin anew
+
+        async def on_step(text: str) -> None:
+            await context.session.report_progress(next(numbers), message=text)  # to a client that asks for it
+
         try:
-            answer = await self._agents.answer(self._names[params.name], message, charge)
+            answer = await self._agents.answer(self._names[params.name], message, charge, on_step=on_step)
         except TroupeError as error:
             return CallToolResult(content=[TextContent(type="text", text=str(error))], is_error=True)
         (choice,) = answer["choices"]

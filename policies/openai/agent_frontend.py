@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -24,6 +24,8 @@ Json = dict[str, Any]
 Part = PlayedStep | Trajectory | Repeated
 Play = Callable[[str, SamplingParams, Envelope], AsyncGenerator[Part | Used, None]]
 """Plays an episode on a client's message: its steps as they end, and the whole at last."""
+OnStep = Callable[[str], Awaitable[None]]
+"""Takes in the text of a step before the answer."""
 ALONE = Envelope()
 """Of a message that belongs to no conversation."""
 
@@ -35,6 +37,10 @@ TAKEN = {
     *("user", "safety_identifier", "prompt_cache_key", "metadata", "reasoning_effort"),
 }
 """Fields of a request that an agent acts on, or that it ignores. The rest is the agent's own."""
+
+
+async def _ignore(_: str) -> None:
+    """Nobody follows the steps."""
 
 
 class AgentFrontend:
@@ -71,6 +77,7 @@ class AgentFrontend:
         body: ChatRequest,
         charge: Callable[[int], None] = lambda number: None,
         envelope: Envelope = ALONE,
+        on_step: OnStep = _ignore,
     ) -> AsyncGenerator[Json, None]:
         """One ``chat.completion``, or with ``stream`` a chunk for each step and those of the answer.
 
@@ -78,7 +85,7 @@ class AgentFrontend:
         so is a thought that the answer does not finish; ``step`` has their parts. ``charge`` hears of the
         tokens of each step as it ends, so that a client pays for what was played until it hung up; for an
         episode that has ended, that is its ``usage``. With a session in ``envelope`` only the last message is
-        new to the agent.
+        new to the agent. ``on_step`` takes in each step before the answer.
 
         Raises:
             OpenAIError: the request cannot be served, or the episode has failed.
@@ -96,6 +103,7 @@ class AgentFrontend:
                     answer = _Answer(head, part)
                 elif not part.done:
                     steps += _step_text(part)
+                    await on_step(_step_text(part))
                     if body.stream:
                         yield _step_chunk(head, part)
         if not body.stream:
@@ -107,7 +115,12 @@ class AgentFrontend:
             yield answer.usage_chunk()
 
     async def answer(
-        self, name: str, message: str, charge: Callable[[int], None], envelope: Envelope = ALONE
+        self,
+        name: str,
+        message: str,
+        charge: Callable[[int], None],
+        envelope: Envelope = ALONE,
+        on_step: OnStep = _ignore,
     ) -> Json:
         """The ``chat.completion`` that answers one message, for other protocols. Raises as ``chat`` does."""
         given = {"model": name, "messages": [{"role": "user", "content": message}]}
@@ -115,7 +128,7 @@ class AgentFrontend:
             body = ChatRequest.model_validate(given)
         except ValidationError as error:
             raise OpenAIError.from_validation(error.errors()) from error
-        async with aclosing(self.chat(body, charge, envelope)) as parts:
+        async with aclosing(self.chat(body, charge, envelope, on_step)) as parts:
             return await anext(parts)
 
     async def episode(

@@ -17,6 +17,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from test_policy_http import tokenizer_folder  # noqa: F401  # a fixture
 
+from environments.types import PlayedStep
+
 pytestmark = pytest.mark.slow  # with the official clients, over a real port
 
 QUESTION = {"message": "What is 12+34?"}
@@ -66,6 +68,45 @@ def test_each_agent_is_a_tool_that_answers(
     assert tool.input_schema["required"] == ["message"]
     assert (answer.content[0].text, answer.is_error) == ("46", False)
     assert charged == [("alice", 11)]
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("follows", [True, False])
+def test_step_of_an_agent_is_progress_for_a_client_that_asks(
+    server: AgentServer, mode: str, follows: bool
+) -> None:
+    server.service.is_busy = True
+    heard: list[tuple[float, float | None, str | None]] = []
+
+    async def note(progress: float, total: float | None, message: str | None) -> None:
+        heard.append((progress, total, message))
+
+    def play() -> None:
+        """Two steps, and the first of them once more: the rollout was played anew."""
+        request = server.service.take()
+        for index, text in ((0, "12+34"), (1, "46*1"), (0, "34+12")):
+            server.hear(request.rollout_id, PlayedStep(index=index, text=text, observation="46"))
+        server.service.finish(request)
+
+    async def talk() -> Any:
+        async with connected(server, mode=mode) as client:
+            callback = note if follows else None
+            asked = asyncio.create_task(
+                client.call_tool("ask_calculator", QUESTION, progress_callback=callback)
+            )
+            async with asyncio.timeout(60):
+                while not server.service.waiting:
+                    await asyncio.sleep(0.01)
+            await asyncio.to_thread(play)
+            answer = await asked
+            async with asyncio.timeout(60):
+                while follows and len(heard) < 3:
+                    await asyncio.sleep(0.01)
+            return answer
+
+    assert asyncio.run(talk()).content[0].text == "46"
+    texts = ("12+34", "46*1", "34+12") if follows else ()
+    assert heard == [(number, None, f"{text}\n46\n") for number, text in enumerate(texts, 1)]
 
 
 def test_a_failed_episode_is_a_result_with_an_error(server: AgentServer) -> None:
