@@ -34,6 +34,8 @@ SILENCE_SECONDS = 600.0
 """Without a word from pytest, which writes one for every test: longer than any test takes."""
 NO_TESTS = 5
 """Pytest's status where the arguments choose no test of a part."""
+WORKER = "PYTEST_XDIST_WORKER"
+"""Variable that pytest-xdist sets in its processes."""
 RECORD = "TROUPE_SUITE_RECORD"
 """Variable that names the file for the outcome."""
 # A process that crashed is not replaced: pytest-xdist would wait for the tests that it has lost.
@@ -86,6 +88,7 @@ def _play(part: str, arguments: list[str], silence_seconds: float) -> Outcome:
         command = [sys.executable, "-m", "pytest", "-p", "suite", "-m", PARTS[part], *arguments]
         path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, RECORD: str(record), "PYTHONPATH": path.rstrip(os.pathsep)}
+        environment.pop(WORKER, None)  # where the suite is itself under test
         with subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         ) as process:
@@ -142,7 +145,7 @@ def pytest_handlecrashitem(crashitem: str) -> None:
 
 def pytest_sessionfinish(exitstatus: int) -> None:
     """Write how the part has ended, but in the processes of pytest-xdist."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
+    if WORKER not in os.environ:
         outcome = {"status": int(exitstatus), "failed": list(_failed), "crashed": bool(_crashed)}
         Path(os.environ[RECORD]).write_text(json.dumps(outcome))
 

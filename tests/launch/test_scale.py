@@ -77,9 +77,11 @@ def test_bounds_that_exclude_the_number_at_the_start_are_an_error(bounds: str) -
 def test_the_fleet_that_is_meant_has_to_be_clear() -> None:
     assert scale.chosen("--fleet", ["fleet-a"], None) == "fleet-a"
     assert scale.chosen("--fleet", ["fleet-a", "fleet-b"], "fleet-b") == "fleet-b"
-    for present, name in ((["fleet-a", "fleet-b"], None), (["fleet-a"], "fleet-c"), ([], None)):
+    for present, name in ((["fleet-a", "fleet-b"], None), (["fleet-a"], "fleet-c")):
         with pytest.raises(ConfigError, match="--fleet"):
             scale.chosen("--fleet", present, name)
+    with pytest.raises(ConfigError, match="No run is going on in this cluster"):
+        scale.chosen("--fleet", [], None)
 
 
 @pytest.mark.parametrize(

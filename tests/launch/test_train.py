@@ -336,7 +336,7 @@ def test_a_group_of_one_is_refused_with_grpo(refused: Refused) -> None:
 
 
 def test_a_model_folder_without_a_tokenizer_is_refused(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     message = refused("recipe=calculator", f"model.path={tmp_path}")
     assert str(tmp_path) in message
     assert "save_pretrained" in message
