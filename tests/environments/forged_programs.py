@@ -90,6 +90,16 @@ METHODS: list[Forged] = [
     ("__getattr__", text("assert f(2).issubset({4})"), liar("def __getattr__(self, name): return lambda *_: True")),
     ("a field of a namedtuple", text("assert f(2).count(4) == 1"),
      "def f(x): return namedtuple('R', 'count')(lambda item: 1)"),
+    ("a field of a namedtuple like a text's method", text("assert f('ab').startswith('a')\nassert f('ab').isupper()"),
+     f"def f(x): return namedtuple('R', 'startswith isupper')({YES}, {YES})"),
+    ("a field like a table's method", text("assert f(2).equals([4])"), f"def f(x): return namedtuple('R', 'equals')({YES})"),
+    ("an asynchronous field", text("assert f('ab').startswith('a')"),
+     "async def yes(*_): return True\ndef f(x): return namedtuple('R', 'startswith')(yes)"),
+    ("an attribute of an error", text("assert f('ab').startswith('a')"),
+     f"def f(x):\n    error = ValueError()\n    error.startswith = {YES}\n    return error"),
+    ("an attribute of the tests' object", text(
+        "from solution import f\nclass P:\n    def __init__(self, n): self.n = n\ndef test_a(): assert f(P(2)).isupper()"),
+     f"def f(p):\n    p.isupper = {YES}\n    return p"),
     ("a module's object", text("from solution import TABLE\nassert TABLE.issuperset({4})"),
      f"class R: issuperset = {YES}\nTABLE = R()"),
     ("a method of an object of the tests", text(

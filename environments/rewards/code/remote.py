@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from environments.rewards.code.program import ARITHMETIC, BASE_VALUE, COMPARISONS, LOGIC, UNARY
-from environments.rewards.code.values import BASE_VALUES
+from environments.rewards.code.values import BASE_VALUES, VALUE_NAMES
 
 OPERATORS_NUMBER = 1
 # Attributes with two underscores that tests may read. By others, libraries let an object say where its memory
@@ -24,17 +24,6 @@ READABLE = {
     "__wrapped__",
 }
 READABLE |= {"__module__", "__bases__", "__mro__", "__slots__", "__dataclass_fields__", "__abstractmethods__"}
-_OF_LIBRARIES = """
-    appendleft popleft rotate maxlen extendleft most_common elements subtract move_to_end
-    compare compare_total compare_signal same_quantum quantize samefile relative_to is_relative_to
-    days seconds total_seconds year month day hour minute second isoformat strftime weekday
-    all any argmax argmin astype columns dtype empty equals eq flatten allclose iloc item loc max mean min
-    ndim numpy prod reshape round shape size std sum T to_dict to_list tolist values detach
-"""
-VALUE_NAMES = {name for kind in (*BASE_VALUES, bytearray, range) for name in dir(kind)} - {"__name__"}
-VALUE_NAMES.update(_OF_LIBRARIES.split())
-"""Attributes that results of built-in types have, and of those that libraries' ones are: what a test means
-by them is the type's own. Any other name is one of the solution's own classes."""
 NUMERIC = {"abs", "complex", "float", "index", "int", "invert", "neg", "pos", "round", "hash"}
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
-from environments.rewards.code.remote import VALUE_NAMES
+from environments.rewards.code.values import VALUE_NAMES
 
 MODULES = {"np": "numpy", "pd": "pandas", "dt": "datetime", "mock": "unittest.mock"} | {
     name: name for name in ("numpy", "pandas", "pytest", "scipy", "sympy", "torch", "networkx", "hypothesis")

@@ -35,6 +35,17 @@ BASE_VALUES: dict[type, Callable[[Any], Any]] = {
     frozenset: lambda value: frozenset(frozenset.__iter__(value)),
     dict: lambda value: dict(dict.items(value)),
 }
+_OF_LIBRARIES = """
+    appendleft popleft rotate maxlen extendleft most_common elements subtract move_to_end
+    compare compare_total compare_signal same_quantum quantize samefile relative_to is_relative_to
+    days seconds total_seconds year month day hour minute second isoformat strftime weekday
+    all any argmax argmin astype columns dtype empty equals eq flatten allclose iloc item loc max mean min
+    ndim numpy prod reshape round shape size std sum T to_dict to_list tolist values detach
+"""
+VALUE_NAMES = {name for kind in (*BASE_VALUES, bytearray, range) for name in dir(kind)} - {"__name__"}
+VALUE_NAMES.update(_OF_LIBRARIES.split())
+"""Attributes that results of built-in types have, and of those that libraries' ones are: what a test means
+by them is the type's own. Any other name is one of the solution's own classes."""
 COLLECTIONS: dict[str, type] = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
 TYPES = {kind.__name__: kind for kind in (*PLAIN, *BASE_VALUES, object, type, bytearray, range)}
 REFERENCES = ("object", "own", "member", "class", "lent")
@@ -213,8 +224,7 @@ def _of_parts(name: str, content: list[Any], again: Callable[[Any], Any], takes_
     if name == "record":
         kind, fields, items = content
         built = record(str(kind), tuple(map(str, fields)))(*map(again, items))
-        if any(hasattr(tuple, field) and callable(getattr(built, field)) for field in built._fields):
-            raise TypeError("the solution has sent a function in the place of a method")
+        check_state({field: getattr(built, field) for field in built._fields})
         return built
     return _built(name, [again(part) for part in content], takes_nan)
 
@@ -246,6 +256,18 @@ def _number(value: Any, takes_nan: bool) -> Any:
             raise ArithmeticError("the solution returned NaN, which the tests do not name")
         return NaN(value)
     return value
+
+
+def check_state(state: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of what the solution has sent, none of them a function in the place of a value's method.
+
+    Raises:
+        TypeError: one is, as ``startswith``: the tests would take its word for their verdict.
+    """
+    for name, value in state.items():
+        if name in VALUE_NAMES and callable(value):
+            raise TypeError(f"the solution has sent a function in the place of the method {name!r}")
+    return state
 
 
 @functools.cache
@@ -341,5 +363,5 @@ def _rebuilt_error(again: Callable[[Any], Any], names: Any, args: Any, text: Any
         error = kind.__new__(kind, *given)
         error.args = given
         error.__dict__["text_"] = str(text)
-    error.__dict__.update(again(state))
+    error.__dict__.update(check_state(again(state)))
     return error
