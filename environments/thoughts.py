@@ -10,10 +10,16 @@ SplitThought = Callable[[str], tuple[str, str]]
 
 MARKS = {
     "<think>": "</think>",
+    "<thinking>": "</thinking>",
+    "<thought>": "</thought>",
+    "<longcat_think>": "</longcat_think>",
     "<seed:think>": "</seed:think>",
     "<mm:think>": "</mm:think>",
     "[THINK]": "[/THINK]",
     "<|START_THINKING|>": "<|END_THINKING|>",
+    "◁think▷": "◁/think▷",
+    "<|begin_of_thought|>": "<|end_of_thought|>",
+    "<|channel|>analysis<|message|>": "<|end|><|start|>assistant",
     "<|channel>thought": "<channel|>",
     "<|open|>think<|sep|>": "<|close|>think<|sep|>",
 }
@@ -46,18 +52,20 @@ def open_mark(text: str) -> str:
 
 def _parts(text: str) -> tuple[list[str], list[str], str]:
     """The thoughts of a text, what is around them, and the mark of the last thought if it is left open."""
-    thoughts, answers, rest = [], [], text
-    closing, opening = _CLOSING.search(rest), _opening(rest)
+    thoughts, answers, position = [], [], 0
+    closing, opening = _CLOSING.search(text), _opening(text, 0)
     if closing is not None and (opening is None or closing.start() < opening.start()):
-        thoughts.append(rest[: closing.start()])
-        rest = rest[closing.end() :]
-    while (opening := _opening(rest)) is not None:
-        answers.append(rest[: opening.start()])
-        thought, end, rest = rest[opening.end() :].partition(MARKS[opening["mark"]])
-        thoughts.append(thought)
-        if not end:
-            return thoughts, answers, opening["mark"]
-    return thoughts, [*answers, rest], ""
+        thoughts.append(text[: closing.start()])
+        position = closing.end()
+    while (opening := _opening(text, position)) is not None:
+        answers.append(text[position : opening.start()])
+        mark = MARKS[opening["mark"]]
+        end = text.find(mark, opening.end())
+        if end < 0:
+            return [*thoughts, text[opening.end() :]], answers, opening["mark"]
+        thoughts.append(text[opening.end() : end])
+        position = end + len(mark)
+    return thoughts, [*answers, text[position:]], ""
 
 
 def opened_thought(prompt: str) -> str:
@@ -80,6 +88,7 @@ def without_opening(text: str) -> str:
     return begun.removeprefix(next((mark for mark in MARKS if begun.startswith(mark)), ""))
 
 
-def _opening(text: str) -> re.Match[str] | None:
-    found = _CODE_OR_OPENING.finditer(text)
+def _opening(text: str, position: int) -> re.Match[str] | None:
+    """The first mark at or behind ``position`` that opens a thought."""
+    found = _CODE_OR_OPENING.finditer(text, position)
     return next((each for each in found if each["mark"] is not None), None)

@@ -1,5 +1,7 @@
 """What of a response is a thought, and what the answer."""
 
+import time
+
 import pytest
 
 from environments import code_reward_fn, math_reward_fn, search_reward_fn
@@ -28,6 +30,16 @@ def test_thought_ends_at_its_mark(opening, closing):
 )
 def test_mark_in_code_opens_no_thought_and_an_open_one_leaves_no_answer(text, parts):
     assert split_thought(text) == parts
+
+
+def test_end_of_a_message_alone_ends_no_thought():
+    assert split_thought("<|channel|>final<|message|>so<|end|>")[1] == "<|channel|>final<|message|>so<|end|>"
+
+
+def test_many_thoughts_are_read_in_no_time():
+    began = time.process_time()
+    assert split_thought("<think>a</think>b" * 50_000)[1] == "b" * 50_000
+    assert time.process_time() - began < 2
 
 
 def test_prompt_opens_a_thought_where_it_ends_with_the_mark():
