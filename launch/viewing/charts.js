@@ -51,6 +51,10 @@ function sorted(runs, names) {
   return { moving, constant: constant.sort() };
 }
 
+// Not by Math.min(...values): a function takes some ten thousand arguments, and a long run has more values.
+const lowest = (values) => values.reduce((low, each) => Math.min(low, each), Infinity);
+const highest = (values) => values.reduce((high, each) => Math.max(high, each), -Infinity);
+
 // -- one chart ----------------------------------------------------------------------------------------------
 
 // Values at which the axis has a label: three to five round numbers, which enclose all that is drawn.
@@ -80,8 +84,8 @@ function chart(made, runs, chosen) {
   const series = made.parted ? partsOf(made, runs[chosen]) : runs.flatMap((records, index) => bandOf(made, records, COLOURS[index % COLOURS.length]));
   const points = series.flatMap((each) => [...each.points, ...(each.base || [])]);
   const steps = points.map((each) => each[0]), values = points.map((each) => each[1]);
-  const [left, right] = [Math.min(...steps), Math.max(...steps)];
-  const marks = ticks(Math.min(...values, ...(made.stacked ? [0] : [])), Math.max(...values));
+  const [left, right] = [lowest(steps), highest(steps)];
+  const marks = ticks(Math.min(lowest(values), ...(made.stacked ? [0] : [])), highest(values));
   const margin = 6 + 5.8 * Math.max(...marks.map((each) => tickText(each).length));
   const x = (step) => margin + ((WIDTH - margin - 4) * (step - left)) / (right - left || 1);
   const y = (value) => HEIGHT - BOTTOM - ((HEIGHT - BOTTOM - TOP) * (value - marks[0])) / (marks.at(-1) - marks[0]);
@@ -164,7 +168,8 @@ function curves(runs, chosen) {
   const names = new Set(runs.flat().flatMap((each) => Object.keys(each).filter((name) => name !== "step" && typeof each[name] === "number")));
   if (!names.size) return [element("p", { textContent: "No update yet." })];
   const { moving, constant } = sorted(runs, names);
-  const all = element("div", {}, [element("div", { className: "charts" }, moving.map((each) => chart(each, runs, chosen)))]);
+  const there = moving.filter(({ parted, lines }) => !parted || lines.some(({ name }) => valuesOf(runs[chosen], name).length));
+  const all = element("div", {}, [element("div", { className: "charts" }, there.map((each) => chart(each, runs, chosen)))]);
   if (constant.length) all.append(element("h2", { textContent: "What stays the same" }), element("div", { className: "constants" }, [constants(runs, constant)]));
   narrow(all);
   return [element("div", { className: "tools" }, [filter]), all];

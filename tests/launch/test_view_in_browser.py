@@ -325,6 +325,23 @@ def test_only_what_changes_has_a_chart(browser: Browser, address: str) -> None:
     assert browser.value("document.querySelector('.constants').innerText").split() == ["stream/actors", "4"]
 
 
+def test_long_run_is_drawn_beside_one_that_has_not_all_of_its_metrics(
+    browser: Browser, run: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "long"
+    other.mkdir()
+    with (other / METRICS).open("w") as file:
+        for step in range(50_000):
+            numbers = {"learn/loss": step % 7, "learn/clip_fraction": step % 3, "learn/clip_fraction_low": 1}
+            file.write(json.dumps({"step": step, **numbers}) + "\n")
+    with listening(application([run, other])) as url:
+        opened(browser, url, 1280)
+        assert "learn/clip_fraction" not in browser.value(VISIBLE_CHARTS), "the chosen run has none"
+        labels = "[...document.querySelectorAll('.chart text')].map((each) => each.textContent).join(' ')"
+        assert "Infinity" not in browser.value(labels) and "49999" in browser.value(labels)
+        assert browser.errors == []
+
+
 def test_what_belongs_together_shares_a_chart(browser: Browser, address: str, run: Path) -> None:
     def numbers(step: int) -> dict[str, float]:
         spread = {"rollout/reward_min": 0.0, "rollout/reward_mean": step / 9, "rollout/reward_max": step / 4}
