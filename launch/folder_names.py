@@ -12,15 +12,20 @@ from pathlib import Path
 
 PACKAGES = ("environments", "policies", "actors", "launch")
 ROOT = Path(__file__).resolve().parents[1]
+RAY_WORKER = "default_worker.py"
+"""Ray's program in which actors live."""
 
 
 def name_clash() -> str | None:
     """The sentence about a folder or file that hides a package of Troupe's, here or in Ray's workers.
 
-    Workers look in the working directory first, wherever the program lies that started them.
+    Workers look in the program's working directory first, wherever the program lies. They themselves may
+    work in the folder in which Ray was started, where they look for nothing.
     """
+    is_worker = os.path.basename(sys.argv[0]) == RAY_WORKER
+    folders = sys.path if is_worker else [os.getcwd(), *sys.path]
     for name in PACKAGES:
-        spec = PathFinder.find_spec(name, [os.getcwd(), *sys.path])
+        spec = PathFinder.find_spec(name, folders)
         found = Path(spec.origin).resolve() if spec and spec.origin else None
         if found is None or found.is_relative_to(ROOT):
             continue

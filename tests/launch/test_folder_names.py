@@ -59,6 +59,14 @@ def test_program_in_another_folder_is_told_of_what_the_workers_would_import(tmp_
     assert done.returncode == 1 and f"ImportError: {tmp_path / 'actors.py'} has the name" in done.stderr
 
 
+def test_folder_in_which_ray_was_started_is_no_matter_to_a_worker(tmp_path):
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "environments" / "__init__.py").touch()
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "default_worker.py").write_text("from launch import AgentTrainer")
+    assert said(tmp_path, "ray/default_worker.py").returncode == 0
+
+
 def test_folder_without_python_is_no_matter(tmp_path):
     (tmp_path / "environments").mkdir()
     (tmp_path / "environments" / "levels.json").touch()
