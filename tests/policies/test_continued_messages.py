@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from test_openai_protocol import MESSAGES, FakeEngine, collect, ids_of
+from test_openai_protocol import MESSAGES, FakeEngine, collect, ids_of, tokenizer
 
 from policies.chat import ChatRenderer
 from policies.openai.frontend import OpenAIFrontend
@@ -71,6 +71,16 @@ def test_prompt_ends_with_the_text_as_it_stands(family: str, text: str) -> None:
     assert other == begun + "Other words"
     assert not begun.rstrip().endswith(ENDS)
     assert answer == {"content": "46.", "reasoning_content": ""}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompt_is_the_one_of_transformers(family: str) -> None:
+    conversation = [*MESSAGES, {"role": "assistant", "content": "The answer"}]
+    template = renderer(family).chat_template
+    expected = tokenizer().apply_chat_template(
+        conversation, chat_template=template, tokenize=False, continue_final_message=True
+    )
+    assert go_on(family, {"content": "The answer"})[0] == expected
 
 
 @pytest.mark.parametrize("family", FAMILIES)
