@@ -173,7 +173,9 @@ class Conversations:
     ) -> None:
         """An answer has come: the next message goes on from it, or from what was said, ``history``."""
         conversation.newest = rollout_id
-        if envelope.keeps_history and envelope.session is None:
+        # After a response a client need not send all that was said, so that its history is that of others.
+        says_all = envelope.after is None or envelope.earlier != BEGINNING
+        if envelope.keeps_history and envelope.session is None and says_all:
             name = ("history", f"{history} {rollout_id}")
             self._add(envelope.owner, name, Place(conversation, rollout_id))
         if envelope.can_be_followed:

@@ -140,8 +140,9 @@ class AgentFrontend:
         has_earlier_turns = any(each.role == "assistant" for each in body.messages)
         envelope = replace(envelope, has_earlier_turns=has_earlier_turns)
         if envelope.keeps_history and envelope.session is None:
-            earlier = history_of(body.messages[:-1])
-            envelope = replace(envelope, earlier=earlier, history=history_of(body.messages))
+            with_orders = self._instructions == "prepend"
+            earlier = history_of(body.messages[:-1], with_orders)
+            envelope = replace(envelope, earlier=earlier, history=history_of(body.messages, with_orders))
         params = body.sampling_params()
         if body.temperature is None:
             params = params.replace(temperature=self._temperature)

@@ -9,6 +9,7 @@ import pytest
 from actors.rollouts.conversations import Conversations
 from policies.openai.agent_frontend import digest
 from policies.openai.envelope import Envelope
+from policies.openai.history import BEGINNING, history_of
 from policies.openai.protocol import ChatRequest, OpenAIError
 
 
@@ -41,6 +42,28 @@ def test_messages_without_a_session_push_out_no_session() -> None:
     with pytest.raises(OpenAIError, match="no conversation in which this was said"):
         kept.find(Envelope(keeps_history=True, earlier="said 2"))
     assert kept.find(Envelope(keeps_history=True, earlier="said 3")).rollout_id == "3"
+
+
+def test_conversations_with_other_instructions_are_others() -> None:
+    def history(orders: str, with_orders: bool) -> str:
+        texts = [("system", orders), ("user", "hi"), ("assistant", "Hello!")]
+        messages = [{"role": role, "content": content} for role, content in texts]
+        body = ChatRequest.model_validate({"model": "agent/a", "messages": messages})
+        assert history_of(body.messages[:1], with_orders) == BEGINNING, "nothing was said yet"
+        return history_of(body.messages, with_orders)
+
+    assert history("Be a pirate.", with_orders=True) != history("Be a judge.", with_orders=True)
+    assert history("Be a pirate.", with_orders=False) == history("Be a judge.", with_orders=False)
+
+
+def test_message_after_a_response_is_not_all_that_was_said() -> None:
+    kept = Conversations(waits=False)
+    first = stored("", 1)
+    kept.advance(kept.find(first).conversation, "1", first, history="said 1")
+    second = Envelope(after="resp_1", keeps_history=True, answer_id="resp_2", can_be_followed=True)
+    kept.advance(kept.find(second).conversation, "2", second, history="the second message alone")
+    with pytest.raises(OpenAIError, match="no conversation in which this was said"):
+        kept.find(Envelope(keeps_history=True, earlier="the second message alone"))
 
 
 def test_a_session_that_was_forgotten_is_an_error_until_it_is_ended() -> None:
