@@ -25,6 +25,8 @@ IMPORT = "import pytest\nfrom unittest.mock import patch\nfrom solution import f
         ("def test_a():\n    with pytest.warns(UserWarning): f(2)", r"pytest.warns\(\) watches"),
         ("import asyncio\ndef test_a():\n    with pytest.raises(asyncio.TimeoutError):\n"
          "        asyncio.run(asyncio.wait_for(f(), 1))", "the time of a coroutine"),
+        ("def test_a():\n    with pytest.raises(SystemExit): f(2)", r"pytest.raises\(SystemExit\) lets"),
+        ("import inspect\ndef test_a(): assert 'for' in inspect.getsource(f)", r"getsource\(\) reads"),
         ("def test_a(): assert near(f(2), 4)", "they use 'near'"),
         ("def test_a(): assert Near(f(2), 4)", "they use 'Near'"),
         ("def test_a(): assert abs(f(2) - 4) < TOLERANCE", "they use 'TOLERANCE'"),

@@ -18,6 +18,8 @@ _LONG_NUMBER = re.compile(r"\d{4301,}")  # Python parses no longer ones here; in
 _ELSEWHERE = "what the solution uses, which runs in another process"
 _UNSEEN = dict.fromkeys(("warns", "assertWarns", "assertWarnsRegex", "catch_warnings"), "warns of")
 _UNSEEN |= dict.fromkeys(("assertLogs", "assertNoLogs"), "logs")
+_ENDS = {"SystemExit", "KeyboardInterrupt"}
+"""Errors that no exception is: they end a process."""
 _PATCHED = re.compile(r"builtins\.input|sys\.(stdin|stdout|stderr)")
 
 
@@ -147,6 +149,14 @@ def _patches(usage: Usage) -> Iterator[str]:
         last = called.rpartition(".")[2]
         if last in _UNSEEN:
             yield f"{called}() watches what the solution {_UNSEEN[last]}, which runs in another process"
+        ends = {each.id for each in node.args if isinstance(each, ast.Name)} & _ENDS
+        if last in ("raises", "assertRaises", "assertRaisesRegex") and ends:
+            yield f"{called}({', '.join(sorted(ends))}) lets the solution end its process, another one"
+        if (
+            last in ("getsource", "getsourcelines")
+            and root_of(first) in usage.unknown | usage.meant | usage.aliases
+        ):
+            yield f"{called}() reads the source of the solution, which is in another process"
         if called in ("monkeypatch.setenv", "monkeypatch.delenv", "monkeypatch.chdir", "os.chdir"):
             yield f"{called} changes {_ELSEWHERE}"
 
