@@ -76,7 +76,7 @@ class ChatTemplate:
         Raises:
             ConfigError: it has no such option.
         """
-        own = {**self._options, **self._guard.guarded(dict(options))}
+        own = {**self._options, **{name: self._guard.guarded(each) for name, each in options.items()}}
         if own == self._options and not self._own_roles:
             return self
         return ChatTemplate(self._tokenizer, self._guard, own, own_roles=())

@@ -14,6 +14,12 @@ character out of all texts."""
 SPACE = "▁"
 """How tokenizers of SentencePiece's kind write a space."""
 
+WORDS = {
+    *("type", "function", "name", "description", "parameters", "properties", "required"),
+    *("arguments", "role", "content"),
+}
+"""Words by which templates look something up: with a guard they would not find it."""
+
 
 class Guard:
     """Cuts the names of a tokenizer's added tokens in two, wherever they stand in texts of strangers.
@@ -36,6 +42,8 @@ class Guard:
         self._finder.add_tokens(names)
         self._beginnings = {name.content[:size] for name in names for size in range(1, len(name.content))}
         self._longest = max(map(len, self._beginnings), default=0)
+        self._endings = tuple({end for name in names for end in _endings(name.content)})
+        self._insides = {inside for end in self._endings for inside in _beginnings(end)} - WORDS
 
     def guarded(self, value: Any, but: Collection[str] = ()) -> Any:
         """The text, or all texts in a value of JSON, each name with a guard, but for those in ``but``."""
@@ -60,12 +68,29 @@ class Guard:
         return self._cut(GUARD.join(pieces), but)
 
     def _closed(self, text: str) -> str:
-        """The text, with a guard at its end where a name begins there: another text may go on with it."""
+        """The text, with a guard where a name begins at its end or goes on at its start: another text may
+        complete it, or what a template writes around it, as in ``<{{ key }}>``.
+        """
+        if text.lstrip().startswith(self._endings):
+            text = GUARD + text
         body = text.rstrip()
+        if body.lstrip() in self._insides:
+            return body + GUARD + text[len(body) :]
         for size in range(1, min(self._longest, len(body)) + 1):
             if body[-size:] in self._beginnings:
                 return body + GUARD + text[len(body) :]
         return text
+
+
+def _endings(name: str) -> list[str]:
+    """The name without some of the signs with which it begins: ``|im_end|>`` and ``im_end|>``."""
+    num_signs = next((index for index, char in enumerate(name) if char.isalnum()), 0)
+    return [name[size:] for size in range(1, num_signs + 1)]
+
+
+def _beginnings(name: str) -> list[str]:
+    """The name without some of the signs with which it ends."""
+    return [end[::-1] for end in _endings(name[::-1])]
 
 
 def _is_name(token: str) -> bool:
