@@ -149,7 +149,7 @@ class _CallerContext(DefaultServerCallContextBuilder):
         caller = request.state.caller
         context = super().build(request)
         context.user = _KeyHolder(caller.name)
-        context.state["charge"] = caller.charge_tokens
+        context.state["caller"] = caller
         return context
 
 
@@ -282,7 +282,7 @@ class _Episodes(AgentExecutor):
         return await self._pool.withdraw(owner, task_id)
 
     async def _play(self, context: RequestContext, updater: TaskUpdater) -> None:
-        charge = context.call_context.state["charge"]
+        charge = context.call_context.state["caller"].charge_for(self._name)
         owner = context.call_context.user.user_name
         try:
             session = context.context_id if await self._pool.takes_follow_ups() else None

@@ -27,6 +27,7 @@ from actors.serving.intake import OPEN_PATHS
 from actors.serving.keys import ApiKeys, KeysFile, hostname, is_loopback, served_hosts
 from actors.serving.metrics import METRICS_PATH, NO_KEY, Metrics
 from actors.settings import ServerConfig
+from policies.openai.frontend import Charge
 from policies.openai.protocol import OpenAIError, openai_error
 
 # Serve writes its own logger into the replica's log file, and no other one at this level.
@@ -38,13 +39,17 @@ MAX_LOGGED = 200
 class Caller:
     """The client of a request, and what it may still use. Routes find it as ``request.state.caller``."""
 
-    def __init__(self, name: str | None, requests: Allowance, tokens: Allowance) -> None:
-        self.name = name
+    def __init__(self, name: str | None, metrics: Metrics, requests: Allowance, tokens: Allowance) -> None:
+        self.name, self._metrics = name, metrics
         self._requests, self._tokens = requests, tokens
 
     def charge_tokens(self, number: int) -> None:
         """Count tokens of a prompt or an answer."""
         self._tokens.spend(number)
+
+    def charge_for(self, model: str) -> Charge:
+        """What counts the tokens of one request to ``model``."""
+        return self._metrics.charge(model, self.name, self.charge_tokens)
 
     def charge_request(self) -> None:
         """Count one request."""
@@ -84,7 +89,7 @@ class Access:
         self._file = None if keys.file is None else KeysFile(keys.file, keys)
         limits = (access.requests_per_minute, access.tokens_per_minute)
         self._shares = [limit and limit / config.most_replicas for limit in limits]
-        self._anybody = Caller(None, Allowance(None), Allowance(None))
+        self._anybody = Caller(None, self.metrics, Allowance(None), Allowance(None))
         self._needs_key = False
         self._callers: dict[str, Caller] = {}
         self._use(keys)
@@ -94,7 +99,7 @@ class Access:
         self._keys = keys
         self._needs_key |= bool(keys)  # a file that has lost its last key lets nobody in
         self._callers = {
-            name: self._callers.get(name) or Caller(name, *map(Allowance, self._shares))
+            name: self._callers.get(name) or Caller(name, self.metrics, *map(Allowance, self._shares))
             for name in keys.digests
         }
 

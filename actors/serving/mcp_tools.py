@@ -77,14 +77,15 @@ class AgentTools:
             raise MCPError(INVALID_PARAMS, f"There is no tool {params.name!r}. Tools: {served}.")
         message = _message(params)
         assert context.request is not None
-        charge = context.request.state.caller.charge_tokens
+        name = self._names[params.name]
+        charge = context.request.state.caller.charge_for(name)
         numbers = itertools.count(1)  # not those of the steps: of a second try they begin anew
 
         async def on_step(text: str) -> None:
             await context.session.report_progress(next(numbers), message=text)  # to a client that asks for it
 
         try:
-            answer = await self._agents.answer(self._names[params.name], message, charge, on_step=on_step)
+            answer = await self._agents.answer(name, message, charge, on_step=on_step)
         except TroupeError as error:
             return CallToolResult(content=[TextContent(type="text", text=str(error))], is_error=True)
         (choice,) = answer["choices"]

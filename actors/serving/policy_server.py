@@ -302,6 +302,6 @@ class PolicyServer:
 
     def _charge(self, model: str, request: Request) -> Charge:
         """What counts the tokens of a request; the names of models that are not served are not kept."""
-        caller = request.state.caller
         known = model in self._openai.names or model in self._pools
-        return self.access.metrics.charge(model if known else "none", caller.name, caller.charge_tokens)
+        charge: Charge = request.state.caller.charge_for(model if known else "none")
+        return charge

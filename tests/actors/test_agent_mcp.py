@@ -68,6 +68,8 @@ def test_each_agent_is_a_tool_that_answers(
     assert tool.input_schema["required"] == ["message"]
     assert (answer.content[0].text, answer.is_error) == ("46", False)
     assert charged == [("alice", 11)]
+    metrics = httpx.get(f"{server.url}/metrics", headers={"authorization": f"Bearer {ALICE}"}).text
+    assert 'troupe_http_tokens_total{key="alice",model="agent/calculator"}' in metrics
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
