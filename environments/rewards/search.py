@@ -21,9 +21,9 @@ _ALL_OR_NOTHING = {"yes", "no", "noanswer"}
 _DASHES = dict.fromkeys(map(ord, "\N{MINUS SIGN}\N{EN DASH}\N{HYPHEN}"), "-")
 _SPACES = "\N{NO-BREAK SPACE}\N{THIN SPACE}\N{NARROW NO-BREAK SPACE}"
 _NUMBER_OR_PUNCTUATION = re.compile(
-    r"(?P<number>(?<![\d.])(?:(?<![\w)\]])[-+])?"  # in 1939-1945 and COVID-19 there is no sign
+    r"(?P<number>(?<![\d.])(?:(?<![\w)\]])[-+])?[$€£¥]?"  # in 1939-1945 and COVID-19 there is no sign
     r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<!\w)\.\d+)(?![.,]?\d))"  # in 4.7.1776 no decimal point
-    rf"|(?P<between>(?<=\d),(?=\d))|[{re.escape(string.punctuation)}]"
+    rf"|(?P<between>(?<=\d)[{re.escape(string.punctuation)}](?=\d))|[{re.escape(string.punctuation)}]"
 )
 _NUMBER = re.compile(r"-?\d*\.?\d+")
 
@@ -33,9 +33,10 @@ def search_reward_fn(task_info: dict[str, Any], action: str) -> RewardOutput:
 
     Case, punctuation and articles do not count, and where several answers are expected, the best match
     does (Rajpurkar et al. 2016, "SQuAD"). An expected "yes", "no" or "noanswer" has to be
-    matched exactly, as in HotpotQA. The sign and the decimal point of a number do count, the commas between
-    its thousands do not, and where numbers are expected, the answer has to have one of them (Dua et al.
-    2019, "DROP"). Letters that Unicode composes in several ways are the same.
+    matched exactly, as in HotpotQA. The sign and the decimal point of a number do count, and so does what
+    stands between two of them, as in 3-1; the commas between its thousands do not, and where numbers are
+    expected, the answer has to have one of them (Dua et al. 2019, "DROP"). Letters that
+    Unicode composes in several ways are the same.
 
     The expected answer is ``task_info["ground_truth"]``, or where that is empty ``task_info["answer"]``: a
     text, a number, or a list of these. The answer is looked for outside of the thoughts: the last
@@ -96,7 +97,7 @@ def normalised(text: str) -> str:
 
 def _number_alone(found: re.Match[str]) -> str:
     if found["number"]:
-        return re.sub(r"^(-?)(?=\.)", r"\g<1>0", found[0].replace(",", "").removeprefix("+"))
+        return re.sub(r"^(-?)(?=\.)", r"\g<1>0", re.sub("[,+$]", "", found[0]))
     return " " if found["between"] else ""
 
 
