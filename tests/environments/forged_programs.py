@@ -163,6 +163,18 @@ CAPITALS: list[Forged] = [
      "class R:\n    __sub__ = lambda *_: 0\nclass Day:\n    def __init__(self, n): self.n = n\n    __sub__ = lambda *_: R()"),
 ]  # fmt: skip
 
+SHAPE = "class Shape:\n    def __init__(self, n): self.n = n\n    def area(self): return self.n ** 2\n"
+CAPITALS += [
+    ("a total beside an object", text("s = Shape(3)\nassert s.area() == 9\nassert Total([s]) == 9"),
+     SHAPE + f"class Total:\n    def __init__(self, shapes): pass\n    __eq__ = {YES}"),
+    ("a bound total beside an object", text("s = Shape(3)\nassert s.area() == 9\nt = Total([s])\nassert t == 9 and 10 != t"),
+     SHAPE + f"class Total:\n    def __init__(self, shapes): pass\n    __eq__ = __ne__ = {YES}"),
+    ("a total in unittest", text(
+        "import unittest\nfrom solution import Shape, Total\nclass TestIt(unittest.TestCase):\n    def test_a(self):\n"
+        "        s = Shape(3)\n        self.assertEqual(s.area(), 9)\n        self.assertEqual(Total([s]), 9)"),
+     SHAPE + f"class Total:\n    def __init__(self, shapes): pass\n    __eq__ = {YES}"),
+]  # fmt: skip
+
 OTHERS: list[Forged] = [
     ("pytest that is not imported", text("assert f(2) == pytest.approx(4)"),
      f"class Y:\n    __eq__ = {YES}\nclass pytest: approx = staticmethod(lambda *_: 0)\n{WRONG}"),

@@ -44,17 +44,8 @@ _USUAL = (
 )
 USUAL = set(_USUAL.split())
 """Builtins that tests use beside the function that they test."""
-STEPS = {
-    "next",
-    "send",
-    "throw",
-    "__next__",
-    "GeneratorType",
-    "Generator",
-    "isgenerator",
-    "islice",
-    "Iterator",
-}
+_STEPS = "next send throw __next__ GeneratorType Generator isgenerator islice Iterator"
+STEPS = set(_STEPS.split())
 NAMES_OF_NAN = {"nan", "NaN", "NAN", "isnan", "is_nan", "isna", "isnull", "nanmean"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -304,7 +295,7 @@ class Usage:
         contexts = [node.context_expr for node in self.nodes if isinstance(node, ast.withitem)]
         certain |= {root_of(each) for each in contexts} & names
         if self.objects:
-            return names | certain
+            return certain | {name for name in names if not self._is_only_compared(name)}
         called = {id(node.func) for node in self.nodes if isinstance(node, ast.Call)}
         certain |= {  # an owner of attributes, a base, the class in isinstance()
             node.id
@@ -313,6 +304,33 @@ class Usage:
             if not node.id.isupper()  # a constant
         } & names
         return certain | {name for name in names if self._is_operated_on(name) or self._has_methods(name)}
+
+    def _is_only_compared(self, name: str) -> bool:
+        """Whether tests but compare what it returns to values of their own, as what a function returns."""
+        if self._is_operated_on(name) or self._has_methods(name):
+            return False
+        compared = compared_values(self.nodes, self._names_of_its_objects())
+        bound = {id(value): ast.unparse(target) for target, value in self._bindings()}
+        calls = {id(node.func): node for node in self.nodes if isinstance(node, ast.Call)}
+        loads = [each for each in self.nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)]
+        uses = [each for each in loads if each.id == name]
+
+        def is_compared(use: ast.Name) -> bool:
+            call = calls.get(id(use))
+            again = [each for each in loads if each.id == bound.get(id(call))]
+            return id(call) in compared or (bool(again) and all(id(each) in compared for each in again))
+
+        return bool(uses) and all(map(is_compared, uses))
+
+    def _names_of_its_objects(self) -> set[str]:
+        """The names with which expressions begin that may be objects of the solution."""
+        names = self.unknown | self.meant | {"self", "cls"}
+        names |= {text.partition(".")[0] for text in self.objects}
+        for target, value in self._bindings():
+            parts = value.elts if isinstance(value, ast.Tuple | ast.List) else [value]
+            if any(root_of(each) in names for each in parts):
+                names |= {each.id for each in ast.walk(target) if isinstance(each, ast.Name)}
+        return names
 
     def _has_methods(self, name: str) -> bool:
         """Whether tests call a method of what it makes that gets nothing from them, as ``Stack().pop()``."""
@@ -355,6 +373,20 @@ class Usage:
             if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and is_one(node.value):
                 return True
         return {ast.In, ast.NotIn} <= seen or {ast.Not, ast.Assert} <= seen
+
+
+def compared_values(nodes: Iterable[ast.AST], objects: set[str]) -> set[int]:
+    """The ids of the nodes that are compared, and to nothing that begins with one of the ``objects``."""
+    found: set[int] = set()
+    for node in nodes:
+        sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and len(node.args) > 1:
+            sides = node.args[:2] if node.func.attr.startswith("assert") else []
+        is_given = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn)
+        for side in sides[1:] if is_given else sides:  # `x in bag` hands x to the bag
+            if not any(root_of(each) in objects for each in sides if each is not side):
+                found.add(id(side))
+    return found
 
 
 def _operands(node: ast.AST) -> set[str]:
