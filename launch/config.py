@@ -114,8 +114,7 @@ class ExpertIterationConfig:
     num_epochs: int = setting(1, at_least=1)
     """Passes over the successes of one update."""
     min_reward: float = 1.0
-    """Least reward of a rollout that is learned from. One that its judge calls wrong is not learned from,
-    whatever its reward."""
+    """Least reward of a rollout that is learned from."""
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-5))
 
 

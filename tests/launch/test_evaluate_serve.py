@@ -475,7 +475,9 @@ async def answers_of_all(names: Iterable[str], url: str) -> list[Any]:
 def rejections_cost_no_memory_and_are_logged(port: int, server: int) -> None:
     """Of 1,500 requests without a key, each with 50 kB of path; the key's own requests are in the log too."""
     programs = psutil.Process(server).children(recursive=True)
-    (replica,) = [each for each in programs if each.name().startswith("ray::ServeReplica:policy-")]
+    (replica,) = [
+        each for each in programs if re.match(r"ray::ServeReplica:policy-\w+:PolicyServer", each.name())
+    ]
     (log,) = [
         Path(file.path) for file in replica.open_files() if re.search(r"serve/replica_.*\.log$", file.path)
     ]

@@ -13,7 +13,6 @@ from launch.run_folder.trajectory_log import TRAIN, read_kept
 from launch.training.activity import Activity
 from launch.training.clock import Clock
 from launch.training.recovery import Recovery
-from launch.training.selection import Selection
 from launch.training.stages.expert_iteration import ExpertIteration
 from policies.learning.samples import LearnerUpdate, TrainBatch
 
@@ -81,11 +80,3 @@ def test_only_what_was_imitated_counts_as_trained(tmp_path: Path) -> None:
     assert reported["stream/wasted_fraction"] == 0.75
     fates = [each.fate for each in read_kept(tmp_path, TRAIN, 1)]
     assert fates == ["trained", "not_imitated", "not_imitated", "not_imitated"]
-
-
-def test_what_the_judge_calls_wrong_is_not_imitated_whatever_its_reward() -> None:
-    stage = ExpertIteration(compose(["run.directory=a"]))
-    wrong, right, unknown = (played(member, 1.0) for member in range(3))
-    wrong.is_correct, right.is_correct = False, True
-    group = TrajectoryGroup(group_id="0", task={}, trajectories=(wrong, right, unknown))
-    assert stage._successes(Selection(groups=[group])) == [right, unknown]

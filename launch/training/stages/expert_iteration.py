@@ -83,8 +83,7 @@ class ExpertIteration(Stage):
     def _successes(self, selection: Selection) -> list[Trajectory]:
         least = self.config.expert_iteration.min_reward
         rollouts = (each for group in selection.groups for each in group.trajectories)
-        successful = (each for each in rollouts if each.is_correct is not False and each.reward >= least)
-        return [each for each in successful if is_judged(each) and not each.masked]
+        return [each for each in rollouts if is_judged(each) and not each.masked and each.reward >= least]
 
     def _batches(self, kept: list[Trajectory], step: int) -> list[TrainBatch]:
         epochs = range(self.config.expert_iteration.num_epochs)
