@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 from conftest import free_port, wait_until
+from head_node import PORTS
 from openai import AuthenticationError, OpenAI, PermissionDeniedError
 from openai.types.chat import ChatCompletion
 from test_readme import SHOP
@@ -362,15 +363,6 @@ RAY, SERVE = ("-m", "ray.scripts.scripts"), ("-m", "ray.serve.scripts")
 KEY = "a-key-of-the-tests-0123"
 AS_ON_NODES = {"RAY_AUTH_MODE": "disabled", "TROUPE_API_KEYS": f"tester:{KEY}"}
 """Variables of the environment in which Ray starts."""
-PORTS = (
-    "port",
-    "dashboard-port",
-    "ray-client-server-port",
-    "dashboard-agent-listen-port",
-    "dashboard-agent-grpc-port",
-    "metrics-export-port",
-)
-"""Other clusters of this machine may have the usual ones."""
 
 
 def answers(port: int) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 PORTS = (
     "port",
