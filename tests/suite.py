@@ -117,9 +117,11 @@ def _end_and_say_where(process: subprocess.Popen[bytes]) -> None:
     """End pytest and all that it started. Its own processes say first where each of their threads is."""
     root = psutil.Process(process.pid)
     below = root.children(recursive=True)
-    for each in (*root.children(), root):
+    root.suspend()  # it would end the others when the first of them is gone
+    for each in (*root.children(), root):  # one after the other: their words would mix
         each.send_signal(signal.SIGABRT)  # pytest has set up faulthandler, which then writes the tracebacks
-    _pass_on(process, silence_seconds=5)
+        each.resume()
+        _pass_on(process, silence_seconds=2)
     for each in (*below, root):
         if each.is_running():
             each.kill()

@@ -18,6 +18,8 @@ from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
+from environments.syntax_tree import parse_expression
+
 Entry = dict[str, Any]
 """A question of reasoning-gym with its ``answer`` and ``metadata``."""
 
@@ -38,13 +40,13 @@ def _is_literal(answer: str, entry: Entry) -> bool:
     if answer == entry["answer"]:  # they are compared first
         return True
     try:
-        ast.parse(answer.lstrip(" \t"), mode="eval")  # as eval does
+        tree = parse_expression(answer.lstrip(" \t"))  # as eval does
     except (SyntaxError, ValueError):
         return True
     except (MemoryError, RecursionError):
         return False
     try:
-        ast.literal_eval(answer)
+        ast.literal_eval(tree)
     except (ValueError, TypeError, MemoryError, RecursionError):
         return False
     return True

@@ -8,6 +8,7 @@ import operator
 import re
 from collections.abc import Callable
 
+from environments.syntax_tree import parse_expression
 from environments.tools.base import Tool, ToolOutput
 
 Number = int | float
@@ -59,10 +60,10 @@ def evaluate(expression: str) -> Number:
     # Models write 07, which is a syntax error in Python, because it was octal once.
     source = re.sub(r"(?<![\w.])0+(?=\d)", "", expression.strip())
     try:
-        tree = ast.parse(source, mode="eval")
+        tree = parse_expression(source)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:  # the last two: nested too deeply
         raise ValueError(f"cannot read {expression!r}: write an expression such as 41*31.") from error
-    return _value(tree.body)
+    return _value(tree)
 
 
 def _value(node: ast.expr) -> Number:

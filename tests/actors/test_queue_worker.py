@@ -83,6 +83,7 @@ class PlacesEngine(EchoEngine):
         self, prompt_ids: Sequence[int], params: SamplingParams, in_pieces: bool
     ) -> AsyncGenerator[TokenOutput, None]:
         self.num_begun += 1
+        await self.go.wait()
         async with self.places:
             await asyncio.sleep(0.5)
         yield TokenOutput(token_ids=(1,), logprobs=(-0.5,), finish_reason="stop", policy_version=self.version)
@@ -325,15 +326,21 @@ def test_replicas_share_what_waits_after_each_publish(version_lag: int) -> None:
         for version in range(1, 4):
             for engine in engines:
                 engine.num_begun = 0
+                engine.go.clear()
             requests = [
                 TokenRequest((index,), SamplingParams(), version - version_lag, f"{version}/{index}")
                 for index in range(1024)
             ]
             loads = [asyncio.create_task(load(number, version)) for number in range(8)]
             start = time.monotonic()
-            await asyncio.gather(*map(queue.sample, requests), *loads)
-            seconds.append(time.monotonic() - start)
+            answers = [asyncio.create_task(queue.sample(each)) for each in requests]
+            await asyncio.gather(*loads)
+            await until(lambda: sum(engine.num_begun for engine in engines) == 1024)
             assert [engine.num_begun for engine in engines] == [128] * 8
+            for engine in engines:
+                engine.go.set()
+            await asyncio.gather(*answers)
+            seconds.append(time.monotonic() - start)
         assert min(seconds) < 4, f"{seconds}: the even split takes 1.0 on a free machine"
         for link in links:
             link.cancel()

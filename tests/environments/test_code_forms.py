@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from environments.errors import DatasetError
@@ -83,7 +85,7 @@ def test_a_module_that_the_sandbox_has_not_is_named():
     ],
 )
 def test_nan_is_meant_where_the_tests_name_it(source, takes):
-    assert Usage(source, None, ()).takes_nan is takes
+    assert Usage(ast.parse(source), None, ()).takes_nan is takes
 
 
 @pytest.mark.parametrize(
@@ -111,4 +113,4 @@ def test_nan_is_meant_where_the_tests_name_it(source, takes):
 def test_a_class_is_told_from_a_function_by_its_use(source, makers):
     names: dict[str, object] = {}
     exec(PRELUDE, names)
-    assert Usage(source, None, names).makers - {"Solution"} == makers
+    assert Usage(ast.parse(source), None, names).makers - {"Solution"} == makers

@@ -6,6 +6,7 @@ from the installed packages, and nothing from the working directory, where the s
 
 from __future__ import annotations
 
+import ast
 import builtins
 import importlib
 import inspect
@@ -45,9 +46,9 @@ def run_tests(
         Exception: a test has failed, or the source has an error.
         UnplayableError: it cannot be played, whatever the solution is.
     """
-    usage = Usage(source, function, prelude)
+    usage = Usage(ast.parse(source), function, prelude)
     line = Line(*pipes, usage.takes_nan, usage.names_objects, usage.steps)
-    script = Script(usage)
+    script = Script(source, usage)
     known = names_of_solution(usage, script, line)
     if function:
         candidate = find(known, function) if function.isidentifier() else eval(function, dict(known))
@@ -78,7 +79,7 @@ def run_script(script: Script, names: dict[str, Any]) -> dict[str, Any]:
     module = types.ModuleType("__main__")
     sys.modules["tests"] = module
     try:
-        execute(script.usage.source, TESTS, "__main__", names, script.playable(), module)
+        execute(script.source, TESTS, "__main__", names, script.playable(), module)
     except SystemExit as end:
         if end.code not in (None, 0):
             raise AssertionError(f"the tests ended themselves with {end.code!r}") from end

@@ -13,6 +13,7 @@ from environments.rewards.code.collection import OWN_FIXTURES
 from environments.rewards.code.execution import PRELUDE
 from environments.rewards.code.usage import Function, Usage, called_names, is_test_class, root_of
 from environments.sandbox.base import clip
+from environments.syntax_tree import parse_module
 
 _LONG_NUMBER = re.compile(r"\d{4301,}")  # Python parses no longer ones here; in the sandbox it does
 _ELSEWHERE = "what the solution uses, which runs in another process"
@@ -31,7 +32,7 @@ def parsed_tests(source: str) -> ast.Module:
         DatasetError: they are no Python.
     """
     try:
-        return ast.parse(_LONG_NUMBER.sub("0", source))
+        return parse_module(_LONG_NUMBER.sub("0", source))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise DatasetError(
             f"The tests {clip(source, 100)!r} are no Python: {error}. Correct them."
@@ -52,8 +53,7 @@ def playable_tests(source: str, function: str | None, prompt: Any = None) -> str
     Raises:
         DatasetError: they have a form that no solution could pass, or one that it could pass by itself.
     """
-    parsed_tests(source)
-    usage = Usage(_LONG_NUMBER.sub("0", source), function, _prelude())
+    usage = Usage(parsed_tests(source), function, _prelude())
     helpers = _helpers(usage, prompt) if isinstance(prompt, str) else ""
     if helpers:
         return playable_tests(f"{helpers}\n{source}", function)
@@ -65,7 +65,7 @@ def playable_tests(source: str, function: str | None, prompt: Any = None) -> str
 def _helpers(usage: Usage, prompt: str) -> str:
     """The definitions of ``prompt`` that tests use, without that of the function that they test."""
     try:
-        tree = ast.parse(prompt)
+        tree = parse_module(prompt)
     except (SyntaxError, ValueError):
         return ""
     named = {usage.function, usage.root_of_function()}

@@ -16,6 +16,7 @@ from environments.rewards.code.forms import parsed_tests, playable_tests
 from environments.rewards.code.large_json import read_json, write_json
 from environments.rewards.code.usage import calls_check
 from environments.sandbox.base import clip
+from environments.syntax_tree import parse_module
 
 _COLUMNS = ("tests", "ground_truth", "input_output")
 _SHAPES = (
@@ -86,7 +87,7 @@ def _with_checker(test: CodeTest, checker: Any) -> CodeTest:
             "The task has a 'checker', but its tests are assertions: write inputs and outputs."
         )
     try:
-        defined = [node.name for node in ast.parse(checker).body if isinstance(node, ast.FunctionDef)]
+        defined = [node.name for node in parse_module(checker).body if isinstance(node, ast.FunctionDef)]
     except (SyntaxError, ValueError, TypeError) as error:
         raise DatasetError(
             f"The checker {clip(repr(checker), 100)} is no Python: {error}. Correct it."

@@ -17,7 +17,8 @@ from environments.rewards.code.usage import Function, Usage
 class Script:
     """The source of tests as it is run."""
 
-    def __init__(self, usage: Usage) -> None:
+    def __init__(self, source: str, usage: Usage) -> None:
+        self.source = source
         self.usage = usage
         self.tree = usage.tree
 
@@ -62,7 +63,7 @@ class Script:
 
         They call ``__own_class__``, ``__object__`` and ``__library__``.
         """
-        tree = _Playable(self.usage).visit(ast.parse(self.usage.source))
+        tree = _Playable(self.usage).visit(ast.parse(self.source))
         return ast.fix_missing_locations(tree)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -81,11 +82,10 @@ def is_test_class(node: ast.ClassDef) -> bool:
 
 
 class Usage:
-    """The ``source`` of tests of a ``function``, if the task names one; solutions know the ``prelude``."""
+    """The ``tree`` of tests of a ``function``, if the task names one; solutions know the ``prelude``."""
 
-    def __init__(self, source: str, function: str | None, prelude: Iterable[str]) -> None:
-        self.source = source
-        self.tree = ast.parse(source)
+    def __init__(self, tree: ast.Module, function: str | None, prelude: Iterable[str]) -> None:
+        self.tree = tree
         self.function = function
         self.prelude = set(prelude)
         self.nodes = list(ast.walk(self.tree))
@@ -178,10 +178,8 @@ class Usage:
     def root_of_function(self) -> str:
         if not self.function or self.function.isidentifier():
             return "Solution" if self.function else ""
-        try:
-            return root_of(ast.parse(self.function, mode="eval").body)
-        except SyntaxError:
-            return ""
+        root = re.match(r"[^\W\d]\w*(?=[.(\[])", self.function)
+        return root[0] if root else ""
 
     def libraries(self) -> dict[str, tuple[str, str]]:
         """The modules, or their objects, that tests mean by names that they do not import."""
