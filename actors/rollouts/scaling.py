@@ -49,7 +49,7 @@ class ScalingPolicy:
     share i are needed for n (1 - i). More than a rollout for each actor there are never.
 
     Source of the thresholds: none; they keep a fleet within a factor of 2 of the smallest that the learner
-    hardly waits for, which ``tests/actors/test_scaling.py`` shows in a simulation.
+    hardly waits for, which ``tests/unit/actors/test_scaling.py`` shows in a simulation.
 
     Args:
         smallest, largest: numbers of actors that it chooses between. Where they are equal it chooses nothing,

@@ -5,7 +5,7 @@ each sample. They are written without inspect_ai, which cannot be installed besi
 
 A group's task is a sample, and its members are the epochs of that sample. A turn is a "model" event with the
 log-probabilities of its tokens, followed by a "score" event with its reward; what a tool answered is a "tool"
-event. ``tests/launch/test_inspect_log.py`` has inspect_ai read it all back.
+event. ``tests/unit/launch/test_inspect_log.py`` has inspect_ai read it all back.
 """
 
 from __future__ import annotations

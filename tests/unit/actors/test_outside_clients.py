@@ -1,0 +1,132 @@
+"""Clients that strangers use, and a fuzzer, against the real HTTP application with a scripted engine.
+
+They live in an environment of their own, which the first run of these tests makes: some need other
+versions of packages that Troupe has pinned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from agent_server import agent_server
+from test_policy_http import tokenizer_folder  # noqa: F401  # a fixture
+
+pytestmark = pytest.mark.outside
+
+TESTS = Path(__file__).resolve().parents[2]
+PACKAGES = TESTS / "outside_clients.txt"
+AI_SDK = ("ai@6.0.326", "@ai-sdk/openai@3.0.141", "zod@4.6.7")
+INSTALL_SECONDS = 540
+"""For which pip or npm may fetch them."""
+CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12+34"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def outside() -> Path:
+    """The ``bin`` of the environment with ``PACKAGES``; skips where pip cannot fetch them."""
+    name = hashlib.sha256(sys.version.encode() + PACKAGES.read_bytes()).hexdigest()[:12]
+    folder = Path(tempfile.gettempdir()) / f"troupe-clients-{name}"
+    done = folder / "installed"
+    if not done.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        pip = [folder / "bin" / "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
+        try:
+            command = [*pip, "-r", PACKAGES]
+            subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=True)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"pip cannot fetch the clients: {error.stderr.strip().splitlines()[-1]}")
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"pip has not fetched the clients in {INSTALL_SECONDS} s")
+        done.touch()
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def ai_sdk() -> Path:
+    """The program ``outside_clients.mjs`` beside its packages; skips where npm cannot fetch them."""
+    program = TESTS / "outside_clients.mjs"
+    name = hashlib.sha256("".join(AI_SDK).encode()).hexdigest()[:12]
+    folder = Path(tempfile.gettempdir()) / f"troupe-ai-sdk-{name}"
+    done = folder / "installed"
+    if not done.exists():
+        npm = ["npm", "install", "--no-audit", "--no-fund", "--prefix", folder]
+        try:
+            command = [*npm, *AI_SDK]
+            subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=True)
+        except FileNotFoundError:
+            pytest.skip("npm is not installed")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"npm cannot fetch the AI SDK: {error.stderr.strip().splitlines()[-1]}")
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"npm has not fetched the AI SDK in {INSTALL_SECONDS} s")
+        done.touch()
+    return Path(shutil.copy(program, folder))
+
+
+def run(*command: object, **environment: str) -> str:
+    """What the program says, if it ends well."""
+    done = subprocess.run(
+        list(map(str, command)),
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+CLIENTS = ("openai", "litellm", "agents", "a2a", "mcp", "langchain", "llama_index", "inspect")
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_client_is_answered_as_its_users_expect(
+    tokenizer_folder: Path,  # noqa: F811
+    outside: Path,
+    client: str,
+) -> None:
+    """The policy calls a tool and says 46, in turns; the agent says 46."""
+    with agent_server(
+        tokenizer_folder, replies=[CALL, "46"], max_model_tokens=2000, keeps_structure=True
+    ) as server:
+        run(outside / "python", TESTS / "outside_clients.py", client, server.url)
+
+
+def test_the_ai_sdk_talks_with_an_agent_and_sends_all_that_was_said(
+    tokenizer_folder: Path,  # noqa: F811
+    ai_sdk: Path,
+) -> None:
+    with agent_server(tokenizer_folder) as server:
+        run("node", ai_sdk, server.url)
+
+
+def test_a_fuzzer_finds_no_server_error_and_no_hang_in_two_thousand_requests(
+    tokenizer_folder: Path,  # noqa: F811
+    outside: Path,
+    tmp_path: Path,
+) -> None:
+    with agent_server(tokenizer_folder, replies=[CALL, "46"], max_model_tokens=2000) as server:
+        said = run(
+            outside / "schemathesis",
+            "run",
+            f"{server.url}/openapi.json",
+            "--checks=not_a_server_error",
+            "--request-timeout=60",
+            "--seed=1",
+            "--no-color",
+            "--generation-database=none",
+            f"--report-dir={tmp_path}",
+            PYTHONPATH=str(TESTS),
+            SCHEMATHESIS_HOOKS="fuzz_hooks",
+        )
+    (counted,) = re.findall(r"(\d+) generated, (\d+) passed", said)
+    assert counted[0] == counted[1] and int(counted[0]) >= 2000, said

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from actors.settings import ACTORS_PER_CORE
+from environments.errors import ConfigError
+from launch.config import TrainConfig, as_train_config, compose, field_names, recipe_names
+from launch.unknown_setting import ABSENT, REFERENCE_SETTINGS, SYNONYMS
+from launch.validation.settings import check_training_settings
+
+
+def test_the_defaults_and_all_recipes_pass_the_check() -> None:
+    check_training_settings(compose([]))
+    assert recipe_names()
+    for name in recipe_names():
+        check_training_settings(compose([f"recipe={name}"]))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rollout.group_size=1", r"group_size=1 .*'grpo'.*at least 2.*group_size=8"),
+        ("algorithm.name=grppo", r"algorithm\.name='grppo' is not one of .*Did you mean 'grpo'"),
+        ("algorithm.advantage=gae", r"algorithm\.advantage='gae' has no effect in algorithm\.name='grpo'"),
+        ("rollout.max_staleness=-1", r"rollout\.max_staleness=-1 has to be at least 0"),
+        ("rollout.group_order=task", r"group_order='task' is not one of .*Did you mean 'tasks'"),
+        (
+            "rollout.group_order=completion",
+            r"group_order=completion .*max_staleness=0.*max_staleness=1.* or rollout\.group_order=tasks",
+        ),
+        ("selection.masked_reasons=[max_step]", r"masked_reasons\[0\]='max_step' .*Did you mean 'max_steps'"),
+        ("selection.min_members=9", r"selection\.min_members=9 .*at most rollout\.group_size=8"),
+        ("selection.max_dropped=0", r"selection\.max_dropped=0 has to be at least 1"),
+        (
+            "run.best_metric=eval/reward",
+            r"best_metric='eval/reward' is not .*Did you mean 'eval/reward_",
+        ),
+        ("run.best_metric=eval/pass_at_8", r"run\.best_metric='eval/pass_at_8' is not one of"),
+        (
+            "selection.masked_reasons=[timeout]",
+            r"masked_reasons\[0\]='timeout' is not one of env_done, max_steps",
+        ),
+        ("rollout.temperature=3", r"rollout\.temperature=3.*2"),
+        ("rollout.temperature=0", r"rollout\.temperature=0 .*temperature above 0.*temperature=1"),
+        ("rollout.max_turn_tokens=0", r"rollout\.max_turn_tokens=0 has to be at least 1"),
+        ("evaluation.num_tasks=0", r"evaluation\.num_tasks=0 has to be at least 1"),
+        ("evaluation.every=-1", r"evaluation\.every=-1 has to be at least 0"),
+        ("learner.optimizer.lr=-1", r"learner\.optimizer\.lr=-1\.0 has to be at least 0"),
+        ("evaluation.num_replicas=1", r"evaluation\.num_replicas=1 .*evaluation\.every=0 .*every=10"),
+        ("learner.critic.clip_range=0.1", r"learner\.critic .*'grpo' has no critic.*algorithm\.name=ppo"),
+        ("learner.lora.alpha=32", r"learner\.lora was changed.*rank=0.*learner\.lora\.rank=16"),
+        ("algorithm.loss_aggregation=mean", r"loss_aggregation='mean' is not one of token-mean"),
+        ("learner.device=gpu", r"learner\.device='gpu' is not one of cpu, cuda"),
+        ("learner.dtype=float16", r"learner\.dtype='float16' is not one of .*Did you mean '\w*float\w*'"),
+        ("learner.optimizer.schedule=linear", r"learner\.optimizer\.schedule='linear' .*constant, cosine"),
+        ("warm_start.optimizer.schedule=no", r"warm_start\.optimizer\.schedule='no' .*constant, cosine"),
+        ("learner.num_epochs=0", r"learner\.num_epochs=0 has to be at least 1"),
+        ("learner.num_workers=0", r"learner\.num_workers=0 has to be at least 1"),
+        ("learner.optimizer.min_lr_ratio=0.1", r"min_lr_ratio=0\.1 .*cosine.*min_lr_ratio=0"),
+        ("learner.optimizer.max_grad_norm=0", r"max_grad_norm=0\.0 has to be above 0"),
+        ("rollout.timeout_seconds=0", r"timeout_seconds=0\.0 has to be above 0"),
+        ("fleet.retries=-1", r"fleet\.retries=-1 has to be at least 0"),
+        ("server.http_host=0.0.0.0", r"http_host=0\.0\.0\.0 .*server\.http_port=8000"),
+        ("server.access.requests_per_minute=5", r"server\.access .*server\.http_port=8000"),
+        ("run.num_steps=0", r"run\.num_steps=0 has to be at least 1"),
+        ("rollout.max_prompt_tokens=600", r"=600 and .*=512 need .*1112 .*=1024\. Raise it, or lower"),
+        ("learner.micro_batch_tokens=1000", r"=1000 cannot hold .*= 1024 tokens\. Raise it"),
+        ("learner.verl={actor: {ppo_epochs: 2}}", r"learner\.verl\.actor\.ppo_epochs=2 cannot be set"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_value_and_remedy(override: str, message: str) -> None:
+    config = compose([override])
+    with pytest.raises(ConfigError, match=message):
+        check_training_settings(config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["selection.min_reward=0.9", "selection.max_reward=0.1"],
+            r"min_reward=0\.9 is above .*max_reward=0\.1",
+        ),
+        (
+            ["rollout.overlong_filter=true", "algorithm.name=dapo"],
+            r"overlong_filter=true .*overlong_penalty=1\.0.*one of the two",
+        ),
+        (
+            ["algorithm.credit=per_step", "rollout.max_steps=1"],
+            r"credit=per_step compares turns.*max_steps=1",
+        ),
+        (["algorithm.name=gpg", "algorithm.correction.mode=bypass"], r"mode=bypass has no effect.*'gpg'"),
+        (
+            ["algorithm.name=rloo", "learner.num_epochs=2"],
+            r"num_epochs=2 .*'rloo'.* reinforce has no ratio.*num_epochs=1, or .*name=grpo",
+        ),
+        (
+            ["algorithm.kl.place=reward", "algorithm.kl.target=0.1", "algorithm.kl.horizon=5"],
+            r"kl\.horizon=5 with 64 trajectories",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(overrides: list[str], message: str) -> None:
+    config = compose(overrides)
+    with pytest.raises(ConfigError, match=message):
+        check_training_settings(config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["learner.optimizer.lrr=1"], r"no setting 'learner\.optimizer\.lrr'.*'learner\.optimizer\.lr'"),
+        (["lr=1"], r"no setting 'lr'.*optimizer\.lr'"),
+        (["recipe=calculater"], r"no recipe 'calculater'.*'calculator'.*workload=my_module"),
+        (["run.num_steps=many"], r"many.*Integer"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_paragraph(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        compose(overrides)
+    assert "\n" not in str(raised.value)
+
+
+def test_overrides_win_over_the_recipe() -> None:
+    config = compose(["recipe=calculator", "run.num_steps=3", "learner.optimizer.lr=0.5"])
+    assert (config.run.num_steps, config.learner.optimizer.lr) == (3, 0.5)
+    assert config.workload == "launch.recipes.calculator"
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["server.engine.options={seed: 7}", "server.engine.options.seed=7", "+server.engine.options.seed=7"],
+)
+def test_keys_of_the_users_own_need_no_plus_sign(override: str) -> None:
+    assert compose([override]).server.engine.options == {"seed": 7}
+
+
+def test_a_tree_of_hydras_becomes_the_dataclasses() -> None:
+    tree = OmegaConf.create({"seed": 3, "rollout": {"group_size": 4}})
+    config = as_train_config(tree)
+    assert isinstance(config, TrainConfig)
+    assert (config.seed, config.rollout.group_size) == (3, 4)
+    assert as_train_config(config) == config
+
+
+def test_a_configuration_of_dataclasses_is_completed_and_checked_like_any_other() -> None:
+    assert "${" not in as_train_config(TrainConfig()).run.directory, "a run's folder has a name"
+    config = TrainConfig()
+    config.rollout.group_size = "four"  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="four"):
+        as_train_config(config)
+
+
+@pytest.mark.parametrize(
+    "overrides, expected",
+    [
+        (["rollout.groups_per_step=2", "rollout.group_size=3"], 6),
+        (["rollout.groups_per_step=1000"], ACTORS_PER_CORE * (os.cpu_count() or 1)),
+        (["rollout.group_size=1000", "fleet.max_actors=5"], 5),
+        (["rollout.groups_per_step=1", "rollout.group_size=1", "fleet.min_actors=3"], 3),
+        (["fleet.num_actors=9", "fleet.max_actors=5"], 9),
+    ],
+)
+def test_there_are_as_many_rollout_actors_as_an_update_has_rollouts_within_cores_and_bounds(
+    overrides: list[str], expected: int
+) -> None:
+    assert compose(overrides).fleet.num_actors == expected
+
+
+def test_a_tree_with_an_unknown_key_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no setting 'rollout\.group_sise'.*'rollout\.group_size'"):
+        as_train_config(OmegaConf.create({"rollout": {"group_sise": 4}}))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rollout.groups_per_step": 9, "server.engine.options": {"seed": 7}},
+        {"rollout": {"groups_per_step": 9}, "server": {"engine.options": {"seed": 7}}},
+        ["rollout.groups_per_step=9", "server.engine.options.seed=7"],
+    ],
+)
+def test_dicts_with_dotted_keys_and_lists_are_configurations_too(given: Any) -> None:
+    config = as_train_config(given)
+    assert (config.rollout.groups_per_step, config.server.engine.options) == (9, {"seed": 7})
+
+
+def test_no_configuration_is_the_defaults_and_another_thing_is_refused() -> None:
+    assert as_train_config(None).rollout == TrainConfig().rollout
+    with pytest.raises(ConfigError, match=r"config='fast' has no settings: use a TrainConfig, a dict"):
+        as_train_config("fast")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("+rollout.max_stepz=3", r"no setting 'rollout\.max_stepz'.*'rollout\.max_steps'"),
+        ("+agent.max_steps=2", r"no setting 'agent\.max_steps': rLLM v0\.1's is 'rollout\.max_steps'"),
+        ("agent.max_steps=2", r"no setting 'agent\.max_steps': rLLM v0\.1's is 'rollout\.max_steps'"),
+        ("++mine=2", r"no setting 'mine'"),
+        ("rollout={group_sise: 4}", r"no setting 'rollout\.group_sise'.*group_size"),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_a_plus_sign_too(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose([override])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("trainer.logger", "Metrics always go to run.directory"),
+        ("data.train_files", "workload=my_workload"),
+        ("dataset", "workload=my_workload"),
+        ("dataset.path", "workload=my_workload"),
+        ("rollout.top_p", "rollout.temperature alone"),
+        ("learner.tensor_parallel", "learner.num_workers"),
+        ("engine.gpu_memory_utilization", "server.engine.options"),
+        ("grpo.beta", "Did you mean 'algorithm.kl.coef'?"),
+        ("rolout.group_size", "Did you mean 'rollout.group_size'?"),
+        ("warm_start.optimzer.lr", "Did you mean 'warm_start.optimizer.lr'?"),
+        ("selection.colour", "Known: selection.masked_reasons, "),
+        ("colour", "Known: algorithm, evaluation, "),
+    ],
+)
+def test_unknown_setting_is_answered_with_what_there_is_for_it(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)) as raised:
+        compose([f"+{name}=1"])
+    assert "Did you mean" not in str(raised.value) or "Did you mean" in words
+
+
+def test_other_programs_names_stand_for_settings_that_there_are() -> None:
+    assert set(SYNONYMS) <= set(field_names())
+    others = [name for names in (*SYNONYMS.values(), *ABSENT.values()) for name in names.split()]
+    assert len(others) == len(set(others))
+
+
+def test_what_the_readme_says_of_the_references_settings_is_what_the_errors_say() -> None:
+    text = (Path(__file__).parents[3] / "launch/README.md").read_text()
+    table = text.split("### Settings of rLLM v0.1")[1]
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| `([\w.]+)` \|", table, re.MULTILINE))
+    assert rows == REFERENCE_SETTINGS
+    assert set(rows.values()) <= set(field_names())

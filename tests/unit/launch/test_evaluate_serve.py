@@ -1,0 +1,509 @@
+"""The commands that use a model without training it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import torch
+from conftest import free_port
+from openai import AsyncOpenAI, ConflictError, NotFoundError, OpenAI
+from transformers_reference import load, token_logprobs
+
+from actors.settings import PinnedVersion, ServerConfig
+from environments import read_trajectories
+from environments.errors import ConfigError
+from environments.types import TerminationReason, Trajectory
+from launch import evaluate, serve
+from launch.config import TrainConfig, compose
+from launch.run_folder.checkpoint import CheckpointFolder, Progress, StreamState
+from launch.run_folder.model_paths import adapter_folder, model_folder, newest_checkpoint, policy_version
+from launch.validation.settings import check_settings, check_training_settings
+from launch.validation.startup import check_evaluation, check_serving
+from launch.workload import load_workload
+from policies.model_files import check_loadable
+
+PROMPT = tuple(range(5, 40))
+ROOT = Path(__file__).resolve().parents[3]
+KEY = "a-key-of-the-tests-0123"
+
+
+def make_run(directory: Path, model: Path, step: int = 30) -> Path:
+    """A run's folder with one checkpoint, which is returned."""
+    progress = Progress(step=step, version=step + 1)  # a warm start has published version 1
+    return CheckpointFolder(directory, kept=9).save(progress, StreamState(), partial(save_model, model))
+
+
+def save_model(model: Path, folder: str) -> None:
+    shutil.copytree(model, Path(folder) / "huggingface")
+
+
+# -- which model ---------------------------------------------------------------------------------------
+
+
+def test_a_run_a_checkpoint_and_a_model_folder_are_all_found(tmp_path: Path, tiny_model: Path) -> None:
+    checkpoint = make_run(tmp_path / "run", tiny_model)
+    folder = str(checkpoint / "huggingface")
+    assert model_folder(str(tmp_path / "run")) == folder
+    assert model_folder(str(checkpoint)) == folder
+    assert model_folder(folder) == folder
+
+
+def test_workers_with_another_working_directory_find_a_relative_path(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path / "run", tiny_model)
+    monkeypatch.chdir(tmp_path)
+    assert model_folder("run") == str(tmp_path / "run" / "checkpoints" / "step_000030" / "huggingface")
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "gpt2"])
+def test_a_hub_name_stays_as_it_is(name: str) -> None:
+    assert model_folder(name) == name
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "./nowhere", "../nowhere", "runs/a/b", "tests/nowhere"])
+def test_a_path_that_does_not_exist_is_no_hub_name(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(ConfigError, match="does not exist"):
+        model_folder(path)
+
+
+def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(str(tmp_path / "huggingface"))):
+        model_folder(str(tmp_path))
+
+
+def test_a_model_without_a_tokenizer_is_refused_before_it_is_loaded(tmp_path: Path, tiny_model: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(tiny_model / name, tmp_path)
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        check_loadable(str(tmp_path), {})
+
+
+def test_a_model_that_lacks_one_of_its_shards_is_refused_by_its_name(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    shards = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    with pytest.raises(ConfigError, match=r"lacks model-00002-of-00002\.safetensors"):
+        check_loadable(str(folder), {})
+
+
+def test_the_newest_checkpoint_is_the_one_that_was_written_last(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path) is None
+    for name, age in (("b-run", 100), ("a-run", 10), ("c-run", 200)):
+        pointer = tmp_path / name / "checkpoints" / "latest"
+        pointer.parent.mkdir(parents=True)
+        pointer.write_text("step_000007\n")
+        written = time.time() - age
+        os.utime(pointer, (written, written))
+    assert newest_checkpoint(tmp_path) == tmp_path / "a-run" / "checkpoints" / "step_000007"
+
+
+def test_an_adapter_is_found_in_a_run_a_checkpoint_and_its_own_folder(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "run" / "checkpoints" / "step_000030"
+    folder = checkpoint / "adapter"
+    folder.mkdir(parents=True)
+    (checkpoint.parent / "latest").write_text("step_000030\n")
+    with pytest.raises(
+        ConfigError, match=r"server.adapters={mine: .*run} names no adapter.*learner.lora.rank"
+    ):
+        adapter_folder("mine", str(tmp_path / "run"))
+    (folder / "adapter_config.json").write_text('{"peft_type": "IA3"}')
+    with pytest.raises(ConfigError, match=r"no LoRA adapter"):
+        adapter_folder("mine", str(folder))
+    (folder / "adapter_config.json").write_text('{"r": 4}')
+    for path in (tmp_path / "run", checkpoint, folder):
+        assert adapter_folder("mine", str(path)) == str(folder)
+
+
+# -- what is refused -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["recipe=calculator"], "model.path is not set"),
+        (["recipe=calculator", "model.path=/nowhere"], "/nowhere"),
+        (["recipe=calculator", "model.path=gpt2", "rollout.max_steps=0"], "rollout.max_steps=0"),
+        (["recipe=calculator", "model.path=gpt2", "rollout.group_size=4"], "evaluation.rollouts_per_task"),
+        (["recipe=calculator", "model.path=gpt2", "evaluation.num_tasks=0"], "evaluation.num_tasks=0"),
+        (["model.path=gpt2"], "recipe=calculator"),
+        (["recipe=calculator", "model.pth=gpt2"], "model.path"),
+    ],
+)
+def test_evaluate_refuses_what_cannot_work(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate.main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "setting", ["rollout.group_size=1", "rollout.temperature=0", "learner.micro_batch_tokens=8"]
+)
+def test_an_evaluation_does_not_mind_settings_of_training(setting: str) -> None:
+    config = compose(["recipe=calculator", "model.path=gpt2", setting])
+    check_evaluation(config)
+    with pytest.raises(ConfigError, match=setting):
+        check_training_settings(config)
+
+
+def test_an_evaluation_plays_the_tasks_that_it_names_once_unless_it_is_told_otherwise() -> None:
+    config = compose(["recipe=guess", "evaluation.num_tasks=3"])
+    workload = load_workload(config.workload, seed=0)
+    assert workload.val_dataset is not None and config.rollout.group_size > 1
+    assert list(evaluate.held_out_tasks(config, workload)) == list(workload.val_dataset[:3])
+    config.evaluation.rollouts_per_task = 2
+    assert len(evaluate.held_out_tasks(config, workload)) == 6
+
+
+@pytest.mark.parametrize("setting", ["server.http_port=65536", "server.num_replicas=0"])
+def test_serving_checks_its_settings_first(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.main([setting, "model.path=/nowhere"]) == 2
+    assert f"{setting} has to be at " in capsys.readouterr().err
+
+
+def test_serve_without_any_checkpoint_says_how_to_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert serve.main([f"server.http_port={free_port()}"]) == 2
+    assert "make train" in capsys.readouterr().err
+
+
+def test_serve_refuses_a_port_that_is_taken_before_it_looks_at_the_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert serve.main([f"server.http_port={port}", "model.path=/nowhere"]) == 2
+    error = capsys.readouterr().err
+    assert f"Port {port} of 127.0.0.1" in error and "server.http_port=" in error
+
+
+def test_an_adapter_that_cannot_be_told_from_the_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'policy'.*choose another"):
+        serve.served_adapters({"policy": "runs/mine"}, "model")
+
+
+def test_an_adapter_is_not_added_to_the_model_that_it_was_merged_into(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    for step in (20, 30):
+        checkpoint = make_run(tmp_path / "run", tiny_model, step)
+        (checkpoint / "adapter").mkdir()
+        (checkpoint / "adapter" / "adapter_config.json").write_text('{"r": 4}')
+    older = tmp_path / "run" / "checkpoints" / "step_000020"
+    for path in (tmp_path / "run", older):
+        with pytest.raises(ConfigError, match=r"added twice.*model\.path"):
+            serve.served_adapters({"mine": str(path)}, str(checkpoint / "huggingface"))
+
+
+def test_an_adapter_of_another_model_is_pointed_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"r": 4, "base_model_name_or_path": "mine"}')
+    serve.served_adapters({"one": str(tmp_path)}, "mine")
+    assert capsys.readouterr().out == ""
+    serve.served_adapters({"one": str(tmp_path)}, "yours")
+    assert capsys.readouterr().out == "The adapter 'one' was trained on mine, and is served on yours.\n"
+
+
+def test_adapters_need_to_know_their_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.main([f"server.http_port={free_port()}", "server.adapters.mine=runs/mine"]) == 2
+    assert "model.path" in capsys.readouterr().err
+
+
+def test_adapters_are_refused_where_the_model_is_trained_or_evaluated() -> None:
+    config = compose(["recipe=calculator", "server.adapters={mine: runs/mine}"])
+    with pytest.raises(ConfigError, match=r"launch\.serve"):
+        check_settings(config)
+
+
+def test_a_report_counts_what_could_not_be_closed_as_played(capsys: pytest.CaptureFixture[str]) -> None:
+    done, failed = TerminationReason.ENV_DONE, TerminationReason.ENV_ERROR
+    unclosed = Trajectory(task={}, termination_reason=done, reward=1.0, error="Shop.close: no browser")
+    evaluate.report([unclosed])
+    said = capsys.readouterr().out
+    assert "success 1.000 (1 of 1 rollouts)" in said and "failed, the first" not in said
+    evaluate.report([unclosed, Trajectory(task={}, termination_reason=failed, error="Shop.step: no shop")])
+    assert "1 rollouts failed, the first with: Shop.step: no shop" in capsys.readouterr().out
+
+
+def test_a_report_says_who_has_judged_and_believes_the_judge(capsys: pytest.CaptureFixture[str]) -> None:
+    done = TerminationReason.ENV_DONE
+    shaped = Trajectory(
+        task={}, termination_reason=done, reward=0.1, is_correct=False, by_reward_function=True
+    )
+    evaluate.report([shaped])
+    printed = capsys.readouterr().out
+    assert "success 0.000 (0 of 1 rollouts) by reward function, mean reward 0.100\n" in printed
+    assert "pass@1    0.0000" in printed
+
+
+def test_a_report_shows_the_environments_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+    done = TerminationReason.ENV_DONE
+    metrics = [{"called": 1.0, "success_when_called": 1.0}, {"called": 0.0}]
+    evaluate.report([Trajectory(task={}, termination_reason=done, metrics=each) for each in metrics])
+    printed = capsys.readouterr().out
+    assert "called 0.500 (mean of 2 rollouts)\nsuccess_when_called 1.000 (mean of 1 rollouts)\n" in printed
+
+
+def test_versions_of_a_run_are_found_by_their_number_and_the_best_one_by_its_name(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    directory = tmp_path / "run"
+    older, newer = (make_run(directory, tiny_model, step) for step in (20, 30))
+    CheckpointFolder(directory, kept=9).mark_best(20, "eval/reward_mean", 0.5)
+    chosen = serve.served_versions(ServerConfig(versions=["best", "31"]), str(newer / "huggingface"))
+    assert chosen == [
+        PinnedVersion("policy@best", str(older / "huggingface"), 21),
+        PinnedVersion("policy@31", str(newer / "huggingface"), 31),
+    ]
+    there = r"21 \(step_000020\), 31 \(step_000030\), best \(step_000020\)"
+    with pytest.raises(ConfigError, match=rf"names '7'.*There are: {there}.*checkpoints_kept"):
+        serve.served_versions(ServerConfig(versions=["best", "7"]), str(newer / "huggingface"))
+    with pytest.raises(ConfigError, match=r"server\.versions=\['best'\].*this is no checkpoint"):
+        serve.served_versions(ServerConfig(versions=["best"]), str(tiny_model))
+
+
+def test_older_versions_are_an_error_where_the_model_is_trained_or_evaluated() -> None:
+    with pytest.raises(ConfigError, match=r"server\.versions=\['best'\] is for launch\.serve"):
+        check_settings(compose(["recipe=calculator", "server.versions=[best]"]))
+
+
+def test_a_checkpoint_is_served_as_the_version_that_its_run_has_published(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    checkpoint = make_run(tmp_path / "run", tiny_model)
+    assert policy_version(str(checkpoint / "huggingface")) == 31
+    assert policy_version(str(tiny_model)) == 0
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "server.engine.name=vlm",
+        "server.engine.options.async_scheduling=true",
+        "server.engine={name: 'scripted_engine:ScriptedEngine', dtype: bfloat16}",
+    ],
+)
+@pytest.mark.parametrize("check", [check_evaluation, check_serving])
+def test_a_setting_that_the_engine_cannot_act_on_is_an_error_before_anything_starts(
+    check: Callable[[TrainConfig], None], override: str
+) -> None:
+    settings = ["model.path=some/model", f"server.http_port={free_port()}"]
+    check(compose(settings))
+    with pytest.raises(ConfigError, match=r"server\.engine\."):
+        check(compose([*settings, override]))
+
+
+# -- for real ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.engine
+def test_evaluate_prints_a_table_and_writes_each_trajectory(
+    policy_app: Any, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside another application, which has to stay."""
+    make_run(tmp_path / "run", tiny_model)
+    before = running_applications()
+    arguments = [
+        "recipe=calculator",
+        f"model.path={tmp_path / 'run'}",
+        f"run.directory={tmp_path / 'evaluation'}",
+        "evaluation.num_tasks=3",
+        "evaluation.rollouts_per_task=2",
+        "fleet.num_actors=2",
+    ]
+    status = evaluate.main(arguments)
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    assert "on 3 tasks, 2 times each" in printed.out and "of 6 rollouts" in printed.out
+    assert "problems 3, samples 6" in printed.out
+    assert "pass@1 " in printed.out and "pass@2 " in printed.out and "ended: " in printed.out
+    trajectories = read_trajectories(tmp_path / "evaluation" / "evaluation.jsonl")
+    questions = [each.task["question"] for each in trajectories]
+    assert questions[0::2] == questions[1::2] and len(set(questions)) == 3
+    completions = [each.steps[0].completion for each in trajectories]
+    assert [each.policy_version for each in completions if each is not None] == [31] * 6
+    assert policy_app.name in before
+    assert running_applications() == before, "only what evaluate started has ended"
+
+
+def running_applications() -> list[str]:
+    from ray import serve as ray_serve
+
+    return list(ray_serve.status().applications)
+
+
+@pytest.mark.engine
+def test_serve_answers_over_http_until_it_is_told_to_end(
+    tmp_path: Path, tiny_model: Path, untied_model: Path
+) -> None:
+    """With two adapters beside the model, all three in the same batches, and the best version of its run."""
+    merged = {"policy": load(tiny_model), "policy@best": load(untied_model)} | {
+        name: merged_with_adapter(tiny_model, tmp_path / name, rank)
+        for name, rank in (("some", 4), ("other", 9))
+    }
+    make_run(tmp_path / "runs" / "mine", untied_model, step=10)
+    CheckpointFolder(tmp_path / "runs" / "mine", kept=9).mark_best(10, "eval/reward_mean", 0.5)
+    checkpoint = make_run(tmp_path / "runs" / "mine", tiny_model)
+    port = free_port()
+    command = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "launch.serve",
+            f"server.http_port={port}",
+            "model.path=runs/mine",
+            "workload=launch.recipes.calculator",
+            "fleet.num_actors=2",
+            "rollout.max_response_tokens=64",
+            "server.adapters.some=some",
+            "server.adapters.other=other",
+            "server.versions=[best]",
+        ],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TROUPE_API_KEYS": f"tester:{KEY}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    watchdog = threading.Timer(900, command.kill)
+    watchdog.start()
+    try:
+        assert command.stdout is not None
+        greeting = []
+        for line in command.stdout:
+            greeting.append(line)
+            if line.startswith("Ctrl-C"):
+                break
+        text = "".join(greeting)
+        assert str(checkpoint.relative_to(tmp_path)) in text, text
+        assert curl_example(text.replace("KEY", KEY))["choices"][0]["message"]["role"] == "assistant"
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            curl_example(text.replace("KEY", "wrong"))
+        rejections_cost_no_memory_and_are_logged(port, command.pid)
+        client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0)
+        agent = client.chat.completions.create(
+            model="agent/calculator", messages=[{"role": "user", "content": "What is 12+34?"}], timeout=200
+        )
+        assert agent.model == "agent/calculator" and agent.usage.completion_tokens > 0
+        response = client.responses.create(model="agent/calculator", input="What is 12+34?", timeout=200)
+        assert response.output[0].type == "message" and response.usage.output_tokens > 0
+        assert client.responses.retrieve(response.id).output_text == response.output_text
+        answers = asyncio.run(answers_of_all(merged, f"http://127.0.0.1:{port}/v1"))
+        assert [answer.model for answer in answers] == list(merged)
+        assert [answer.model_extra["policy_version"] for answer in answers] == [31, 11, 31, 31]
+        assert {each.id for each in client.models.list()} == {*merged, "agent/calculator"}
+        streamed = client.completions.create(
+            model="policy@best", prompt=list(PROMPT), temperature=0, max_tokens=9, stream=True
+        )
+        assert len("".join(chunk.choices[0].text for chunk in streamed)) > 0
+        with pytest.raises(NotFoundError, match="'policy@best'"):
+            client.completions.create(model="policy@7", prompt="1")
+        with pytest.raises(ConflictError, match="the present one is 11"):
+            client.completions.create(model="policy@best", prompt="1", extra_body={"policy_version": 31})
+        for answer, model in zip(answers, merged.values(), strict=True):
+            for choice in answer.choices:
+                expected = token_logprobs(model, PROMPT, choice.model_extra["token_ids"], temperature=1.0)
+                found = torch.tensor(choice.logprobs.token_logprobs)
+                torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+        command.send_signal(signal.SIGTERM)  # as `docker stop` does; Ctrl-C is the easier of the two
+        rest, _ = command.communicate(timeout=300)
+        assert (command.returncode, "Traceback" in rest) == (0, False), rest
+    finally:
+        watchdog.cancel()
+        command.kill()
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", port))  # nobody listens any more
+
+
+def merged_with_adapter(base: Path, folder: Path, rank: int) -> Any:
+    """Write an adapter that changes all that is said, and return what it makes of ``base``."""
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(load(base), LoraConfig(r=rank, lora_alpha=8, target_modules="all-linear"))
+    generator = torch.Generator().manual_seed(rank)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
+    model.save_pretrained(folder)
+    return model.merge_and_unload()
+
+
+async def answers_of_all(names: Iterable[str], url: str) -> list[Any]:
+    """Several answers of each model to one question, all asked for at once."""
+    async with AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
+        create = partial(
+            client.completions.create,
+            prompt=list(PROMPT),
+            max_tokens=100,
+            n=3,
+            logprobs=0,
+            extra_body={"return_token_ids": True},
+        )
+        return await asyncio.gather(*(create(model=name) for name in names))
+
+
+def rejections_cost_no_memory_and_are_logged(port: int, server: int) -> None:
+    """Of 1,500 requests without a key, each with 50 kB of path; the key's own requests are in the log too."""
+    programs = psutil.Process(server).children(recursive=True)
+    (replica,) = [
+        each for each in programs if re.match(r"ray::ServeReplica:policy-\w+:PolicyServer", each.name())
+    ]
+    (log,) = [
+        Path(file.path) for file in replica.open_files() if re.search(r"serve/replica_.*\.log$", file.path)
+    ]
+
+    async def ask(number: int, path: str, key: str) -> set[int]:
+        async with httpx.AsyncClient(timeout=60, headers={"authorization": f"Bearer {key}"}) as client:
+            address = f"http://127.0.0.1:{port}{path}"
+            return {(await client.get(address)).status_code for _ in range(number)}
+
+    assert asyncio.run(ask(150, f"/{'a' * 50_000}", "wrong")) == {401}  # what is made once
+    before = replica.memory_info().rss
+    assert asyncio.run(ask(1500, f"/{'a' * 50_000}", "wrong")) == {401}
+    assert replica.memory_info().rss - before < 10 * 2**20
+    assert asyncio.run(ask(20, "/v1/models", KEY)) == {200}
+    lines = log.read_text().splitlines()
+    assert sum("key tester: GET '/v1/models': 200" in line for line in lines) == 20
+    assert sum("rejected: GET '/aaa" in line for line in lines) >= 1650
+    assert max(map(len, lines)) < 2000
+
+
+def curl_example(greeting: str) -> dict[str, Any]:
+    """Do what the greeting's curl line does."""
+    match = re.search(r"curl (\S+)( -H '.*') -d '(.*)'", greeting)
+    assert match is not None, greeting
+    headers = dict(re.findall(r"-H '([\w-]+): (.*?)'", match[2]))
+    request = urllib.request.Request(match[1], match[3].encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        answer: dict[str, Any] = json.load(response)
+    return answer

@@ -1,0 +1,121 @@
+"""The summaries of ``tests/benchmarks/learning_curves.py``, on values made up here."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.config import compose
+from launch.recipes import guess
+from launch.validation.settings import check_training_settings
+from launch.workload import load_workload
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def plots(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("learning_curve_plots")
+
+
+@pytest.fixture
+def curves(plots: Any) -> Any:
+    return importlib.import_module("learning_curves")
+
+
+def finished_run(folder: Path, seed: int, before: float, after: float) -> None:
+    """A run of reinforcement as a training leaves it behind: an update, and evaluations before and after."""
+    directory = folder / "reinforce" / f"seed-{seed}"
+    directory.mkdir(parents=True)
+    records = [
+        {"step": 0, "eval/reward_mean": before, "eval/called": before, "eval/seconds_mean": 1.0},
+        {"step": 1, "rollout/reward_mean": before, "rollout/called": before, "rollout/pass_at_1": 0.1},
+        {"step": 1, "eval/reward_mean": after, "eval/called": 1.0},
+    ]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    (directory / "finished.json").write_text(json.dumps({"commit": "abc", "seconds": 1}))
+
+
+RUNS = [
+    (recipe, method)
+    for recipes, methods in (
+        (("calculator", "guess"), ("reinforce", "expert_iteration", "sft")),
+        (("smollm2", "word_problems"), ("reinforce", "expert_iteration", "lora")),
+    )
+    for recipe in recipes
+    for method in methods
+]
+
+
+@pytest.mark.parametrize(("recipe", "method"), RUNS)
+def test_the_settings_of_every_run_are_valid(curves: Any, recipe: str, method: str) -> None:
+    assert method in curves.RECIPES[recipe].methods
+    config = compose(curves.overrides(recipe, method, 30))
+    check_training_settings(config)
+    updates = 0 if method == "sft" else 30
+    stages = {"reinforce": config.run.num_steps, "expert_iteration": config.expert_iteration.num_steps}
+    assert sum(stages.get(name, 0) for name in config.stages) == updates
+    as_it_is = compose([f"recipe={recipe}"])
+    recipe_steps = as_it_is.warm_start.num_steps
+    assert config.warm_start.num_steps == recipe_steps * (2 if method == "sft" else 1)
+    assert config.learner.optimizer.lr == as_it_is.learner.optimizer.lr or method == "lora"
+
+
+def test_the_baseline_learns_from_successful_demonstrations_alone(curves: Any) -> None:
+    config = compose(curves.overrides("guess", "sft", 30))
+    workload = load_workload(config.workload, seed=0)
+    demonstrations = guess.demonstrations(0)
+    successful = [each.messages for each in demonstrations if each.reward == 1.0]
+    assert 0 < len(successful) < len(demonstrations)
+    assert workload.demonstrations == successful
+    assert workload.val_dataset is not None
+    assert list(workload.val_dataset) == list(guess.workload(1).val_dataset or ())
+
+
+def test_the_interval_is_that_of_the_mean_of_few_seeds(plots: Any) -> None:
+    summary = plots.Summary.of([0.9, 0.95, 1.0])
+    assert (summary.mean, summary.low, summary.high) == (pytest.approx(0.95), 0.9, 1.0)
+    assert summary.margin == pytest.approx(4.303 * 0.05 / 3**0.5, rel=1e-4)
+    assert str(summary) == "0.95 ± 0.12 (0.90 to 1.00)"
+    assert str(plots.Summary.of([0.5])) == "0.50", "one seed has no interval"
+
+
+def test_the_table_shows_what_the_environment_names_and_nothing_else_of_a_run(
+    curves: Any, plots: Any, tmp_path: Path
+) -> None:
+    finished_run(tmp_path, 0, before=0.4, after=0.9)
+    finished_run(tmp_path, 1, before=0.5, after=0.9)
+    (tmp_path / "sft" / "seed-0").mkdir(parents=True)  # begun, not finished
+    runs, about = curves.read_runs(tmp_path)
+    assert set(about) == {"reinforce/seed-0", "reinforce/seed-1"}
+    assert plots.table(runs, curves.METHODS).splitlines() == [
+        "| held-out tasks | success | `called` |",
+        "|---|---|---|",
+        "| before the first update | 0.45 ± 0.64 (0.40 to 0.50) | 0.45 ± 0.64 (0.40 to 0.50) |",
+        "| reinforcement | 0.90 ± 0.00 (0.90 to 0.90) | 1.00 ± 0.00 (1.00 to 1.00) |",
+    ]
+    plots.draw(runs, curves.METHODS, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_a_table_is_written_between_its_markers(curves: Any, tmp_path: Path) -> None:
+    write_measured = importlib.import_module("readme_tables").write_measured
+    page = tmp_path / "README.md"
+    page.write_text("a\n<!-- measured: guess -->\nold\n<!-- end -->\nb\n")
+    write_measured(page, "guess", "new")
+    assert page.read_text() == "a\n<!-- measured: guess -->\nnew\n<!-- end -->\nb\n"
+    with pytest.raises(SystemExit, match="no line '<!-- measured: other -->'"):
+        write_measured(page, "other", "new")
+
+
+def test_a_finished_run_is_not_run_again(
+    curves: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished_run(tmp_path, 0, before=0.4, after=0.9)
+    monkeypatch.setattr(curves, "run", lambda settings: pytest.fail(f"started {settings}"))
+    curves.run_once(["recipe=guess"], tmp_path / "reinforce" / "seed-0")

@@ -1,0 +1,301 @@
+"""``launch.status`` names the part that holds up a run, in five runs that hang."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from browser import Browser, chromium
+from conftest import free_port
+
+from actors.rollouts import service as rollout_service
+from actors.rollouts.fleet_report import ActorFailure
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.service import RolloutService
+from actors.settings import FleetConfig
+from environments import BaseEnv
+from launch.health.heartbeat import Heartbeat, Pulse, pulses
+from launch.health.inspection import inspect
+from launch.health.members import members
+from launch.health.run_state import verdict
+from launch.training.activity import PHRASES
+from policies import GameAgent
+from policies.sampler import ScriptedSampler
+
+pytestmark = pytest.mark.engine
+ROOT = Path(__file__).resolve().parents[3]
+RUN = [
+    "recipe=calculator",
+    "run.num_steps=1000",
+    "warm_start.num_steps=10",
+    "evaluation.num_tasks=2",
+    "rollout.groups_per_step=2",
+    "rollout.group_size=4",
+    "fleet.num_actors=2",
+    "learner.mini_batch_size=8",
+    "run.stall_report_seconds=12",
+]
+
+
+class Sleepy(BaseEnv):
+    """Sleeps in its first step, for as long as its task says."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def reset(self) -> tuple[str, dict[str, Any]]:
+        return "Say something.", {}
+
+    def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+        time.sleep(self.seconds)
+        return "", 1.0, True, {}
+
+    @staticmethod
+    def from_dict(info: dict[str, Any]) -> Sleepy:
+        return Sleepy(info["seconds"])
+
+
+@contextmanager
+def told(service: RolloutService, activity: str) -> Iterator[None]:
+    """A run that has this rollout service, as far as the cluster knows."""
+
+    def pulse() -> Pulse:
+        return Pulse(
+            folder="runs/test",
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            fleets=(service.fleet_name,),
+            activity=activity,
+            seconds=9,
+            idle_seconds=9,
+            num_updates=1,
+            progress={},
+            told_at=time.time(),
+        )
+
+    heartbeat = Heartbeat(pulse)
+    try:
+        assert within(240, lambda: pulses())
+        assert len(pulses()) == 1
+        yield
+    finally:
+        heartbeat.stop()
+        service.stop()
+    assert within(240, lambda: not pulses()), "its thread takes it out, at the latest after its last beat"
+
+
+def within(seconds: float, holds: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := holds()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
+
+
+def assert_verdict(text: str) -> None:
+    """``text`` is in the verdict once all has started; beside other tests that takes a while.
+
+    Each verdict is on a new pulse: an old one says that the driver has told nothing for long.
+    """
+    assert within(240, lambda: text in verdict(inspect(pulses()[0]))), verdict(inspect(pulses()[0]))
+
+
+def started(
+    seconds: float, num_requests: int, fleet: FleetConfig, env_class: type[Sleepy] = Sleepy
+) -> RolloutService:
+    pair = Pair(agent_class=GameAgent, agent_args={}, env_class=env_class, env_args={})
+    service = RolloutService(pair, lambda: ScriptedSampler(lambda _: "hello"), RolloutLimits(), fleet)
+    service.start(2)
+    service.submit([request(number, seconds) for number in range(num_requests)])
+    return service
+
+
+def request(number: int, seconds: float) -> RolloutRequest:
+    return RolloutRequest(rollout_id=f"00000000/{number:04d}", group_id="00000000", task={"seconds": seconds})
+
+
+def test_an_environment_that_sleeps_is_named(ray_cluster: None) -> None:
+    service = started(600.0, 2, FleetConfig(num_actors=2))
+    with told(service, PHRASES["time/wait"]):
+        assert_verdict("2 of 2 rollout actors are in Sleepy or its agent")
+
+
+class Broken(Sleepy):
+    """Fails in its first step."""
+
+    def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+        raise KeyError(f"process {os.getpid()}")
+
+    @staticmethod
+    def from_dict(info: dict[str, Any]) -> Broken:
+        return Broken(0.0)
+
+
+def test_the_youngest_failure_of_each_rollout_actor_is_told(ray_cluster: None) -> None:
+    service = started(0.0, 1, FleetConfig(num_actors=2, retries=0), Broken)
+    numbers = itertools.count(1)
+
+    def failures_of_both() -> Sequence[ActorFailure]:
+        """Both have failed once both are up."""
+        service.submit([request(next(numbers), 0.0) for _ in range(4)])
+        fleet = inspect(pulses()[0]).fleet
+        return fleet.failures if fleet is not None and len(fleet.failures) == 2 else ()
+
+    with told(service, PHRASES["time/wait"]):
+        failures = within(240, failures_of_both)
+        assert {each.actor for each in failures} == {0, 1}
+        # The cause is told by the process where it arose, and there it ends.
+        processes = [each.error.strip().splitlines()[-1] for each in failures]
+        assert len(set(processes)) == 2
+        assert all(text.startswith("KeyError: 'process ") for text in processes)
+        assert all("Broken" in each.error.splitlines()[0] for each in failures)
+
+
+def test_a_stream_that_nobody_empties_is_named(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_service, "STREAM_CAPACITY", 4)
+    monkeypatch.setattr("launch.health.inspection.STREAM_CAPACITY", 4)
+    service = started(0.0, 40, FleetConfig(num_actors=2))
+    with told(service, PHRASES["time/learn"]):
+        assert_verdict("The rollout actors wait for it: the stream is full")
+
+
+def test_a_cluster_without_room_is_named(ray_cluster: None) -> None:
+    free = int(ray.available_resources()["CPU"])  # actors of other tests have some
+
+    @ray.remote(num_cpus=free)
+    class Neighbour:
+        """Takes all CPUs but a part of one."""
+
+        def up(self) -> bool:
+            return True
+
+    neighbour = Neighbour.remote()
+    ray.get(neighbour.up.remote(), timeout=200)
+    service = started(0.0, 2, FleetConfig(num_actors=2, num_cpus_per_actor=1))
+    try:
+        with told(service, PHRASES["time/wait"]):
+            assert_verdict("none of 2 rollout actors is up. Each needs 1 CPU")
+    finally:
+        ray.kill(neighbour)
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    """A training as a program of its own, with a Ray of its own, that makes updates."""
+    folder = tmp_path_factory.mktemp("stalled")
+    server = f"server.http_port={free_port()}"
+    command = [sys.executable, "-m", "launch.train", *RUN, f"run.directory={folder / 'run'}", server]
+    with (
+        (folder / "output").open("w+") as output,
+        subprocess.Popen(
+            command, cwd=ROOT, stdout=output, stderr=output, text=True, start_new_session=True
+        ) as program,
+    ):
+        program.output = folder / "output"  # type: ignore[attr-defined]
+        try:
+            assert within(500, lambda: "step    2/" in said(program)), said(program)
+            yield program
+            os.killpg(program.pid, signal.SIGINT)
+            program.wait(200)
+        finally:
+            program.kill()  # else the end of this block would wait for it
+
+
+def address_of(program: subprocess.Popen[str]) -> str:
+    """The address of the Ray that a training has started."""
+    (raylet,) = [each.pid for each in members(program.pid) if each.role == "raylet"]
+    words = psutil.Process(raylet).cmdline()
+    return next(word for word in words if word.startswith("--gcs-address=")).partition("=")[2]
+
+
+def said(program: Any) -> str:
+    return str(program.output.read_text())
+
+
+@pytest.mark.skipif(chromium() is None, reason="this machine has no Chromium: apt-get install chromium")
+def test_a_training_is_watched_in_a_browser_and_its_policy_talked_to(
+    training: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    """The whole page, before a training that goes on: its curves move, all five views show what is there."""
+    given = dict(word.split("=") for word in training.args if "=" in word)
+    port, url = free_port(), f"http://127.0.0.1:{given['server.http_port']}/v1"
+    command = [sys.executable, "-m", "launch.view", given["run.directory"], "--port", str(port)]
+    command += ["--address", address_of(training), "--server", url]
+    with (
+        Browser.running(tmp_path) as browser,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as view,
+    ):
+        assert view.stdout is not None
+        try:
+            assert str(port) in view.stdout.readline()
+            look_around(browser, f"http://127.0.0.1:{port}/")
+        finally:
+            view.terminate()
+
+
+def look_around(browser: Browser, page: str) -> None:
+    browser.open(page)
+    browser.wait_for("document.querySelectorAll('.chart').length >= 9")
+    step = browser.value("document.getElementById('state').textContent")
+    browser.wait_for(f"document.getElementById('state').textContent !== {step!r}", seconds=60)
+    browser.press("2")
+    browser.wait_for("document.querySelectorAll('.cell').length === 8")
+    browser.value("document.querySelectorAll('.cell')[1].click()")
+    browser.wait_for("document.querySelectorAll('.tokens span').length > 5")
+    click = "dispatchEvent(new MouseEvent('click', {shiftKey: true}))"
+    browser.value(f"document.querySelectorAll('.tools .cell')[2].{click}")
+    browser.wait_for("document.querySelectorAll('article').length === 2")
+    browser.press("4")
+    browser.wait_for("document.body.innerText.includes('Replicas of the policy server')", seconds=60)
+    shown = browser.value("document.body.innerText")
+    assert "The training loop" in shown and "learner" in shown and socket.gethostname() in shown
+    browser.press("5")
+    browser.wait_for("document.getElementById('model')?.value === 'policy'")
+    browser.value("document.getElementById('box').focus()")
+    browser.type("What is 12+34?")
+    browser.press("Enter")
+    browser.wait_for("document.getElementById('send').textContent === 'Send' && talk.said.length === 2", 60)
+    assert browser.value("talk.said[1].content") and not browser.value("talk.said[1].error")
+    assert browser.errors == []
+    assert all(each.startswith((page, "data:", "about:")) for each in browser.addresses), browser.addresses
+
+
+@pytest.mark.parametrize(
+    ("role", "name"), [("replica", "replica of the policy server"), ("learner", "learner rank")]
+)
+def test_a_process_that_was_stopped_is_named_from_another_terminal_and_by_the_run_itself(
+    training: subprocess.Popen[str], role: str, name: str
+) -> None:
+    address = address_of(training)
+    victim = next(each.pid for each in members(training.pid) if each.role == role)
+    before = said(training)
+    os.kill(victim, signal.SIGSTOP)
+    try:
+        time.sleep(1.0)
+        status = subprocess.run(
+            [sys.executable, "-m", "launch.status", "--address", address],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert status.returncode == 0, status.stderr
+        assert f"The {name} (process {victim} on {socket.gethostname()}) was stopped" in status.stdout
+        printed = within(180, lambda: re.search(r"Nothing has moved for \d", said(training)[len(before) :]))
+        assert printed and f"The {name} (process {victim}" in said(training)[len(before) :]
+    finally:
+        os.kill(victim, signal.SIGCONT)
+    length = len(said(training))
+    assert within(180, lambda: "reward" in said(training)[length:]), "the run goes on"
