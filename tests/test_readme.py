@@ -1,4 +1,4 @@
-"""The programs that the READMEs show run as they stand, and their links lead somewhere."""
+"""The programs that READMEs and pages show run as they stand, and their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ PAGES = [
     ROOT / "README.md",
     *READMES,
     ROOT / "tests" / "benchmarks" / "README.md",
+    *sorted((ROOT / ".docs" / "pages").glob("*.md")),
+    *sorted((ROOT / ".github").glob("*.md")),
 ]
+GUIDE, HTTP, MIGRATION = (f".docs/pages/{page}.md" for page in ("guide", "http", "migration"))
 
 
 def text_of(page: str) -> str:
@@ -39,15 +42,16 @@ def programs(page: str) -> list[str]:
 
 
 (OWN,) = programs("README.md")
-COLLECT, CONVERSATION = programs("actors/README.md")
-SHOP, TRAIN = programs("launch/README.md")
+(CONVERSATION,) = programs(HTTP)
+(SHOP,) = programs(GUIDE)
+COLLECT, TRAIN = programs(MIGRATION)
 
 
 def test_the_first_page_can_be_read_in_one_go() -> None:
     assert len(text_of("README.md").splitlines()) <= 200
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.parent.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
     for path, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
         target = page.parent / path if path else page
@@ -70,7 +74,7 @@ def test_the_own_agent_and_environment_take_thirty_lines_and_play(
 
 def test_the_shop_is_checked_and_played_as_its_guide_says(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
-    guide = text_of("launch/README.md").partition("in three steps")[2]
+    guide = text_of(GUIDE).partition("in three steps")[2]
     first_step = re.findall(r"(?:^       .*\n|^\n)+", guide, flags=re.MULTILINE)
     (tmp_path / "check.py").write_text(textwrap.dedent(next(step for step in first_step if "print" in step)))
     call = '<tool_call>\n{"name": "cost", "arguments": {"item": "apples", "number": 21}}\n</tool_call>\n\n'
@@ -90,7 +94,7 @@ def test_the_shop_is_checked_and_played_as_its_guide_says(tmp_path: Path) -> Non
 
 
 def test_the_settings_that_the_guides_name_exist() -> None:
-    guide = text_of("launch/README.md").partition("when a run does not learn")[2].partition("\n## ")[0]
+    guide = text_of(GUIDE).partition("when a run does not learn")[2].partition("\n## ")[0]
     named = re.findall(r"`((?:rollout|learner|algorithm|server)\.[a-z_.]+)`", guide)
     assert len(named) >= 10
     for name in named:
@@ -117,7 +121,15 @@ def test_the_own_environment_passes_the_check_that_the_page_names(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("page", "least"), [("README.md", 6), ("actors/README.md", 1), ("launch/README.md", 6)]
+    ("page", "least"),
+    [
+        ("README.md", 6),
+        (GUIDE, 2),
+        (HTTP, 2),
+        (MIGRATION, 4),
+        ("actors/README.md", 1),
+        ("launch/README.md", 4),
+    ],
 )
 def test_every_setting_and_recipe_that_a_page_names_exists(page: str, least: int) -> None:
     text = text_of(page).replace(OWN, "")
@@ -140,7 +152,7 @@ def test_the_reference_programs_import_what_exists(program: str) -> None:
 
 
 def test_what_the_page_of_the_engine_names_in_place_of_the_references_names_exists() -> None:
-    table = text_of("actors/README.md").split("### Names of rLLM v0.1")[1].split("## ")[0]
+    table = text_of(MIGRATION).split("## Names of rLLM v0.1")[1].split("## ")[0]
     here = " ".join(row.split(" | ", 1)[1] for row in table.splitlines() if row.startswith("| "))
     names = re.findall(r"`(actors|environments|launch|policies)\.([\w.]+)`", here)
     assert len(names) > 10

@@ -82,7 +82,7 @@ def check_served_agent(config: TrainConfig, workload: Workload) -> None:
     if workload.task_from_message is None:
         raise ConfigError(
             "The workload has no task_from_message, so its agent cannot answer clients: add it "
-            "(launch/README.md shows how), or leave recipe and workload out to serve the policy alone."
+            "(.docs/pages/guide.md shows how), or leave recipe and workload out to serve the policy alone."
         )
     check_tool_parsers(config, workload)
     try_first_task(workload, workload.train_dataset)

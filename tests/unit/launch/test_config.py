@@ -242,8 +242,8 @@ def test_other_programs_names_stand_for_settings_that_there_are() -> None:
 
 
 def test_what_the_readme_says_of_the_references_settings_is_what_the_errors_say() -> None:
-    text = (Path(__file__).parents[3] / "launch/README.md").read_text()
-    table = text.split("### Settings of rLLM v0.1")[1]
+    text = (Path(__file__).parents[3] / ".docs/pages/migration.md").read_text()
+    table = text.split("## Settings of rLLM v0.1")[1]
     rows = dict(re.findall(r"^\| `([\w.]+)` \| `([\w.]+)` \|", table, re.MULTILINE))
     assert rows == REFERENCE_SETTINGS
     assert set(rows.values()) <= set(field_names())
