@@ -31,7 +31,7 @@ REFERENCE_SETTINGS = {
     "trainer.test_freq": "evaluation.every",
     "trainer.total_epochs": "run.num_steps",
 }
-"""Settings of rLLM v0.1 and what stands for them; values and units may differ (``.docs/pages/migration.md``)."""
+"""Settings of rLLM v0.1 and what stands for them here (``.docs/pages/migration.md``); units may differ."""
 
 
 SYNONYMS = {
