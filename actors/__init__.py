@@ -32,7 +32,7 @@ RolloutFleet._deliver               finished trajectories  room in the stream: t
 RolloutFleet._leave_draining_nodes  time                   Ray's list of draining   idle actors on other
 (rollouts/fleet.py)                                        nodes                    nodes
 NodeWatch._watch, once per node     time                   the node's answer        the node's silence
-(rollouts/node_watch.py)
+(ray_tools/node_watch.py)
 RolloutActor                        one request            the sampling actor's     one trajectory
 (rollouts/rollout_actor.py)                                completion
 AgentPool._collect                  trajectories           the stream: an episode   the answers that are

@@ -150,7 +150,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlayedStep:
+class StepEvent:
     """A step of an episode that goes on: what was sampled, and what the environment answered."""
 
     index: int

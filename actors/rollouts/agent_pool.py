@@ -20,18 +20,18 @@ from actors.rollouts.scaling import PoolSize
 from actors.rollouts.service import RolloutService
 from actors.settings import MANY_CALLS, AgentsConfig, FleetConfig
 from environments.errors import EnvironmentFailure, SamplerError
-from environments.types import PlayedStep, Trajectory
+from environments.types import StepEvent, Trajectory
 from policies.openai.envelope import Envelope, Repeated, Used
 from policies.openai.history import with_message
 from policies.openai.owned import NewestOfOwner
 from policies.openai.protocol import OpenAIError
 from policies.sampler import Sampler, SamplingParams
 
-Part = PlayedStep | Trajectory | Used
-Told = PlayedStep | Trajectory | Exception
-"""What is heard of an episode."""
-LOOK_SECONDS = 1.0
-"""Between two looks at the conversations, by which the number of rollout actors goes."""
+Part = StepEvent | Trajectory | Used
+Event = StepEvent | Trajectory | Exception
+"""What happens in an episode, in its order."""
+SCALING_SECONDS = 1.0
+"""Seconds between two autoscaling decisions."""
 STARTING_SECONDS = 2
 """After which a client may ask again whether the agents have started."""
 MAX_WAITING_PER_ACTOR = 16
@@ -80,8 +80,8 @@ class AgentPool:
         self._responses: NewestOfOwner[dict[str, Any]] = NewestOfOwner()
         self._tasks: NewestOfOwner[bytes] = NewestOfOwner()
         """Tasks of A2A clients, in the SDK's own bytes."""
-        self._episodes: dict[str, asyncio.Queue[Told]] = {}
-        """What is heard of the episodes that clients wait for."""
+        self._episodes: dict[str, asyncio.Queue[Event]] = {}
+        """The events of the episodes that clients wait for."""
         self._rollouts: dict[tuple[str, str], str] = {}
         """The rollout of each message that is in play or waits, by its owner and its key to withdraw it."""
         self._collecting: Future[None] | None = None  # until it is open
@@ -141,15 +141,15 @@ class AgentPool:
         if not self._pair.env_class.takes_follow_ups():
             check_single(envelope, self._pair.env_class.__name__)
         place = self._conversations.find(envelope)
-        with self._listening(envelope) as (rollout_id, heard):
-            async with place.conversation.turn(heard):
+        with self._listening(envelope) as (rollout_id, events):
+            async with place.conversation.turn(events):
                 conversation, after = place.conversation, place.rollout_id or place.conversation.newest
                 if after is None and envelope.has_earlier_turns:
                     raise lost("the server has no message of this session.")
                 if after != conversation.newest:  # it has gone on since: another one goes on from there
                     conversation = Conversation(waits=True)
                 request = self._request(rollout_id, message, params, envelope, after)
-                async with aclosing(self._episode(request, heard)) as parts:
+                async with aclosing(self._episode(request, events)) as parts:
                     async for part in parts:
                         if isinstance(part, Trajectory) and part.has_answer:
                             said = part.steps[-1].model_response
@@ -158,8 +158,8 @@ class AgentPool:
                         yield part
 
     @contextmanager
-    def _listening(self, envelope: Envelope) -> Iterator[tuple[str, asyncio.Queue[Told]]]:
-        """A new rollout's id, and what is heard of it while the block lasts."""
+    def _listening(self, envelope: Envelope) -> Iterator[tuple[str, asyncio.Queue[Event]]]:
+        """A new rollout's id, and its events while the block lasts."""
         most = MAX_WAITING_PER_ACTOR * self._largest
         if len(self._episodes) >= most:
             raise OpenAIError(
@@ -167,11 +167,11 @@ class AgentPool:
             )
         self._check_alive()
         rollout_id = f"{next(self._numbers):08d}/0000"
-        heard = self._episodes[rollout_id] = asyncio.Queue()
+        events = self._episodes[rollout_id] = asyncio.Queue()
         if envelope.withdraw_key is not None:
             self._rollouts[envelope.owner, envelope.withdraw_key] = rollout_id
         try:
-            yield rollout_id, heard
+            yield rollout_id, events
         finally:
             del self._episodes[rollout_id]
             if envelope.withdraw_key is not None:
@@ -195,21 +195,21 @@ class AgentPool:
         )
 
     async def _episode(
-        self, request: RolloutRequest, heard: asyncio.Queue[Told]
+        self, request: RolloutRequest, events: asyncio.Queue[Event]
     ) -> AsyncGenerator[Part, None]:
-        told: list[PlayedStep] = []
+        steps: list[StepEvent] = []
         num_used, part = 0, None
         try:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._sending, self._service.submit, [request])
             while not isinstance(part, Trajectory):
-                part = await heard.get()
+                part = await events.get()
                 if isinstance(part, Exception):
                     raise part
-                if isinstance(part, PlayedStep):
-                    if part.index < len(told) and told[part.index].text == part.text:
+                if isinstance(part, StepEvent):
+                    if part.index < len(steps) and steps[part.index].text == part.text:
                         continue  # an episode that was resumed plays its first steps again
-                    told = [*told[: part.index], part]  # one that was begun anew has others in their place
+                    steps = [*steps[: part.index], part]  # one that was begun anew has others in their place
                     num_new = part.num_tokens
                 else:
                     num_new = sum(each.num_tokens for each in part.completions) - num_used
@@ -225,20 +225,20 @@ class AgentPool:
         if not await self.is_under_way(owner, key):
             return False
         error = OpenAIError(409, "The message was withdrawn.", code="withdrawn")
-        self._tell(self._rollouts[owner, key], error)
+        self._add_event(self._rollouts[owner, key], error)
         return True
 
     async def is_under_way(self, owner: str, key: str) -> bool:
         """Whether the message that can be withdrawn by ``key`` waits or is played."""
         return (owner, key) in self._rollouts
 
-    async def hear(self, rollout_id: str, step: PlayedStep) -> None:
-        """Take a step that a rollout actor tells of."""
-        self._tell(rollout_id, step)
+    async def on_step(self, rollout_id: str, step: StepEvent) -> None:
+        """Pass a step of an episode on to whoever waits for that."""
+        self._add_event(rollout_id, step)
 
-    async def lose(self, rollout_id: str, why: str) -> None:
-        """The fleet cannot play a message: what it goes on with is gone."""
-        self._tell(rollout_id, lost(why))
+    async def on_conversation_lost(self, rollout_id: str, why: str) -> None:
+        """End a message that the fleet cannot play: what it goes on with is gone."""
+        self._add_event(rollout_id, lost(why))
 
     async def end_session(self, owner: str, session: str) -> None:
         """Close the environment of a session, whose name is free then. Raises ``OpenAIError`` without one."""
@@ -309,7 +309,7 @@ class AgentPool:
             number = size.decide(status, time.monotonic())
             if number != status.num_actors:
                 await asyncio.to_thread(self._service.resize, number)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(SCALING_SECONDS)
 
     # -- in a thread of its own ----------------------------------------------------------------------
 
@@ -318,15 +318,15 @@ class AgentPool:
         try:
             while True:
                 for trajectory in self._service.stream.trajectories(1):
-                    loop.call_soon_threadsafe(self._tell, trajectory.rollout_id, trajectory)
+                    loop.call_soon_threadsafe(self._add_event, trajectory.rollout_id, trajectory)
         except Exception as error:
             loop.call_soon_threadsafe(self._fail, error)
             raise
 
-    def _tell(self, rollout_id: str, part: Told) -> None:
+    def _add_event(self, rollout_id: str, event: Event) -> None:
         if rollout_id in self._episodes:
-            self._episodes[rollout_id].put_nowait(part)
+            self._episodes[rollout_id].put_nowait(event)
 
     def _fail(self, error: Exception) -> None:
         for rollout_id in self._episodes:
-            self._tell(rollout_id, SamplerError(f"The agents have failed: {error!r}"))
+            self._add_event(rollout_id, SamplerError(f"The agents have failed: {error!r}"))

@@ -35,15 +35,15 @@ class Conversation:
         self._turn = asyncio.Lock()
 
     @asynccontextmanager
-    async def turn(self, heard: asyncio.Queue[Any]) -> AsyncIterator[None]:
-        """The time of one message, of which ``heard`` tells.
+    async def turn(self, events: asyncio.Queue[Any]) -> AsyncIterator[None]:
+        """The time of one message, whose events are ``events``.
 
         Raises:
             OpenAIError: another one is under way (409).
-            The error that is heard of the message while it waits.
+            The error among the message's events while it waits.
         """
         if self._waits:
-            await self._wait(heard)
+            await self._wait(events)
         else:
             self.check_idle()
             await self._turn.acquire()
@@ -52,8 +52,8 @@ class Conversation:
         finally:
             self._turn.release()
 
-    async def _wait(self, heard: asyncio.Queue[Any]) -> None:
-        turn, error = asyncio.create_task(self._turn.acquire()), asyncio.create_task(heard.get())
+    async def _wait(self, events: asyncio.Queue[Any]) -> None:
+        turn, error = asyncio.create_task(self._turn.acquire()), asyncio.create_task(events.get())
         try:
             await asyncio.wait((turn, error), return_when=asyncio.FIRST_COMPLETED)
             if error.done():

@@ -14,16 +14,16 @@ from ray.exceptions import RayActorError
 from ray.util.queue import Queue
 
 from actors.ray_tools.draining import draining_nodes
+from actors.ray_tools.node_watch import NodeWatch
 from actors.ray_tools.placement import EVERYWHERE, has_labels, with_labels
 from actors.rollouts.attempts import Attempt, WaitingAttempts
 from actors.rollouts.core_places import CorePlaces
 from actors.rollouts.fleet_report import ActorFailure, FleetReport, FleetStatus, RolloutInPlay
 from actors.rollouts.journal import JournalStore
 from actors.rollouts.kept_pairs import RESUMED_AFTER, KeptPairs
-from actors.rollouts.node_watch import NodeWatch
 from actors.rollouts.outcome import is_there, outcome, started
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
-from actors.rollouts.rollout_actor import Played, RolloutActor
+from actors.rollouts.rollout_actor import RolloutActor, RolloutResult
 from actors.settings import MANY_CALLS, FleetConfig
 from environments.errors import ConfigError
 from environments.types import Trajectory
@@ -281,12 +281,14 @@ class RolloutFleet:
         await self._settle(attempt, index, played)
         return played.usable
 
-    async def _settle(self, attempt: Attempt, index: int, played: Played) -> None:
+    async def _settle(self, attempt: Attempt, index: int, played: RolloutResult) -> None:
         """Hand over what the actor of the slot ``index`` has played, or let another one try again."""
         trajectory, reason = played.trajectory, played.trajectory.termination_reason
         assert reason is not None
         if played.lost and self._listener is not None:
-            self._listener.lose.options(num_returns=0).remote(trajectory.rollout_id, trajectory.error)
+            self._listener.on_conversation_lost.options(num_returns=0).remote(
+                trajectory.rollout_id, trajectory.error
+            )
             self._cancelled.add(trajectory.rollout_id)  # that is its answer
         if trajectory.rollout_id in self._cancelled:
             self._forget(trajectory.rollout_id)
@@ -338,11 +340,11 @@ class RolloutFleet:
                     self._slots[index] = asyncio.create_task(self._slot(index))
             await asyncio.sleep(DRAIN_POLL_SECONDS)
 
-    async def _play(self, attempt: Attempt, index: int, actor: ray.actor.ActorHandle) -> Played:
+    async def _play(self, attempt: Attempt, index: int, actor: ray.actor.ActorHandle) -> RolloutResult:
         """What the actor of the slot ``index`` makes of an attempt."""
         request = attempt.request
         history = await self._kept.history(index, actor, request)
-        if isinstance(history, Played):
+        if isinstance(history, RolloutResult):
             return history
         entries = self._journals.open(request.rollout_id, attempt.number)
         self._num_resumed_turns += len(entries)

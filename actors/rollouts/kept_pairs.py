@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 
 from actors.rollouts.journal import MAX_STORE_BYTES
 from actors.rollouts.rollout import RolloutRequest, failed
-from actors.rollouts.rollout_actor import CLOSE_SECONDS, GRACE_SECONDS, PastMessage, Played
+from actors.rollouts.rollout_actor import CLOSE_SECONDS, GRACE_SECONDS, PastMessage, RolloutResult
 from environments.base import BaseEnv
 from environments.types import TerminationReason
 
@@ -92,7 +92,7 @@ class KeptPairs:
 
     async def history(
         self, slot: int, actor: ray.actor.ActorHandle, request: RolloutRequest
-    ) -> tuple[PastMessage, ...] | Played:
+    ) -> tuple[PastMessage, ...] | RolloutResult:
         """What the slot's actor has to repeat before it plays ``request``, or why it cannot play.
 
         Nothing where it keeps the pair that ``request`` goes on with. It keeps none afterwards.
@@ -102,7 +102,7 @@ class KeptPairs:
             return ()
         if slot in self._kept and not await self.close(slot, actor):
             text = "Its actor could not close the environment of another conversation."
-            return Played(failed(request, TerminationReason.CRASHED, text), usable=False)
+            return RolloutResult(failed(request, TerminationReason.CRASHED, text), usable=False)
         history = self._histories.before(request)
         if history is not None:
             return history
@@ -110,7 +110,7 @@ class KeptPairs:
         if self._env_class.resumes_by is None:
             reason = "its resumes_by is None."
         text = f"{self._env_class.__name__} cannot be rebuilt: {reason}"
-        return Played(failed(request, TerminationReason.ENV_ERROR, text), usable=True, lost=True)
+        return RolloutResult(failed(request, TerminationReason.ENV_ERROR, text), usable=True, lost=True)
 
     def is_over(self, slot: int) -> bool:
         """Whether the pair of ``slot`` has to be given back."""

@@ -9,9 +9,9 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from actors.rollouts.node_watch import SILENT_SECONDS, NodeWatch
+from actors.ray_tools.node_watch import SILENT_SECONDS, NodeWatch
 from actors.rollouts.rollout import RolloutLimits, RolloutRequest, failed
-from actors.rollouts.rollout_actor import CLOSE_SECONDS, GRACE_SECONDS, Played
+from actors.rollouts.rollout_actor import CLOSE_SECONDS, GRACE_SECONDS, RolloutResult
 from environments.types import TerminationReason
 
 IDLE_SECONDS = 30.0
@@ -49,12 +49,12 @@ async def is_there(actor: ray.actor.ActorHandle, node: str, node_watch: NodeWatc
 
 
 async def outcome(
-    run: Awaitable[Played],
+    run: Awaitable[RolloutResult],
     request: RolloutRequest,
     limits: RolloutLimits,
     node: str,
     node_watch: NodeWatch,
-) -> Played:
+) -> RolloutResult:
     """The result of ``RolloutActor.run``, or a failed trajectory where the actor cannot give one.
 
     Args:
@@ -71,20 +71,20 @@ async def outcome(
             return await running
         if silence.done():
             text = f"The rollout actor's node {node} has not answered for {SILENT_SECONDS} s."
-            return Played(failed(request, TerminationReason.CRASHED, text), usable=False)
+            return RolloutResult(failed(request, TerminationReason.CRASHED, text), usable=False)
         text = (  # it could not even be interrupted
             f"The rollout ran longer than its limit of {limits.timeout_seconds:g} s. Nothing could "
             "interrupt it, so its process was ended, and its environment not closed."
         )
-        return Played(failed(request, TerminationReason.TIMEOUT, text), usable=False)
+        return RolloutResult(failed(request, TerminationReason.TIMEOUT, text), usable=False)
     except RayActorError as error:
         text = f"The rollout actor died: {error}"
-        return Played(failed(request, TerminationReason.CRASHED, text), usable=False)
+        return RolloutResult(failed(request, TerminationReason.CRASHED, text), usable=False)
     except RayTaskError as error:  # mostly: what it returned cannot be sent
         text = f"The rollout could not be returned: {error}"
-        return Played(failed(request, TerminationReason.ENV_ERROR, text), usable=False)
+        return RolloutResult(failed(request, TerminationReason.ENV_ERROR, text), usable=False)
     except RayError as error:  # lost with its node, or it cannot be read in this process
         text = f"The rollout's result was lost: {error}"
-        return Played(failed(request, TerminationReason.CRASHED, text), usable=False)
+        return RolloutResult(failed(request, TerminationReason.CRASHED, text), usable=False)
     finally:
         running.cancel()  # what comes from it now counts no more

@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from actors.rollouts.conversations import check_name
-from environments.types import PlayedStep, Trajectory
+from environments.types import StepEvent, Trajectory
 from policies.openai.envelope import Envelope, Repeated, Used
 from policies.openai.owned import NewestOfOwner
 from policies.openai.protocol import OpenAIError
 
-Part = PlayedStep | Trajectory | Used
+Part = StepEvent | Trajectory | Used
 MAX_RECORDINGS = 256
 """Answers of one key that can be repeated: the oldest are forgotten first."""
 

@@ -32,15 +32,15 @@ from environments.errors import (
     PromptTooLongError,
     TroupeError,
 )
-from environments.types import Action, Completion, PlayedStep, Step, TerminationReason, Trajectory
+from environments.types import Action, Completion, Step, StepEvent, TerminationReason, Trajectory
 from policies.agents.base import BaseAgent
 from policies.sampler import SampleRequest, SamplingParams, Turn
 
 Sample = Callable[[SampleRequest], Completion]
-Tell = Callable[[PlayedStep], None]
+OnStep = Callable[[StepEvent], None]
 """Called with each step of an episode as soon as it has ended; it does not wait."""
 MAX_OBSERVATION = 20_000
-"""Characters of an observation that those who listen hear."""
+"""Characters of an observation that a ``StepEvent`` holds at most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +146,7 @@ def run_rollout(
     request: RolloutRequest,
     limits: RolloutLimits,
     journal: Journal,
-    tell: Tell | None = None,
+    on_step: OnStep | None = None,
 ) -> Trajectory:
     """Play ``request.task`` to its end and return the agent's trajectory, rewards and completions filled in.
 
@@ -191,8 +191,8 @@ def run_rollout(
         with in_agent("update_from_env"):
             agent.update_from_env(observation=observation, reward=step.reward, done=step.done, info=info)
             step.info.update(info)
-        if tell is not None:
-            tell(_played(turn, step, observation, completion))
+        if on_step is not None:
+            on_step(_step_event(turn, step, observation, completion))
         if step.done:
             is_cut = budget.spent and completion.finish_reason == "length"
             reason = TerminationReason.RESPONSE_BUDGET_SPENT if is_cut else TerminationReason.ENV_DONE
@@ -246,10 +246,10 @@ def _recorded(observation: Any) -> Any:
         return str(observation)
 
 
-def _played(turn: int, step: Step, observation: Any, completion: Completion) -> PlayedStep:
-    """What those who listen hear of a step; ``observation`` is the one that followed it."""
+def _step_event(turn: int, step: Step, observation: Any, completion: Completion) -> StepEvent:
+    """The event of a step; ``observation`` is the one that followed it."""
     plain = observation if isinstance(observation, str) else json.dumps(plain_json(observation))
-    return PlayedStep(
+    return StepEvent(
         index=turn,
         text=step.model_response,
         observation=plain[:MAX_OBSERVATION],

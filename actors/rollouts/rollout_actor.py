@@ -18,10 +18,10 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
 from actors.rollouts.journal import Journal
 from actors.rollouts.rollout import (
+    OnStep,
     Pair,
     RolloutLimits,
     RolloutRequest,
-    Tell,
     failed,
     owned_by,
     run_rollout,
@@ -60,7 +60,7 @@ class PastMessage(NamedTuple):
     turns: tuple[bytes, ...]
 
 
-class Played(NamedTuple):
+class RolloutResult(NamedTuple):
     """What an actor returns of a rollout."""
 
     trajectory: Trajectory
@@ -123,7 +123,7 @@ class RolloutActor:
         attempt: int,
         entries: Sequence[bytes],
         history: Sequence[PastMessage] = (),
-    ) -> Played:
+    ) -> RolloutResult:
         """Play ``request``, after the turns that its journal's ``entries`` hold.
 
         A follow-up goes on with the pair that is kept, else with one that is rebuilt from ``history``.
@@ -147,7 +147,7 @@ class RolloutActor:
                 num_earlier = len(_played_steps(agent)) if request.follow_up is not None else 0
                 journal = self._journal(request, attempt, turns)
                 trajectory = run_rollout(
-                    agent, env, self._sample, request, self._limits, journal, self._teller(request)
+                    agent, env, self._sample, request, self._limits, journal, self._step_listener(request)
                 )
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # whatever it is, the environment is closed
             lost = isinstance(error, _LostError)
@@ -162,9 +162,9 @@ class RolloutActor:
             usable = self._close(env, trajectory) and usable
         trajectory.seconds = time.monotonic() - start
         if self._kept is None:
-            return Played(trajectory, usable, lost=lost)
+            return RolloutResult(trajectory, usable, lost=lost)
         is_whole = len(turns) == len(trajectory.steps)
-        return Played(trajectory, usable, kept=True, turns=tuple(turns) if is_whole else ())
+        return RolloutResult(trajectory, usable, kept=True, turns=tuple(turns) if is_whole else ())
 
     def _ending(self, error: Exception | KeyboardInterrupt) -> tuple[TerminationReason, str]:
         """Why the rollout has ended that raised ``error``, and what its trajectory says of it."""
@@ -212,12 +212,12 @@ class RolloutActor:
 
         return Journal(self._pair.env_class.resumes_by, record, tuple(turns))
 
-    def _teller(self, request: RolloutRequest) -> Tell | None:
-        """Tells the listener, if there is one."""
+    def _step_listener(self, request: RolloutRequest) -> OnStep | None:
+        """The function that passes a step on to the listener, if there is one."""
         if self._listener is None:
             return None
-        hear = self._listener.hear.options(num_returns=0)
-        return lambda step: hear.remote(request.rollout_id, step)
+        on_step = self._listener.on_step.options(num_returns=0)
+        return lambda step: on_step.remote(request.rollout_id, step)
 
     def _record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
         self._fleet.record_turn.options(num_returns=0).remote(rollout_id, attempt, index, entry)

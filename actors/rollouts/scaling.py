@@ -96,7 +96,7 @@ def _too_many(load: Load) -> bool:
 
 
 class PoolSize:
-    """Gives a served agent an actor for each message and each conversation, and one for who comes next.
+    """Gives a served agent an actor for each message and each conversation, and one spare.
 
     Args:
         smallest, largest: numbers of actors that it chooses between.

@@ -52,7 +52,7 @@ class RolloutService:
         limits: of one trajectory.
         fleet: settings of the rollout actors. How many there are, ``start`` says.
         server: the policy server that starts and ends with this service; ``None`` if another program has it.
-        listener: an actor whose ``hear`` is called with each step of each rollout as soon as it has ended.
+        listener: an actor whose ``on_step`` is called with each step of each rollout as soon as it has ended.
 
     Raises:
         ConfigError: no node of the cluster has what the environment needs.

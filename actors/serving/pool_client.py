@@ -10,7 +10,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from actors.ray_tools.lasting_call import lasting_call
 from environments.errors import SamplerError
-from environments.types import PlayedStep, Trajectory
+from environments.types import StepEvent, Trajectory
 from policies.openai.envelope import Envelope, Repeated, Used
 from policies.sampler import SamplingParams
 
@@ -29,7 +29,7 @@ class PoolClient:
 
     async def play(
         self, message: str, params: SamplingParams, envelope: Envelope
-    ) -> AsyncGenerator[PlayedStep | Trajectory | Repeated | Used, None]:
+    ) -> AsyncGenerator[StepEvent | Trajectory | Repeated | Used, None]:
         """``AgentPool.play``. Raises as it does."""
         parts = lasting_call(self._pool.play.remote, message, params, envelope)
         try:

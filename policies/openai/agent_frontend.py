@@ -14,14 +14,14 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from environments.thoughts import is_unfinished, without_opening
-from environments.types import PlayedStep, TerminationReason, Trajectory
+from environments.types import StepEvent, TerminationReason, Trajectory
 from policies.openai.envelope import Envelope, Repeated, Used
 from policies.openai.history import INSTRUCTING, history_of
 from policies.openai.protocol import NO_EFFECT, ChatRequest, OpenAIError
 from policies.sampler import SamplingParams
 
 Json = dict[str, Any]
-Part = PlayedStep | Trajectory | Repeated
+Part = StepEvent | Trajectory | Repeated
 Play = Callable[[str, SamplingParams, Envelope], AsyncGenerator[Part | Used, None]]
 """Plays an episode on a client's message: its steps as they end, and the whole at last."""
 OnStep = Callable[[str], Awaitable[None]]
@@ -231,11 +231,11 @@ def _check_ended_well(trajectory: Trajectory) -> None:
         raise OpenAIError(500, f"The agent has failed ({reason}): {error}", type="server_error")
 
 
-def _step_text(step: PlayedStep) -> str:
+def _step_text(step: StepEvent) -> str:
     return f"{step.text}\n{step.observation}\n"
 
 
-def _step_chunk(head: Json, step: PlayedStep) -> Json:
+def _step_chunk(head: Json, step: StepEvent) -> Json:
     """A step before the answer as a chunk."""
     delta = {"role": "assistant", "reasoning_content": _step_text(step)}
     return {

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from environments.thoughts import is_unfinished, without_opening
-from environments.types import PlayedStep, TerminationReason, Trajectory
+from environments.types import StepEvent, TerminationReason, Trajectory
 from policies.openai.agent_frontend import ALONE, AgentFrontend, digest
 from policies.openai.envelope import Envelope, Repeated
 from policies.openai.owned import MAX_STORED
@@ -212,11 +212,11 @@ class _Draft:
         """The id of the next item: the same where the response is the same."""
         return f"{kind}_{self.response['id'].removeprefix('resp_')}{len(self._output):03d}"
 
-    def add(self, part: PlayedStep | Trajectory) -> Iterator[Json]:
+    def add(self, part: StepEvent | Trajectory) -> Iterator[Json]:
         """The events of the next part of the episode, in the order of the API."""
         if not self._has_begun:
             self._has_begun = True
-            self.version = part.policy_version if isinstance(part, PlayedStep) else _version(part)
+            self.version = part.policy_version if isinstance(part, StepEvent) else _version(part)
             begun = {**self.response, "output": []}
             yield {"type": "response.created", "response": begun}
             yield {"type": "response.in_progress", "response": begun}

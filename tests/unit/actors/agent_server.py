@@ -22,7 +22,7 @@ from actors.serving.http import http
 from actors.serving.keys import ApiKeys
 from actors.settings import AgentsConfig, FleetConfig
 from environments import BaseEnv, ToolEnvironment
-from environments.types import Completion, PlayedStep, Step, TerminationReason, Trajectory
+from environments.types import Completion, Step, StepEvent, TerminationReason, Trajectory
 from policies import ToolAgent
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
@@ -127,7 +127,7 @@ class AgentServer:
 
     url: str
     service: ScriptedService
-    hear: Callable[[str, PlayedStep], None]
+    on_step: Callable[[str, StepEvent], None]
     """Tells the agents' pool of a step of the rollout of this id."""
 
 
@@ -161,8 +161,8 @@ def agent_server(
             assert not served.done(), served.exception()
         port = server.servers[0].sockets[0].getsockname()[1]
         try:
-            hear = partial(client.portal.call, pool.hear)
-            yield AgentServer(f"http://127.0.0.1:{port}", service, hear)
+            on_step = partial(client.portal.call, pool.on_step)
+            yield AgentServer(f"http://127.0.0.1:{port}", service, on_step)
         finally:
             server.should_exit = True
             served.result(60)

@@ -16,9 +16,10 @@ import pytest
 import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 
-from actors.rollouts import attempts, core_places, fleet, node_watch
+from actors.ray_tools import node_watch
+from actors.rollouts import attempts, core_places, fleet
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
-from actors.rollouts.rollout_actor import Played
+from actors.rollouts.rollout_actor import RolloutResult
 from actors.settings import FleetConfig
 from environments import BaseEnv
 from environments.types import TerminationReason, Trajectory
@@ -161,7 +162,7 @@ class Actor:
         )
         if self.node is node:
             self.playing = None
-            node.say(partial(_settle, call, Played(trajectory, usable=True)))
+            node.say(partial(_settle, call, RolloutResult(trajectory, usable=True)))
 
     def end(self, is_placed_again: bool = False) -> None:
         """Its process ends, or Ray knows that its node has died."""

@@ -17,7 +17,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from test_policy_http import tokenizer_folder  # noqa: F401  # a fixture
 
-from environments.types import PlayedStep
+from environments.types import StepEvent
 
 pytestmark = pytest.mark.slow  # with the official clients, over a real port
 
@@ -87,7 +87,7 @@ def test_step_of_an_agent_is_progress_for_a_client_that_asks(
         """Two steps, and the first of them once more: the rollout was played anew."""
         request = server.service.take()
         for index, text in ((0, "12+34"), (1, "46*1"), (0, "34+12")):
-            server.hear(request.rollout_id, PlayedStep(index=index, text=text, observation="46"))
+            server.on_step(request.rollout_id, StepEvent(index=index, text=text, observation="46"))
         server.service.finish(request)
 
     async def talk() -> Any:

@@ -30,7 +30,7 @@ from actors.serving.policy_app import PolicyApp
 from actors.settings import FleetConfig, ServerConfig
 from actors.weights.store import WeightStore
 from environments.errors import PartLostError
-from environments.types import PlayedStep, TerminationReason, Trajectory
+from environments.types import StepEvent, TerminationReason, Trajectory
 from launch.recipes.calculator import task_from_message, workload
 from policies.openai.envelope import Envelope, Used
 from policies.openai.protocol import OpenAIError
@@ -58,7 +58,7 @@ def app(serve_port: int, tiny_model: Path) -> Iterator[PolicyApp]:
 
 def played(
     agents: ray.actor.ActorHandle, params: SamplingParams, key: str | None = None
-) -> list[PlayedStep | Trajectory]:
+) -> list[StepEvent | Trajectory]:
     """The steps of an episode and the whole, without the tokens in between."""
     envelope = Envelope(withdraw_key=key)
     asked = agents.play.remote("What is 12+34?", params, envelope)

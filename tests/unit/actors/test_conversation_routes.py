@@ -18,7 +18,7 @@ from test_readme import CONVERSATION
 
 from actors.settings import AgentsConfig
 from environments import SingleTurnEnvironment
-from environments.types import PlayedStep
+from environments.types import StepEvent
 
 
 @pytest.fixture(scope="module")
@@ -314,7 +314,7 @@ def test_a_response_under_way_is_cancelled_by_the_key_that_asked_for_it(
         server.service.is_busy = True
         asked = threads.submit(ask, server, ALICE, {"X-Session-Id": "a"}, stream=True)
         wait_until(lambda: server.service.waiting)
-        server.hear(server.service.asked[0].rollout_id, PlayedStep(index=0, text="12+34", observation="46"))
+        server.on_step(server.service.asked[0].rollout_id, StepEvent(index=0, text="12+34", observation="46"))
         events = iter(asked.result())
         response_id = next(events).response.id
         cancel = client(server, ALICE).responses.cancel
@@ -404,8 +404,8 @@ def hear_steps(server: AgentServer, *steps: tuple[int, str, int]) -> None:
     """Tell the steps of the newest episode: their index, text and tokens."""
     wait_until(lambda: server.service.waiting)
     for index, text, num_tokens in steps:
-        step = PlayedStep(index=index, text=text, observation="46", num_tokens=num_tokens)
-        server.hear(server.service.asked[-1].rollout_id, step)
+        step = StepEvent(index=index, text=text, observation="46", num_tokens=num_tokens)
+        server.on_step(server.service.asked[-1].rollout_id, step)
 
 
 def hang_up(server: AgentServer, threads: ThreadPoolExecutor, num_tokens: int, **request: Any) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from actors.rollouts.attempts import Attempt, WaitingAttempts, choose_attempt
 from actors.rollouts.kept_pairs import Histories, KeptPairs
 from actors.rollouts.rollout import FollowUp, RolloutRequest
-from actors.rollouts.rollout_actor import PastMessage, Played
+from actors.rollouts.rollout_actor import PastMessage, RolloutResult
 from environments import ToolEnvironment
 from environments.base import BaseEnv
 from environments.text_games import GuessEnvironment
@@ -160,12 +160,12 @@ async def test_a_slot_closes_its_pair_before_it_plays_anything_else() -> None:
 def test_a_pair_that_cannot_be_rebuilt_is_lost(
     env_class: type[BaseEnv], turns: tuple[bytes, ...], why: str
 ) -> None:
-    async def play() -> Played | tuple[PastMessage, ...]:
+    async def play() -> RolloutResult | tuple[PastMessage, ...]:
         kept = with_kept("a", env_class=env_class, turns=turns)
         return await kept.history(1, Actor(), message("b", after="a"))
 
     played = asyncio.run(play())
-    assert isinstance(played, Played) and played.lost and played.usable
+    assert isinstance(played, RolloutResult) and played.lost and played.usable
     assert why in str(played.trajectory.error) and env_class.__name__ in str(played.trajectory.error)
 
 

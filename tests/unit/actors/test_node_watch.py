@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from actors.rollouts import node_watch
-from actors.rollouts.node_watch import SILENT_SECONDS, NodeWatch
+from actors.ray_tools import node_watch
+from actors.ray_tools.node_watch import SILENT_SECONDS, NodeWatch
 from actors.rollouts.outcome import started
 
 

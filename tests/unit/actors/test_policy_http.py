@@ -31,7 +31,7 @@ from actors.serving.policy_server import PolicyServer
 from actors.settings import AgentsConfig, PinnedVersion, ServerConfig
 from actors.weights.object_store import ObjectStoreTransport
 from actors.weights.transport import WeightTransport
-from environments.types import PlayedStep, Step, TerminationReason, Trajectory
+from environments.types import Step, StepEvent, TerminationReason, Trajectory
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.openai.envelope import Envelope
 from policies.openai.frontend import OpenAIFrontend
@@ -302,10 +302,10 @@ class Pool:
     def __init__(self) -> None:
         async def play(
             message: str, params: SamplingParams, envelope: Envelope
-        ) -> AsyncGenerator[PlayedStep | Trajectory, None]:
+        ) -> AsyncGenerator[StepEvent | Trajectory, None]:
             steps = [Step(model_response="<tool_call>"), Step(model_response="46")]
-            yield PlayedStep(index=0, text="<tool_call>", observation="46.0")
-            yield PlayedStep(index=1, text="46", observation="", done=True)
+            yield StepEvent(index=0, text="<tool_call>", observation="46.0")
+            yield StepEvent(index=1, text="46", observation="", done=True)
             yield Trajectory(steps=steps, termination_reason=TerminationReason.ENV_DONE)
 
         store: NewestOfOwner[dict[str, Any]] = NewestOfOwner()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from environments.types import Completion, PlayedStep, Step, TerminationReason, Trajectory
+from environments.types import Completion, Step, StepEvent, TerminationReason, Trajectory
 from policies.openai.agent_frontend import AgentFrontend
 from policies.openai.envelope import Envelope, Used
 from policies.openai.protocol import NO_EFFECT, ChatRequest, OpenAIError
@@ -47,13 +47,13 @@ class Calculator:
 
     async def __call__(
         self, message: str, params: SamplingParams, envelope: Envelope
-    ) -> AsyncGenerator[PlayedStep | Trajectory | Used, None]:
+    ) -> AsyncGenerator[StepEvent | Trajectory | Used, None]:
         self.asked.append((message, params))
         last = len(self.trajectory.steps) - 1
         for index, step in enumerate(self.trajectory.steps):
             text, done = step.model_response, index == last
             yield Used(5)
-            yield PlayedStep(index=index, text=text, observation=f"to {text}", done=done, policy_version=7)
+            yield StepEvent(index=index, text=text, observation=f"to {text}", done=done, policy_version=7)
         yield self.trajectory
 
 
@@ -124,10 +124,10 @@ def test_an_episode_whose_client_goes_away_is_closed() -> None:
 
     async def endless(
         message: str, params: SamplingParams, envelope: Envelope
-    ) -> AsyncGenerator[PlayedStep | Trajectory, None]:
+    ) -> AsyncGenerator[StepEvent | Trajectory, None]:
         try:
             for index in range(9):
-                yield PlayedStep(index=index, text="<tool_call>", observation="")
+                yield StepEvent(index=index, text="<tool_call>", observation="")
         finally:
             closed.append(message)
 
