@@ -10,7 +10,7 @@ It runs other programs of this folder one after the other, with the options in `
 Figures are of the machine as it is: let nothing else run on it.
 
 ``--publish`` writes both files into .github/, all tables into this folder's README, and a few figures into
-the first page. It needs all parts.
+.docs/pages/tested.md. It needs all parts.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def draw(measured: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def highlights(measured: Sequence[dict[str, Any]]) -> str:
-    """The table of the first page, as Markdown.
+    """The table of the page of what has been run, as Markdown.
 
     Raises:
         LookupError: a part has no table with a highlight's row and column.
@@ -280,7 +280,7 @@ def main() -> None:
         for each in (file, picture):
             shutil.copy(each, PUBLISHED / each.name)
         write_measured(HERE / "README.md", "bench", all_tables(figures["parts"]))
-        write_measured(repository.ROOT / "README.md", "bench", highlights(figures["parts"]))
+        write_measured(repository.ROOT / ".docs/pages/tested.md", "bench", highlights(figures["parts"]))
 
 
 if __name__ == "__main__":

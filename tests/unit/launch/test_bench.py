@@ -38,8 +38,8 @@ def test_a_figure_that_was_not_measured_is_named(bench: Any) -> None:
         bench.highlights(measured([["first steps of the warm start (5)", "19.7"]]))
 
 
-def test_the_first_page_shows_all_highlights_and_no_others(bench: Any) -> None:
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_page_of_what_has_been_run_shows_all_highlights(bench: Any) -> None:
+    page = (ROOT / ".docs/pages/tested.md").read_text(encoding="utf-8")
     table = page.partition("<!-- measured: bench -->\n")[2].partition("<!-- end -->")[0]
     shown = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:]]
     assert shown == [each.text for part in bench.PARTS.values() for each in part.highlights]
