@@ -20,8 +20,8 @@ from typing import IO, Any
 
 from environments.rewards.code.collection import Fixture, finish, run_all
 from environments.rewards.code.execution import TESTS, execute, find
-from environments.rewards.code.line import Line, UnplayableError
 from environments.rewards.code.remote import OPERATORS_NUMBER, Remote
+from environments.rewards.code.rpc_client import RpcClient, UnplayableError
 from environments.rewards.code.script import Script
 from environments.rewards.code.usage import Usage, calls_check
 
@@ -47,16 +47,16 @@ def run_tests(
         UnplayableError: it cannot be played, whatever the solution is.
     """
     usage = Usage(ast.parse(source), function, prelude)
-    line = Line(*pipes, usage.takes_nan, usage.names_objects, usage.steps)
+    client = RpcClient(*pipes, usage.takes_nan, usage.names_objects, usage.steps)
     script = Script(source, usage)
-    known = names_of_solution(usage, script, line)
+    known = names_of_solution(usage, script, client)
     if function:
         candidate = find(known, function) if function.isidentifier() else eval(function, dict(known))
         known = known | {"candidate": candidate}
-    line.asked = 0
-    line.asserted = usage.asserted_lines
+    client.num_requests = 0
+    client.asserted = usage.asserted_lines
     use_own_collection()
-    names = {**prelude, **known, **tools_of_tests(script, line), "__name__": "__main__"}
+    names = {**prelude, **known, **tools_of_tests(script, client), "__name__": "__main__"}
     try:
         names = run_script(script, names)
         if function and inspect.isfunction(names.get("check")) and not calls_check(usage.tree):
@@ -68,9 +68,9 @@ def run_tests(
                 f"they need {error.name!r}, which is not installed in the sandbox"
             ) from error
         raise
-    if line.swallowed is not None:
-        raise line.swallowed
-    if not line.asked and not usage.reads(known):
+    if client.swallowed is not None:
+        raise client.swallowed
+    if not client.num_requests and not usage.reads(known):
         raise AssertionError("the tests have asked the solution for nothing")
 
 
@@ -96,25 +96,25 @@ def use_own_collection() -> None:
         pytest.fixture = Fixture
 
 
-def names_of_solution(usage: Usage, script: Script, line: Line) -> dict[str, Any]:
+def names_of_solution(usage: Usage, script: Script, client: RpcClient) -> dict[str, Any]:
     """The names that tests have from the solution; what is Python's own or a library's is no proxy.
 
     Raises:
         NameError: the solution does not define what the tests are about.
     """
     module = types.ModuleType("solution")
-    defined = line.load(script.definitions())
+    defined = client.load(script.definitions())
     missing = usage.tested - set(defined)
     if missing:
         raise NameError(f"the solution does not define {', '.join(sorted(missing))}")
     for name in usage.from_solution(defined):
-        value = line.ask(0, name)
+        value = client.request(0, name)
         if type(value) is Remote:
             value.mark_("named_")
             if name in usage.makers:
                 value.mark_("makes_")
         elif isinstance(value, type) and hasattr(value, "make_"):
-            value.make_ = _maker(line, name)
+            value.make_ = _maker(client, name)
         setattr(module, name, value)
     for name, (library, attribute) in usage.libraries().items():
         # With one of its own, the solution would be its own judge; so the library has to be installed.
@@ -124,12 +124,12 @@ def names_of_solution(usage: Usage, script: Script, line: Line) -> dict[str, Any
     return vars(module)
 
 
-def _maker(line: Line, name: str) -> Callable[[Any, Any], Any]:
+def _maker(client: RpcClient, name: str) -> Callable[[Any, Any], Any]:
     """Makes an error of the solution's own class, which its ``__init__`` has a part in."""
-    return lambda arguments, keywords: line.ask(0, name, arguments, **keywords)
+    return lambda arguments, keywords: client.request(0, name, arguments, **keywords)
 
 
-def tools_of_tests(script: Script, line: Line) -> dict[str, Any]:
+def tools_of_tests(script: Script, client: RpcClient) -> dict[str, Any]:
     """The functions that ``Script.playable`` has the tests call."""
 
     def own_class(key: str, free: dict[str, Callable[[], Any]]) -> Callable[[Any], Any]:
@@ -145,10 +145,10 @@ def tools_of_tests(script: Script, line: Line) -> dict[str, Any]:
             bases = vars(kind).get("__orig_bases__", ())
             name, source = script.classes[key]
             if any(type(base) is Remote for base in bases):
-                made = line.ask_for_class(key, name, source, True, known())
+                made = client.request_class(key, name, source, True, known())
                 return made.mark_("named_").mark_("makes_") if type(made) is Remote else made
-            line.own.classes[key] = kind
-            line.sources[key] = lambda: line.ask_for_class(key, name, source, False, known())
+            client.own.classes[key] = kind
+            client.sources[key] = lambda: client.request_class(key, name, source, False, known())
             return kind
 
         return keep
@@ -162,7 +162,7 @@ def tools_of_tests(script: Script, line: Line) -> dict[str, Any]:
             return function(*arguments, **keywords)
         if name == "seed":
             function(*arguments)
-        result = line.ask(OPERATORS_NUMBER, "library", (name, *arguments), **keywords)
+        result = client.request(OPERATORS_NUMBER, "library", (name, *arguments), **keywords)
         made = type(result) is Remote and type(first) is Remote and first.made_
         return result.mark_("made_") if made else result
 

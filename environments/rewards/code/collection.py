@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from environments.rewards.code.line import UnplayableError
+from environments.rewards.code.rpc_client import UnplayableError
 
 MARKS_OF_SKIPPED = ("skip", "skipif", "xfail")
 

@@ -32,8 +32,8 @@ from typing import Any
 
 from environments.rewards.code.assertions import keep_apart, run_tests
 from environments.rewards.code.execution import PRELUDE, SOLUTION, TESTS, execute, find, own_names
-from environments.rewards.code.line import UnplayableError
 from environments.rewards.code.program import Program
+from environments.rewards.code.rpc_client import UnplayableError
 from environments.rewards.code.values import base_values
 
 PR_SET_DUMPABLE = 4

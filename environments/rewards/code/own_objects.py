@@ -1,4 +1,4 @@
-"""Objects of classes that the tests define, which both ends of the line to the solution have by value.
+"""Objects of classes that the tests define, which both ends of the pipe to the solution have by value.
 
 Used by both ends. What holds what is kept: an object is the same one each time that it is passed, and what a
 solution changes in it is changed at the tests' end too.
@@ -32,7 +32,7 @@ class OwnObjects:
     def key_of(self, kind: type) -> str | None:
         return next((key for key, known in self.classes.items() if known is kind), None)
 
-    def refer(self, value: Any, key: str | None = None) -> list[Any] | None:
+    def register(self, value: Any, key: str | None = None) -> list[Any] | None:
         """How ``value`` travels, if it is one of the tests' classes or of their objects.
 
         ``key``: of the class that it counts for, where it is of none of them.
@@ -73,7 +73,7 @@ class OwnObjects:
         return states
 
     def find(self, data: list[Any]) -> Any:
-        """What ``refer`` has written at the other end."""
+        """What ``register`` has written at the other end."""
         if data[0] == "class":
             return self.classes[data[1]]
         if data[0] == "member":

@@ -1,4 +1,4 @@
-"""The solution's end of the line: answers what the tests ask of it. Part of ``driver``, see ``remote``."""
+"""The solution's end of the pipe: answers the requests of the tests. Part of ``driver``, see ``remote``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Program:
         self.turn = threading.RLock()
         self.printed = [Printed(), Printed()]
         self.runner: Any = None
-        self.pack = functools.partial(packed, refer=self._refer)
+        self.pack = functools.partial(packed, register=self._register)
         self.rebuild = functools.partial(rebuilt, find=self._find)
 
     def serve(self) -> None:
@@ -106,8 +106,8 @@ class Program:
             self.own.classes[key] = known[name]
         ours = {name: known[name] for _, name, _ in definitions if name in known}
         self.names = self.load(ours)
-        self._refer(types.SimpleNamespace(**self.names))
-        self._refer(OPERATORS)
+        self._register(types.SimpleNamespace(**self.names))
+        self._register(OPERATORS)
 
     def _answer(self, number: int, attribute: str, given: Any, keywords: dict[str, Any]) -> Any:
         if attribute == BASE_VALUE:
@@ -137,14 +137,14 @@ class Program:
             asyncio.set_event_loop(self.runner)
         return self.runner.run_until_complete(awaitable)
 
-    def _refer(self, value: Any) -> list[Any]:
+    def _register(self, value: Any) -> list[Any]:
         if id(value) in self.borrowed:
             return ["lent", self.borrowed[id(value)][0]]
         twin = None
         if type(value).__module__ == "solution" and not base_values(value):  # a ListNode of its own
             twins = [key for key, kind in self.own.classes.items() if kind.__name__ == type(value).__name__]
             twin = twins[0] if twins else None
-        own = self.own.refer(value, twin)
+        own = self.own.register(value, twin)
         if own is not None:
             return own
         if id(value) not in self.numbers:

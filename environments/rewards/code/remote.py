@@ -27,10 +27,10 @@ READABLE |= {"__module__", "__bases__", "__mro__", "__slots__", "__dataclass_fie
 NUMERIC = {"abs", "complex", "float", "index", "int", "invert", "neg", "pos", "round", "hash"}
 
 
-class Line(Protocol):
-    """The tests' end of the line."""
+class RpcClient(Protocol):
+    """The tests' end of the pipe to the solution."""
 
-    def ask(
+    def request(
         self, number: int, attribute: str, given: tuple[Any, ...] | None = None, /, **keywords: Any
     ) -> Any: ...
 
@@ -54,10 +54,10 @@ class Remote:
 
     __slots__ = (
         "bases_",
+        "client_",
         "combined_",
         "generator_",
         "items_",
-        "line_",
         "made_",
         "makes_",
         "named_",
@@ -65,8 +65,8 @@ class Remote:
         "source_",
     )
 
-    def __init__(self, line: Line, number: int, generator: bool = False, bases: Any = ()) -> None:
-        for name, value in (("line_", line), ("number_", number), ("generator_", generator)):
+    def __init__(self, client: RpcClient, number: int, generator: bool = False, bases: Any = ()) -> None:
+        for name, value in (("client_", client), ("number_", number), ("generator_", generator)):
             object.__setattr__(self, name, value)
         plain = type(bases) is list and [type(value) in BASE_VALUES for value in bases] == [True]
         object.__setattr__(self, "bases_", bases if plain else [])
@@ -82,7 +82,7 @@ class Remote:
     def base_values_(self) -> list[Any]:
         """Its value as one of a built-in type, or none. Only what the tests have made may change."""
         if self.made_ and self.bases_:
-            values = self.line_.ask(self.number_, BASE_VALUE)
+            values = self.client_.request(self.number_, BASE_VALUE)
             plain = type(values) is list and [type(value) in BASE_VALUES for value in values] == [True]
             return values if plain else []
         return self.bases_
@@ -90,8 +90,8 @@ class Remote:
     def is_object_(self) -> bool:
         return bool(self.made_ or self.combined_)
 
-    def ask_(self, name: str, *arguments: Any) -> Any:
-        return self.line_.ask(OPERATORS_NUMBER, name, (self, *arguments))
+    def request_(self, name: str, *arguments: Any) -> Any:
+        return self.client_.request(OPERATORS_NUMBER, name, (self, *arguments))
 
     # -- attributes ----------------------------------------------------------------------------------
 
@@ -109,35 +109,38 @@ class Remote:
         if name.startswith("__") and name not in READABLE:
             raise AttributeError(f"tests cannot use {name!r} of an object of the solution")
         if name not in VALUE_NAMES or self.made_ or self.makes_:
-            return self.line_.ask(self.number_, name)
+            return self.client_.request(self.number_, name)
         for value in self.base_values_():
             return getattr(value, name)
-        found = self.line_.ask(self.number_, name) if self.named_ else self
+        found = self.client_.request(self.number_, name) if self.named_ else self
         if type(found) is Remote:  # else it is a plain attribute of a function, as its ``count`` of calls
             raise AttributeError(f"the result of the solution is no value that has {name!r}")
         return found
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.ask_("setattr", name, value)
+        self.request_("setattr", name, value)
 
     def __delattr__(self, name: str) -> None:
-        self.ask_("delattr", name)
+        self.request_("delattr", name)
 
     def __dir__(self) -> list[str]:
-        return [*self.line_.ask(self.number_, "__dir__", ())]
+        return [*self.client_.request(self.number_, "__dir__", ())]
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        result = self.line_.ask(self.number_, "__call__", arguments, **keywords)
+        result = self.client_.request(self.number_, "__call__", arguments, **keywords)
         return result.mark_("made_") if self.makes_ and type(result) is Remote else result
 
     def __instancecheck__(self, instance: Any) -> bool:
         return (
             type(instance) is Remote
-            and self.line_.ask(OPERATORS_NUMBER, "isinstance", (instance, self)) is True
+            and self.client_.request(OPERATORS_NUMBER, "isinstance", (instance, self)) is True
         )
 
     def __subclasscheck__(self, kind: Any) -> bool:
-        return type(kind) is Remote and self.line_.ask(OPERATORS_NUMBER, "issubclass", (kind, self)) is True
+        return (
+            type(kind) is Remote
+            and self.client_.request(OPERATORS_NUMBER, "issubclass", (kind, self)) is True
+        )
 
     def __mro_entries__(self, _: tuple[Any, ...]) -> tuple[type, ...]:
         return ()  # a class that the tests derive from it is made where it is
@@ -148,7 +151,7 @@ class Remote:
         if self.generator_:
             return self
         if self.made_:
-            return iter(self.ask_("iter"))
+            return iter(self.request_("iter"))
         for value in self.base_values_():
             return iter(value)
         return self.contents_()
@@ -156,7 +159,7 @@ class Remote:
     def contents_(self) -> Iterator[Any]:
         """What a result yields, the same each time."""
         if self.source_ is None:
-            object.__setattr__(self, "source_", self.ask_("iter"))
+            object.__setattr__(self, "source_", self.request_("iter"))
         place = 0
         while True:
             if place == len(self.items_):
@@ -168,26 +171,26 @@ class Remote:
             place += 1
 
     def __next__(self) -> Any:
-        return self.ask_("next")
+        return self.request_("next")
 
     def __len__(self) -> int:
         if self.is_object_():
-            return int(self.ask_("len"))
+            return int(self.request_("len"))
         for value in self.base_values_():
             return len(value)
-        length = self.ask_("len")
+        length = self.request_("len")
         if length != len([*self.contents_()]):
             raise TypeError("the result of the solution has another length than what it yields")
         return int(length)
 
     def __bool__(self) -> bool:
         if self.is_object_():
-            return self.ask_("bool") is True
+            return self.request_("bool") is True
         return all(self.base_values_())
 
     def __contains__(self, item: object) -> bool:
         if self.made_:
-            return self.ask_("contains", item) is True
+            return self.request_("contains", item) is True
         values = self.base_values_()
         return item in values[0] if values else any(item is each or item == each for each in iter(self))
 
@@ -197,61 +200,61 @@ class Remote:
                 return value[key]
             if isinstance(key, int | slice) and not self.named_:
                 return [*self.contents_()][key]
-        return self.ask_("getitem", key)
+        return self.request_("getitem", key)
 
     # -- operators -----------------------------------------------------------------------------------
 
     def __eq__(self, other: object) -> bool:
         if type(other) is Remote:
-            return self is other or self.ask_("eq", other) is True
+            return self is other or self.request_("eq", other) is True
         for value in self.base_values_():
             return bool(value == other)
-        return self.made_ and self.ask_("eq", other) is True
+        return self.made_ and self.request_("eq", other) is True
 
     def __hash__(self) -> int:
         for value in self.base_values_():
             return hash(value)
-        return hash(self.ask_("hash"))
+        return hash(self.request_("hash"))
 
     def __format__(self, how: str) -> str:
         for value in self.base_values_():
             return format(value, how)
-        return str(self.ask_("format", how) if self.made_ or not how else format(object(), how))
+        return str(self.request_("format", how) if self.made_ or not how else format(object(), how))
 
     def __enter__(self) -> Any:
-        entered = self.ask_("enter")
+        entered = self.request_("enter")
         return entered.mark_("made_") if self.made_ and type(entered) is Remote else entered
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> Any:
-        ends = self.ask_("exit", error if isinstance(error, Exception) else None) is True
-        return ends and not self.line_.is_verdict(error)
+        ends = self.request_("exit", error if isinstance(error, Exception) else None) is True
+        return ends and not self.client_.is_verdict(error)
 
     async def __aenter__(self) -> Any:
-        entered = await self.ask_("aenter")
+        entered = await self.request_("aenter")
         return entered.mark_("made_") if self.made_ and type(entered) is Remote else entered
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> Any:
-        ends = await self.ask_("aexit", error if isinstance(error, Exception) else None) is True
-        return ends and not self.line_.is_verdict(error)
+        ends = await self.request_("aexit", error if isinstance(error, Exception) else None) is True
+        return ends and not self.client_.is_verdict(error)
 
     def __aiter__(self) -> Any:
-        return self.ask_("aiter")
+        return self.request_("aiter")
 
     async def __anext__(self) -> Any:
-        return self.ask_("anext")
+        return self.request_("anext")
 
 
 def _unary(name: str) -> Callable[..., Any]:
     own = getattr(builtins, name, None) or getattr(operator, name)
 
-    def ask(self: Remote, *arguments: Any) -> Any:
+    def request(self: Remote, *arguments: Any) -> Any:
         for value in self.base_values_():
             return own(value, *arguments)
         if name in NUMERIC and not self.is_object_():
             raise TypeError(f"the result of the solution is no number: it has no {name!r}")
-        return self.ask_(name, *arguments)
+        return self.request_(name, *arguments)
 
-    return ask
+    return request
 
 
 def _between(name: str, swapped: bool = False) -> Callable[[Remote, object], Any]:
@@ -267,7 +270,7 @@ def _between(name: str, swapped: bool = False) -> Callable[[Remote, object], Any
             objects = False
             if name in COMPARISONS:
                 return NotImplemented
-        result = self.line_.ask(OPERATORS_NUMBER, name, (other, self) if swapped else (self, other))
+        result = self.client_.request(OPERATORS_NUMBER, name, (other, self) if swapped else (self, other))
         if type(result) is Remote:
             return result.mark_("combined_") if objects else result
         if objects or name in COMPARISONS:

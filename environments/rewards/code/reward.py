@@ -6,6 +6,7 @@ import ast
 import functools
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -14,7 +15,6 @@ from typing import Any
 
 from environments.errors import DatasetError
 from environments.rewards.base import RewardOutput
-from environments.rewards.code.answer import last_code_block
 from environments.rewards.code.checker import Case, check
 from environments.rewards.code.comparing import same_output, same_result, same_value
 from environments.rewards.code.forms import parsed_tests
@@ -41,7 +41,7 @@ _PLAYING = (
     "program",
     "remote",
     "execution",
-    "line",
+    "rpc_client",
     "usage",
     "script",
     "collection",
@@ -108,6 +108,29 @@ def code_reward_fn(task_info: dict[str, Any], action: str, sandbox: SandboxSourc
         "failures": [vars(failure) for failure in failures[:MAX_FAILURES]],
     }
     return RewardOutput(float(not failures), metadata, is_correct=not failures)
+
+
+def last_code_block(text: str) -> str | None:
+    """Return the inside of the last closed block that three backticks fence and call Python.
+
+    Where there is none, it is the last one of no language: after a program it often shows its output. A
+    block in a list is indented as its fence is, so that much is taken from each line.
+    """
+    last: dict[bool, str] = {}  # by whether a language is named
+    indentation = 0
+    language: str | None = None  # of the block that is open
+    body: list[str] = []
+    for line in text.split("\n"):
+        fence = re.match(r"(\s*)```\s*(\w*)", line)
+        if not fence:
+            body.append(line[min(indentation, len(line) - len(line.lstrip())) :])
+        elif language is not None and line.strip() == "```":
+            if language in ("", "python", "python3", "py"):
+                last[language != ""] = "\n".join([*body, ""])
+            language = None
+        else:
+            indentation, language, body = len(fence[1]), fence[2].lower(), []
+    return last.get(True, last.get(False))
 
 
 def run_tests(

@@ -1,4 +1,4 @@
-"""Prepares the source of tests, so that the classes that they define are known at both ends of the line.
+"""Prepares the source of tests, so that the classes that they define are known at both ends of the pipe.
 
 Used by ``assertions``.
 """

@@ -1,6 +1,6 @@
 """Values on their way between the tests and the solution: written as JSON, and rebuilt by value.
 
-Used by both ends of the line. The solution's end may write anything, so only types that are listed here are
+Used by both ends of the pipe. The solution's end may write anything, so only types that are listed here are
 rebuilt, from parts whose types are checked, and nothing is looked up by a name that it writes.
 """
 
@@ -49,7 +49,7 @@ by them is the type's own. Any other name is one of the solution's own classes."
 COLLECTIONS: dict[str, type] = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
 TYPES = {kind.__name__: kind for kind in (*PLAIN, *BASE_VALUES, object, type, bytearray, range)}
 REFERENCES = ("object", "own", "member", "class", "lent")
-"""How objects travel that have no value here: see ``Line`` and ``Program``, whose ``refer`` writes them."""
+"""Objects that have no value here travel as one of these, which a ``_register`` has written."""
 
 
 @dataclass(frozen=True)
@@ -146,19 +146,19 @@ def base_values(value: Any) -> list[Any]:
     return [of(value) for base, of in BASE_VALUES.items() if isinstance(value, base)][:1]
 
 
-def packed(value: Any, refer: Callable[[Any], list[Any]]) -> Any:
+def packed(value: Any, register: Callable[[Any], list[Any]]) -> Any:
     """``value`` as data for JSON: a plain value, or a list of the name of its type and its content.
 
-    What is of no listed type becomes ``refer(it)``. Classes of libraries are taken for their built-in base,
-    as a defaultdict for a dict; those of the solution, whose methods tests may call, are not.
+    What is of no listed type becomes ``register(it)``. Classes of libraries are taken for their built-in
+    base, as a defaultdict for a dict; those of the solution, whose methods tests may call, are not.
     """
     kind = type(value)
     if kind in PLAIN:
         return ["int", hex(value)] if kind is int and abs(value) >= MAX_JSON_INTEGER else value
     if kind in COLLECTIONS.values():
-        return [kind.__name__, [packed(item, refer) for item in value]]
+        return [kind.__name__, [packed(item, register) for item in value]]
     if kind is dict:
-        return ["dict", [[packed(key, refer), packed(item, refer)] for key, item in value.items()]]
+        return ["dict", [[packed(key, register), packed(item, register)] for key, item in value.items()]]
     if kind is bytes:
         return ["bytes", value.hex()]
     if kind is complex:
@@ -168,21 +168,21 @@ def packed(value: Any, refer: Callable[[Any], list[Any]]) -> Any:
     if isinstance(value, type) and issubclass(value, Exception):
         return ["error type", error_names(value)]
     if isinstance(value, Exception):
-        return _packed_error(value, refer)
+        return _packed_error(value, register)
     if isinstance(value, type) and TYPES.get(value.__name__) is value:
         return ["type", value.__name__]
     if _is_record(kind):
-        return ["record", [kind.__name__, list(kind._fields), [packed(item, refer) for item in value]]]
+        return ["record", [kind.__name__, list(kind._fields), [packed(item, register) for item in value]]]
     name = f"{kind.__module__}.{kind.__qualname__}"
     parts = STANDARD_TYPES[name].take(value) if name in STANDARD_TYPES else None
     if parts is not None:
-        return [name, [packed(part, refer) for part in parts]]
+        return [name, [packed(part, register) for part in parts]]
     bases = [] if kind.__module__ in OWN_MODULES else base_values(value)
-    return packed(bases[0], refer) if bases else refer(value)
+    return packed(bases[0], register) if bases else register(value)
 
 
 def rebuilt(data: Any, find: Callable[[list[Any]], Any], takes_nan: bool = True) -> Any:
-    """The inverse of ``packed``, for data of any content. ``find`` finds what ``refer`` has written.
+    """The inverse of ``packed``, for data of any content. ``find`` finds what ``register`` has written.
 
     Raises:
         TypeError: the data are none of ``packed``.
@@ -272,7 +272,7 @@ def check_state(state: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def record(name: str, fields: tuple[str, ...]) -> Any:
-    """The namedtuple of this name: at the other end of the line there is one with the same fields."""
+    """The namedtuple of this name: at the other end of the pipe there is one with the same fields."""
     if not all(each.isidentifier() and not keyword.iskeyword(each) for each in (name, *fields)):
         raise TypeError("the solution has sent no value")
     return collections.namedtuple(name, fields)
@@ -349,10 +349,10 @@ def _library_error(dotted: str) -> type[Exception] | None:
     return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 
-def _packed_error(error: Exception, refer: Callable[[Any], list[Any]]) -> list[Any]:
+def _packed_error(error: Exception, register: Callable[[Any], list[Any]]) -> list[Any]:
     names = error_names(type(error))
     state = {name: value for name, value in vars(error).items() if not name.startswith("_")}
-    return ["error", [names, packed(error.args, refer), str(error), packed(state, refer)]]
+    return ["error", [names, packed(error.args, register), str(error), packed(state, register)]]
 
 
 def _rebuilt_error(again: Callable[[Any], Any], names: Any, args: Any, text: Any, state: Any) -> Exception:

@@ -1,4 +1,4 @@
-"""The tests' end of the line to the solution, which runs in another process and is not trusted.
+"""The tests\' end of the pipe to the solution, which runs in another process and is not trusted.
 
 Part of ``driver``, and so of a program in the sandbox: the standard library is all that there is.
 """
@@ -31,13 +31,13 @@ class UnplayableError(BaseException):
     """The tests do something that cannot be played between two processes, whatever the solution is."""
 
 
-class Line:
-    """Asks the solution, see ``Program``.
+class RpcClient:
+    """Client of the solution, see ``Program``.
 
     ``takes_nan``: whether the tests are about NaN. ``names_objects``: whether they use attributes that no
     built-in type has, and so may get objects; else a value of a class that derives from a built-in type comes
     as the value of that type. ``steps``: whether they take a generator's items one at a time; else it is a
-    sequence to them. ``asked`` counts what the tests have asked for.
+    sequence to them. ``num_requests`` counts the requests of the tests.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class Line:
     ) -> None:
         self.requests, self.replies = requests, replies
         self.takes_nan, self.names_objects, self.steps = takes_nan, names_objects, steps
-        self.asked = 0
+        self.num_requests = 0
         self.own = OwnObjects(0)
-        self.sources: dict[str, Callable[[], Any]] = {}  # of the tests' classes, see ``ask_for_class``
+        self.sources: dict[str, Callable[[], Any]] = {}  # of the tests' classes, see ``request_class``
         self._remotes: dict[int, Any] = {}
         self._lent: list[Any] = [lambda prompt="": input(prompt), lambda: sys.stdin.readline()]
         self._numbers: dict[int, int] = {}
-        self._pack = functools.partial(packed, refer=self._refer)
+        self._pack = functools.partial(packed, register=self._register)
         self._turn = threading.RLock()
         self._shared: dict[int, tuple[Any, Any]] = {}
         self.asserted: set[int] = set()  # lines of the tests
@@ -59,15 +59,15 @@ class Line:
 
     def load(self, definitions: list[Any]) -> list[str]:
         """Load the solution, with classes of the tests, and return the names that it defines."""
-        names = self.ask(0, NAMES, (definitions,))
-        self.asked = 0
+        names = self.request(0, NAMES, (definitions,))
+        self.num_requests = 0
         return list(map(str, names))
 
-    def ask(
+    def request(
         self, number: int, attribute: str, given: tuple[Any, ...] | None = None, /, **keywords: Any
     ) -> Any:
         """Look an attribute of an object of the solution up, and call it where ``given`` are arguments."""
-        self.asked += attribute != BASE_VALUE
+        self.num_requests += attribute != BASE_VALUE
         with nullcontext() if hasattr(_thread, "inside") else self._turn:
             return self._answer(number, attribute, given, keywords)
 
@@ -107,14 +107,14 @@ class Line:
                 changes.append([number, after])
         return changes
 
-    def ask_for_class(self, key: str, name: str, source: str, inherits: bool, free: dict[str, Any]) -> Any:
+    def request_class(self, key: str, name: str, source: str, inherits: bool, free: dict[str, Any]) -> Any:
         """Define a class of the tests at the solution's end too.
 
         Raises:
             UnplayableError: it needs more than itself. A solution that does not take it has failed.
         """
         try:
-            return self.ask(0, DEFINE, (key, name, source, inherits, free))
+            return self.request(0, DEFINE, (key, name, source, inherits, free))
         except Exception:
             if not inherits:
                 try:
@@ -179,7 +179,7 @@ class Line:
             self._remotes[number] = _NATURES.get(nature, lambda each: each)(remote)
         return self._remotes[number]
 
-    def _refer(self, value: Any) -> list[Any]:
+    def _register(self, value: Any) -> list[Any]:
         value = getattr(value, "remote_", value) if inspect.isfunction(value) else value
         if isinstance(value, Remote):
             return ["object", value.number_]
@@ -187,7 +187,7 @@ class Line:
         key = self.own.key_of(kind)
         if key in self.sources:
             self.sources.pop(key)()
-        own = self.own.refer(value)
+        own = self.own.register(value)
         return self._lend_out(value) if own is None else own
 
     # -- what the tests lend -------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def _pairs(before: dict[str, Any], after: dict[str, Any]) -> Iterable[tuple[Any,
 
 def _coroutine(remote: Remote) -> Any:
     async def played() -> Any:
-        return remote.line_.ask(OPERATORS_NUMBER, "await", (remote,))
+        return remote.client_.request(OPERATORS_NUMBER, "await", (remote,))
 
     return played()
 
@@ -305,7 +305,7 @@ def _async_function(remote: Remote) -> Any:
 async def _async_generator(remote: Remote) -> AsyncIterator[Any]:
     while True:
         try:
-            item = remote.line_.ask(OPERATORS_NUMBER, "anext", (remote,))
+            item = remote.client_.request(OPERATORS_NUMBER, "anext", (remote,))
         except StopAsyncIteration:
             return
         yield item
