@@ -6,10 +6,9 @@ from environments.code_environment import CodeEnvironment
 from environments.data.datasets import Dataset, DatasetRegistry
 from environments.data.trajectory_file import read_trajectories
 from environments.errors import ConfigError, TroupeError
-from environments.mcp_environment import MCPEnvironment
 from environments.pass_at_k import compute_pass_at_k
 from environments.rewards import RewardOutput, code_reward_fn, math_reward_fn, search_reward_fn
-from environments.tool_environment import ToolEnvironment
+from environments.tool_environment import MCPEnvironment, ToolEnvironment
 from environments.tools import MCPServer
 from environments.types import Action, Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 

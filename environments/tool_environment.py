@@ -11,6 +11,7 @@ from environments.errors import AgentError, ConfigError
 from environments.rewards.base import RewardFunction, judge
 from environments.tools import NamedToolSource, ToolCall, ToolOutput, ToolSource, make_tools
 from environments.tools.base import INVALID_TOOL_CALL
+from environments.tools.mcp.tool import MCPServer
 
 FINISH = "finish"
 """Name of the tool call that holds the answer, as ``{"response": text}``."""
@@ -156,3 +157,33 @@ def _free_id(call_id: str, taken: Container[str]) -> str:
         count += 1
         free_id = f"{call_id}-{count}"
     return free_id
+
+
+class MCPEnvironment(ToolEnvironment):
+    """``ToolEnvironment(tools=[MCPServer(command=..., args=..., env=...)])``, in the form of rLLM v0.1.
+
+    The agent's side is ``ToolAgent`` with the same server in its ``tools``: both share one process of it.
+    """
+
+    def __init__(
+        self,
+        task: Task | None = None,
+        mcp_server_command: str | None = None,
+        mcp_server_args: Sequence[str] | None = None,
+        mcp_server_env: Mapping[str, str] | None = None,
+        reward_fn: RewardFunction | None = None,
+        max_steps: int = 10,
+    ) -> None:
+        if mcp_server_command is None:
+            raise ConfigError(
+                "MCPEnvironment has no mcp_server_command: pass the command that starts the server."
+            )
+        server = MCPServer(command=mcp_server_command, args=mcp_server_args or (), env=mcp_server_env or {})
+        super().__init__(task=task, tools=[server], reward_fn=reward_fn, max_steps=max_steps)
+
+    @classmethod
+    def from_dict(cls, info: dict[str, Any]) -> Self:
+        """Read the arguments of ``__init__``; see ``split_info`` for the task."""
+        server_keys = {"mcp_server_command", "mcp_server_args", "mcp_server_env"}
+        arguments, task = split_info(info, {*server_keys, "reward_fn", "max_steps"})
+        return cls(task=task, **arguments)

@@ -3,10 +3,9 @@
 The names exported here are light: importing it loads neither torch nor transformers.
 """
 
+from policies.agents.answering import CodingAgent, MathAgent
 from policies.agents.base import BaseAgent
-from policies.agents.code import CodingAgent
 from policies.agents.game import GameAgent
-from policies.agents.math import MathAgent
 from policies.agents.messages import MessagesAgent
 from policies.agents.tool import ToolAgent
 from policies.sampler import SamplingParams

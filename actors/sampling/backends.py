@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from environments.errors import ConfigError
-from environments.named_class import load_class
+from environments.named_module import load_class
 from policies.agents.base import BaseAgent
 from policies.sampler import Sampler, SamplerDefaults
 

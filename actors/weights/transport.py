@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from actors.settings import WeightsConfig
 from environments.errors import ConfigError, TroupeError
-from environments.named_class import load_class
+from environments.named_module import load_class
 from policies.engines.weights import WeightBucket
 
 if TYPE_CHECKING:

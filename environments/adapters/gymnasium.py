@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 from environments.adapters import foreign, unknown
-from environments.adapters.gymnasium_text import described, is_of_minigrid
+from environments.adapters.gymnasium_text import is_of_minigrid, render
 from environments.base import BaseEnv, split_info
 from environments.errors import ConfigError, EnvironmentFailure
 from environments.rewards.boxed import last_boxed
@@ -71,7 +71,7 @@ class GymnasiumEnvironment(BaseEnv):
         self.max_steps = max_steps
         self._seed = seed
         self._env = _make(env_id, make_args or {}, pictures=describe is None)
-        self._describe = describe or described
+        self._describe = describe or render
         self._space = _readable_space(self._env, env_id, parse)
         self._names = _names(self._space, action_names)
         self._parse = parse or self._read_action

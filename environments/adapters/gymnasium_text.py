@@ -6,14 +6,17 @@ import re
 from typing import Any
 
 from environments.adapters import foreign
-from environments.adapters.minigrid import view_in_words
 
 _CODE = re.compile(r"\x1b\[([\d;]*)m")
 """A terminal's code for the colour of the text behind it."""
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 
+_DIRECTIONS = ("right", "down", "left", "up")  # by MiniGrid's numbers
+_SHORT = {"unseen": "?", "empty": "_", "wall": "wall", "floor": "_", "lava": "lava"}
+"""Objects whose colour says nothing."""
 
-def described(observation: Any, env: Any) -> str:
+
+def render(observation: Any, env: Any) -> str:
     """The environment's own picture, where it was made with ``render_mode="ansi"``, else the observation."""
     if env.render_mode == "ansi":
         return picture_in_words(str(env.render()))
@@ -27,6 +30,31 @@ def described(observation: Any, env: Any) -> str:
 def is_of_minigrid(env: Any) -> bool:
     """Whether it is one of MiniGrid's environments, wrapped or not."""
     return type(env.unwrapped).__module__.startswith("minigrid.")
+
+
+def view_in_words(observation: dict[str, Any]) -> str:
+    """Tell an observation; its ``image`` has three numbers for each column and row of the view."""
+    rows = [[_object(*map(int, cell)) for cell in row] for row in observation["image"].swapaxes(0, 1)]
+    middle, carried = len(rows[-1]) // 2, rows[-1][len(rows[-1]) // 2]
+    rows[-1][middle] = "you"
+    return "\n".join(
+        [
+            f"Mission: {observation['mission']}.",
+            f"You face {_DIRECTIONS[int(observation['direction'])]}, which is the top of your view:",
+            *(" | ".join(row) for row in rows),
+            "You carry nothing." if carried in ("_", "?") else f"You carry: {carried}.",
+        ]
+    )
+
+
+def _object(kind: int, colour: int, state: int) -> str:
+    constants = foreign("minigrid.core.constants", "minigrid")
+    name = constants.IDX_TO_OBJECT[kind]
+    if name in _SHORT:
+        return _SHORT[name]
+    states = {number: word for word, number in constants.STATE_TO_IDX.items()}
+    words = [states[state]] if name == "door" else []
+    return " ".join([*words, constants.IDX_TO_COLOR[colour], name])
 
 
 def picture_in_words(picture: str) -> str:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from environments.errors import ConfigError
-from environments.named_class import load_class
+from environments.named_module import load_class
 
 SANDBOXES = {
     "local": "environments.sandbox.local:LocalSandbox",

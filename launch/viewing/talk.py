@@ -25,7 +25,7 @@ SILENT_SECONDS = 600.0
 """The longest step of an agent that is waited for."""
 
 
-class Said(BaseModel):
+class ChatMessage(BaseModel):
     """A message of the conversation."""
 
     model_config = ConfigDict(extra="forbid")
@@ -40,7 +40,7 @@ class TalkRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     model: str
-    messages: Annotated[list[Said], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class Talk:

@@ -1,4 +1,4 @@
-"""The base of agents that answer a question, and answer again when they are asked to."""
+"""Agents that answer a question with their whole response, and answer again in later turns."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import copy
 from abc import abstractmethod
 from typing import Any
 
+from environments.errors import AgentError
 from environments.thoughts import split_thought
 from environments.types import Action, Message, Step, Trajectory
 from policies.agents.base import BaseAgent
+
+MATH_INSTRUCTION = "Let's think step by step, and put your final answer within \\boxed{}."
+REVIEW = "Your previous answer may contain a mistake. Please review it."
+CODE_INSTRUCTION = (
+    "Solve the problem in Python. Think first, and put the complete program into one block fenced by "
+    "```python and ```."
+)
+REPAIR = "Find the mistake, and give the complete repaired program in one block fenced by ```python and ```."
 
 
 class AnsweringAgent(BaseAgent):
@@ -56,3 +65,43 @@ class AnsweringAgent(BaseAgent):
                 if message["role"] == "assistant":
                     message["content"] = split_thought(message["content"])[1]
         return messages
+
+
+class MathAgent(AnsweringAgent):
+    """Shows ``observation["question"]``, and later asks for a review; the action is the whole response.
+
+    With ``accumulate_thinking=False`` the thoughts of earlier turns are taken out of the history, which
+    makes every turn a training sequence of its own.
+    """
+
+    def __init__(self, accumulate_thinking: bool = True) -> None:
+        super().__init__(accumulate_thinking)
+
+    def _request(self, observation: Any) -> str:
+        if self.trajectory.steps:
+            return REVIEW
+        return f"{_question(observation, 'MathAgent', 'first observation')} {MATH_INSTRUCTION}"
+
+
+class CodingAgent(AnsweringAgent):
+    """Shows ``observation["question"]``, first the problem, then failed tests; the action is the response.
+
+    With ``remove_thinking=True`` the thoughts of earlier turns are taken out of the history, which makes
+    every turn a training sequence of its own.
+    """
+
+    def __init__(self, remove_thinking: bool = False) -> None:
+        super().__init__(accumulate_thinking=not remove_thinking)
+
+    def _request(self, observation: Any) -> str:
+        is_text = isinstance(observation, str)
+        text = observation if is_text else _question(observation, "CodingAgent", "observation")
+        return f"{text}\n\n{REPAIR if self.trajectory.steps else CODE_INSTRUCTION}"
+
+
+def _question(observation: Any, agent: str, noun: str) -> str:
+    if not isinstance(observation, dict) or "question" not in observation:
+        raise AgentError(
+            f"{agent}'s {noun} has no 'question': {str(observation)[:200]}. Name the task's text 'question'."
+        )
+    return str(observation["question"])

@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import ClassVar
 
 from environments.errors import ConfigError, SamplerError
-from environments.named_class import load_class
+from environments.named_module import load_class
 from policies.engines.weights import WeightBucket
 from policies.sampler import EngineStats, SamplingParams, TokenOutput, check_logprobs
 from policies.settings import EngineConfig

@@ -10,7 +10,6 @@ from policies.learning.algorithm import Algorithm
 from policies.learning.correction import resolve_correction
 from policies.learning.effects import check_effect
 from policies.learning.kl import resolve_kl
-from policies.learning.options import resolve_options
 from policies.learning.registry import (
     ESTIMATORS,
     LOSSES,
@@ -20,6 +19,7 @@ from policies.learning.registry import (
     Estimator,
     Loss,
     import_own,
+    resolve_options,
 )
 from policies.learning.settings import AlgorithmConfig
 

@@ -11,10 +11,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from environments.bounds import setting
+from environments.bounds import Leaf, check_choice, leaves, setting
 from environments.errors import ConfigError
 from environments.named_module import load_module
-from policies.learning.options import NoOptions
+
+
+@dataclass
+class NoOptions:
+    """Of an estimator or a loss that has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,3 +249,42 @@ def _check_own(kind: str, name: str, row: Estimator | Loss, taken: Collection[st
                 f"The option {option.name!r} of the {kind} {name!r} has to be a parameter of "
                 f"{row.function.__name__}, and none of {', '.join(ARGUMENTS)}."
             )
+
+
+def resolve_options(
+    name: str, given: Mapping[str, Any], fixed: Mapping[str, Any], *declared: type
+) -> dict[str, Any]:
+    """The values of all options that the dataclasses ``declared`` have as fields.
+
+    An option that two of them declare has one value for both.
+
+    Args:
+        name: the algorithm's.
+        given: what the user has set.
+        fixed: what is part of the algorithm's definition.
+
+    Raises:
+        ConfigError: an unknown option, one that cannot be set, or a value of the wrong type or out of bounds.
+    """
+    known = {leaf.name: leaf for each in declared for leaf in leaves(each())}
+    for option, value in given.items():
+        setting = f"algorithm.options.{option}"
+        if not known:
+            raise ConfigError(f"{setting}={value!r}: algorithm.name={name!r} has no options. Leave it out.")
+        check_choice("algorithm.options", option, known, f" These are the options of {name}.")
+        if option in fixed:
+            raise ConfigError(
+                f"{setting}={value!r} has no effect in algorithm.name={name!r}: it is {fixed[option]!r} by "
+                "definition. Leave it out."
+            )
+        _check_type(setting, value, known[option])
+        known[option].bound.check_value(setting, value)
+    return {option: leaf.value for option, leaf in known.items()} | dict(fixed) | dict(given)
+
+
+def _check_type(setting: str, value: Any, leaf: Leaf) -> None:
+    wanted = type(leaf.value)
+    if type(value) is not wanted and not (wanted is float and type(value) is int):
+        raise ConfigError(
+            f"{setting}={value!r} has to be of type {wanted.__name__}; its default is {leaf.value!r}."
+        )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from environments.errors import ConfigError
-from environments.named_class import load_class
+from environments.named_module import load_class
 from launch.config import TrainConfig, algorithm_of
 from launch.training.stages.base import Stage
 

@@ -8,7 +8,7 @@ import re
 
 from environments.bounds import check_choice
 from environments.errors import ConfigError
-from environments.named_class import load_class
+from environments.named_module import load_class
 from policies.agents.parsers.base import ToolParser
 from policies.agents.parsers.deepseek import DeepSeekParser
 from policies.agents.parsers.hermes import HermesBriefParser, HermesParser, Qwen3CoderParser

@@ -19,7 +19,7 @@ from environments.sandbox.base import DEFAULT_LIMITS, SandboxLimits, SandboxResu
 from environments.sandbox.command import CommandSandbox
 from environments.sandbox.local import LocalSandbox
 from environments.types import TerminationReason, Trajectory
-from policies.agents.code import CodingAgent
+from policies.agents.answering import CodingAgent
 from policies.sampler import ScriptedSampler
 
 STAND_IN = Path(__file__).parents[2] / "environments" / "container_stand_in.py"

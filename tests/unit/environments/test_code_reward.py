@@ -6,10 +6,10 @@ import time
 import pytest
 
 from environments.errors import DatasetError
-from environments.rewards.code.answer import last_code_block
 from environments.rewards.code.reward import (
     CodeTest,
     code_reward_fn,
+    last_code_block,
     read_tests,
     run_tests,
     same_output,

@@ -17,7 +17,7 @@ from conftest import free_port, wait_until
 
 from environments import ConfigError
 from environments.errors import EnvironmentFailure
-from environments.mcp_environment import MCPEnvironment
+from environments.tool_environment import MCPEnvironment
 from environments.tools import MCPServer, make_tools
 from environments.tools.mcp import connection
 

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 from environments.adapters.gymnasium import GymnasiumEnvironment
-from environments.adapters.minigrid import view_in_words
+from environments.adapters.gymnasium_text import view_in_words
 
 numpy = pytest.importorskip("numpy")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from environments.errors import ConfigError
-from environments.named_class import load_class
+from environments.named_module import load_class
 
 KNOWN = {"counter": "collections:Counter", "ordered": "collections:OrderedDict"}
 

@@ -7,7 +7,7 @@ import pytest
 from environments.code_environment import CodeEnvironment
 from environments.errors import AgentError
 from environments.types import Trajectory
-from policies.agents.code import INSTRUCTION, REPAIR, CodingAgent
+from policies.agents.answering import CODE_INSTRUCTION, REPAIR, CodingAgent
 
 TASK = {"question": "Print the sum of two numbers.", "tests": [{"input": "2 3", "output": "5"}]}
 WRONG = "<think>Multiply?</think>```python\na, b = map(int, input().split())\nprint(a * b)\n```"
@@ -39,7 +39,7 @@ def test_an_agent_that_fails_sees_the_failing_test_and_repairs() -> None:
     assert play(agent, CodeEnvironment(TASK, max_turns=3), [WRONG, RIGHT, "never said"]) == [0.0, 1.0]
     feedback = "Your program failed 1 of 1 tests.\n\nInput:\n2 3\nExpected:\n5\nGot:\n6"
     assert contents(agent) == [
-        f"{TASK['question']}\n\n{INSTRUCTION}",
+        f"{TASK['question']}\n\n{CODE_INSTRUCTION}",
         WRONG,
         f"{feedback}\n\n{REPAIR}",
         RIGHT,
