@@ -36,9 +36,9 @@ NodeWatch._watch, once per node     time                   the node's answer    
 RolloutActor                        one request            the sampling actor's     one trajectory
 (rollouts/rollout_actor.py)                                completion
 AgentPool._collect                  trajectories           the stream: an episode   the answers that are
-(rollouts/agent_pool.py)                                   has ended                waited for
+(served_agents/pool.py)                                    has ended                waited for
 AgentPool._follow_conversations     the fleet's counts     the clock                another number of
-(rollouts/agent_pool.py)                                                            rollout actors
+(served_agents/pool.py)                                                             rollout actors
 RequestQueue._watch_leases          time                   the next tick            requests of silent
 (sampling/request_queue.py)                                                         replicas, free again
 QueueWorker.run, once per replica   requests               its poll: the queue has  an answer per request

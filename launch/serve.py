@@ -33,8 +33,8 @@ from launch.run_folder.model_paths import (
 from launch.validation.serving import DEFAULT_PORT
 from launch.validation.startup import check_served_agent, check_serving
 from launch.workload import load_workload
+from policies.agent_api.frontend import PREFIX
 from policies.model_files import check_loadable
-from policies.openai.agent_frontend import PREFIX
 from policies.settings import ADAPTER, adapter_config
 
 CHECK_SECONDS = 5.0

@@ -13,8 +13,8 @@ from functools import partial
 import ray
 
 from actors.ray_tools.placement import beside_driver
-from actors.rollouts.agent_pool import AgentPool
 from actors.sampling.serve_sampler import ServeSampler
+from actors.served_agents.pool import AgentPool
 from actors.serving.policy_app import PolicyApp
 from actors.settings import PinnedVersion
 from actors.weights.store import WeightStore
@@ -25,7 +25,7 @@ from launch.process.turns import Turn
 from launch.run_folder.model_paths import policy_version
 from launch.training.threads import with_threads
 from launch.workload import Workload
-from policies.openai.agent_frontend import PREFIX
+from policies.agent_api.frontend import PREFIX
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -31,9 +31,6 @@ from actors.settings import ACTORS_PER_CORE, FleetConfig
 from environments.errors import SamplerError
 from policies.sampler import QueueStatus, Sampler, TokenRequest
 
-if TYPE_CHECKING:  # Ray Serve is not needed where an outside server is sampled
-    from actors.serving.policy_app import PolicyApp
-
 NAMESPACE, FLEET = "troupe", "fleet-"
 """Ray's namespace of the fleets, and the beginning of their names: ``launch.scale`` finds them by these."""
 FIRST_ACTORS = ACTORS_PER_CORE * max(0, (os.cpu_count() or 1) - 2)
@@ -41,6 +38,16 @@ FIRST_ACTORS = ACTORS_PER_CORE * max(0, (os.cpu_count() or 1) - 2)
 more slowly: on a machine with no more, all rollout actors start when the engines are up."""
 STREAM_CAPACITY = 1024
 """Trajectories that wait for their consumer before the fleet waits for it."""
+
+
+class SampledServer(Protocol):
+    """Policy server that starts and ends with the rollouts that sample it, such as ``PolicyApp``."""
+
+    def start(self) -> None: ...
+
+    def check_replicas(self) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 class RolloutService:
@@ -64,7 +71,7 @@ class RolloutService:
         make_sampler: Callable[[], Sampler],
         limits: RolloutLimits,
         fleet: FleetConfig,
-        server: PolicyApp | None = None,
+        server: SampledServer | None = None,
         listener: ray.actor.ActorHandle | None = None,
     ) -> None:
         check_room(actor_options(pair, fleet))

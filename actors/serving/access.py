@@ -16,10 +16,11 @@ from urllib.parse import urlsplit
 
 from ray import serve
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.serving.address import public_path
+from actors.serving.address import public_address, public_path
 from actors.serving.allowance import Allowance
 from actors.serving.cors import allow_page, answer_preflight, is_preflight
 from actors.serving.events import EVENTS, event
@@ -27,8 +28,8 @@ from actors.serving.intake import OPEN_PATHS
 from actors.serving.keys import ApiKeys, KeysFile, hostname, is_loopback, served_hosts
 from actors.serving.metrics import METRICS_PATH, NO_KEY, Metrics
 from actors.settings import ServerConfig
-from policies.openai.frontend import Charge
-from policies.openai.protocol import OpenAIError, openai_error
+from policies.model_api.frontend import Charge
+from policies.model_api.protocol import OpenAIError, openai_error
 
 # Serve writes its own logger into the replica's log file, and no other one at this level.
 logger = logging.getLogger("ray.serve")
@@ -82,7 +83,7 @@ class Access:
         self.metrics = Metrics()
         self.max_request_seconds = access.max_request_seconds
         self.logs_all = access.log_requests
-        self.public_url, self.path = access.public_url, public_path(access.public_url)
+        self._public_url, self.path = access.public_url, public_path(access.public_url)
         self._max_open_requests = access.max_open_requests
         self._num_open = 0
         self._hosts = served_hosts(config)
@@ -102,6 +103,10 @@ class Access:
             name: self._callers.get(name) or Caller(name, self.metrics, *map(Allowance, self._shares))
             for name in keys.digests
         }
+
+    def address_for(self, request: Request) -> str:
+        """The address by which a client reaches the server, without a slash at its end."""
+        return public_address(request, self._public_url)
 
     @contextmanager
     def admitted(self, path: str, headers: Headers) -> Iterator[Caller]:

@@ -19,9 +19,9 @@ from actors.serving.events import EVENTS, event
 from actors.serving.intake import Intake
 from environments.command_name import command_name
 from environments.errors import TroupeError
-from policies.openai.envelope import Envelope
-from policies.openai.limits import MAX_BODY_BYTES, MAX_BODY_SECONDS
-from policies.openai.protocol import OpenAIError, openai_error
+from policies.agent_api.context import RequestContext
+from policies.model_api.limits import MAX_BODY_BYTES, MAX_BODY_SECONDS
+from policies.model_api.protocol import OpenAIError, openai_error
 
 
 class BodyLimit:
@@ -106,10 +106,10 @@ async def _unexpected(request: Request, error: Exception) -> JSONResponse:
     return await _error(request, error)
 
 
-def envelope(request: Request) -> Envelope:
+def request_context(request: Request) -> RequestContext:
     """What the headers say of a message: whose it is, its session and its idempotency key."""
     headers = request.headers
-    return Envelope(
+    return RequestContext(
         owner=request.state.caller.name or "",
         session=headers.get("x-session-id"),
         keeps_history=True,

@@ -19,9 +19,9 @@ from policies.agents.parsers import ToolParser
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.base import Engine, engine_class
 from policies.engines.tool_calls import served_parser, served_reasoning
-from policies.openai.frontend import Charge, OpenAIFrontend
-from policies.openai.protocol import ChatRequest, CompletionRequest
-from policies.openai.reply import Json
+from policies.model_api.frontend import Charge, OpenAIFrontend
+from policies.model_api.protocol import ChatRequest, CompletionRequest
+from policies.model_api.reply import Json
 
 
 async def started_engine(

@@ -19,26 +19,25 @@ from ray.exceptions import ActorDiedError, RayError
 from ray.serve.handle import DeploymentHandle
 
 from actors.sampling.queue_worker import QueueWorker, serve_queue
+from actors.served_agents.client import PoolClient
+from actors.served_agents.routes import AgentProtocols, agent_routes
 from actors.serving.access import Access
-from actors.serving.address import public_address
-from actors.serving.agent_routes import AgentProtocols, agent_routes
 from actors.serving.autoscaling import TOKENS_IN_FLIGHT
-from actors.serving.http import envelope, http, respond, welcome_text
+from actors.serving.http import http, request_context, respond, welcome_text
 from actors.serving.keys import ApiKeys
 from actors.serving.metrics import METRICS_PATH
 from actors.serving.pinned import PinnedClient, started_engine
-from actors.serving.pool_client import PoolClient
 from actors.settings import MANY_CALLS, PinnedVersion, ServerConfig
 from actors.weights.follower import WeightFollower, open_transport
 from actors.weights.transport import WeightTransport
 from environments.errors import PartLostError, SamplerError
+from policies.agent_api.frontend import PREFIX, AgentFrontend
+from policies.agent_api.responses import ResponsesFrontend, ResponsesRequest
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.tool_calls import CallReader
-from policies.openai.agent_frontend import PREFIX, AgentFrontend
-from policies.openai.frontend import Charge, OpenAIFrontend
-from policies.openai.protocol import ChatRequest, CompletionRequest, OpenAIError
-from policies.openai.reply import Json
-from policies.openai.responses import ResponsesFrontend, ResponsesRequest
+from policies.model_api.frontend import Charge, OpenAIFrontend
+from policies.model_api.protocol import ChatRequest, CompletionRequest, OpenAIError
+from policies.model_api.reply import Json
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +219,7 @@ class PolicyServer:
     @http.get("/")
     async def welcome(self, request: Request) -> PlainTextResponse:
         names = [model["id"] for model in (await self.models())["data"]]
-        url = public_address(request, self.access.public_url)
+        url = self.access.address_for(request)
         return PlainTextResponse(welcome_text(names, f"{url}/v1"))
 
     @http.get("/health")
@@ -252,13 +251,13 @@ class PolicyServer:
     @http.post("/v1/chat/completions")
     async def chat_completions(self, body: ChatRequest, request: Request) -> Response:
         if body.model.startswith(PREFIX):
-            parts = self._agents.chat(body, self._charge(body.model, request), envelope(request))
+            parts = self._agents.chat(body, self._charge(body.model, request), request_context(request))
             return await respond(parts, body.stream)
         return await self._answered(body, self._openai.chat, request)
 
     @http.post("/v1/responses")
     async def responses(self, body: ResponsesRequest, request: Request) -> Response:
-        parts = self._responses.respond(body, self._charge(body.model, request), envelope(request))
+        parts = self._responses.respond(body, self._charge(body.model, request), request_context(request))
         return await respond(parts, body.stream)
 
     @http.get("/v1/responses/{response_id}")
@@ -271,19 +270,19 @@ class PolicyServer:
                 "A response is streamed while it is made, by POST /v1/responses: leave stream out.",
                 param="stream",
             )
-        return await self._responses.retrieve(response_id, envelope(request).owner)
+        return await self._responses.retrieve(response_id, request_context(request).owner)
 
     @http.delete("/v1/responses/{response_id}")
     async def delete_response(self, response_id: str, request: Request) -> dict[str, Any]:
-        return await self._responses.delete(response_id, envelope(request).owner)
+        return await self._responses.delete(response_id, request_context(request).owner)
 
     @http.post("/v1/responses/{response_id}/cancel")
     async def cancel_response(self, response_id: str, request: Request) -> dict[str, Any]:
-        return await self._responses.cancel(response_id, envelope(request).owner)
+        return await self._responses.cancel(response_id, request_context(request).owner)
 
     @http.delete("/v1/sessions/{session:path}")
     async def delete_session(self, session: str, request: Request) -> dict[str, Any]:
-        return await self._responses.end_session(session, envelope(request).owner)
+        return await self._responses.end_session(session, request_context(request).owner)
 
     @http.post("/v1/completions")
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
@@ -291,7 +290,7 @@ class PolicyServer:
 
     async def _answered(self, body: Body, own: Callable[[Body, Charge], Parts], request: Request) -> Response:
         """By the engine of this replica, or by that of a pinned version."""
-        if envelope(request).idempotency_key is not None:
+        if request_context(request).idempotency_key is not None:
             raise OpenAIError(
                 400,
                 "The header Idempotency-Key is for agents, whose answers are kept, and a model's are not: "

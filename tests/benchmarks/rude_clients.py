@@ -32,7 +32,7 @@ from programs import Program, free_port
 from report import Report
 
 from launch.recipes.calculator import workload
-from policies.openai.limits import MAX_BODY_BYTES, MAX_BODY_SECONDS
+from policies.model_api.limits import MAX_BODY_BYTES, MAX_BODY_SECONDS
 from policies.tiny import build_model
 
 KEYS = {name: f"{name}-{'0123456789' * 2}" for name in ("polite", "rude", "hasty")}

@@ -16,8 +16,8 @@ import pytest
 import uvicorn
 from test_policy_http import Parts, serving
 
-from actors.rollouts import agent_pool
 from actors.rollouts.rollout import Pair, RolloutRequest
+from actors.served_agents import pool as agent_pool
 from actors.serving.http import http
 from actors.serving.keys import ApiKeys
 from actors.settings import AgentsConfig, FleetConfig

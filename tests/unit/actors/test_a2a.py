@@ -361,7 +361,7 @@ def test_a_failed_episode_is_a_failed_task_without_its_traceback(server: AgentSe
 def test_a_message_of_which_there_are_too_many_is_rejected(
     server: AgentServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.rollouts.agent_pool.MAX_WAITING_PER_ACTOR", 0)
+    monkeypatch.setattr("actors.served_agents.pool.MAX_WAITING_PER_ACTOR", 0)
 
     async def talk() -> Task:
         async with connected(server.url, streaming=False) as (client, _):
@@ -508,7 +508,7 @@ def test_without_the_package_the_server_says_how_to_install_it(
     tokenizer_folder: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delitem(sys.modules, "actors.serving.a2a", raising=False)
+    monkeypatch.delitem(sys.modules, "actors.served_agents.a2a", raising=False)
     monkeypatch.setitem(sys.modules, "a2a.helpers.proto_helpers", None)
     with agent_server(tokenizer_folder) as server:
         answer = httpx.post(f"{server.url}/a2a/calculator", json={})

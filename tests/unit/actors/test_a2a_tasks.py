@@ -9,9 +9,9 @@ import pytest
 from a2a.server.context import ServerCallContext
 from a2a.types.a2a_pb2 import ListTasksRequest, Task, TaskState
 
-from actors.serving import a2a_tasks
-from actors.serving.a2a_tasks import PoolTaskStore, end_task
-from policies.openai.owned import NewestOfOwner
+from actors.served_agents import a2a_tasks
+from actors.served_agents.a2a_tasks import PoolTaskStore, end_task
+from actors.served_agents.store import PerKeyLRU
 
 WORKING, FAILED, COMPLETED = (
     TaskState.TASK_STATE_WORKING,
@@ -24,7 +24,7 @@ class Pool:
     """Keeps tasks as an agent's pool does; the test says which are under way."""
 
     def __init__(self) -> None:
-        self.tasks: NewestOfOwner[bytes] = NewestOfOwner()
+        self.tasks: PerKeyLRU[bytes] = PerKeyLRU()
         self.under_way: set[str] = set()
         self.before_replacing: Callable[[], None] | None = None
 

@@ -25,7 +25,7 @@ from actors.serving.allowance import Allowance
 from actors.serving.keys import ApiKeys, access_keys, read_keys
 from actors.settings import AccessConfig, ServerConfig
 from environments.errors import ConfigError
-from policies.openai.protocol import OpenAIError
+from policies.model_api.protocol import OpenAIError
 from policies.sampler import EngineStats
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"

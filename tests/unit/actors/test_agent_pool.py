@@ -23,17 +23,17 @@ from mcp import Client
 from ray.exceptions import RayTaskError
 from scripted_engine import ScriptedEngine  # noqa: F401  # so that a replica can import it too
 
-from actors.rollouts.agent_pool import AgentPool
 from actors.rollouts.rollout import RolloutLimits
 from actors.sampling.serve_sampler import ServeSampler
+from actors.served_agents.pool import AgentPool
 from actors.serving.policy_app import PolicyApp
 from actors.settings import FleetConfig, ServerConfig
 from actors.weights.store import WeightStore
 from environments.errors import PartLostError
 from environments.types import StepEvent, TerminationReason, Trajectory
 from launch.recipes.calculator import task_from_message, workload
-from policies.openai.envelope import Envelope, Used
-from policies.openai.protocol import OpenAIError
+from policies.agent_api.context import RequestContext, TokenUsage
+from policies.model_api.protocol import OpenAIError
 from policies.sampler import SamplingParams
 from policies.settings import EngineConfig
 
@@ -60,10 +60,10 @@ def played(
     agents: ray.actor.ActorHandle, params: SamplingParams, key: str | None = None
 ) -> list[StepEvent | Trajectory]:
     """The steps of an episode and the whole, without the tokens in between."""
-    envelope = Envelope(withdraw_key=key)
-    asked = agents.play.remote("What is 12+34?", params, envelope)
+    context = RequestContext(withdraw_key=key)
+    asked = agents.play.remote("What is 12+34?", params, context)
     parts = [ray.get(part, timeout=200) for part in asked]
-    return [part for part in parts if not isinstance(part, Used)]
+    return [part for part in parts if not isinstance(part, TokenUsage)]
 
 
 def closed_pool(app: PolicyApp, model: Path, make_task: Any = task_from_message) -> ray.actor.ActorHandle:
@@ -99,7 +99,7 @@ def test_a_message_is_withdrawn_while_it_waits_and_while_it_is_played(
 ) -> None:
     agents = pool(app, tiny_model)
     for key in ("first", "second"):
-        parts = agents.play.remote("What is 12+34?", SamplingParams(), Envelope(withdraw_key=key))
+        parts = agents.play.remote("What is 12+34?", SamplingParams(), RequestContext(withdraw_key=key))
         wait_until(lambda key=key: ray.get(agents.withdraw.remote("", key)))
         with pytest.raises(RayTaskError) as raised:
             [ray.get(part, timeout=200) for part in parts]

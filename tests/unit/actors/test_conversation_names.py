@@ -6,42 +6,42 @@ import asyncio
 
 import pytest
 
-from actors.rollouts.conversations import Conversations
-from policies.openai.agent_frontend import digest
-from policies.openai.envelope import Envelope
-from policies.openai.history import BEGINNING, history_of
-from policies.openai.protocol import ChatRequest, OpenAIError
+from actors.served_agents.conversations import Conversations
+from policies.agent_api.context import RequestContext
+from policies.agent_api.frontend import digest
+from policies.agent_api.history import BEGINNING, history_of
+from policies.model_api.protocol import ChatRequest, OpenAIError
 
 
-def stored(owner: str, number: int) -> Envelope:
-    return Envelope(owner=owner, answer_id=f"resp_{number}", can_be_followed=True)
+def stored(owner: str, number: int) -> RequestContext:
+    return RequestContext(owner=owner, answer_id=f"resp_{number}", can_be_followed=True)
 
 
 def test_the_conversations_of_one_key_push_out_none_of_another() -> None:
     kept = Conversations(waits=False, most=3)
-    of_bob = kept.find(Envelope(owner="bob", session="support")).conversation
-    kept.advance(of_bob, "00000001/0000", Envelope(owner="bob", session="support"))
+    of_bob = kept.find(RequestContext(owner="bob", session="support")).conversation
+    kept.advance(of_bob, "00000001/0000", RequestContext(owner="bob", session="support"))
     for number in range(10):
-        alone = kept.find(Envelope(owner="alice")).conversation
+        alone = kept.find(RequestContext(owner="alice")).conversation
         kept.advance(alone, f"{number}", stored("alice", number))
-    assert kept.find(Envelope(owner="bob", session="support")).conversation is of_bob
-    assert kept.find(Envelope(owner="alice", after="resp_9")).rollout_id == "9"
+    assert kept.find(RequestContext(owner="bob", session="support")).conversation is of_bob
+    assert kept.find(RequestContext(owner="alice", after="resp_9")).rollout_id == "9"
     with pytest.raises(OpenAIError, match="forgotten after 3 newer ones"):
-        kept.find(Envelope(owner="alice", after="resp_6"))
+        kept.find(RequestContext(owner="alice", after="resp_6"))
 
 
 def test_messages_without_a_session_push_out_no_session() -> None:
     kept = Conversations(waits=False, most=2)
-    session = Envelope(session="support", keeps_history=True)
+    session = RequestContext(session="support", keeps_history=True)
     of_session = kept.find(session).conversation
     kept.advance(of_session, "first", session)
     for number in range(5):
-        alone = Envelope(keeps_history=True)
+        alone = RequestContext(keeps_history=True)
         kept.advance(kept.find(alone).conversation, f"{number}", alone, history=f"said {number}")
     assert kept.find(session).conversation is of_session
     with pytest.raises(OpenAIError, match="no conversation in which this was said"):
-        kept.find(Envelope(keeps_history=True, earlier="said 2"))
-    assert kept.find(Envelope(keeps_history=True, earlier="said 3")).rollout_id == "3"
+        kept.find(RequestContext(keeps_history=True, earlier="said 2"))
+    assert kept.find(RequestContext(keeps_history=True, earlier="said 3")).rollout_id == "3"
 
 
 def test_conversations_with_other_instructions_are_others() -> None:
@@ -60,32 +60,32 @@ def test_message_after_a_response_is_not_all_that_was_said() -> None:
     kept = Conversations(waits=False)
     first = stored("", 1)
     kept.advance(kept.find(first).conversation, "1", first, history="said 1")
-    second = Envelope(after="resp_1", keeps_history=True, answer_id="resp_2", can_be_followed=True)
+    second = RequestContext(after="resp_1", keeps_history=True, answer_id="resp_2", can_be_followed=True)
     kept.advance(kept.find(second).conversation, "2", second, history="the second message alone")
     with pytest.raises(OpenAIError, match="no conversation in which this was said"):
-        kept.find(Envelope(keeps_history=True, earlier="the second message alone"))
+        kept.find(RequestContext(keeps_history=True, earlier="the second message alone"))
 
 
 def test_a_session_that_was_forgotten_is_an_error_until_it_is_ended() -> None:
     kept = Conversations(waits=False, most=1)
     for session in ("old", "new"):
-        kept.find(Envelope(session=session))
+        kept.find(RequestContext(session=session))
     with pytest.raises(OpenAIError, match="has forgotten this session after 1 newer") as error:
-        kept.find(Envelope(session="old"))
+        kept.find(RequestContext(session="old"))
     assert error.value.status == 409
     with pytest.raises(OpenAIError, match="There is no session 'old'"):
         kept.end_session("", "old")
-    assert kept.find(Envelope(session="old")).conversation.newest is None
+    assert kept.find(RequestContext(session="old")).conversation.newest is None
 
 
 def test_a_conversation_with_a_message_under_way_is_kept() -> None:
     async def play() -> None:
         kept = Conversations(waits=False, most=1)
-        busy = kept.find(Envelope(session="busy")).conversation
+        busy = kept.find(RequestContext(session="busy")).conversation
         async with busy.turn(asyncio.Queue()):
-            kept.find(Envelope(session="other"))
+            kept.find(RequestContext(session="other"))
             with pytest.raises(OpenAIError, match="is under way"):
-                async with kept.find(Envelope(session="busy")).conversation.turn(asyncio.Queue()):
+                async with kept.find(RequestContext(session="busy")).conversation.turn(asyncio.Queue()):
                     pass
 
     asyncio.run(play())
@@ -93,6 +93,6 @@ def test_a_conversation_with_a_message_under_way_is_kept() -> None:
 
 def test_the_same_body_in_another_session_is_another_request() -> None:
     body = ChatRequest.model_validate({"model": "agent/a", "messages": [{"role": "user", "content": "hi"}]})
-    assert digest(body, Envelope(session="a")) == digest(body, Envelope(session="a"))
-    assert digest(body, Envelope(session="a")) != digest(body, Envelope(session="b"))
-    assert digest(body, Envelope()) != digest(body, Envelope(session="None"))
+    assert digest(body, RequestContext(session="a")) == digest(body, RequestContext(session="a"))
+    assert digest(body, RequestContext(session="a")) != digest(body, RequestContext(session="b"))
+    assert digest(body, RequestContext()) != digest(body, RequestContext(session="None"))

@@ -19,18 +19,18 @@ from openai import OpenAI
 from ray.exceptions import RayTaskError
 from test_a2a import connected, only_task, question, state
 
-from actors.rollouts.agent_pool import AgentPool
 from actors.rollouts.rollout import Pair, RolloutLimits
 from actors.rollouts.service import NAMESPACE
 from actors.sampling.serve_sampler import ServeSampler
+from actors.served_agents.pool import AgentPool
 from actors.serving.policy_app import PolicyApp
 from actors.settings import AgentsConfig, FleetConfig, ServerConfig
 from actors.weights.store import WeightStore
 from environments.base import BaseEnv
 from environments.types import Trajectory
 from policies import GameAgent
-from policies.openai.envelope import Envelope
-from policies.openai.protocol import OpenAIError
+from policies.agent_api.context import RequestContext
+from policies.model_api.protocol import OpenAIError
 from policies.sampler import SamplingParams, ScriptedSampler
 from policies.settings import EngineConfig
 
@@ -144,7 +144,7 @@ def start(ray_cluster: None, folder: Path) -> Iterator[Callable[..., Any]]:
 
 def say(pool: Any, message: str = "Go on.", **place: Any) -> dict[str, Any]:
     """What the notebook says of itself after an answer."""
-    return told(pool.play.remote(message, SamplingParams(), Envelope(**place)))
+    return told(pool.play.remote(message, SamplingParams(), RequestContext(**place)))
 
 
 def told(parts: Any) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def test_an_environment_that_is_killed_during_a_message_is_rebuilt_and_answers_i
 ) -> None:
     pool, (begun, go_on) = start(), slow_files
     before = say(pool, session="slow")
-    slow = pool.play.remote(SLOW, SamplingParams(), Envelope(session="slow"))
+    slow = pool.play.remote(SLOW, SamplingParams(), RequestContext(session="slow"))
     wait_until(begun.exists)
     os.kill(before["process"], signal.SIGKILL)
     go_on.touch()
@@ -273,14 +273,14 @@ def test_a_second_message_is_rejected_or_waits_its_turn(
 ) -> None:
     pool, (begun, go_on) = start(num_actors=2, second_message=second_message), slow_files
     say(pool, session="busy")
-    slow = pool.play.remote(SLOW, SamplingParams(), Envelope(session="busy"))
+    slow = pool.play.remote(SLOW, SamplingParams(), RequestContext(session="busy"))
     wait_until(begun.exists)
     if second_message == "reject":
         assert error_of(lambda: say(pool, session="busy")).code == "conversation_busy"
         go_on.touch()
         assert told(slow)["pages"] == ["page 1", "page 2"]
     else:
-        second = pool.play.remote("Go on.", SamplingParams(), Envelope(session="busy"))
+        second = pool.play.remote("Go on.", SamplingParams(), RequestContext(session="busy"))
         time.sleep(1)  # it comes while the first is under way
         go_on.touch()
         assert told(second)["pages"] == ["page 1", "page 2", "page 3"]

@@ -21,6 +21,7 @@ from scripted_engine import ScriptedEngine
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
+from actors.served_agents.store import PerKeyLRU
 from actors.serving import policy_server
 from actors.serving.access import Caller
 from actors.serving.http import BodyLimit, http, respond
@@ -32,12 +33,11 @@ from actors.settings import AgentsConfig, PinnedVersion, ServerConfig
 from actors.weights.object_store import ObjectStoreTransport
 from actors.weights.transport import WeightTransport
 from environments.types import Step, StepEvent, TerminationReason, Trajectory
+from policies.agent_api.context import RequestContext
 from policies.chat import ChatRenderer, load_tokenizer
-from policies.openai.envelope import Envelope
-from policies.openai.frontend import OpenAIFrontend
-from policies.openai.limits import MAX_BODY_BYTES
-from policies.openai.owned import NewestOfOwner
-from policies.openai.protocol import ChatRequest, OpenAIError
+from policies.model_api.frontend import OpenAIFrontend
+from policies.model_api.limits import MAX_BODY_BYTES
+from policies.model_api.protocol import ChatRequest, OpenAIError
 from policies.sampler import SamplingParams
 from policies.settings import EngineConfig
 from policies.tiny import build_tokenizer
@@ -260,7 +260,7 @@ def test_a_request_for_an_agent_goes_to_its_pool(tokenizer_folder: Path) -> None
     played = Trajectory(steps=[step], termination_reason=TerminationReason.ENV_DONE)
 
     async def play(
-        message: str, params: SamplingParams, envelope: Envelope
+        message: str, params: SamplingParams, context: RequestContext
     ) -> AsyncGenerator[Trajectory, None]:
         assert message == MESSAGES[0]["content"]
         yield played
@@ -301,14 +301,14 @@ class Pool:
 
     def __init__(self) -> None:
         async def play(
-            message: str, params: SamplingParams, envelope: Envelope
+            message: str, params: SamplingParams, context: RequestContext
         ) -> AsyncGenerator[StepEvent | Trajectory, None]:
             steps = [Step(model_response="<tool_call>"), Step(model_response="46")]
             yield StepEvent(index=0, text="<tool_call>", observation="46.0")
             yield StepEvent(index=1, text="46", observation="", done=True)
             yield Trajectory(steps=steps, termination_reason=TerminationReason.ENV_DONE)
 
-        store: NewestOfOwner[dict[str, Any]] = NewestOfOwner()
+        store: PerKeyLRU[dict[str, Any]] = PerKeyLRU()
 
         def keep(owner: str, response: dict[str, Any]) -> None:
             store.keep(owner, response["id"], response)

@@ -11,8 +11,8 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from policies.chat import ChatRenderer, load_tokenizer
-from policies.openai.frontend import OpenAIFrontend
-from policies.openai.protocol import ChatRequest, CompletionRequest
+from policies.model_api.frontend import OpenAIFrontend
+from policies.model_api.protocol import ChatRequest, CompletionRequest
 from policies.sampler import SamplingParams
 from policies.settings import EngineConfig
 from policies.tiny import build_tokenizer

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from agent_server import ScriptedService
 
-from actors.rollouts import agent_pool
 from actors.rollouts.rollout import Pair
+from actors.served_agents import pool as agent_pool
 from actors.settings import AgentsConfig, FleetConfig
 from environments import ToolEnvironment
 from environments.types import Trajectory
 from policies import ToolAgent
-from policies.openai.envelope import Envelope
-from policies.openai.protocol import OpenAIError
+from policies.agent_api.context import RequestContext
+from policies.model_api.protocol import OpenAIError
 from policies.sampler import SamplingParams
 
 
@@ -39,8 +39,8 @@ def pool(service: ScriptedService, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 async def played(pool: Any, key: str) -> Trajectory:
     """The episode of a message of the one session."""
-    envelope = Envelope(session="s", withdraw_key=key)
-    *_, trajectory = [part async for part in pool.play(key, SamplingParams(), envelope)]
+    context = RequestContext(session="s", withdraw_key=key)
+    *_, trajectory = [part async for part in pool.play(key, SamplingParams(), context)]
     return trajectory
 
 

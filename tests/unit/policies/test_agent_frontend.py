@@ -12,9 +12,9 @@ import pytest
 from pydantic import ValidationError
 
 from environments.types import Completion, Step, StepEvent, TerminationReason, Trajectory
-from policies.openai.agent_frontend import AgentFrontend
-from policies.openai.envelope import Envelope, Used
-from policies.openai.protocol import NO_EFFECT, ChatRequest, OpenAIError
+from policies.agent_api.context import RequestContext, TokenUsage
+from policies.agent_api.frontend import AgentFrontend
+from policies.model_api.protocol import NO_EFFECT, ChatRequest, OpenAIError
 from policies.sampler import SamplingParams
 
 QUESTION = {"role": "user", "content": "What is 12+34?"}
@@ -46,13 +46,13 @@ class Calculator:
         self.asked: list[tuple[str, SamplingParams]] = []
 
     async def __call__(
-        self, message: str, params: SamplingParams, envelope: Envelope
-    ) -> AsyncGenerator[StepEvent | Trajectory | Used, None]:
+        self, message: str, params: SamplingParams, context: RequestContext
+    ) -> AsyncGenerator[StepEvent | Trajectory | TokenUsage, None]:
         self.asked.append((message, params))
         last = len(self.trajectory.steps) - 1
         for index, step in enumerate(self.trajectory.steps):
             text, done = step.model_response, index == last
-            yield Used(5)
+            yield TokenUsage(5)
             yield StepEvent(index=index, text=text, observation=f"to {text}", done=done, policy_version=7)
         yield self.trajectory
 
@@ -123,7 +123,7 @@ def test_an_episode_whose_client_goes_away_is_closed() -> None:
     closed = []
 
     async def endless(
-        message: str, params: SamplingParams, envelope: Envelope
+        message: str, params: SamplingParams, context: RequestContext
     ) -> AsyncGenerator[StepEvent | Trajectory, None]:
         try:
             for index in range(9):

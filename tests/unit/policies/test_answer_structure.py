@@ -14,8 +14,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from policies.agents.parsers import TEXT_PARSERS, get_tool_parser
-from policies.openai.protocol import ChatRequest, OpenAIError
-from policies.openai.structure import structure_of
+from policies.model_api.protocol import ChatRequest, OpenAIError
+from policies.model_api.structure import structure_of
 
 NUMBER = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TOOLS = [

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from test_openai_protocol import MESSAGES, FakeEngine, collect, ids_of, tokenizer
 
 from policies.chat import ChatRenderer
-from policies.openai.frontend import OpenAIFrontend
-from policies.openai.protocol import ChatRequest, OpenAIError
+from policies.model_api.frontend import OpenAIFrontend
+from policies.model_api.protocol import ChatRequest, OpenAIError
 from policies.tiny import build_tokenizer
 
 TEMPLATES = Path(__file__).parents[2] / "templates"

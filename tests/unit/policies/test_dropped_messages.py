@@ -12,8 +12,8 @@ from environments.errors import AgentError, DatasetError
 from environments.types import Message
 from policies.chat import ChatRenderer
 from policies.learning.demonstrations import demonstration_samples
-from policies.openai.frontend import OpenAIFrontend
-from policies.openai.protocol import ChatRequest, OpenAIError
+from policies.model_api.frontend import OpenAIFrontend
+from policies.model_api.protocol import ChatRequest, OpenAIError
 from policies.sampler import SampleRequest
 from policies.tiny import build_tokenizer
 

@@ -12,7 +12,7 @@ import pytest
 
 from environments.tools import ToolCall
 from policies.agents.parsers import ToolParser, get_tool_parser
-from policies.openai.growing_calls import GrowingCalls, GrowingJson
+from policies.model_api.growing_calls import GrowingCalls, GrowingJson
 
 ARGUMENTS = [
     '{"x": 1, "y": [true, null, -2.5e3], "t": "a \\"}]\\\\</tool_call>;{ b"}',

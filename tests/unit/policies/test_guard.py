@@ -14,8 +14,8 @@ from tokenizers import AddedToken, normalizers
 from environments.types import Message
 from policies.chat import ChatRenderer
 from policies.guard import GUARD, Guard
-from policies.openai.frontend import OpenAIFrontend
-from policies.openai.protocol import ChatRequest
+from policies.model_api.frontend import OpenAIFrontend
+from policies.model_api.protocol import ChatRequest
 from policies.tiny import build_tokenizer
 
 ORDINARY = ("<tool_call>", "</tool_response>", "<think>", "</think>", "<｜User｜>")  # noqa: RUF001

@@ -21,9 +21,9 @@ from environments.errors import ConfigError, PromptTooLongError, SamplerError
 from policies.chat import ChatRenderer
 from policies.engines.base import Engine
 from policies.engines.weights import WeightBucket
-from policies.openai.frontend import OpenAIFrontend
-from policies.openai.messages import ChatMessage
-from policies.openai.protocol import NO_EFFECT, ChatRequest, CompletionRequest, OpenAIError, openai_error
+from policies.model_api.frontend import OpenAIFrontend
+from policies.model_api.messages import ChatMessage
+from policies.model_api.protocol import NO_EFFECT, ChatRequest, CompletionRequest, OpenAIError, openai_error
 from policies.sampler import EngineOptions, EngineStats, SamplingParams, TokenOutput
 from policies.tiny import build_tokenizer
 

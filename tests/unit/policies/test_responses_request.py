@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from policies.openai.protocol import openai_error
-from policies.openai.responses import ResponsesRequest
+from policies.agent_api.responses import ResponsesRequest
+from policies.model_api.protocol import openai_error
 
 
 def request(given: Any) -> ResponsesRequest:

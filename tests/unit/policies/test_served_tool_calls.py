@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from policies.agents.parsers import TEXT_PARSERS, get_tool_parser, parser_name_of
-from policies.openai.protocol import ChatRequest
-from policies.openai.reply import ChatReply, Piece
+from policies.model_api.protocol import ChatRequest
+from policies.model_api.reply import ChatReply, Piece
 from policies.sampler import SamplingParams, TokenOutput, TokenRequest
 
 TOOL_CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "12+34"}}</tool_call>'

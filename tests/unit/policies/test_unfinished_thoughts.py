@@ -14,11 +14,11 @@ from test_openai_protocol import MESSAGES, TOOL_CALL, TOOLS, FakeEngine, ids_of,
 
 from environments.thoughts import MARKS, split_thought
 from environments.types import Completion, Message
+from policies.agent_api.responses import ResponsesFrontend, ResponsesRequest
 from policies.chat import ChatRenderer
-from policies.openai.frontend import OpenAIFrontend
-from policies.openai.growing_thought import GrowingThought
-from policies.openai.protocol import ChatRequest
-from policies.openai.responses import ResponsesFrontend, ResponsesRequest
+from policies.model_api.frontend import OpenAIFrontend
+from policies.model_api.growing_thought import GrowingThought
+from policies.model_api.protocol import ChatRequest
 from policies.sampler import Turn
 from policies.tiny import build_tokenizer
 

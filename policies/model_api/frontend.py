@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from environments.errors import ConfigError, PromptTooLongError
 from policies.agents.parsers import ToolParser, get_tool_parser, parser_name_of
-from policies.openai.growing_text import GrowingText, before_stop
-from policies.openai.limits import MAX_CHOICES, MAX_TOKENS
-from policies.openai.protocol import (
+from policies.model_api.growing_text import GrowingText, before_stop
+from policies.model_api.limits import MAX_CHOICES, MAX_TOKENS
+from policies.model_api.protocol import (
     ChatRequest,
     CompletionRequest,
     OpenAIError,
     SamplingRequest,
     encodable,
 )
-from policies.openai.reply import ChatReply, Json, Piece, Reply, TextReply
-from policies.openai.structure import structure_of
+from policies.model_api.reply import ChatReply, Json, Piece, Reply, TextReply
+from policies.model_api.structure import structure_of
 from policies.sampler import SamplingParams, TokenRequest
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ class OpenAIFrontend:
         engine: samples tokens.
         tool_parser: reads tool calls; ``None`` means the one of the model's chat template.
         max_sampled: answers that the engine samples at the same time; the others wait, in their order.
-        elsewhere: versions of the policy by the names under which clients ask for them, that other engines
-            answer: they are listed here.
+        pinned_versions: versions of the policy that other engines answer, by the names that clients use.
         split: tells thoughts from answers, which clients then get apart.
     """
 
@@ -61,11 +60,11 @@ class OpenAIFrontend:
         adapters: Iterable[str] = (),
         tool_parser: str | ToolParser | None = None,
         max_sampled: int = 64,
-        elsewhere: Mapping[str, int] | None = None,
+        pinned_versions: Mapping[str, int] | None = None,
         split: SplitThought | None = None,
     ) -> None:
         self._adapters: dict[str, str | None] = {model_name: None} | {name: name for name in adapters}
-        self._elsewhere = dict(elsewhere or {})
+        self._pinned_versions = dict(pinned_versions or {})
         self._split = split
         self._renderer = renderer
         self._engine = engine
@@ -79,7 +78,7 @@ class OpenAIFrontend:
     @property
     def names(self) -> list[str]:
         """All names by which clients ask for a model."""
-        return [*self._adapters, *self._elsewhere]
+        return [*self._adapters, *self._pinned_versions]
 
     def models(self) -> Json:
         """The body of ``GET /v1/models``."""
@@ -87,7 +86,7 @@ class OpenAIFrontend:
 
     def model(self, name: str) -> Json:
         """The body of ``GET /v1/models/{name}``. Raises ``OpenAIError`` if it is not served."""
-        if name not in self._elsewhere:
+        if name not in self._pinned_versions:
             self._check_model(name)
         return {
             "id": name,
@@ -95,7 +94,7 @@ class OpenAIFrontend:
             "created": 0,
             "owned_by": "troupe",
             "max_model_len": self._engine.max_model_tokens,
-            "policy_version": self._elsewhere.get(name, self._engine.version),
+            "policy_version": self._pinned_versions.get(name, self._engine.version),
         }
 
     def chat(self, body: ChatRequest, charge: Charge = _free) -> AsyncGenerator[Json, None]:
@@ -134,7 +133,7 @@ class OpenAIFrontend:
     def _check(self, body: SamplingRequest) -> None:
         self._check_model(body.model)
         if body.policy_version is not None and body.policy_version != self._engine.version:
-            raise moved_on(body.policy_version, self._engine.version)
+            raise version_conflict(body.policy_version, self._engine.version)
 
     def _check_model(self, name: str) -> None:
         if name not in self._adapters:
@@ -344,10 +343,10 @@ def _check_version(body: SamplingRequest, piece: Piece) -> None:
         return
     for version in piece.output.token_versions:
         if version != body.policy_version:
-            raise moved_on(body.policy_version, version)
+            raise version_conflict(body.policy_version, version)
 
 
-def moved_on(wanted: int, present: int) -> OpenAIError:
+def version_conflict(wanted: int, present: int) -> OpenAIError:
     """The error of a request for a policy version that is not served any more, or not yet."""
     return OpenAIError(
         409,

@@ -7,22 +7,22 @@ import itertools
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from actors.rollouts.conversations import check_name
+from actors.served_agents.conversations import check_name
+from actors.served_agents.store import PerKeyLRU
 from environments.types import StepEvent, Trajectory
-from policies.openai.envelope import Envelope, Repeated, Used
-from policies.openai.owned import NewestOfOwner
-from policies.openai.protocol import OpenAIError
+from policies.agent_api.context import ReplayedAnswer, RequestContext, TokenUsage
+from policies.model_api.protocol import OpenAIError
 
-Part = StepEvent | Trajectory | Used
+Part = StepEvent | Trajectory | TokenUsage
 MAX_RECORDINGS = 256
 """Answers of one key that can be repeated: the oldest are forgotten first."""
 
 
-class Recording:
+class IdempotentAnswer:
     """An episode that goes on whoever still listens. ``play`` gives all of it, from the beginning."""
 
-    def __init__(self, envelope: Envelope) -> None:
-        self.envelope = envelope
+    def __init__(self, context: RequestContext) -> None:
+        self.context = context
         self.is_forgotten = False
         """Whether its answer must not be kept any more."""
         self._parts: list[Part] = []
@@ -60,7 +60,7 @@ class Recording:
                 break
             is_paid = number < self._num_played
             self._num_played = max(self._num_played, number + 1)
-            if not (is_paid and isinstance(self._parts[number], Used)):
+            if not (is_paid and isinstance(self._parts[number], TokenUsage)):
                 yield self._parts[number]
         if self._error is not None:
             raise self._error
@@ -70,35 +70,35 @@ class Recording:
             self._news.notify_all()
 
 
-class Recordings:
+class IdempotentAnswers:
     """The newest answers by idempotency key, each of the API key that it came with.
 
     What has failed is not kept: the same request may be tried again.
     """
 
     def __init__(self, most: int = MAX_RECORDINGS) -> None:
-        self._recordings: NewestOfOwner[Recording] = NewestOfOwner(most)
+        self._recordings: PerKeyLRU[IdempotentAnswer] = PerKeyLRU(most)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def find(self, envelope: Envelope) -> Recording | None:
+    def find(self, context: RequestContext) -> IdempotentAnswer | None:
         """The answer that a request has got, or gets. Raises ``OpenAIError`` (422) if it had another body."""
-        assert envelope.idempotency_key is not None
-        check_name("The idempotency key", envelope.idempotency_key)
-        recording = self._recordings.kept(envelope.owner, envelope.idempotency_key)
-        if recording is not None and recording.envelope.body != envelope.body:
+        assert context.idempotency_key is not None
+        check_name("The idempotency key", context.idempotency_key)
+        recording = self._recordings.kept(context.owner, context.idempotency_key)
+        if recording is not None and recording.context.body != context.body:
             raise OpenAIError(
                 422,
-                f"The Idempotency-Key {envelope.idempotency_key!r} came with another body before: send a new "
+                f"The Idempotency-Key {context.idempotency_key!r} came with another body before: send a new "
                 "key, or the same body.",
                 code="idempotency_key_reused",
             )
         return recording
 
-    def start(self, envelope: Envelope, parts: AsyncGenerator[Part, None]) -> Recording:
+    def start(self, context: RequestContext, parts: AsyncGenerator[Part, None]) -> IdempotentAnswer:
         """Play ``parts`` for this request and all that repeat it."""
-        assert envelope.idempotency_key is not None
-        recording = Recording(envelope)
-        self._recordings.keep(envelope.owner, envelope.idempotency_key, recording)
+        assert context.idempotency_key is not None
+        recording = IdempotentAnswer(context)
+        self._recordings.keep(context.owner, context.idempotency_key, recording)
         task = asyncio.create_task(self._record(recording, parts))
         self._tasks.add(task)  # asyncio itself keeps no reference to a running task
         task.add_done_callback(self._tasks.discard)
@@ -107,21 +107,21 @@ class Recordings:
     def forget_answer(self, owner: str, answer_id: str) -> None:
         """The client has deleted an answer: a request that repeats its own does not bring it back."""
         for recording in self._recordings.all_kept(owner):
-            recording.is_forgotten |= recording.envelope.answer_id == answer_id
+            recording.is_forgotten |= recording.context.answer_id == answer_id
 
     def is_forgotten(self, owner: str, answer_id: str) -> bool:
         """Whether the client has deleted this answer."""
         recordings = self._recordings.all_kept(owner)
-        return any(each.is_forgotten and each.envelope.answer_id == answer_id for each in recordings)
+        return any(each.is_forgotten and each.context.answer_id == answer_id for each in recordings)
 
-    async def _record(self, recording: Recording, parts: AsyncGenerator[Part, None]) -> None:
+    async def _record(self, recording: IdempotentAnswer, parts: AsyncGenerator[Part, None]) -> None:
         if await recording.record(parts):
             return
-        owner, key = recording.envelope.owner, recording.envelope.idempotency_key or ""
+        owner, key = recording.context.owner, recording.context.idempotency_key or ""
         if self._recordings.kept(owner, key) is recording:
             self._recordings.forget(owner, key)
 
 
-def repeated(recording: Recording) -> Repeated:
+def repeated(recording: IdempotentAnswer) -> ReplayedAnswer:
     """What those who ask again hear first."""
-    return Repeated(recording.envelope.answer_id, recording.envelope.created)
+    return ReplayedAnswer(recording.context.answer_id, recording.context.created)

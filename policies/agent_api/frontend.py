@@ -15,18 +15,18 @@ from pydantic import BaseModel, ValidationError
 
 from environments.thoughts import is_unfinished, without_opening
 from environments.types import StepEvent, TerminationReason, Trajectory
-from policies.openai.envelope import Envelope, Repeated, Used
-from policies.openai.history import INSTRUCTING, history_of
-from policies.openai.protocol import NO_EFFECT, ChatRequest, OpenAIError
+from policies.agent_api.context import ReplayedAnswer, RequestContext, TokenUsage
+from policies.agent_api.history import INSTRUCTING, history_of
+from policies.model_api.protocol import NO_EFFECT, ChatRequest, OpenAIError
 from policies.sampler import SamplingParams
 
 Json = dict[str, Any]
-Part = StepEvent | Trajectory | Repeated
-Play = Callable[[str, SamplingParams, Envelope], AsyncGenerator[Part | Used, None]]
+Part = StepEvent | Trajectory | ReplayedAnswer
+Play = Callable[[str, SamplingParams, RequestContext], AsyncGenerator[Part | TokenUsage, None]]
 """Plays an episode on a client's message: its steps as they end, and the whole at last."""
 OnStep = Callable[[str], Awaitable[None]]
 """Takes in the text of a step before the answer."""
-ALONE = Envelope()
+ALONE = RequestContext()
 """Of a message that belongs to no conversation."""
 
 PREFIX = "agent/"
@@ -76,7 +76,7 @@ class AgentFrontend:
         self,
         body: ChatRequest,
         charge: Callable[[int], None] = lambda number: None,
-        envelope: Envelope = ALONE,
+        context: RequestContext = ALONE,
         on_step: OnStep = _ignore,
     ) -> AsyncGenerator[Json, None]:
         """One ``chat.completion``, or with ``stream`` a chunk for each step and those of the answer.
@@ -84,7 +84,7 @@ class AgentFrontend:
         The steps before the answer are its ``reasoning_content``, as other servers call what comes first, and
         so is a thought that the answer does not finish; ``step`` has their parts. ``charge`` hears of the
         tokens of each step as it ends, so that a client pays for what was played until it hung up; for an
-        episode that has ended, that is its ``usage``. With a session in ``envelope`` only the last message is
+        episode that has ended, that is its ``usage``. With a session in ``context`` only the last message is
         new to the agent. ``on_step`` takes in each step before the answer.
 
         Raises:
@@ -92,12 +92,12 @@ class AgentFrontend:
             ConfigError: the sampling parameters are impossible.
         """
         head: Json = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
-        body_digest = digest(body, envelope)
-        placed = replace(envelope, answer_id=head["id"], created=head["created"], body=body_digest)
+        body_digest = digest(body, context)
+        placed = replace(context, answer_id=head["id"], created=head["created"], body=body_digest)
         steps = ""
         async with aclosing(self.episode(body, charge, placed)) as parts:
             async for part in parts:
-                if isinstance(part, Repeated):
+                if isinstance(part, ReplayedAnswer):
                     head |= {"id": part.answer_id, "created": part.created}
                 elif isinstance(part, Trajectory):
                     answer = _Answer(head, part)
@@ -119,7 +119,7 @@ class AgentFrontend:
         name: str,
         message: str,
         charge: Callable[[int], None],
-        envelope: Envelope = ALONE,
+        context: RequestContext = ALONE,
         on_step: OnStep = _ignore,
     ) -> Json:
         """The ``chat.completion`` that answers one message, for other protocols. Raises as ``chat`` does."""
@@ -128,27 +128,27 @@ class AgentFrontend:
             body = ChatRequest.model_validate(given)
         except ValidationError as error:
             raise OpenAIError.from_validation(error.errors()) from error
-        async with aclosing(self.chat(body, charge, envelope, on_step)) as parts:
+        async with aclosing(self.chat(body, charge, context, on_step)) as parts:
             return await anext(parts)
 
     async def episode(
-        self, body: ChatRequest, charge: Callable[[int], None], envelope: Envelope
+        self, body: ChatRequest, charge: Callable[[int], None], context: RequestContext
     ) -> AsyncGenerator[Part, None]:
         """The episode that a request asks for: steps, and the whole at last. Raises as ``chat`` does."""
         play = self._agent(body.model)
-        message = _question(body, envelope, self._instructions)
+        message = _question(body, context, self._instructions)
         has_earlier_turns = any(each.role == "assistant" for each in body.messages)
-        envelope = replace(envelope, has_earlier_turns=has_earlier_turns)
-        if envelope.keeps_history and envelope.session is None:
+        context = replace(context, has_earlier_turns=has_earlier_turns)
+        if context.keeps_history and context.session is None:
             with_orders = self._instructions == "prepend"
             earlier = history_of(body.messages[:-1], with_orders)
-            envelope = replace(envelope, earlier=earlier, history=history_of(body.messages, with_orders))
+            context = replace(context, earlier=earlier, history=history_of(body.messages, with_orders))
         params = body.sampling_params()
         if body.temperature is None:
             params = params.replace(temperature=self._temperature)
-        async with aclosing(play(message, params, envelope)) as parts:
+        async with aclosing(play(message, params, context)) as parts:
             async for part in parts:
-                if isinstance(part, Used):
+                if isinstance(part, TokenUsage):
                     charge(part.num_tokens)
                     continue
                 if isinstance(part, Trajectory):
@@ -168,14 +168,14 @@ class AgentFrontend:
         return self._agents[name]
 
 
-def digest(body: BaseModel, envelope: Envelope) -> str:
+def digest(body: BaseModel, context: RequestContext) -> str:
     """By which two requests can be told to be the same: by their bodies and their sessions."""
     # In ASCII: a field that is ignored may hold half a surrogate pair, which has no UTF-8.
-    text = f"{type(body).__name__} {envelope.session!r} {json.dumps(body.model_dump())}"
+    text = f"{type(body).__name__} {context.session!r} {json.dumps(body.model_dump())}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _question(body: ChatRequest, envelope: Envelope, instructions: str) -> str:
+def _question(body: ChatRequest, context: RequestContext, instructions: str) -> str:
     """The one new message of a request. Raises ``OpenAIError`` for what an agent decides for itself."""
     given = body.model_dump(exclude=TAKEN, exclude_none=True)
     for name in sorted(name for name, value in given.items() if value not in NO_EFFECT.get(name, ())):
@@ -200,8 +200,8 @@ def _question(body: ChatRequest, envelope: Envelope, instructions: str) -> str:
             f"The last message is the new one, and is of {texts[-1][0]!r}: send a user message.",
             param="messages",
         )
-    goes_on = envelope.session is not None or envelope.after is not None
-    if not goes_on and len(said) > 1 and not (envelope.keeps_history and "assistant" in said):
+    goes_on = context.session is not None or context.after is not None
+    if not goes_on and len(said) > 1 and not (context.keeps_history and "assistant" in said):
         raise OpenAIError(
             400,
             f"{body.model} takes one message at a time, and remembers earlier turns itself: send one user "

@@ -10,14 +10,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from ray import serve
 
-from actors.serving.address import public_address
-from actors.serving.pool_client import PoolClient
-from policies.openai.agent_frontend import PREFIX, AgentFrontend
-from policies.openai.protocol import OpenAIError
+from actors.served_agents.client import PoolClient
+from policies.agent_api.frontend import PREFIX, AgentFrontend
+from policies.model_api.protocol import OpenAIError
 
 if TYPE_CHECKING:
-    from actors.serving.a2a import A2AFrontend
-    from actors.serving.mcp_tools import AgentTools
+    from actors.served_agents.a2a import A2AFrontend
+    from actors.served_agents.mcp import AgentTools
 
 CARD_PATH = "/.well-known/agent-card.json"
 JSON_RPC = {
@@ -67,7 +66,7 @@ class AgentProtocols:
     def a2a(self) -> A2AFrontend:
         """Raises ``OpenAIError`` (501) without the package."""
         try:
-            from actors.serving.a2a import A2AFrontend
+            from actors.served_agents.a2a import A2AFrontend
         except ModuleNotFoundError as error:
             raise OpenAIError(
                 501,
@@ -79,7 +78,7 @@ class AgentProtocols:
 
     @cached_property
     def tools(self) -> AgentTools:
-        from actors.serving.mcp_tools import AgentTools
+        from actors.served_agents.mcp import AgentTools
 
         return AgentTools(self._agents, self._pools)
 
@@ -125,8 +124,7 @@ async def card(name: str, request: Request) -> Response:
     """The A2A card of an agent, with the address by which clients reach it."""
     protocols = _protocols()
     agent = protocols.agent(name)
-    public_url = serve.get_replica_context().servable_object.access.public_url
-    url = public_address(request, public_url) + agent_path(name)
+    url = serve.get_replica_context().servable_object.access.address_for(request) + agent_path(name)
     return await protocols.a2a.card(agent, url, request)
 
 

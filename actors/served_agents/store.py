@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from typing import Generic, TypeVar
 
+from policies.agent_api.context import MAX_STORED
+
 T = TypeVar("T")
 
-MAX_STORED = 1000
-"""Things of one kind that are kept for a key: the oldest are forgotten first."""
 
-
-class NewestOfOwner(Generic[T]):
+class PerKeyLRU(Generic[T]):
     """The newest things of every owner, by name. A client can push out its own things, not another's.
 
     Args:

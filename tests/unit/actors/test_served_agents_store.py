@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from policies.openai.owned import NewestOfOwner
+from actors.served_agents.store import PerKeyLRU
 
 
 def test_the_thing_that_has_not_changed_for_the_longest_time_goes_first() -> None:
-    tasks: NewestOfOwner[str] = NewestOfOwner(most=2)
+    tasks: PerKeyLRU[str] = PerKeyLRU(most=2)
     for name in ("a", "b", "a", "c"):
         tasks.keep("alice", name, name.upper())
     assert tasks.all_kept("alice") == ["A", "C"] and tasks.kept("alice", "b") is None
 
 
 def test_a_key_sees_its_own_things_and_pushes_out_no_others() -> None:
-    tasks: NewestOfOwner[int] = NewestOfOwner(most=2)
+    tasks: PerKeyLRU[int] = PerKeyLRU(most=2)
     tasks.keep("bob", "a", 0)
     for number in range(3):
         tasks.keep("alice", f"task {number}", number)

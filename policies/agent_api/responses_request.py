@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from policies.openai.limits import MAX_MESSAGES
-from policies.openai.messages import Text
-from policies.openai.protocol import MAX_SEED, ChatRequest, OpenAIError
+from policies.model_api.limits import MAX_MESSAGES
+from policies.model_api.messages import Text
+from policies.model_api.protocol import MAX_SEED, ChatRequest, OpenAIError
 
 Json = dict[str, Any]
 

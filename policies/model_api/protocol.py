@@ -21,15 +21,15 @@ from pydantic import (
 )
 
 from environments.errors import ConfigError, PromptTooLongError, SamplerError, TroupeError
-from policies.openai.limits import (
+from policies.model_api.limits import (
     MAX_CHOICES,
     MAX_LIKELY_TOKENS,
     MAX_MESSAGES,
     MAX_STOP_CHARACTERS,
     MAX_STOPS,
 )
-from policies.openai.messages import Body, ChatMessage, Text, Tools, encodable
-from policies.openai.validation_errors import told
+from policies.model_api.messages import Body, ChatMessage, Text, Tools, encodable
+from policies.model_api.validation_errors import told
 from policies.sampler import EngineOptions, SamplingParams
 
 MAX_SEED = 2**63 - 1 - MAX_CHOICES  # choice i is sampled with seed + i, and the engine takes 64 bits

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from policies.agents.parsers import ToolParser
-from policies.openai.limits import MAX_STRUCTURE_CHARACTERS
-from policies.openai.protocol import ChatRequest, NamedTool, OpenAIError, SamplingRequest
-from policies.openai.schemas import check_schema, fault_of, without_annotations
+from policies.model_api.limits import MAX_STRUCTURE_CHARACTERS
+from policies.model_api.protocol import ChatRequest, NamedTool, OpenAIError, SamplingRequest
+from policies.model_api.schemas import check_schema, fault_of, without_annotations
 
 Json = dict[str, Any]
 

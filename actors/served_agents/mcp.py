@@ -22,10 +22,10 @@ from mcp.types import (
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from actors.serving.pool_client import PoolClient
+from actors.served_agents.client import PoolClient
 from environments.errors import TroupeError
-from policies.openai.agent_frontend import PREFIX, AgentFrontend
-from policies.openai.limits import MAX_BODY_BYTES
+from policies.agent_api.frontend import PREFIX, AgentFrontend
+from policies.model_api.limits import MAX_BODY_BYTES
 
 ARGUMENTS: dict[str, Any] = {
     "type": "object",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_STORED = 1000
+"""Things of one kind that are kept for an API key: the oldest are forgotten first."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Envelope:
+class RequestContext:
     """A message's place among others. Routes and frontends fill it in; the agent's pool reads it."""
 
     owner: str = ""
@@ -18,7 +21,7 @@ class Envelope:
     keeps_history: bool = False
     """Whether a later message may find the conversation by ``history``, without a session."""
     earlier: str = ""
-    """Digest of what was said before, with ``keeps_history``: see ``policies.openai.history``."""
+    """Digest of what was said before, with ``keeps_history``: see ``policies.agent_api.history``."""
     history: str = ""
     """Digest of what was said, with this message."""
     has_earlier_turns: bool = False
@@ -38,7 +41,7 @@ class Envelope:
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class TokenUsage:
     """Comes before a part of an answer: tokens that the model has read and sampled for it.
 
     The key of the request pays for them. Fewer than 0 give back what was paid for a try that has failed.
@@ -48,7 +51,7 @@ class Used:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeated:
+class ReplayedAnswer:
     """Comes before an answer that an earlier request with the same idempotency key has got, or gets."""
 
     answer_id: str

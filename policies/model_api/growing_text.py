@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from policies.openai.growing_thought import num_held
-from policies.openai.reply import REPLACEMENT_CHARACTER
+from policies.model_api.growing_thought import num_held
+from policies.model_api.reply import REPLACEMENT_CHARACTER
 
 
 class GrowingText:

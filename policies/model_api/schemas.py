@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from policies.openai.limits import MAX_SCHEMA_DEPTH
-from policies.openai.protocol import OpenAIError
+from policies.model_api.limits import MAX_SCHEMA_DEPTH
+from policies.model_api.protocol import OpenAIError
 
 Json = dict[str, Any]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from environments.thoughts import split_thought
-from policies.openai.messages import ChatMessage
+from policies.model_api.messages import ChatMessage
 
 BEGINNING = ""
 """The history of a conversation in which nothing was said."""

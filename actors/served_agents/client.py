@@ -11,7 +11,7 @@ from ray.exceptions import RayError, RayTaskError
 from actors.ray_tools.lasting_call import lasting_call
 from environments.errors import SamplerError
 from environments.types import StepEvent, Trajectory
-from policies.openai.envelope import Envelope, Repeated, Used
+from policies.agent_api.context import ReplayedAnswer, RequestContext, TokenUsage
 from policies.sampler import SamplingParams
 
 T = TypeVar("T")
@@ -28,10 +28,10 @@ class PoolClient:
         self._pool = pool
 
     async def play(
-        self, message: str, params: SamplingParams, envelope: Envelope
-    ) -> AsyncGenerator[StepEvent | Trajectory | Repeated | Used, None]:
+        self, message: str, params: SamplingParams, context: RequestContext
+    ) -> AsyncGenerator[StepEvent | Trajectory | ReplayedAnswer | TokenUsage, None]:
         """``AgentPool.play``. Raises as it does."""
-        parts = lasting_call(self._pool.play.remote, message, params, envelope)
+        parts = lasting_call(self._pool.play.remote, message, params, context)
         try:
             async for part in parts:
                 yield await _answer(part)

@@ -10,7 +10,7 @@ from a2a.server.context import ServerCallContext
 from a2a.server.tasks import InMemoryTaskStore, TaskStore
 from a2a.types.a2a_pb2 import ListTasksRequest, ListTasksResponse, Task, TaskState
 
-from actors.serving.pool_client import PoolClient
+from actors.served_agents.client import PoolClient
 
 ENDED = {
     TaskState.TASK_STATE_COMPLETED,

@@ -13,21 +13,21 @@ from typing import Any
 import ray
 
 from actors.ray_tools.background import in_background
-from actors.rollouts.conversations import Conversation, Conversations, check_single, lost
-from actors.rollouts.recordings import Recordings, repeated
 from actors.rollouts.rollout import FollowUp, Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.scaling import PoolSize
 from actors.rollouts.service import RolloutService
+from actors.served_agents.conversations import Conversation, Conversations, check_single, lost
+from actors.served_agents.idempotency import IdempotentAnswers, repeated
+from actors.served_agents.store import PerKeyLRU
 from actors.settings import MANY_CALLS, AgentsConfig, FleetConfig
 from environments.errors import EnvironmentFailure, SamplerError
 from environments.types import StepEvent, Trajectory
-from policies.openai.envelope import Envelope, Repeated, Used
-from policies.openai.history import with_message
-from policies.openai.owned import NewestOfOwner
-from policies.openai.protocol import OpenAIError
+from policies.agent_api.context import ReplayedAnswer, RequestContext, TokenUsage
+from policies.agent_api.history import with_message
+from policies.model_api.protocol import OpenAIError
 from policies.sampler import Sampler, SamplingParams
 
-Part = StepEvent | Trajectory | Used
+Part = StepEvent | Trajectory | TokenUsage
 Event = StepEvent | Trajectory | Exception
 """What happens in an episode, in its order."""
 SCALING_SECONDS = 1.0
@@ -67,7 +67,7 @@ class AgentPool:
     ) -> None:
         self._description, self._pair, self._keep_seconds = description, pair, agents.keep_seconds
         self._conversations = Conversations(waits=agents.second_message == "wait")
-        self._recordings = Recordings()
+        self._recordings = IdempotentAnswers()
         self._task_from_message, self._num_actors = task_from_message, fleet.num_actors
         self._smallest, self._largest = fleet.bounds
         self._following: asyncio.Task[None] | None = None
@@ -77,8 +77,8 @@ class AgentPool:
         # no cancellation comes before its request.
         self._sending = ThreadPoolExecutor(1, "requests to the fleet")
         self._numbers = itertools.count()
-        self._responses: NewestOfOwner[dict[str, Any]] = NewestOfOwner()
-        self._tasks: NewestOfOwner[bytes] = NewestOfOwner()
+        self._responses: PerKeyLRU[dict[str, Any]] = PerKeyLRU()
+        self._tasks: PerKeyLRU[bytes] = PerKeyLRU()
         """Tasks of A2A clients, in the SDK's own bytes."""
         self._episodes: dict[str, asyncio.Queue[Event]] = {}
         """The events of the episodes that clients wait for."""
@@ -110,8 +110,8 @@ class AgentPool:
         self,
         message: str,
         params: SamplingParams,
-        envelope: Envelope = Envelope(),  # noqa: B008  # it is frozen
-    ) -> AsyncGenerator[Part | Repeated, None]:
+        context: RequestContext = RequestContext(),  # noqa: B008  # it is frozen
+    ) -> AsyncGenerator[Part | ReplayedAnswer, None]:
         """The episode that a client's message asks for: its steps as they end, and the whole at last, each
         behind the tokens that it took.
 
@@ -124,41 +124,41 @@ class AgentPool:
             EnvironmentFailure: the workload makes no task of the message.
             SamplerError: the rollout service has failed.
         """
-        if envelope.idempotency_key is None:
-            parts = self._play(message, params, envelope)
-        elif (recording := self._recordings.find(envelope)) is not None:
+        if context.idempotency_key is None:
+            parts = self._play(message, params, context)
+        elif (recording := self._recordings.find(context)) is not None:
             yield repeated(recording)
             parts = recording.play()
         else:
-            parts = self._recordings.start(envelope, self._play(message, params, envelope)).play()
+            parts = self._recordings.start(context, self._play(message, params, context)).play()
         async with aclosing(parts):
             async for part in parts:
                 yield part
 
     async def _play(
-        self, message: str, params: SamplingParams, envelope: Envelope
+        self, message: str, params: SamplingParams, context: RequestContext
     ) -> AsyncGenerator[Part, None]:
         if not self._pair.env_class.takes_follow_ups():
-            check_single(envelope, self._pair.env_class.__name__)
-        place = self._conversations.find(envelope)
-        with self._listening(envelope) as (rollout_id, events):
+            check_single(context, self._pair.env_class.__name__)
+        place = self._conversations.find(context)
+        with self._listening(context) as (rollout_id, events):
             async with place.conversation.turn(events):
                 conversation, after = place.conversation, place.rollout_id or place.conversation.newest
-                if after is None and envelope.has_earlier_turns:
+                if after is None and context.has_earlier_turns:
                     raise lost("the server has no message of this session.")
                 if after != conversation.newest:  # it has gone on since: another one goes on from there
                     conversation = Conversation(waits=True)
-                request = self._request(rollout_id, message, params, envelope, after)
+                request = self._request(rollout_id, message, params, context, after)
                 async with aclosing(self._episode(request, events)) as parts:
                     async for part in parts:
                         if isinstance(part, Trajectory) and part.has_answer:
                             said = part.steps[-1].model_response
-                            history = with_message(envelope.history, "assistant", said)
-                            self._conversations.advance(conversation, rollout_id, envelope, history)
+                            history = with_message(context.history, "assistant", said)
+                            self._conversations.advance(conversation, rollout_id, context, history)
                         yield part
 
     @contextmanager
-    def _listening(self, envelope: Envelope) -> Iterator[tuple[str, asyncio.Queue[Event]]]:
+    def _listening(self, context: RequestContext) -> Iterator[tuple[str, asyncio.Queue[Event]]]:
         """A new rollout's id, and its events while the block lasts."""
         most = MAX_WAITING_PER_ACTOR * self._largest
         if len(self._episodes) >= most:
@@ -168,20 +168,25 @@ class AgentPool:
         self._check_alive()
         rollout_id = f"{next(self._numbers):08d}/0000"
         events = self._episodes[rollout_id] = asyncio.Queue()
-        if envelope.withdraw_key is not None:
-            self._rollouts[envelope.owner, envelope.withdraw_key] = rollout_id
+        if context.withdraw_key is not None:
+            self._rollouts[context.owner, context.withdraw_key] = rollout_id
         try:
             yield rollout_id, events
         finally:
             del self._episodes[rollout_id]
-            if envelope.withdraw_key is not None:
-                del self._rollouts[envelope.owner, envelope.withdraw_key]
+            if context.withdraw_key is not None:
+                del self._rollouts[context.owner, context.withdraw_key]
 
     def _request(
-        self, rollout_id: str, message: str, params: SamplingParams, envelope: Envelope, after: str | None
+        self,
+        rollout_id: str,
+        message: str,
+        params: SamplingParams,
+        context: RequestContext,
+        after: str | None,
     ) -> RolloutRequest:
         is_kept = self._pair.env_class.takes_follow_ups() and (
-            envelope.can_be_followed or envelope.keeps_history or envelope.session is not None
+            context.can_be_followed or context.keeps_history or context.session is not None
         )
         return RolloutRequest(
             rollout_id=rollout_id,
@@ -214,7 +219,7 @@ class AgentPool:
                 else:
                     num_new = sum(each.num_tokens for each in part.completions) - num_used
                 num_used += num_new
-                yield Used(num_new)
+                yield TokenUsage(num_new)
                 yield part
         finally:
             if not isinstance(part, Trajectory):

@@ -22,9 +22,9 @@ from environments.thoughts import (
 )
 from environments.tools import ToolCall
 from policies.agents.parsers import ToolParser
-from policies.openai.growing_calls import GrowingCalls
-from policies.openai.growing_thought import GrowingThought, WholeThought
-from policies.openai.protocol import ChatRequest, CompletionRequest, SamplingRequest
+from policies.model_api.growing_calls import GrowingCalls
+from policies.model_api.growing_thought import GrowingThought, WholeThought
+from policies.model_api.protocol import ChatRequest, CompletionRequest, SamplingRequest
 from policies.sampler import TokenOutput, TokenRequest
 
 Json = dict[str, Any]

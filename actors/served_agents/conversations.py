@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from policies.openai.envelope import Envelope
-from policies.openai.history import BEGINNING
-from policies.openai.owned import MAX_STORED
-from policies.openai.protocol import OpenAIError
+from policies.agent_api.context import MAX_STORED, RequestContext
+from policies.agent_api.history import BEGINNING
+from policies.model_api.protocol import OpenAIError
 
 MAX_NAME = 256
 """Characters of a session's name or of an idempotency key."""
@@ -114,53 +113,53 @@ class Conversations:
         self._forgotten: OrderedDict[tuple[str, str], None] = OrderedDict()
         """Sessions, by owner and name, that must not begin anew as if nothing had been said."""
 
-    def find(self, envelope: Envelope) -> Place:
+    def find(self, context: RequestContext) -> Place:
         """Where a message goes on; a conversation of its own if it names none.
 
         Raises:
             OpenAIError: it names a response that is not kept, or two conversations.
         """
-        if envelope.after is not None:
-            if envelope.session is not None:
+        if context.after is not None:
+            if context.session is not None:
                 raise OpenAIError(
                     400,
                     "previous_response_id and a session both say which conversation goes on: send one.",
                     param="previous_response_id",
                 )
-            places, name = self._places[envelope.owner], ("response", envelope.after)
-            if name not in places and (place := self._by_history(envelope)) is not None:
+            places, name = self._places[context.owner], ("response", context.after)
+            if name not in places and (place := self._by_history(context)) is not None:
                 return place
             if name not in places:
                 raise OpenAIError(
                     400,
-                    f"There is no response {envelope.after!r} to go on from: it was never made, made with "
+                    f"There is no response {context.after!r} to go on from: it was never made, made with "
                     f"store=false, deleted, or forgotten after {self._most} newer ones.",
                     param="previous_response_id",
                     code="previous_response_not_found",
                 )
             places.move_to_end(name)
             return places[name]
-        if envelope.session is None:
-            if envelope.earlier == BEGINNING:
+        if context.session is None:
+            if context.earlier == BEGINNING:
                 return Place(Conversation(self._waits))
-            if (place := self._by_history(envelope)) is not None:
+            if (place := self._by_history(context)) is not None:
                 return place
             raise lost("the server keeps no conversation in which this was said.")
-        check_name("The session", envelope.session)
-        if (envelope.owner, envelope.session) in self._forgotten:
+        check_name("The session", context.session)
+        if (context.owner, context.session) in self._forgotten:
             raise lost(f"the server has forgotten this session after {self._most} newer conversations.")
-        places, name = self._places[envelope.owner], ("session", envelope.session)
+        places, name = self._places[context.owner], ("session", context.session)
         if name not in places:
-            self._add(envelope.owner, name, Place(Conversation(self._waits)))
+            self._add(context.owner, name, Place(Conversation(self._waits)))
         places.move_to_end(name)
         return places[name]
 
-    def _by_history(self, envelope: Envelope) -> Place | None:
+    def _by_history(self, context: RequestContext) -> Place | None:
         """Of all conversations in which the same was said, the newest that has not gone on since."""
-        if envelope.earlier == BEGINNING:
+        if context.earlier == BEGINNING:
             return None
-        places = self._places[envelope.owner]
-        found = [name for name in places if name[0] == "history" and name[1].startswith(envelope.earlier)]
+        places = self._places[context.owner]
+        found = [name for name in places if name[0] == "history" and name[1].startswith(context.earlier)]
         if not found:
             return None
         waiting = (name for name in reversed(found) if places[name].is_newest)
@@ -169,17 +168,17 @@ class Conversations:
         return places[name]
 
     def advance(
-        self, conversation: Conversation, rollout_id: str, envelope: Envelope, history: str = BEGINNING
+        self, conversation: Conversation, rollout_id: str, context: RequestContext, history: str = BEGINNING
     ) -> None:
         """An answer has come: the next message goes on from it, or from what was said, ``history``."""
         conversation.newest = rollout_id
         # After a response a client need not send all that was said, so that its history is that of others.
-        says_all = envelope.after is None or envelope.earlier != BEGINNING
-        if envelope.keeps_history and envelope.session is None and says_all:
+        says_all = context.after is None or context.earlier != BEGINNING
+        if context.keeps_history and context.session is None and says_all:
             name = ("history", f"{history} {rollout_id}")
-            self._add(envelope.owner, name, Place(conversation, rollout_id))
-        if envelope.can_be_followed:
-            self._add(envelope.owner, ("response", envelope.answer_id), Place(conversation, rollout_id))
+            self._add(context.owner, name, Place(conversation, rollout_id))
+        if context.can_be_followed:
+            self._add(context.owner, ("response", context.answer_id), Place(conversation, rollout_id))
 
     def end_response(self, owner: str, response_id: str) -> str | None:
         """Let no message come after a response; return its rollout if it is its conversation's newest."""
@@ -219,13 +218,13 @@ class Conversations:
             self._forgotten.popitem(last=False)
 
 
-def check_single(envelope: Envelope, env_class: str) -> None:
+def check_single(context: RequestContext, env_class: str) -> None:
     """Raise ``OpenAIError`` for a message that goes on, for an environment that takes one message only."""
-    if envelope.after is not None:
-        given = f"previous_response_id={envelope.after!r}"
-    elif envelope.session is not None:
+    if context.after is not None:
+        given = f"previous_response_id={context.after!r}"
+    elif context.session is not None:
         given = "a session"
-    elif envelope.earlier != BEGINNING:
+    elif context.earlier != BEGINNING:
         given = "earlier messages"
     else:
         return
@@ -233,7 +232,7 @@ def check_single(envelope: Envelope, env_class: str) -> None:
         400,
         f"This agent answers single messages, and the request has {given}: leave it out, or write "
         f"{env_class}.follow_up(message), which says how its environment goes on.",
-        param=None if envelope.after is None else "previous_response_id",
+        param=None if context.after is None else "previous_response_id",
         code="follow_up_not_supported",
     )
 

@@ -11,7 +11,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 
 from a2a.auth.user import User
 from a2a.helpers.proto_helpers import new_task_from_user_message
-from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.agent_execution import AgentExecutor
+from a2a.server.agent_execution import RequestContext as MessageContext
 from a2a.server.context import ServerCallContext
 from a2a.server.events import Event, EventQueue
 from a2a.server.request_handlers import DefaultRequestHandlerV2
@@ -53,12 +54,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
-from actors.serving.a2a_tasks import ENDED, PoolTaskStore, end_task
-from actors.serving.pool_client import PoolClient
+from actors.served_agents.a2a_tasks import ENDED, PoolTaskStore, end_task
+from actors.served_agents.client import PoolClient
 from environments.errors import TroupeError
-from policies.openai.agent_frontend import AgentFrontend
-from policies.openai.envelope import Envelope
-from policies.openai.protocol import OpenAIError, openai_error
+from policies.agent_api.context import RequestContext
+from policies.agent_api.frontend import AgentFrontend
+from policies.model_api.protocol import OpenAIError, openai_error
 
 TEXT = "text/plain"
 CANCELLED = "The message was cancelled."
@@ -262,7 +263,7 @@ class _Episodes(AgentExecutor):
         self.running: set[str] = set()
         """The tasks of this replica that have not ended."""
 
-    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+    async def execute(self, context: MessageContext, event_queue: EventQueue) -> None:
         message, task_id = context.message, context.task_id
         assert message is not None and task_id is not None and context.context_id is not None
         updater = TaskUpdater(event_queue, task_id, context.context_id)
@@ -274,20 +275,20 @@ class _Episodes(AgentExecutor):
         finally:
             self.running.discard(task_id)
 
-    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+    async def cancel(self, context: MessageContext, event_queue: EventQueue) -> None:
         raise UnsupportedOperationError("Tasks are cancelled by ``_Handler.on_cancel_task``.")
 
     async def withdraw(self, owner: str, task_id: str) -> bool:
         """End the episode of a task, and return whether it had not ended."""
         return await self._pool.withdraw(owner, task_id)
 
-    async def _play(self, context: RequestContext, updater: TaskUpdater) -> None:
+    async def _play(self, context: MessageContext, updater: TaskUpdater) -> None:
         charge = context.call_context.state["caller"].charge_for(self._name)
         owner = context.call_context.user.user_name
         try:
             session = context.context_id if await self._pool.takes_follow_ups() else None
-            envelope = Envelope(owner=owner, session=session, withdraw_key=updater.task_id)
-            answer = await self._agents.answer(self._name, context.get_user_input(), charge, envelope)
+            place = RequestContext(owner=owner, session=session, withdraw_key=updater.task_id)
+            answer = await self._agents.answer(self._name, context.get_user_input(), charge, place)
         except TroupeError as error:
             await _end_by_error(updater, openai_error(error))
             return

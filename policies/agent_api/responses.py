@@ -15,11 +15,10 @@ from typing import Any, Protocol
 
 from environments.thoughts import is_unfinished, without_opening
 from environments.types import StepEvent, TerminationReason, Trajectory
-from policies.openai.agent_frontend import ALONE, AgentFrontend, digest
-from policies.openai.envelope import Envelope, Repeated
-from policies.openai.owned import MAX_STORED
-from policies.openai.protocol import OpenAIError
-from policies.openai.responses_request import ResponsesRequest
+from policies.agent_api.context import MAX_STORED, ReplayedAnswer, RequestContext
+from policies.agent_api.frontend import ALONE, AgentFrontend, digest
+from policies.agent_api.responses_request import ResponsesRequest
+from policies.model_api.protocol import OpenAIError
 
 Json = dict[str, Any]
 
@@ -46,7 +45,7 @@ class ResponseStore(Protocol):
         ...
 
     async def withdraw(self, owner: str, key: str) -> bool:
-        """End the episode of a message by its ``Envelope.withdraw_key``; return whether it had not ended."""
+        """End the episode of the message with this ``withdraw_key``; return whether it had not ended."""
         ...
 
     async def end_session(self, owner: str, session: str) -> None:
@@ -69,7 +68,7 @@ class ResponsesFrontend:
         self,
         body: ResponsesRequest,
         charge: Callable[[int], None] = lambda number: None,
-        envelope: Envelope = ALONE,
+        context: RequestContext = ALONE,
     ) -> AsyncGenerator[Json, None]:
         """One ``response``, or with ``stream`` its events; steps before the answer are reasoning items.
 
@@ -88,13 +87,13 @@ class ResponsesFrontend:
             )
         draft = _Draft(body)
         placed = replace(
-            envelope,
-            after=body.after if envelope.session is None else body.previous_response_id,
+            context,
+            after=body.after if context.session is None else body.previous_response_id,
             answer_id=draft.response["id"],
             created=draft.response["created_at"],
             can_be_followed=body.store is not False,
             withdraw_key=draft.response["id"],
-            body=digest(body, envelope),
+            body=digest(body, context),
         )
         async with aclosing(self._events(draft, charge, placed)) as events:
             async for event in events:
@@ -104,19 +103,19 @@ class ResponsesFrontend:
             yield draft.response
 
     async def _events(
-        self, draft: _Draft, charge: Callable[[int], None], envelope: Envelope
+        self, draft: _Draft, charge: Callable[[int], None], context: RequestContext
     ) -> AsyncGenerator[Json, None]:
         """The events of a response while its episode is played; it is kept before the last one."""
         numbers = itertools.count()
-        async with aclosing(self._agents.episode(draft.body.for_chat(), charge, envelope)) as parts:
+        async with aclosing(self._agents.episode(draft.body.for_chat(), charge, context)) as parts:
             try:
                 async for part in parts:
-                    if isinstance(part, Repeated):
+                    if isinstance(part, ReplayedAnswer):
                         draft.repeat(part)
                         continue
                     for event in draft.add(part):
-                        if event["type"] in ENDS and envelope.can_be_followed:
-                            await self._stores[draft.body.model].keep(envelope.owner, draft.response)
+                        if event["type"] in ENDS and context.can_be_followed:
+                            await self._stores[draft.body.model].keep(context.owner, draft.response)
                         yield {**event, "sequence_number": next(numbers), "policy_version": draft.version}
             except OpenAIError as error:
                 if error.param == "messages":  # which the client has sent under another name
@@ -204,7 +203,7 @@ class _Draft:
             "usage": None,
         }
 
-    def repeat(self, earlier: Repeated) -> None:
+    def repeat(self, earlier: ReplayedAnswer) -> None:
         """Become the response that an earlier request has got, or gets."""
         self.response |= {"id": earlier.answer_id, "created_at": earlier.created}
 
