@@ -151,9 +151,19 @@ class ServerConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     @property
+    def model_names(self) -> list[str]:
+        """Names by which clients ask for the model, its adapters and its older versions."""
+        return [MODEL_NAME, *self.adapters, *map(pinned_name, self.versions)]
+
+    @property
     def most_replicas(self) -> int:
         """As many replicas as there may be at the same time."""
         return self.max_replicas or self.num_replicas
+
+
+def pinned_name(version: str) -> str:
+    """Name by which clients ask for one of ``server.versions``."""
+    return f"{MODEL_NAME}@{version}"
 
 
 @dataclass(frozen=True)

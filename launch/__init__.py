@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from launch.folder_names import name_clash
 
 if TYPE_CHECKING:
     from launch.config import TrainConfig
     from launch.trainer import AgentTrainer
+    from launch.workload import Workload
+
+PACKAGES = ("environments", "policies", "actors", "launch")
+ROOT = Path(__file__).resolve().parents[1]
+RAY_WORKER = "default_worker.py"
+"""Ray's program in which actors live."""
+
+
+def name_clash() -> str | None:
+    """The sentence about a folder or file that hides a package of Troupe's, here or in Ray's workers.
+
+    Workers look in the program's working directory first, wherever the program lies. They themselves may
+    work in the folder in which Ray was started, where they look for nothing.
+    """
+    is_worker = os.path.basename(sys.argv[0]) == RAY_WORKER
+    folders = sys.path if is_worker else [os.getcwd(), *sys.path]
+    for name in PACKAGES:
+        spec = PathFinder.find_spec(name, folders)
+        found = Path(spec.origin).resolve() if spec and spec.origin else None
+        if found is None or found.is_relative_to(ROOT):
+            continue
+        theirs = found.parent if found.name == "__init__.py" else found
+        return (
+            f"{theirs} has the name of a package of Troupe's, and Python would import it instead: rename it, "
+            "or work in another folder."
+        )
+    return None
+
 
 if clash := name_clash():
     if os.path.basename(sys.argv[0]) not in ("-m", "troupe"):  # a program of the user's
@@ -22,16 +51,12 @@ if clash := name_clash():
 # cluster, with a whole dashboard, and leave it behind. It reads this when it is imported.
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 
-__all__ = ["AgentTrainer", "TrainConfig"]
+HOMES = {"AgentTrainer": "launch.trainer", "TrainConfig": "launch.config", "Workload": "launch.workload"}
+"""Modules of the public names, which are imported when a name is asked for."""
+__all__ = ["AgentTrainer", "TrainConfig", "Workload"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "AgentTrainer":
-        from launch.trainer import AgentTrainer
-
-        return AgentTrainer
-    if name == "TrainConfig":
-        from launch.config import TrainConfig
-
-        return TrainConfig
+    if name in HOMES:
+        return getattr(importlib.import_module(HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -31,10 +31,8 @@ from pathlib import Path
 
 from environments.command_name import command_name
 from environments.errors import TroupeError
-from launch.health.audit import SCORE, RunRecords, audit, is_complete, num_planned, read_run, score_reached
-from launch.health.members import ROLES, members, strike
-from launch.health.other_nodes import OtherNodes
-from launch.health.storm import (
+from launch.fault_injection.other_nodes import OtherNodes
+from launch.fault_injection.storm import (
     ENDING,
     AllNodes,
     Family,
@@ -48,6 +46,8 @@ from launch.health.storm import (
     wait_for_end,
     wait_for_updates,
 )
+from launch.health.members import ROLES, members, strike
+from launch.reporting.audit import SCORE, RunRecords, audit, is_complete, num_planned, read_run, score_reached
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "go-on": signal.SIGCONT}
 COUNTED = (

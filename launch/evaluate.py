@@ -9,17 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from environments.data.datasets import Dataset
-from environments.errors import TroupeError
+from environments.errors import ConfigError, TroupeError
 from environments.pass_at_k import compute_pass_at_k, judges
 from environments.types import Trajectory
 from launch.command import Command
-from launch.config import TrainConfig
+from launch.config import TrainConfig, without_training
 from launch.reporting.conversation import best_and_worst, conversation
 from launch.reporting.metrics import environment_metrics, has_failed
 from launch.run_folder.lock import run_directory, writing_to
 from launch.run_folder.model_paths import model_folder
-from launch.validation.startup import check_evaluated_workload, check_evaluation
-from launch.validation.workload import check_held_out_tasks
+from launch.validation.gpus import check_gpus
+from launch.validation.serving import check_engine, check_tool_parsers
+from launch.validation.settings import check_evaluation_settings
+from launch.validation.trial import try_first_task
+from launch.validation.workload import check_classes, check_held_out_tasks
 from launch.workload import Workload, load_workload
 from policies.learning.samples import is_judged
 from policies.model_files import check_loadable
@@ -55,6 +58,33 @@ def evaluate(config: TrainConfig) -> None:
     sys.stdout.write(f"Trajectories: {path}\n")
 
 
+def check_evaluation(config: TrainConfig) -> None:
+    """Find what would fail later in an evaluation, as far as its settings go.
+
+    Raises:
+        ConfigError: the first mistake, with its remedy.
+    """
+    if config.model.path is None:
+        raise ConfigError(
+            "model.path is not set: name the model to evaluate, a run such as model.path=runs/my-run (its "
+            "newest checkpoint), a checkpoint, a Hugging Face folder or name."
+        )
+    check_evaluation_settings(config)
+    check_engine(config)
+    check_gpus(without_training(config))
+
+
+def check_evaluated_workload(config: TrainConfig, workload: Workload) -> None:
+    """Find what would fail later in an evaluation's rollouts.
+
+    Raises:
+        ConfigError, DatasetError, AgentError, ContractError: the first mistake, with its remedy.
+    """
+    check_classes(workload)
+    check_tool_parsers(config, workload)
+    try_first_task(workload, check_held_out_tasks(workload))
+
+
 def held_out_tasks(config: TrainConfig, workload: Workload) -> Dataset:
     """The first ``evaluation.num_tasks`` tasks, each ``evaluation.rollouts_per_task`` times."""
     tasks = check_held_out_tasks(workload)
@@ -74,7 +104,7 @@ def roll_out(
 ) -> list[Trajectory]:
     """The trajectories of ``tasks`` under the model. What is started for them has ended on return."""
     from actors.engine import AgentExecutionEngine
-    from launch.served_model import policy_app
+    from launch.cluster.served_model import policy_app
 
     rollout = config.rollout
     sampling = {

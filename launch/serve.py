@@ -7,21 +7,18 @@ import json
 import socket
 import sys
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from actors.serving.keys import KEYS_VARIABLE, access_keys
-from actors.settings import MODEL_NAME, PinnedVersion
+from actors.settings import MODEL_NAME, PinnedVersion, pinned_name
 from environments.bounds import check_bounds
 from environments.command_name import command_name
-from environments.errors import ConfigError, SamplerError
+from environments.errors import ConfigError
 from launch.command import Command
-from launch.config import ServerConfig, TrainConfig
+from launch.config import ServerConfig, TrainConfig, without_training
 from launch.run_folder.model_paths import (
     RUNS,
     adapter_folder,
@@ -30,9 +27,12 @@ from launch.run_folder.model_paths import (
     policy_version,
     versions_of,
 )
-from launch.validation.serving import DEFAULT_PORT
-from launch.validation.startup import check_served_agent, check_serving
-from launch.workload import load_workload
+from launch.validation.gpus import check_gpus
+from launch.validation.serving import DEFAULT_PORT, check_base_model, check_engine, check_tool_parsers
+from launch.validation.settings import check_fleet
+from launch.validation.trial import try_first_task
+from launch.validation.workload import check_classes
+from launch.workload import Workload, load_workload
 from policies.agent_api.frontend import PREFIX
 from policies.model_files import check_loadable
 from policies.settings import ADAPTER, adapter_config
@@ -48,7 +48,7 @@ def serve(config: TrainConfig) -> None:
         TroupeError: something is wrong that its message explains, or a part has died that answers need.
     """
     from actors.ray_tools.address import joins_cluster
-    from launch.process.serve_address import check_address
+    from launch.cluster.serve_address import check_address, check_answers, client_url
 
     port = DEFAULT_PORT if config.server.http_port is None else config.server.http_port
     config = replace(config, server=replace(config.server, http_port=port))
@@ -61,22 +61,50 @@ def serve(config: TrainConfig) -> None:
         check_served_agent(config, workload)
     server, model_path = with_model(config)
     pinned = served_versions(server, model_path)
-    from launch.served_model import policy_app
+    from launch.cluster.served_model import policy_app
 
     sys.stdout.write(f"Loading {model_path} ({server.num_replicas} replica(s)).\n")
     fleet = config.fleet if workload is not None else replace(config.fleet, num_actors=0)
     config = replace(config, server=server, fleet=fleet)
     with policy_app(config, model_path, workload, pinned) as (app, start):
         start()
-        url = f"http://{reachable(server.http_host)}:{port}/v1"
+        url = client_url(server.http_host, port)
         check_answers(url)
-        sys.stdout.write(greeting(url, [*served_models(server), *app.agents], server))
+        sys.stdout.write(greeting(url, [*server.model_names, *app.agents], server))
         sys.stdout.flush()
         with suppress(KeyboardInterrupt):  # the way in which serving is meant to end
             while True:
                 app.check()
                 time.sleep(CHECK_SECONDS)
         sys.stdout.write("\nStopping.\n")
+
+
+def check_serving(config: TrainConfig) -> None:
+    """Find what would fail later in serving, but for a taken port. Raises ``ConfigError``."""
+    check_bounds(config)
+    check_fleet(config)
+    check_engine(config)
+    check_gpus(without_training(config))
+    access_keys(config.server)
+    check_base_model(config)
+    check_tool_parsers(config, None)
+
+
+def check_served_agent(config: TrainConfig, workload: Workload) -> None:
+    """Find what would keep the workload's agent from answering clients.
+
+    Raises:
+        ConfigError: it does not say which task a message is, or a class is not usable.
+        AgentError, ContractError: the agent or the environment broke its contract.
+    """
+    check_classes(workload)
+    if workload.task_from_message is None:
+        raise ConfigError(
+            "The workload has no task_from_message, so its agent cannot answer clients: add it "
+            "(.docs/pages/guide.md shows how), or leave recipe and workload out to serve the policy alone."
+        )
+    check_tool_parsers(config, workload)
+    try_first_task(workload, workload.train_dataset)
 
 
 def with_model(config: TrainConfig) -> tuple[ServerConfig, str]:
@@ -144,34 +172,6 @@ def served_versions(server: ServerConfig, model_path: str) -> list[PinnedVersion
         PinnedVersion(pinned_name(name), there[name], policy_version(there[name]))
         for name in dict.fromkeys(server.versions)
     ]
-
-
-def pinned_name(version: str) -> str:
-    """The name by which clients ask for one of ``server.versions``."""
-    return f"{MODEL_NAME}@{version}"
-
-
-def reachable(host: str) -> str:
-    """An address under which this machine reaches a server that listens on ``host``."""
-    return "127.0.0.1" if host == "0.0.0.0" else host
-
-
-def served_models(server: ServerConfig) -> list[str]:
-    """The names by which clients ask for the model and its adapters."""
-    return [MODEL_NAME, *server.adapters, *map(pinned_name, server.versions)]
-
-
-def check_answers(url: str) -> None:
-    """Raise ``SamplerError`` if no server answers at ``url``, the address that clients are told."""
-    try:
-        # It needs no key, and only their digests are known here.
-        with urllib.request.urlopen(urllib.parse.urljoin(url, "/health"), timeout=10):
-            return
-    except (urllib.error.URLError, OSError) as error:
-        raise SamplerError(
-            f"The policy server is up, but nothing answers at {url} ({error}). A Ray cluster has one HTTP "
-            "address for all that it serves, chosen by who came first: stop that one with `serve shutdown`."
-        ) from error
 
 
 def greeting(url: str, models: Sequence[str], server: ServerConfig) -> str:

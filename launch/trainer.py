@@ -14,7 +14,13 @@ from launch.config import TrainConfig, as_train_config, register
 from launch.health.recoveries import Recoveries, lost_updates
 from launch.run_folder.disk import full_disk_told
 from launch.run_folder.lock import RunLock, run_directory
-from launch.validation.startup import check_training
+from launch.training.stages.chosen import chosen_stages
+from launch.validation.gpus import check_gpus
+from launch.validation.replay import check_replay
+from launch.validation.serving import check_engine, check_tool_parsers
+from launch.validation.settings import check_training_settings
+from launch.validation.trial import try_first_task
+from launch.validation.workload import check_classes, check_datasets, check_model, check_task_weights
 from launch.workload import Workload
 from policies.agents.base import BaseAgent
 
@@ -65,7 +71,7 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
     """Check everything that can be checked, then start a run, train, and end what was started."""
     from ray.exceptions import OutOfMemoryError, RayActorError
 
-    from launch.process.death import told
+    from launch.health.death import told
 
     check_training(config, workload)
     with RunLock(run_directory(config.run.directory)) as lock, full_disk_told(lock.directory):
@@ -78,6 +84,28 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
                 f"{text} Go on from the last checkpoint with run.directory={config.run.directory} "
                 "run.resume=true"
             ) from error
+
+
+def check_training(config: TrainConfig, workload: Workload) -> None:
+    """Find what would fail later in a training run.
+
+    Raises:
+        ConfigError, DatasetError, AgentError, ContractError: the first mistake, with its remedy.
+    """
+    check_training_settings(config)
+    check_engine(config)
+    stages = chosen_stages(config)
+    check_replay(config, sum(stage.num_steps for stage in stages if stage.rolls_out))
+    check_classes(workload)
+    check_datasets(config, workload)
+    for stage in stages:
+        stage.check_workload(workload)
+    check_task_weights(config.rollout.task_weights, workload.train_dataset)
+    check_gpus(config)
+    check_model(config, workload)
+    check_tool_parsers(config, workload)
+    if config.run.replay is None:  # else nothing is played, and the environment need not run here
+        try_first_task(workload, workload.train_dataset)
 
 
 def _train_with_recoveries(config: TrainConfig, workload: Workload, lock: RunLock) -> None:
@@ -96,14 +124,14 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, recoveries: R
     """Train, and return whether that came to its end: else a part was lost, and all may be started anew."""
     from ray.exceptions import RayActorError
 
+    from launch.health.death import told
     from launch.health.inspection import ray_lives
-    from launch.process.death import told
-    from launch.process.interrupt import Interrupts
+    from launch.health.interrupt import Interrupts
     from launch.reporting.tracker import Tracker
     from launch.training.loop import train
     from launch.training.milestones import save_failed, save_interrupted
     from launch.training.recovery import Recovery
-    from launch.training.stages.chosen import check_earlier_stages, chosen_stages
+    from launch.training.stages.chosen import check_earlier_stages
     from launch.training.start import start
     from launch.validation.notices import notices
 

@@ -113,7 +113,7 @@ def ray_cluster() -> None:
     import ray
 
     from actors.ray_tools.connect import RAYLET_ENVIRONMENT
-    from launch.process.cluster import ENVIRONMENT, LOCAL_CPUS
+    from launch.cluster.session import ENVIRONMENT, LOCAL_CPUS
 
     os.environ.update(RAYLET_ENVIRONMENT)
     # Workers have to find the test modules that their classes come from.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import ray
 
-from launch.health.audit import audit, read_run
+from launch.reporting.audit import audit, read_run
 
 ROOT = Path(__file__).resolve().parents[1]
 INTERRUPTED = 130

@@ -10,12 +10,11 @@ from actors.serving.keys import KEYS_VARIABLE, read_keys
 from actors.serving.policy_app import policy_application
 from environments.errors import ConfigError
 from launch import serve
+from launch.cluster.threads import with_threads
 from launch.config import TrainConfig, without_training
 from launch.overrides import named_settings
 from launch.run_folder.model_paths import policy_version
-from launch.training.threads import with_threads
 from launch.validation.serving import DEFAULT_PORT
-from launch.validation.startup import check_serving
 
 
 class Arguments(BaseModel, extra="forbid"):
@@ -38,7 +37,7 @@ def build(arguments: Arguments) -> Application:
     _check_deployable(config, arguments.settings)
     # There is an endpoint, so its keys count. Where it listens is up to the Serve config file.
     config = replace(config, server=replace(config.server, http_port=DEFAULT_PORT))
-    check_serving(config)
+    serve.check_serving(config)
     server, model_path = serve.with_model(config)
     pinned = serve.served_versions(server, model_path)
     config = with_threads(without_training(replace(config, server=server)), model_path)

@@ -8,7 +8,7 @@ from actors.learning.learner_group import LearnerGroup
 from actors.rollouts.scaling import ScalingPolicy
 from actors.rollouts.service import RolloutService
 from launch.config import TrainConfig
-from launch.process.interrupt import Interrupts
+from launch.health.interrupt import Interrupts
 from launch.reporting.tracker import Tracker
 from launch.reporting.utilization import Utilization
 from launch.training.activity import Activity

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from launch.config import TrainConfig, algorithm_of
-from launch.process.cluster import most_replicas, num_rollout_actors
+from launch.validation.resources import most_replicas, num_rollout_actors
 from policies.engines.vllm_settings import MAX_SEQUENCES, cache_bytes
 
 GB = 1e9

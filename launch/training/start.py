@@ -26,16 +26,17 @@ from actors.settings import ServerConfig
 from actors.weights.store import WeightStore
 from actors.weights.transport import make_transport
 from environments.errors import SamplerError
+from launch.cluster import session
+from launch.cluster.serve_address import check_answers, client_url
+from launch.cluster.threads import with_threads
+from launch.cluster.turns import Turn
 from launch.config import TrainConfig, algorithm_of
 from launch.health.heartbeat import Heartbeat
-from launch.process import cluster
-from launch.process.interrupt import Interrupts
-from launch.process.turns import Turn
+from launch.health.interrupt import Interrupts
 from launch.reporting.tracker import Tracker
 from launch.reporting.utilization import Utilization
 from launch.run_folder.lock import RunLock
 from launch.run_folder.model_paths import model_folder
-from launch.serve import check_answers, reachable, served_models
 from launch.training.activity import STARTING, Activity
 from launch.training.components import Components
 from launch.training.evaluator import Evaluator, evaluation_server
@@ -45,7 +46,6 @@ from launch.training.recording import RecordedService
 from launch.training.recovery import Recovery
 from launch.training.rollouts import Rollouts
 from launch.training.stages.base import Stage, publish
-from launch.training.threads import with_threads
 from launch.training.watch import present_pulse, run_name, watch
 from launch.workload import Workload
 from policies.learning.algorithm import Algorithm
@@ -175,9 +175,9 @@ def join_cluster(
     Raises:
         ConfigError: the cluster does not answer, or can never hold the run.
     """
-    started_here = cluster.connect()
+    started_here = session.connect()
     if started_here:
-        ending.callback(cluster.end)
+        ending.callback(session.end)
     interrupts.install()  # Ray has put a handler of its own in the place of SIGTERM's
 
     def end_with_run(close: Callable[[], None]) -> None:
@@ -187,11 +187,11 @@ def join_cluster(
     pulse = partial(present_pulse, recovery, activity, services)
     heartbeat = Heartbeat(pulse)
     ending.callback(heartbeat.stop)
-    cluster.wait_for_nodes(config, tracker.announce)
+    session.wait_for_nodes(config, tracker.announce)
     tracker.announce("Ray: " + ("started here." if started_here else "joined a running cluster."))
     turn = None
     if not started_here:
-        turn = cluster.start_turn(config, run_name(recovery), activity.begin, tracker.announce)
+        turn = session.start_turn(config, run_name(recovery), activity.begin, tracker.announce)
         end_with_run(turn.end)
         activity.begin(STARTING)
     watch(config, pulse, heartbeat, tracker, interrupts, ending)
@@ -313,17 +313,18 @@ def begin_rollouts(run: Components) -> None:
             f"Policy server: {server.num_replicas} replica(s); {run.config.fleet.num_actors} rollout actors."
         )
     if server.http_port is not None:
-        announce_address(run, server)
+        announce_address(run, server.http_port)
     run.utilization.begin()
     run.rollouts.begin(run.learner.check_ranks)
     run.tracker.begin_steps()
 
 
-def announce_address(run: Components, server: ServerConfig) -> None:
+def announce_address(run: Components, port: int) -> None:
     """Say where OpenAI clients find the policy, or that they do not: a run needs no clients."""
-    url = f"http://{reachable(server.http_host)}:{server.http_port}/v1"
+    server = run.config.server
+    url = client_url(server.http_host, port)
     try:
         check_answers(url)
-        run.tracker.announce(f"OpenAI clients find {', '.join(served_models(server))} at {url}.")
+        run.tracker.announce(f"OpenAI clients find {', '.join(server.model_names)} at {url}.")
     except SamplerError as error:
         run.tracker.announce(str(error))

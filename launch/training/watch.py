@@ -12,9 +12,9 @@ from actors.rollouts.service import RolloutService
 from launch.config import TrainConfig
 from launch.health.heartbeat import Heartbeat, Pulse
 from launch.health.inspection import inspect, raylets_here
+from launch.health.interrupt import Interrupts
 from launch.health.run_state import described
 from launch.health.watchdog import Watchdog
-from launch.process.interrupt import Interrupts
 from launch.reporting.tracker import Tracker
 from launch.training.activity import Activity
 from launch.training.recording import RecordedService

@@ -9,7 +9,7 @@ from launch.config import TrainConfig
 def check_gpus(config: TrainConfig) -> None:
     """Find GPUs that are missing before Ray is started. Raises ``ConfigError``.
 
-    A cluster that is joined has its own: ``launch.process.cluster.check_resources`` asks it.
+    A cluster that is joined has its own: ``launch.cluster.session.check_resources`` asks it.
     """
     learner, engine = config.learner, config.server.engine
     if learner.device != "cuda" and not engine.num_gpus:
@@ -17,7 +17,7 @@ def check_gpus(config: TrainConfig) -> None:
     import torch
 
     from actors.ray_tools.address import joins_cluster
-    from launch.process.cluster import num_gpus
+    from launch.validation.resources import num_gpus
 
     needed, there = num_gpus(config), torch.cuda.device_count()
     if needed > there and not joins_cluster():

@@ -33,8 +33,8 @@ from programs import Program, run, warm_started_model
 
 from environments.text_games import GuessEnvironment
 from launch.chaos import COUNTED
-from launch.health.audit import CHECKS, SCORE, Finding, is_complete, read_run
 from launch.recipes import guess
+from launch.reporting.audit import CHECKS, SCORE, Finding, is_complete, read_run
 from launch.reporting.tracker import read_metrics
 from launch.run_folder.trajectory_log import TRAIN, kept_steps, read_kept, trajectory_path
 from launch.workload import Workload

@@ -29,8 +29,8 @@ from actors.serving.policy_app import PolicyApp
 from actors.settings import FleetConfig, ServerConfig
 from actors.weights.store import WeightStore
 from environments.errors import ConfigError
+from launch.cluster.session import check_resources
 from launch.config import compose
-from launch.process.cluster import check_resources
 from policies import GameAgent
 from policies.learning.settings import LearnerConfig
 from policies.sampler import ScriptedSampler

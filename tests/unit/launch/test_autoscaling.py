@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 
 from environments.errors import ConfigError
+from launch.cluster import session
 from launch.config import compose
-from launch.process import cluster
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_without_a_time_to_wait_a_run_that_does_not_fit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"CPU": 1.0})
+    monkeypatch.setattr(session.ray, "cluster_resources", lambda: {"CPU": 1.0})
     said: list[str] = []
     with pytest.raises(
         ConfigError, match=r"needs .* Ray CPUs and the cluster has 1: add nodes, or lower .*num_"
     ):
-        cluster.wait_for_nodes(compose(["recipe=calculator"]), said.append)
+        session.wait_for_nodes(compose(["recipe=calculator"]), said.append)
     assert said == []
 
 

@@ -15,9 +15,9 @@ from head_node import RAY, head_node
 
 from actors.ray_tools import address, connect
 from environments.errors import ConfigError, TroupeError
+from launch.cluster import session
 from launch.config import compose
 from launch.health.heartbeat import Pulse
-from launch.process import cluster
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,11 +52,11 @@ def test_a_child_that_nobody_has_waited_for_does_not_disturb_the_end() -> None:
     # In a process of its own: it ends the Ray of its process, which here is everybody's.
     script = """
 import subprocess, time
-from launch.process import cluster
+from launch.cluster import session
 child = subprocess.Popen(["true"])
 while open(f"/proc/{child.pid}/stat").read().split()[2] != "Z":
     time.sleep(0.01)
-cluster.end()
+session.end()
 """
     ended = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=180
@@ -81,11 +81,11 @@ def test_what_others_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose(["learner.num_workers=2", "server.num_replicas=2", "server.engine.num_gpus=1"])
     free = {"CPU": 64.0, "GPU": 2.0}
     monkeypatch.setattr(connect.ray, "available_resources", lambda: free)
-    assert "on one node" in cluster.shortage(config)
+    assert "on one node" in session.shortage(config)
     free["GPU"] = 1.0
-    assert cluster.shortage(config) == "2 Ray GPUs, of which 1 are free"
+    assert session.shortage(config) == "2 Ray GPUs, of which 1 are free"
     del free["GPU"]  # as Ray says it
-    assert "of which 0 are free" in cluster.shortage(config)
+    assert "of which 0 are free" in session.shortage(config)
 
 
 def test_room_is_had_by_trainings_that_are_alive_and_not_by_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,10 +103,10 @@ def test_room_is_had_by_trainings_that_are_alive_and_not_by_this_one(monkeypatch
     )
     killed = replace(here, folder="killed", pid=1, told_at=time.time() - 3600)
     in_a_container = replace(here, folder="in a container", host="another")  # with the same number by chance
-    monkeypatch.setattr(cluster, "pulses", lambda: [here, killed, in_a_container])
-    assert cluster.others() == "others here are in a container"
-    monkeypatch.setattr(cluster, "pulses", lambda: [here, killed])
-    assert cluster.others() == "`ray status` shows who has them"
+    monkeypatch.setattr(session, "pulses", lambda: [here, killed, in_a_container])
+    assert session.others() == "others here are in a container"
+    monkeypatch.setattr(session, "pulses", lambda: [here, killed])
+    assert session.others() == "`ray status` shows who has them"
 
 
 @pytest.mark.parametrize(("address", "joins"), [("local", False), ("auto", True), ("10.0.0.1:6379", True)])
@@ -130,7 +130,7 @@ def test_only_a_cluster_that_is_there_already_is_joined(monkeypatch: pytest.Monk
     monkeypatch.setattr(connect.ray, "init", refuse)
 
     with pytest.raises(ValueError, match="port number"):
-        cluster.connect()
+        session.connect()
     assert len(calls) == 1
 
 
@@ -143,10 +143,10 @@ import sys
 sys.path.append({str(ROOT)!r})
 import ray
 from actors.sampling.directory import SamplerDirectory
-from launch.process import cluster
-cluster.connect()
+from launch.cluster import session
+session.connect()
 ray.get(SamplerDirectory.remote().__ray_ready__.remote(), timeout=110)
-cluster.end()
+session.end()
 """
     )
     ended = subprocess.run(
@@ -162,7 +162,7 @@ cluster.end()
 
 @pytest.mark.engine
 def test_job_can_be_submitted_to_a_cluster_that_starts_after_a_local_run(tmp_path: Path) -> None:
-    local = "from launch.process import cluster; assert cluster.connect(); cluster.end()"
+    local = "from launch.cluster import session; assert session.connect(); session.end()"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     subprocess.run(
         [sys.executable, "-c", local],

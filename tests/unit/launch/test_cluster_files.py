@@ -19,9 +19,9 @@ from ray.serve.schema import ServeDeploySchema
 from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from environments.errors import ConfigError
 from launch import serve, train
+from launch.cluster import session
 from launch.cluster.application import Arguments, build
 from launch.config import TrainConfig
-from launch.process import cluster
 
 FILES = Path(__file__).resolve().parents[3] / "launch" / "cluster"
 SPEC_OF_CLUSTER = {
@@ -220,12 +220,12 @@ def test_the_job_makes_the_autoscaler_add_nodes_and_fits_on_them(monkeypatch: py
         for group in (spec["headGroupSpec"], rollouts)
     )
     assert config.run.node_wait_seconds > 0
-    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"CPU": on_head})
+    monkeypatch.setattr(session.ray, "cluster_resources", lambda: {"CPU": on_head})
     with pytest.raises(ConfigError, match="add nodes"):
-        cluster.check_resources(config)
+        session.check_resources(config)
     most = on_head + rollouts["maxReplicas"] * on_node
-    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"CPU": most})
-    cluster.check_resources(config)
+    monkeypatch.setattr(session.ray, "cluster_resources", lambda: {"CPU": most})
+    session.check_resources(config)
     assert config.fleet.bounds[1] * config.fleet.num_cpus_per_actor < most
 
 

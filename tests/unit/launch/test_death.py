@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
-from launch.process.death import told
+from launch.health.death import told
 
 NODE_DIED = """\
 The actor died unexpectedly before finishing this task.

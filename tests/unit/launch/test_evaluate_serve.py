@@ -37,7 +37,6 @@ from launch.config import TrainConfig, compose
 from launch.run_folder.checkpoint import CheckpointFolder, Progress, StreamState
 from launch.run_folder.model_paths import adapter_folder, model_folder, newest_checkpoint, policy_version
 from launch.validation.settings import check_settings, check_training_settings
-from launch.validation.startup import check_evaluation, check_serving
 from launch.workload import load_workload
 from policies.model_files import check_loadable
 
@@ -165,7 +164,7 @@ def test_evaluate_refuses_what_cannot_work(
 )
 def test_an_evaluation_does_not_mind_settings_of_training(setting: str) -> None:
     config = compose(["recipe=calculator", "model.path=gpt2", setting])
-    check_evaluation(config)
+    evaluate.check_evaluation(config)
     with pytest.raises(ConfigError, match=setting):
         check_training_settings(config)
 
@@ -312,7 +311,7 @@ def test_a_checkpoint_is_served_as_the_version_that_its_run_has_published(
         "server.engine={name: 'scripted_engine:ScriptedEngine', dtype: bfloat16}",
     ],
 )
-@pytest.mark.parametrize("check", [check_evaluation, check_serving])
+@pytest.mark.parametrize("check", [evaluate.check_evaluation, serve.check_serving])
 def test_a_setting_that_the_engine_cannot_act_on_is_an_error_before_anything_starts(
     check: Callable[[TrainConfig], None], override: str
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.config import algorithm_of, compose
-from launch.process.interrupt import Interrupts
+from launch.health.interrupt import Interrupts
 from launch.run_folder.trajectory_log import TRAIN, read_kept
 from launch.training.activity import Activity
 from launch.training.clock import Clock

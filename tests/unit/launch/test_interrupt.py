@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from launch.process.interrupt import Interrupts
+from launch.health.interrupt import Interrupts
 
 
 def interrupt(number: int = signal.SIGINT) -> None:

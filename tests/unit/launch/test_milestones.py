@@ -10,7 +10,7 @@ import pytest
 
 from environments.types import TerminationReason, Trajectory, TrajectoryGroup
 from launch.config import RunConfig
-from launch.process.interrupt import Interrupts
+from launch.health.interrupt import Interrupts
 from launch.run_folder.checkpoint import Progress, StreamState
 from launch.training.evaluator import Evaluation
 from launch.training.milestones import checkpoint_due, record_evaluation, save_interrupted

@@ -14,12 +14,12 @@ from actors.rollouts.rollout import RolloutRequest
 from environments.errors import ConfigError, TroupeError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.config import compose
-from launch.process.cluster import num_gpus, num_replicas, num_rollout_actors
 from launch.run_folder.trajectory_log import TrajectoryLog
+from launch.trainer import check_training
 from launch.training.mismatch import measured_mismatch, mismatch
 from launch.training.recording import RecordedStream, check_tokenizer
 from launch.validation.replay import check_recording, check_replay
-from launch.validation.startup import check_training
+from launch.validation.resources import num_gpus, num_replicas, num_rollout_actors
 from launch.workload import load_workload
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.learning.samples import LearnerUpdate

@@ -14,8 +14,8 @@ from environments.errors import ConfigError, EnvironmentFailure, LearnerError
 from environments.types import TerminationReason, Trajectory
 from launch import trainer
 from launch.config import TrainConfig, compose
+from launch.health.interrupt import Interrupts
 from launch.health.recoveries import Recoveries
-from launch.process.interrupt import Interrupts
 from launch.reporting.tracker import Tracker, read_metrics
 from launch.run_folder.checkpoint import Progress, StreamState
 from launch.run_folder.lock import RunLock

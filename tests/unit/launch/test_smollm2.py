@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from environments.errors import ConfigError
+from launch.cluster.threads import with_threads
 from launch.config import TrainConfig, compose
 from launch.recipes import smollm2 as recipe
 from launch.recipes import word_problems
 from launch.run_folder.model_paths import model_folder
-from launch.training.threads import with_threads
 from policies import smollm2
 
 

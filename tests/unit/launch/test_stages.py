@@ -15,8 +15,8 @@ from launch.config import TrainConfig, as_train_config, compose
 from launch.health.inspection import processes_here
 from launch.reporting.tracker import read_metrics
 from launch.run_folder.checkpoint import CheckpointFolder
+from launch.trainer import check_training
 from launch.training.stages.chosen import chosen_stages
-from launch.validation.startup import check_training
 from launch.workload import Workload
 from policies import ToolAgent
 

@@ -22,9 +22,7 @@ import pytest
 from conftest import wait_until
 
 from launch import chaos
-from launch.health.audit import RunRecords, audit, no_rollout_lost, read_run, score_reached
-from launch.health.members import ROLES, Member
-from launch.health.storm import (
+from launch.fault_injection.storm import (
     CUT,
     CUT_PAUSE_SECONDS,
     DEEDS,
@@ -35,6 +33,8 @@ from launch.health.storm import (
     goes_on,
     wait_for_end,
 )
+from launch.health.members import ROLES, Member
+from launch.reporting.audit import RunRecords, audit, no_rollout_lost, read_run, score_reached
 
 SETTINGS: dict[str, Any] = {
     "rollout": {"group_size": 2, "max_staleness": 1},
@@ -382,7 +382,7 @@ PATIENT_STORM = """
 import sys
 from functools import partialmethod
 from launch import chaos
-from launch.health.storm import Family
+from launch.fault_injection.storm import Family
 Family.left_over = partialmethod(Family.left_over, seconds=90)
 sys.exit(chaos.main(["storm", *sys.argv[1:]]))
 """

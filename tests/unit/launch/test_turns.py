@@ -18,7 +18,7 @@ from launch.reporting.tracker import read_metrics
 STARTER = """
 import sys, time
 import ray
-from launch.process.turns import Turn
+from launch.cluster.turns import Turn
 
 def say(line):
     print(line, flush=True)

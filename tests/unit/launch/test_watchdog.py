@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from launch.health import watchdog
+from launch.health.interrupt import Interrupts
 from launch.health.watchdog import Watchdog
-from launch.process.interrupt import Interrupts
 
 
 class Run:

@@ -13,8 +13,8 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.ray_tools.connect import join
+from launch.fault_injection.storm import CUT, CUT_SECONDS, Blow
 from launch.health.members import Member, members
-from launch.health.storm import CUT, CUT_SECONDS, Blow
 
 ANSWER_SECONDS = 5.0
 """What a node gets to say what runs on it; one that says nothing is struck by nothing meanwhile."""

@@ -19,9 +19,9 @@ import psutil
 
 from environments.command_name import command_name
 from environments.errors import ConfigError
-from launch.health.audit import Finding
 from launch.health.members import ROLES, Member, is_alive, members
 from launch.health.recoveries import Recoveries
+from launch.reporting.audit import Finding
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.consumed_log import read_consumed_log
 from launch.run_folder.lock import LOCK

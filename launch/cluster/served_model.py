@@ -18,12 +18,12 @@ from actors.served_agents.pool import AgentPool
 from actors.serving.policy_app import PolicyApp
 from actors.settings import PinnedVersion
 from actors.weights.store import WeightStore
+from launch.cluster import session
+from launch.cluster.threads import with_threads
+from launch.cluster.turns import Turn
 from launch.config import TrainConfig, without_training
-from launch.process import cluster
-from launch.process.interrupt import Interrupts
-from launch.process.turns import Turn
+from launch.health.interrupt import Interrupts
 from launch.run_folder.model_paths import policy_version
-from launch.training.threads import with_threads
 from launch.workload import Workload
 from policies.agent_api.frontend import PREFIX
 
@@ -52,12 +52,12 @@ def policy_app(
     config = without_training(config)
     server = with_threads(config, model_path).server
     version = policy_version(model_path)
-    started_ray = cluster.connect()
+    started_ray = session.connect()
     app: PolicyApp | None = None
     try:
         interrupts = Interrupts()
         with interrupts.installed(), ExitStack() as turn:  # after Ray, which puts a handler of its own
-            cluster.check_resources(config)  # in the place of SIGTERM's
+            session.check_resources(config)  # in the place of SIGTERM's
             if not started_ray:
                 turn.callback(_turn(config, model_path).end)
             store = WeightStore.options(**beside_driver()).remote()  # type: ignore[attr-defined]
@@ -83,7 +83,7 @@ def policy_app(
         if app is not None:
             app.end_conversations()
         if started_ray:
-            cluster.end()
+            session.end()
         elif app is not None:
             app.stop()
             ray.kill(store)
@@ -95,7 +95,7 @@ def _turn(config: TrainConfig, model_path: str) -> Turn:
         sys.stdout.flush()
 
     program = f"the server of {model_path} (process {os.getpid()} on {socket.gethostname()})"
-    return cluster.start_turn(config, program, lambda _: None, announce)
+    return session.start_turn(config, program, lambda _: None, announce)
 
 
 def agents(

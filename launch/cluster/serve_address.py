@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import socket
 import time
+import urllib.error
+import urllib.parse
+import urllib.request
 from typing import Any
 
 from ray import serve
@@ -11,7 +14,7 @@ from ray.serve.config import ProxyLocation
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
-from environments.errors import ConfigError
+from environments.errors import ConfigError, SamplerError
 from launch.config import ServerConfig
 
 ENDING_SECONDS = 15.0
@@ -54,6 +57,24 @@ def check_address(host: str, port: int) -> None:
                 f"Port {port} of {host} cannot be listened on ({error}): choose another one, such as "
                 f"server.http_port={port + 1}, or end the program that has it."
             ) from error
+
+
+def client_url(host: str, port: int) -> str:
+    """Base URL for clients on this machine of a server that listens on ``host``."""
+    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}/v1"
+
+
+def check_answers(url: str) -> None:
+    """Raise ``SamplerError`` if no server answers at ``url``, the address that clients are told."""
+    try:
+        # It needs no key, and only their digests are known here.
+        with urllib.request.urlopen(urllib.parse.urljoin(url, "/health"), timeout=10):
+            return
+    except (urllib.error.URLError, OSError) as error:
+        raise SamplerError(
+            f"The policy server is up, but nothing answers at {url} ({error}). A Ray cluster has one HTTP "
+            "address for all that it serves, chosen by who came first: stop that one with `serve shutdown`."
+        ) from error
 
 
 def _present() -> tuple[str, dict[str, dict[str, Any]]] | None:

@@ -1,4 +1,4 @@
-"""Ray: join the cluster that is there, or start one that ends with us."""
+"""A program's session on a cluster: one that is there and is joined, or one that starts and ends with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -18,24 +17,18 @@ from actors.ray_tools.background import end_background_work
 from actors.ray_tools.connect import connect as join_or_start
 from actors.ray_tools.placement import has_labels, with_labels
 from environments.errors import ConfigError
-from launch.config import TrainConfig, algorithm_of
+from launch.cluster.serve_address import claim_address
+from launch.cluster.turns import Turn
+from launch.config import TrainConfig
 from launch.health.heartbeat import pulses
 from launch.health.run_state import LATE_SECONDS
-from launch.process.serve_address import claim_address
-from launch.process.turns import Turn
+from launch.validation.resources import NODES, REMEDIES, bundles_of, needs
 
 LOCAL_CPUS = 64
 """Ray's CPUs only count: on one machine they must not keep small actors from starting."""
 
 NODE_SECONDS = 1.0
 """Between two looks at the nodes that have come."""
-REMEDIES = {
-    "CPU": "learner.num_workers, server.num_replicas, evaluation.num_replicas or fleet.num_actors",
-    "GPU": "learner.num_workers, server.num_replicas or evaluation.num_replicas, or set learner.device=cpu",
-}
-"""The settings to lower where a resource is short. Others come from these:"""
-NODES = "fleet.nodes, server.nodes or learner.nodes"
-
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_SERVE_LOG_TO_STDERR": "0",
@@ -89,7 +82,7 @@ def wait_for_nodes(config: TrainConfig, announce: Callable[[str], None]) -> None
         while missing := _missing(config):
             if time.monotonic() >= deadline:
                 break
-            bundles = _bundles(config)
+            bundles = bundles_of(config)
             request_resources(
                 bundles=[resources for resources, _ in bundles],
                 bundle_label_selectors=[labels for _, labels in bundles],
@@ -106,11 +99,11 @@ def wait_for_nodes(config: TrainConfig, announce: Callable[[str], None]) -> None
 
 def _missing(config: TrainConfig) -> tuple[str, str] | None:
     """What to do about something that the cluster has too little of, and a sentence about it."""
-    for _, labels in _bundles(config):
+    for _, labels in bundles_of(config):
         if labels and not any(has_labels(node, labels) for node in ray.nodes() if node["Alive"]):
             return f"change {NODES}", f"The run needs a node{with_labels(labels)} and the cluster has none"
     there = ray.cluster_resources()
-    for name, needed in _needs(config).items():
+    for name, needed in needs(config).items():
         if needed > there.get(name, 0):
             has = f"the cluster has {there.get(name, 0):g}"
             remedy = f"lower {REMEDIES.get(name, NODES)}"
@@ -145,7 +138,7 @@ def start_turn(
     try:
         turn.take()
         claim_address(config.server)
-        turn.wait_for_room(_bundles(config), lambda: f"{shortage(config)}; {others()}")
+        turn.wait_for_room(bundles_of(config), lambda: f"{shortage(config)}; {others()}")
     except BaseException:  # an interrupt, for example: no other part of the program knows of it yet
         turn.end()
         raise
@@ -157,7 +150,7 @@ def shortage(config: TrainConfig) -> str:
     free = ray.available_resources()
     short = [
         f"{needed:g} Ray {name}s, of which {free.get(name, 0):g} are free"
-        for name, needed in _needs(config).items()
+        for name, needed in needs(config).items()
         if needed > free.get(name, 0)
     ]
     return " and ".join(short) or "its places, each on one node"
@@ -172,53 +165,3 @@ def others() -> str:
         if (each.host, each.pid) != here and now - each.told_at < LATE_SECONDS  # a killed one is still noted
     ]
     return f"others here are {', '.join(trainings)}" if trainings else "`ray status` shows who has them"
-
-
-def num_replicas(config: TrainConfig) -> int:
-    """Engines that a command starts. A replay starts none."""
-    return 0 if config.run.replay else config.server.num_replicas + _other_replicas(config)
-
-
-def most_replicas(config: TrainConfig) -> int:
-    """Engines that there may be at the same time."""
-    return 0 if config.run.replay else config.server.most_replicas + _other_replicas(config)
-
-
-def _other_replicas(config: TrainConfig) -> int:
-    """Engines of evaluations alone, and of older versions."""
-    return config.evaluation.num_replicas + len(config.server.versions)
-
-
-def num_rollout_actors(config: TrainConfig) -> int:
-    """Rollout actors that a command starts; evaluations with engines of their own have as many again."""
-    return 0 if config.run.replay else config.fleet.num_actors * (2 if config.evaluation.num_replicas else 1)
-
-
-def num_gpus(config: TrainConfig) -> float:
-    """The GPUs that learner, critic and engines reserve together."""
-    return _needs(config)["GPU"]
-
-
-def _needs(config: TrainConfig) -> dict[str, float]:
-    """How much the run needs of each resource."""
-    needs: Counter[str] = Counter(dict.fromkeys(REMEDIES, 0))
-    for resources, _ in _bundles(config):
-        needs.update(resources)
-    return dict(needs)
-
-
-def _bundles(config: TrainConfig) -> list[tuple[dict[str, float], dict[str, str]]]:
-    """What the actors of the run need, each on one node, and that node's labels: ranks, engines, rollout
-    actors.
-    """
-    learner, server, fleet = config.learner, config.server, config.fleet
-    on_gpu = learner.device == "cuda"
-    num_groups = 2 if on_gpu and algorithm_of(config).uses_critic else 1  # on CPUs policy and critic share
-    rank = {"CPU": 1.0, "GPU": 1.0 if on_gpu else 0.0}
-    replica = {"CPU": server.num_cpus, "GPU": server.engine.num_gpus}
-    pair = {"CPU": fleet.num_cpus_per_actor}
-    return [
-        *[(rank | learner.nodes.resources, learner.nodes.labels)] * learner.num_workers * num_groups,
-        *[(replica | server.nodes.resources, server.nodes.labels)] * num_replicas(config),
-        *[(pair | fleet.nodes.resources, fleet.nodes.labels)] * num_rollout_actors(config),
-    ]

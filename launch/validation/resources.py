@@ -1,0 +1,64 @@
+"""The resources of a cluster that a command needs, by its settings."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from launch.config import TrainConfig, algorithm_of
+
+REMEDIES = {
+    "CPU": "learner.num_workers, server.num_replicas, evaluation.num_replicas or fleet.num_actors",
+    "GPU": "learner.num_workers, server.num_replicas or evaluation.num_replicas, or set learner.device=cpu",
+}
+"""The settings to lower where a resource is short. Others come from these:"""
+NODES = "fleet.nodes, server.nodes or learner.nodes"
+
+
+def num_replicas(config: TrainConfig) -> int:
+    """Engines that a command starts. A replay starts none."""
+    return 0 if config.run.replay else config.server.num_replicas + _other_replicas(config)
+
+
+def most_replicas(config: TrainConfig) -> int:
+    """Engines that there may be at the same time."""
+    return 0 if config.run.replay else config.server.most_replicas + _other_replicas(config)
+
+
+def _other_replicas(config: TrainConfig) -> int:
+    """Engines of evaluations alone, and of older versions."""
+    return config.evaluation.num_replicas + len(config.server.versions)
+
+
+def num_rollout_actors(config: TrainConfig) -> int:
+    """Rollout actors that a command starts; evaluations with engines of their own have as many again."""
+    return 0 if config.run.replay else config.fleet.num_actors * (2 if config.evaluation.num_replicas else 1)
+
+
+def num_gpus(config: TrainConfig) -> float:
+    """The GPUs that learner, critic and engines reserve together."""
+    return needs(config)["GPU"]
+
+
+def needs(config: TrainConfig) -> dict[str, float]:
+    """Sum of each resource over all actors of the run."""
+    needs: Counter[str] = Counter(dict.fromkeys(REMEDIES, 0))
+    for resources, _ in bundles_of(config):
+        needs.update(resources)
+    return dict(needs)
+
+
+def bundles_of(config: TrainConfig) -> list[tuple[dict[str, float], dict[str, str]]]:
+    """Resources of each actor of the run, all on one node, and that node's labels: ranks, engines, rollout
+    actors.
+    """
+    learner, server, fleet = config.learner, config.server, config.fleet
+    on_gpu = learner.device == "cuda"
+    num_groups = 2 if on_gpu and algorithm_of(config).uses_critic else 1  # on CPUs policy and critic share
+    rank = {"CPU": 1.0, "GPU": 1.0 if on_gpu else 0.0}
+    replica = {"CPU": server.num_cpus, "GPU": server.engine.num_gpus}
+    pair = {"CPU": fleet.num_cpus_per_actor}
+    return [
+        *[(rank | learner.nodes.resources, learner.nodes.labels)] * learner.num_workers * num_groups,
+        *[(replica | server.nodes.resources, server.nodes.labels)] * num_replicas(config),
+        *[(pair | fleet.nodes.resources, fleet.nodes.labels)] * num_rollout_actors(config),
+    ]
