@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from launch.config import TrainConfig
+    from launch.settings.tree import TrainConfig
     from launch.trainer import AgentTrainer
     from launch.workload import Workload
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from environments.command_name import command_name
 from environments.errors import ConfigError, TroupeError
-from launch.config import TrainConfig, compose
-from launch.help import help_text
-from launch.overrides import named_settings
+from launch.settings.compose import compose, named_settings
+from launch.settings.help import help_text
+from launch.settings.tree import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)

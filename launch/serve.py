@@ -13,12 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from actors.serving.keys import KEYS_VARIABLE, access_keys
-from actors.settings import MODEL_NAME, PinnedVersion, pinned_name
+from actors.settings import MODEL_NAME, PinnedVersion, ServerConfig, pinned_name
 from environments.bounds import check_bounds
 from environments.command_name import command_name
 from environments.errors import ConfigError
 from launch.command import Command
-from launch.config import ServerConfig, TrainConfig, without_training
 from launch.run_folder.model_paths import (
     RUNS,
     adapter_folder,
@@ -27,6 +26,7 @@ from launch.run_folder.model_paths import (
     policy_version,
     versions_of,
 )
+from launch.settings.tree import TrainConfig, without_training
 from launch.validation.gpus import check_gpus
 from launch.validation.serving import DEFAULT_PORT, check_base_model, check_engine, check_tool_parsers
 from launch.validation.settings import check_fleet

@@ -6,7 +6,7 @@ import sys
 from dataclasses import fields
 
 from launch.command import Command
-from launch.config import TrainConfig
+from launch.settings.tree import TrainConfig
 
 
 def train(config: TrainConfig) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 from environments.base import BaseEnv
 from environments.data.datasets import Dataset
 from environments.errors import PartLostError, TroupeError
-from launch.config import TrainConfig, as_train_config, register
 from launch.health.recoveries import Recoveries, lost_updates
 from launch.run_folder.disk import full_disk_told
 from launch.run_folder.lock import RunLock, run_directory
+from launch.settings.compose import as_train_config, register
+from launch.settings.tree import TrainConfig
 from launch.training.stages.chosen import chosen_stages
 from launch.validation.gpus import check_gpus
 from launch.validation.replay import check_replay

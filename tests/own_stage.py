@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launch.config import TrainConfig
+from launch.settings.tree import TrainConfig
 from launch.training.clock import Clock
 from launch.training.components import Components
 from launch.training.recovery import Recovery

@@ -11,7 +11,7 @@ from functools import partial
 
 from actors.rollouts.rollout import RolloutRequest
 from environments.types import Completion, Step, Trajectory, TrajectoryGroup
-from launch.config import RolloutConfig
+from launch.settings.tree import RolloutConfig
 from launch.training.group_order import chosen_order
 from launch.training.group_scheduler import GroupScheduler
 from launch.training.rollout_requests import group_name

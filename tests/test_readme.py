@@ -16,7 +16,8 @@ import pytest
 from test_folder_readmes import READMES
 
 from environments import TerminationReason
-from launch.config import TrainConfig, compose
+from launch.settings.compose import compose
+from launch.settings.tree import TrainConfig
 from launch.training.stages.chosen import STAGES, chosen_stages
 from launch.validation.trial import check_agent
 from launch.workload import load_workload

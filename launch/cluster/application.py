@@ -11,9 +11,9 @@ from actors.serving.policy_app import policy_application
 from environments.errors import ConfigError
 from launch import serve
 from launch.cluster.threads import with_threads
-from launch.config import TrainConfig, without_training
-from launch.overrides import named_settings
 from launch.run_folder.model_paths import policy_version
+from launch.settings.compose import named_settings
+from launch.settings.tree import TrainConfig, without_training
 from launch.validation.serving import DEFAULT_PORT
 
 

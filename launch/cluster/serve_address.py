@@ -14,8 +14,8 @@ from ray.serve.config import ProxyLocation
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
+from actors.settings import ServerConfig
 from environments.errors import ConfigError, SamplerError
-from launch.config import ServerConfig
 
 ENDING_SECONDS = 15.0
 """How long the application of a program that was killed may take to end."""

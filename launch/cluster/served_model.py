@@ -21,9 +21,9 @@ from actors.weights.store import WeightStore
 from launch.cluster import session
 from launch.cluster.threads import with_threads
 from launch.cluster.turns import Turn
-from launch.config import TrainConfig, without_training
 from launch.health.interrupt import Interrupts
 from launch.run_folder.model_paths import policy_version
+from launch.settings.tree import TrainConfig, without_training
 from launch.workload import Workload
 from policies.agent_api.frontend import PREFIX
 

@@ -19,9 +19,9 @@ from actors.ray_tools.placement import has_labels, with_labels
 from environments.errors import ConfigError
 from launch.cluster.serve_address import claim_address
 from launch.cluster.turns import Turn
-from launch.config import TrainConfig
 from launch.health.heartbeat import pulses
 from launch.health.run_state import LATE_SECONDS
+from launch.settings.tree import TrainConfig
 from launch.validation.resources import NODES, REMEDIES, bundles_of, needs
 
 LOCAL_CPUS = 64

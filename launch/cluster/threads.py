@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from launch.config import TrainConfig
+from launch.settings.tree import TrainConfig
 from policies.engines.base import engine_class
 
 SMALL_MODEL_BYTES = 40_000_000

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from environments.errors import TroupeError
-from launch.config import TASKS
 from launch.reporting.metrics import FRESH_MISMATCH
 from launch.reporting.tracker import SETTINGS, read_metrics, read_settings
 from launch.run_folder.consumed_log import Consumed, read_consumed_log
 from launch.run_folder.trajectory_log import TRAIN, TRAINED, kept_steps, read_kept
+from launch.settings.tree import TASKS
 
 SCORE = "eval/reward_mean"
 SECTIONS = {"reinforce": "run", "expert_iteration": "expert_iteration"}

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from actors.learning.learner_group import LearnerGroup
 from actors.rollouts.scaling import ScalingPolicy
 from actors.rollouts.service import RolloutService
-from launch.config import TrainConfig
 from launch.health.interrupt import Interrupts
 from launch.reporting.tracker import Tracker
 from launch.reporting.utilization import Utilization
+from launch.settings.tree import TrainConfig
 from launch.training.activity import Activity
 from launch.training.evaluator import Evaluator
 from launch.training.logprob_probe import LogprobProbe

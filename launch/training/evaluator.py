@@ -14,7 +14,7 @@ from actors.ray_tools.background import in_background
 from actors.rollouts.service import RolloutService
 from actors.settings import ServerConfig
 from environments.types import TrajectoryGroup
-from launch.config import TrainConfig
+from launch.settings.tree import TrainConfig
 from launch.training.recording import RecordedService
 from launch.training.rollout_requests import evaluation_requests
 from launch.workload import Workload

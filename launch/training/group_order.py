@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from environments.types import Trajectory
-from launch.config import COMPLETION, RolloutConfig
+from launch.settings.tree import COMPLETION, RolloutConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

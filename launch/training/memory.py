@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from launch.config import TrainConfig, algorithm_of
+from launch.settings.tree import TrainConfig, algorithm_of
 from launch.validation.resources import most_replicas, num_rollout_actors
 from policies.engines.vllm_settings import MAX_SEQUENCES, cache_bytes
 

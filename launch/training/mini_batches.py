@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Sequence
 
 from environments.types import Trajectory
-from launch.config import TrainConfig
+from launch.settings.tree import TrainConfig
 from policies.learning.samples import TrainBatch, training_samples
 
 

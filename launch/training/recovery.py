@@ -10,7 +10,6 @@ from typing import Any
 
 from environments.errors import ConfigError
 from environments.types import TrajectoryGroup
-from launch.config import TrainConfig
 from launch.reporting.metrics import success_judge
 from launch.reporting.tracker import METRICS, SETTINGS, read_metrics
 from launch.run_folder.checkpoint import LATEST, CheckpointFolder, Progress, StreamState
@@ -18,6 +17,7 @@ from launch.run_folder.consumed_log import CONSUMED_LOG, ConsumedLog
 from launch.run_folder.jsonl_log import JsonlLog
 from launch.run_folder.lock import LOCK
 from launch.run_folder.trajectory_log import FOLDER, TrajectoryLog
+from launch.settings.tree import TrainConfig
 
 SET_ASIDE = "set_aside_tasks.jsonl"
 """File of a run with the tasks that failed everywhere."""

@@ -12,7 +12,7 @@ from actors.rollouts.rollout import RolloutRequest
 from actors.rollouts.stream import BASELINE
 from environments.data.datasets import Dataset
 from environments.errors import TroupeError
-from launch.config import TrainConfig
+from launch.settings.tree import TrainConfig
 from policies.sampler import SamplingParams
 
 NONE_SET_ASIDE: Mapping[str, int] = MappingProxyType({})

@@ -7,9 +7,9 @@ from functools import partial
 
 from actors.rollouts.service import RolloutService
 from environments.types import TrajectoryGroup
-from launch.config import TrainConfig
 from launch.reporting.tracker import Tracker
 from launch.run_folder.checkpoint import StreamState
+from launch.settings.tree import TrainConfig
 from launch.training.failures import FailureBudget, fails_everywhere
 from launch.training.group_order import chosen_order
 from launch.training.group_scheduler import GroupScheduler

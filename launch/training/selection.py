@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from environments.errors import TroupeError
 from environments.types import TrajectoryGroup
-from launch.config import TrainConfig
 from launch.reporting.metrics import has_failed
 from launch.reporting.tracker import Tracker
+from launch.settings.tree import TrainConfig
 from launch.training.group_order import oldest_version
 from launch.training.rollouts import Rollouts
 from policies.learning.algorithm import Algorithm

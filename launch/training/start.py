@@ -30,13 +30,13 @@ from launch.cluster import session
 from launch.cluster.serve_address import check_answers, client_url
 from launch.cluster.threads import with_threads
 from launch.cluster.turns import Turn
-from launch.config import TrainConfig, algorithm_of
 from launch.health.heartbeat import Heartbeat
 from launch.health.interrupt import Interrupts
 from launch.reporting.tracker import Tracker
 from launch.reporting.utilization import Utilization
 from launch.run_folder.lock import RunLock
 from launch.run_folder.model_paths import model_folder
+from launch.settings.tree import TrainConfig, algorithm_of
 from launch.training.activity import STARTING, Activity
 from launch.training.components import Components
 from launch.training.evaluator import Evaluator, evaluation_server

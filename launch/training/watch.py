@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from actors.rollouts.service import RolloutService
-from launch.config import TrainConfig
 from launch.health.heartbeat import Heartbeat, Pulse
 from launch.health.inspection import inspect, raylets_here
 from launch.health.interrupt import Interrupts
 from launch.health.run_state import described
 from launch.health.watchdog import Watchdog
 from launch.reporting.tracker import Tracker
+from launch.settings.tree import TrainConfig
 from launch.training.activity import Activity
 from launch.training.recording import RecordedService
 from launch.training.recovery import Recovery

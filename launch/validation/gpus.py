@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from environments.errors import ConfigError
-from launch.config import TrainConfig
+from launch.settings.tree import TrainConfig
 
 
 def check_gpus(config: TrainConfig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from actors.ray_tools.job import in_job
-from launch.config import TrainConfig, algorithm_of
+from launch.settings.tree import TrainConfig, algorithm_of
 from policies.learning.settings import CorrectionConfig
 
 STOP_SECONDS = "RAY_JOB_STOP_WAIT_TIME_S"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from environments.errors import ConfigError
 from environments.types import Completion
-from launch.config import TrainConfig
 from launch.run_folder.trajectory_log import TRAIN, first_completions, kept_steps
+from launch.settings.tree import TrainConfig
 
 
 def check_replay(config: TrainConfig, num_updates: int) -> None:

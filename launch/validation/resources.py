@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from launch.config import TrainConfig, algorithm_of
+from launch.settings.tree import TrainConfig, algorithm_of
 
 REMEDIES = {
     "CPU": "learner.num_workers, server.num_replicas, evaluation.num_replicas or fleet.num_actors",

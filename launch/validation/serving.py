@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from environments.errors import ConfigError
-from launch.config import TrainConfig
 from launch.run_folder.model_paths import model_folder
+from launch.settings.tree import TrainConfig
 from launch.workload import Workload
 from policies.agents.parsers import get_tool_parser
 from policies.engines.base import engine_class

@@ -7,8 +7,8 @@ from actors.settings import AccessConfig, ServerConfig
 from actors.weights.transport import transport_class
 from environments.bounds import check_bounds, check_choice
 from environments.errors import ConfigError
-from launch.config import COMPLETION, TASKS, RolloutConfig, TrainConfig, algorithm_of
 from launch.reporting.metrics import evaluation_metrics
+from launch.settings.tree import COMPLETION, TASKS, RolloutConfig, TrainConfig, algorithm_of
 from launch.validation.serving import check_server_parser
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import check_group_size

@@ -9,8 +9,8 @@ from typing import Any
 from environments.base import BaseEnv
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, DatasetError
-from launch.config import TrainConfig
 from launch.run_folder.model_paths import model_folder
+from launch.settings.tree import TrainConfig
 from launch.workload import Workload
 from policies.agents.base import BaseAgent
 from policies.model_files import check_loadable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from launch.config import TrainConfig
+from launch.settings.tree import TrainConfig
 from launch.workload import Workload
 from policies.learning.settings import OptimizerConfig
 

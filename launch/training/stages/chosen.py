@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from environments.errors import ConfigError
 from environments.named_module import load_class
-from launch.config import TrainConfig, algorithm_of
+from launch.settings.tree import TrainConfig, algorithm_of
 from launch.training.stages.base import Stage
 
 if TYPE_CHECKING:  # stages are chosen and checked before anything of a run is imported

@@ -30,7 +30,7 @@ from actors.settings import FleetConfig, ServerConfig
 from actors.weights.store import WeightStore
 from environments.errors import ConfigError
 from launch.cluster.session import check_resources
-from launch.config import compose
+from launch.settings.compose import compose
 from policies import GameAgent
 from policies.learning.settings import LearnerConfig
 from policies.sampler import ScriptedSampler

@@ -21,7 +21,7 @@ from actors.serving.policy_app import PolicyApp
 from actors.settings import ServerConfig
 from actors.weights.store import WeightStore
 from environments.errors import ConfigError
-from launch.config import compose
+from launch.settings.compose import compose
 from launch.validation.serving import check_engine
 from policies.settings import EngineConfig
 

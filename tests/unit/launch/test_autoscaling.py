@@ -12,7 +12,7 @@ import pytest
 
 from environments.errors import ConfigError
 from launch.cluster import session
-from launch.config import compose
+from launch.settings.compose import compose
 
 ROOT = Path(__file__).parents[3]
 

@@ -18,9 +18,9 @@ import pytest
 
 from environments.errors import ConfigError, TroupeError
 from launch.chaos import main
-from launch.config import compose
 from launch.health.members import Member, choose, members, role_of, strike
 from launch.run_folder.consumed_log import read_consumed_log
+from launch.settings.compose import compose
 from launch.trainer import run_training
 from launch.workload import load_workload
 

@@ -16,8 +16,8 @@ from head_node import RAY, head_node
 from actors.ray_tools import address, connect
 from environments.errors import ConfigError, TroupeError
 from launch.cluster import session
-from launch.config import compose
 from launch.health.heartbeat import Pulse
+from launch.settings.compose import compose
 
 ROOT = Path(__file__).parents[3]
 

@@ -21,7 +21,7 @@ from environments.errors import ConfigError
 from launch import serve, train
 from launch.cluster import session
 from launch.cluster.application import Arguments, build
-from launch.config import TrainConfig
+from launch.settings.tree import TrainConfig
 
 FILES = Path(__file__).resolve().parents[3] / "launch" / "cluster"
 SPEC_OF_CLUSTER = {

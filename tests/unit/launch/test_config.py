@@ -10,8 +10,9 @@ from omegaconf import OmegaConf
 
 from actors.settings import ACTORS_PER_CORE
 from environments.errors import ConfigError
-from launch.config import TrainConfig, as_train_config, compose, field_names, recipe_names
-from launch.unknown_setting import ABSENT, REFERENCE_SETTINGS, SYNONYMS
+from launch.settings.compose import as_train_config, compose, field_names, recipe_names
+from launch.settings.tree import TrainConfig
+from launch.settings.unknown import ABSENT, REFERENCE_SETTINGS, SYNONYMS
 from launch.validation.settings import check_training_settings
 
 

@@ -33,9 +33,10 @@ from environments import read_trajectories
 from environments.errors import ConfigError
 from environments.types import TerminationReason, Trajectory
 from launch import evaluate, serve
-from launch.config import TrainConfig, compose
 from launch.run_folder.checkpoint import CheckpointFolder, Progress, StreamState
 from launch.run_folder.model_paths import adapter_folder, model_folder, newest_checkpoint, policy_version
+from launch.settings.compose import compose
+from launch.settings.tree import TrainConfig
 from launch.validation.settings import check_settings, check_training_settings
 from launch.workload import load_workload
 from policies.model_files import check_loadable

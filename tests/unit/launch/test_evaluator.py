@@ -12,7 +12,7 @@ import ray
 from actors.rollouts.rollout import RolloutRequest
 from environments import BaseEnv, Dataset
 from environments.types import Trajectory, TrajectoryGroup
-from launch.config import TrainConfig
+from launch.settings.tree import TrainConfig
 from launch.training.evaluator import Evaluator, evaluation_server
 from launch.workload import Workload
 from policies.agents.base import BaseAgent

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
-from launch.config import algorithm_of, compose
 from launch.health.interrupt import Interrupts
 from launch.run_folder.trajectory_log import TRAIN, read_kept
+from launch.settings.compose import compose
+from launch.settings.tree import algorithm_of
 from launch.training.activity import Activity
 from launch.training.clock import Clock
 from launch.training.recovery import Recovery

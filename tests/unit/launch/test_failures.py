@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from environments.data.datasets import Dataset
 from environments.errors import EnvironmentFailure, TroupeError
 from environments.types import TerminationReason, Trajectory, TrajectoryGroup
-from launch.config import TrainConfig
 from launch.run_folder.jsonl_log import read_records
+from launch.settings.tree import TrainConfig
 from launch.training.failures import (
     LEAST_FAILURES,
     WINDOW,

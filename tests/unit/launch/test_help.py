@@ -14,8 +14,8 @@ import pytest
 from environments.bounds import leaves
 from environments.command_name import command_name
 from launch.command import Command
-from launch.config import TrainConfig
-from launch.help import WIDTH, help_text
+from launch.settings.help import WIDTH, help_text
+from launch.settings.tree import TrainConfig
 
 COMMANDS: dict[str, Command] = {
     name: importlib.import_module(f"launch.{name}").COMMAND for name in ("train", "evaluate", "serve")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from launch.config import compose
 from launch.recipes import guess
+from launch.settings.compose import compose
 from launch.validation.settings import check_training_settings
 from launch.workload import load_workload
 

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch.config import TrainConfig, compose
+from launch.settings.compose import compose
+from launch.settings.tree import TrainConfig
 from launch.training.memory import GB, memory_notice, needed_bytes
 
 SHAPE = {

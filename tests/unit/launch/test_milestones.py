@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from environments.types import TerminationReason, Trajectory, TrajectoryGroup
-from launch.config import RunConfig
 from launch.health.interrupt import Interrupts
 from launch.run_folder.checkpoint import Progress, StreamState
+from launch.settings.tree import RunConfig
 from launch.training.evaluator import Evaluation
 from launch.training.milestones import checkpoint_due, record_evaluation, save_interrupted
 from launch.training.recovery import Recovery

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from actors.ray_tools.job import JOB
-from launch.config import algorithm_of, compose
+from launch.settings.compose import compose
+from launch.settings.tree import algorithm_of
 from launch.validation.notices import STOP_SECONDS, notices
 
 

@@ -13,8 +13,8 @@ import pytest
 from actors.rollouts.rollout import RolloutRequest
 from environments.errors import ConfigError, TroupeError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
-from launch.config import compose
 from launch.run_folder.trajectory_log import TrajectoryLog
+from launch.settings.compose import compose
 from launch.trainer import check_training
 from launch.training.mismatch import measured_mismatch, mismatch
 from launch.training.recording import RecordedStream, check_tokenizer

@@ -13,12 +13,13 @@ import pytest
 from environments.errors import ConfigError, EnvironmentFailure, LearnerError
 from environments.types import TerminationReason, Trajectory
 from launch import trainer
-from launch.config import TrainConfig, compose
 from launch.health.interrupt import Interrupts
 from launch.health.recoveries import Recoveries
 from launch.reporting.tracker import Tracker, read_metrics
 from launch.run_folder.checkpoint import Progress, StreamState
 from launch.run_folder.lock import RunLock
+from launch.settings.compose import compose
+from launch.settings.tree import TrainConfig
 from launch.training.milestones import save_failed
 from launch.training.recovery import Recovery
 from launch.training.stages.chosen import check_earlier_stages, chosen_stages

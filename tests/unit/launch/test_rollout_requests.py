@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from environments import Dataset
-from launch.config import RolloutConfig, TrainConfig
+from launch.settings.tree import RolloutConfig, TrainConfig
 from launch.training.rollout_requests import (
     derived_seed,
     epoch_order,

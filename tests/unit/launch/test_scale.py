@@ -23,8 +23,8 @@ from actors.settings import FleetConfig, ServerConfig
 from actors.weights.store import WeightStore
 from environments.errors import ConfigError
 from launch import scale
-from launch.config import compose
 from launch.recipes.calculator import workload
+from launch.settings.compose import compose
 from launch.training.update_report import scale as follow_the_load
 from launch.validation.settings import check_training_settings
 from policies.settings import EngineConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
-from launch.config import SelectionConfig, TrainConfig
+from launch.settings.tree import SelectionConfig, TrainConfig
 from launch.training.group_order import oldest_version
 from launch.training.selection import mask, reason_to_drop
 from policies.learning.algorithms import resolve

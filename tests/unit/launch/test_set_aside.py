@@ -14,7 +14,7 @@ from environments.base import BaseEnv
 from environments.data.datasets import Dataset
 from environments.errors import EnvironmentFailure
 from environments.types import TerminationReason, Trajectory, TrajectoryGroup
-from launch.config import TrainConfig
+from launch.settings.tree import TrainConfig
 from launch.training.recovery import Recovery
 from launch.training.rollouts import Rollouts
 from launch.workload import Workload

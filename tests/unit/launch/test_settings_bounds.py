@@ -11,7 +11,8 @@ import pytest
 
 from environments.bounds import Leaf, check_bounds, leaves
 from environments.errors import ConfigError
-from launch.config import TrainConfig, as_train_config
+from launch.settings.compose import as_train_config
+from launch.settings.tree import TrainConfig
 from launch.validation.settings import check_settings
 
 LEAVES = list(leaves(TrainConfig()))

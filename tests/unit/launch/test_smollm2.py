@@ -11,10 +11,11 @@ import pytest
 
 from environments.errors import ConfigError
 from launch.cluster.threads import with_threads
-from launch.config import TrainConfig, compose
 from launch.recipes import smollm2 as recipe
 from launch.recipes import word_problems
 from launch.run_folder.model_paths import model_folder
+from launch.settings.compose import compose
+from launch.settings.tree import TrainConfig
 from policies import smollm2
 
 

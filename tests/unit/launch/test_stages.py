@@ -11,10 +11,11 @@ from test_train import comparable, small_run, weights
 
 from environments import Dataset, SingleTurnEnvironment
 from environments.errors import ConfigError
-from launch.config import TrainConfig, as_train_config, compose
 from launch.health.inspection import processes_here
 from launch.reporting.tracker import read_metrics
 from launch.run_folder.checkpoint import CheckpointFolder
+from launch.settings.compose import as_train_config, compose
+from launch.settings.tree import TrainConfig
 from launch.trainer import check_training
 from launch.training.stages.chosen import chosen_stages
 from launch.workload import Workload

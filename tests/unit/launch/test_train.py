@@ -17,13 +17,14 @@ import pytest
 
 from environments.errors import ConfigError
 from launch.chaos import COUNTED
-from launch.config import TrainConfig, compose
 from launch.health.members import members
 from launch.reporting.metrics import FRESH_MISMATCH
 from launch.reporting.tracker import read_metrics
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.consumed_log import ConsumedLog, read_consumed_log
 from launch.run_folder.trajectory_log import TRAIN, KeptTrajectory, kept_steps, read_kept
+from launch.settings.compose import compose
+from launch.settings.tree import TrainConfig
 from launch.train import main
 from launch.trainer import run_training
 from launch.workload import load_workload

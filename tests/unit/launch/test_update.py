@@ -15,8 +15,8 @@ from test_group_scheduler import FakeStream
 from environments import BaseEnv, Dataset
 from environments.errors import TroupeError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
-from launch.config import SelectionConfig, TrainConfig
 from launch.reporting.tracker import Tracker
+from launch.settings.tree import SelectionConfig, TrainConfig
 from launch.training.mini_batches import in_epochs, make_batches
 from launch.training.mismatch import mismatch
 from launch.training.recovery import Recovery

@@ -4,7 +4,7 @@ import pytest
 
 from environments import BaseEnv, Dataset
 from environments.errors import DatasetError
-from launch.config import TrainConfig
+from launch.settings.tree import TrainConfig
 from launch.validation.workload import check_datasets
 from launch.workload import Workload
 from policies import BaseAgent

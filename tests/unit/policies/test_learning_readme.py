@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.config import compose
+from launch.settings.compose import compose
 from policies.learning.algorithms import ALGORITHMS, SHIPPED, resolve
 from policies.learning.registry import ESTIMATORS, LOSSES, Definition
 

@@ -7,18 +7,13 @@ its bound, below it the sentence that ``--help`` prints.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from actors.rollouts.rollout import RolloutLimits
 from actors.settings import ACTORS_PER_CORE, FleetConfig, ServerConfig
-from environments.bounds import leaves, setting
-from environments.errors import ConfigError
+from environments.bounds import setting
 from environments.types import TerminationReason
-from launch.unknown_setting import unknown
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import resolve
 from policies.learning.settings import AlgorithmConfig, LearnerConfig, OptimizerConfig
@@ -253,131 +248,3 @@ def algorithm_of(config: TrainConfig) -> Algorithm:
     """
     rollout, learner = config.rollout, config.learner
     return resolve(config.algorithm, rollout.max_response_tokens, rollout.max_staleness, learner.num_epochs)
-
-
-# -- reading it ----------------------------------------------------------------------------------------
-
-
-@cache
-def register() -> None:
-    """Make the tree known to Hydra as ``train_config``, for ``compose`` and for users' ``@hydra.main``."""
-    from hydra.core.config_store import ConfigStore
-    from omegaconf import DictConfig, OmegaConf
-
-    OmegaConf.register_new_resolver(rollouts_of_an_update.__name__, rollouts_of_an_update)
-    tree = OmegaConf.structured(TrainConfig)
-    for name in field_names():
-        node = OmegaConf.select(tree, name, throw_on_resolution_failure=False)
-        if isinstance(node, DictConfig):
-            OmegaConf.set_struct(node, False)  # its keys are the user's: no plus sign needed
-    ConfigStore.instance().store(name="train_config", node=tree)
-
-
-def compose(overrides: list[str]) -> TrainConfig:
-    """The configuration of ``overrides`` such as ``recipe=calculator learner.optimizer.lr=1e-4``.
-
-    Raises:
-        ConfigError: an unknown key or recipe, or a value of the wrong type.
-    """
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_module
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    register()
-    try:
-        with initialize_config_module("launch.recipes", version_base=None):
-            tree = hydra_compose("train", overrides=overrides)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_readable(error)) from error
-    return as_train_config(tree)
-
-
-def as_train_config(given: Any) -> TrainConfig:
-    """The dataclasses of a Hydra/OmegaConf tree, or of a ``TrainConfig`` that was made in Python.
-
-    A dict, with or without dotted keys, and a list such as ``["recipe=calculator", "run.num_steps=3"]`` do as
-    well; ``None`` stands for the defaults.
-
-    Raises:
-        ConfigError: a key that ``TrainConfig`` does not have, or a value of the wrong type.
-    """
-    from hydra.core.utils import setup_globals
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        return compose([str(each) for each in given])
-    register()
-    setup_globals()  # for ${now:...}: a program that makes a TrainConfig has not started Hydra
-    tree = OmegaConf.structured(TrainConfig)
-    try:
-        for name, value in _settings(_as_mapping(given), set(field_names())):
-            OmegaConf.update(tree, name, value)
-        config = OmegaConf.to_object(tree)
-    except OmegaConfBaseException as error:
-        raise ConfigError(_readable(error)) from error
-    assert isinstance(config, TrainConfig)
-    return config
-
-
-def _as_mapping(given: Any) -> Mapping[Any, Any]:
-    from omegaconf import DictConfig, OmegaConf
-
-    if isinstance(given, TrainConfig):
-        return asdict(given)  # its values may have any type, and its run.directory has no time yet
-    if isinstance(given, DictConfig):
-        given = OmegaConf.to_container(given)
-    if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(
-            f"config={given!r} has no settings: use a TrainConfig, a dict such as {{'run.num_steps': 3}}, a "
-            "list such as ['run.num_steps=3'], or what @hydra.main hands over."
-        )
-    return given or {}
-
-
-def _settings(tree: Mapping[Any, Any], known: set[str], section: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings in ``tree`` by their dotted names. Raises ``ConfigError`` for one that is not ``known``.
-
-    Hydra lets a ``+`` add anything to a tree, and merging it with dataclasses does not take that away.
-    """
-    for key, value in tree.items():
-        name = f"{section}{key}"
-        if isinstance(value, Mapping) and value and name not in known:
-            yield from _settings(value, known, f"{name}.")
-        elif any(f"{name}.".startswith(f"{each}.") or each.startswith(f"{name}.") for each in known):
-            yield name, value
-        else:
-            raise ConfigError(unknown("setting", name, sorted(known)))
-
-
-def _readable(error: Exception) -> str:
-    """Hydra's message in one paragraph, with the nearest existing name."""
-    text = " ".join(str(error).split())
-    cause = " ".join(str(error.__cause__).split()) if error.__cause__ else ""
-    text = f"{text} {cause}".strip()
-    recipe = re.search(r"Could not find 'recipe/([^']*)'", text)
-    if recipe:
-        return (
-            unknown("recipe", recipe[1], recipe_names())
-            + " Or name a module of your own: workload=my_module."
-        )
-    names = re.findall(r"(?:override '?|full_key: )([\w.]+)", text)  # one of the two may be the section alone
-    if "not in" in text and names:
-        return unknown("setting", max(names, key=len), field_names())
-    return text
-
-
-def recipe_names() -> list[str]:
-    """The recipes that come with Troupe."""
-    from importlib.resources import files
-
-    folder = files("launch.recipes") / "recipe"
-    return sorted(
-        entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")
-    )
-
-
-def field_names() -> list[str]:
-    """All settings by their dotted names."""
-    return [leaf.name for leaf in leaves(TrainConfig())]

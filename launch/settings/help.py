@@ -12,7 +12,8 @@ from itertools import pairwise
 
 from environments.bounds import Leaf, leaves
 from environments.command_name import command_name
-from launch.config import TrainConfig, recipe_names
+from launch.settings.compose import recipe_names
+from launch.settings.tree import TrainConfig
 
 WIDTH = 100
 

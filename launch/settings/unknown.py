@@ -1,4 +1,4 @@
-"""What ``launch.config`` says of a name that it does not know: what stands for it here, or the nearest."""
+"""The answer to a name that no setting has: what stands for it here, or the nearest."""
 
 from __future__ import annotations
 

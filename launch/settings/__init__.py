@@ -1,0 +1,13 @@
+"""Settings: each is declared once, with its default, its bound and the sentence that ``--help`` prints.
+
+    actors/settings.py  policies/settings.py  policies/learning/settings.py     of the parts, in their layers
+            └──────────────────┬─────────────────────┘
+                            tree.py         TrainConfig: one tree of dataclasses
+                               │
+    command line, recipe,   compose.py ◀── former.py      names of earlier versions, and what stands for them
+    dict, settings.yaml ──▶    │       ◀── unknown.py     names that nobody knows, and the nearest one
+                               ▼
+                          TrainConfig ──▶ launch/validation/   bounds first, then one setting against another
+
+``help.py`` prints the same tree.
+"""
