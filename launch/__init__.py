@@ -51,7 +51,11 @@ if clash := name_clash():
 # cluster, with a whole dashboard, and leave it behind. It reads this when it is imported.
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 
-HOMES = {"AgentTrainer": "launch.trainer", "TrainConfig": "launch.config", "Workload": "launch.workload"}
+HOMES = {
+    "AgentTrainer": "launch.trainer",
+    "TrainConfig": "launch.settings.tree",
+    "Workload": "launch.workload",
+}
 """Modules of the public names, which are imported when a name is asked for."""
 __all__ = ["AgentTrainer", "TrainConfig", "Workload"]
 
