@@ -22,8 +22,8 @@ from collections.abc import Sequence
 import ray
 from ray.exceptions import RayError
 
+from actors.ray_tools.calls import get_or_raise
 from actors.ray_tools.connect import join
-from actors.ray_tools.get_soon import answers
 from actors.rollouts.fleet_report import FleetStatus
 from actors.rollouts.service import FLEET, NAMESPACE
 from actors.serving.replicas import policy_servers, resize
@@ -79,11 +79,11 @@ def main(arguments: list[str]) -> int:
         present = fleets()
         if options.actors is not None:
             fleet = present[chosen("--fleet", list(present), options.fleet)]
-            answers([fleet.resize.remote(options.actors)], "The fleet")
+            get_or_raise([fleet.resize.remote(options.actors)], "The fleet")
         if options.replicas is not None:
             resize(chosen("--server", list(policy_servers()), options.server), options.replicas)
         for name, fleet in present.items():
-            (status,) = answers([fleet.status.remote()], "The fleet")
+            (status,) = get_or_raise([fleet.status.remote()], "The fleet")
             sys.stdout.write(f"{name}: {described(status)}\n")
         servers = policy_servers()
         for name, states in servers.items():

@@ -47,7 +47,7 @@ def serve(config: TrainConfig) -> None:
     Raises:
         TroupeError: something is wrong that its message explains, or a part has died that answers need.
     """
-    from actors.ray_tools.address import joins_cluster
+    from actors.ray_tools.connect import joins_cluster
     from launch.cluster.serve_address import check_address, check_answers, client_url
 
     port = DEFAULT_PORT if config.server.http_port is None else config.server.http_port

@@ -10,7 +10,7 @@ from typing import Any
 from environments.base import BaseEnv
 from environments.data.datasets import Dataset
 from environments.errors import PartLostError, TroupeError
-from launch.health.recoveries import Recoveries, lost_updates
+from launch.health.restart_budget import RestartBudget, lost_updates
 from launch.run_folder.disk import full_disk_told
 from launch.run_folder.lock import RunLock, run_directory
 from launch.settings.compose import as_train_config, register
@@ -116,12 +116,12 @@ def _train_with_recoveries(config: TrainConfig, workload: Workload, lock: RunLoc
         PartLostError, RayActorError: that was more often than ``run.max_recoveries`` allows, or Ray's own
             processes here have died.
     """
-    recoveries = Recoveries(config.run.max_recoveries, config.run.recovery_minutes)
-    while not _train(config, workload, lock, recoveries):
+    budget = RestartBudget(config.run.max_recoveries, config.run.recovery_minutes)
+    while not _train(config, workload, lock, budget):
         config = replace(config, run=replace(config.run, resume=True))
 
 
-def _train(config: TrainConfig, workload: Workload, lock: RunLock, recoveries: Recoveries) -> bool:
+def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: RestartBudget) -> bool:
     """Train, and return whether that came to its end: else a part was lost, and all may be started anew."""
     from ray.exceptions import RayActorError
 
@@ -131,18 +131,18 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, recoveries: R
     from launch.reporting.tracker import Tracker
     from launch.training.loop import train
     from launch.training.milestones import save_failed, save_interrupted
-    from launch.training.recovery import Recovery
+    from launch.training.run_state import RunState
     from launch.training.stages.chosen import check_earlier_stages
     from launch.training.start import start
     from launch.validation.notices import notices
 
-    stages, recovery = chosen_stages(config), Recovery(config, lock.directory)
-    check_earlier_stages(stages, recovery)
+    stages, state = chosen_stages(config), RunState(config, lock.directory)
+    check_earlier_stages(stages, state)
     # Whatever happens, all of them are closed, from the last to the first.
     with ExitStack() as ending:
-        ending.callback(recovery.close)
+        ending.callback(state.close)
         num_updates = sum(stage.num_steps for stage in stages if stage.rolls_out)
-        tracker = Tracker(lock.directory, num_updates, recovery.progress.step)
+        tracker = Tracker(lock.directory, num_updates, state.progress.step)
         ending.callback(tracker.close)
         tracker.settings(config)
         run, interrupts = None, Interrupts()
@@ -150,13 +150,13 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, recoveries: R
             try:
                 for notice in notices(config):
                     tracker.announce(notice)
-                run = start(config, workload, stages, lock, recovery, tracker, interrupts, ending)
-                train(stages, run, recovery, recoveries)
+                run = start(config, workload, stages, lock, state, tracker, interrupts, ending)
+                train(stages, run, state, budget)
             except (PartLostError, RayActorError) as error:
-                if interrupts.is_pending or not ray_lives() or not recoveries.allow(time.monotonic()):
+                if interrupts.is_pending or not ray_lives() or not budget.allow(time.monotonic()):
                     raise
                 lost = str(error) if isinstance(error, PartLostError) else told(error)
-                tracker.announce(f"{lost} {lost_updates(recovery.progress.step, recovery.saved_step)}")
+                tracker.announce(f"{lost} {lost_updates(state.progress.step, state.saved_step)}")
                 return False
             except (Exception, KeyboardInterrupt) as raised:
                 reason, save = interrupts.error or raised, save_failed
@@ -164,8 +164,8 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, recoveries: R
                     tracker.announce("Interrupted.")
                     save = save_interrupted
                 if run is not None and ray_lives():
-                    save(run, recovery)
-                if recovery.checkpoints.latest() is not None:
+                    save(run, state)
+                if state.checkpoints.latest() is not None:
                     tracker.announce(f"Go on with run.directory={config.run.directory} run.resume=true")
                 if reason is not raised:
                     raise reason from None

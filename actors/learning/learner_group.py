@@ -10,9 +10,9 @@ from typing import Any
 import ray
 from ray.exceptions import RayTaskError
 
-from actors.learning.patience import num_scored_tokens, num_trained_tokens
+from actors.learning.call_timeouts import num_scored_tokens, num_trained_tokens
 from actors.learning.rank_worker import CriticWorker, LearnerWorker
-from actors.learning.worker_group import WorkerGroup, places_of_ranks
+from actors.learning.worker_group import WorkerGroup, create_placement_group
 from actors.weights.store import PublishedWeights
 from policies.learning.algorithm import Algorithm
 from policies.learning.samples import LearnerUpdate, TrainBatch
@@ -56,7 +56,7 @@ class LearnerGroup:
             "seed": seed,
             "shared_file": shared_file,
         }
-        places = places_of_ranks(learner)
+        places = create_placement_group(learner)
         self._policy = WorkerGroup(
             LearnerWorker, places, learner, **arguments, algorithm=algorithm, store=store
         )
@@ -64,7 +64,7 @@ class LearnerGroup:
         if algorithm.uses_critic:
             # A rank takes its CPU only while it starts; a GPU it takes for good.
             try:
-                places = places if learner.device == "cpu" else places_of_ranks(learner)
+                places = places if learner.device == "cpu" else create_placement_group(learner)
             except BaseException:
                 self._policy.close()
                 raise

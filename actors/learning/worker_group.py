@@ -12,9 +12,9 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.learning.patience import Limit, Patience
+from actors.learning.call_timeouts import CallTimeouts, Limit
 from actors.learning.rank_worker import RankWorker
-from actors.ray_tools.get_soon import ANSWER_SECONDS
+from actors.ray_tools.calls import ANSWER_SECONDS
 from environments.errors import LearnerLostError, TroupeError
 from policies.learning.settings import LearnerConfig, OptimizerConfig
 
@@ -27,7 +27,7 @@ class WorkerGroup:
 
     Args:
         worker: the class of a rank.
-        places: of ``places_of_ranks``. Two groups may have the same.
+        places: of ``create_placement_group``. Two groups may have the same.
         settings: of the learner.
         arguments: of ``worker``.
     """
@@ -40,7 +40,7 @@ class WorkerGroup:
 
     def _start(self) -> None:
         settings = self._settings
-        self._patience = Patience(settings.max_call_seconds)
+        self._timeouts = CallTimeouts(settings.max_call_seconds)
         actor_class = ray.remote(self._worker)
         # Without any number a rank takes its CPU while it starts only, so that a critic fits beside it.
         devices = {} if settings.device == "cpu" else {"num_gpus": 1}
@@ -81,8 +81,8 @@ class WorkerGroup:
         since = time.monotonic()
 
         def answer() -> Any:
-            first = self._wait_for(references, self._patience.limit(method, num_tokens))
-            self._patience.record(method, time.monotonic() - since, num_tokens)
+            first = self._wait_for(references, self._timeouts.limit(method, num_tokens))
+            self._timeouts.record(method, time.monotonic() - since, num_tokens)
             return first
 
         return answer
@@ -143,7 +143,7 @@ def rank_environment(settings: LearnerConfig, rank: int) -> dict[str, str]:
     }
 
 
-def places_of_ranks(settings: LearnerConfig) -> PlacementGroup:
+def create_placement_group(settings: LearnerConfig) -> PlacementGroup:
     """Places for the ranks, on nodes that ``learner.nodes`` allows. Returns when the cluster has them."""
     on_gpu = settings.device != "cpu"
     place = {"CPU": 1.0, **({"GPU": 1.0} if on_gpu else {}), **settings.nodes.resources}

@@ -1,4 +1,4 @@
-"""On which nodes a run's actors live."""
+"""Nodes on which a run's actors live."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
+from ray._private.state import state
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 EVERYWHERE = {"scheduling_strategy": "SPREAD"}
@@ -36,3 +37,11 @@ def _is_wanted(value: str | None, wanted: str) -> bool:
 def with_labels(labels: Mapping[str, str]) -> str:
     """How an error names the nodes that have ``labels``, after the word "node" and the like."""
     return f" with the labels {dict(labels)}" if labels else ""
+
+
+def draining_nodes() -> frozenset[str]:
+    """Ids of the nodes that Ray was told to drain (``ray drain-node``, SIGTERM to ``ray start --block``).
+
+    Ray starts no actor there any more; those that run go on until the node ends.
+    """
+    return frozenset(state.get_draining_nodes())

@@ -13,9 +13,8 @@ import ray
 from ray.exceptions import RayActorError
 from ray.util.queue import Queue
 
-from actors.ray_tools.draining import draining_nodes
 from actors.ray_tools.node_watch import NodeWatch
-from actors.ray_tools.placement import EVERYWHERE, has_labels, with_labels
+from actors.ray_tools.placement import EVERYWHERE, draining_nodes, has_labels, with_labels
 from actors.rollouts.attempts import Attempt, WaitingAttempts
 from actors.rollouts.core_places import CorePlaces
 from actors.rollouts.fleet_report import ActorFailure, FleetReport, FleetStatus, RolloutInPlay

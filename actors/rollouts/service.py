@@ -20,7 +20,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from actors.ray_tools.background import in_background
-from actors.ray_tools.get_soon import answers
+from actors.ray_tools.calls import get_or_raise
 from actors.ray_tools.placement import beside_driver
 from actors.rollouts.fleet import RolloutFleet, actor_options, check_room
 from actors.rollouts.fleet_report import FleetStatus
@@ -171,14 +171,14 @@ class RolloutService:
 
     def resize(self, num_actors: int) -> None:
         """Have ``num_actors`` rollout actors. One too many ends with the rollout that it is playing."""
-        answers([self._playing.resize.remote(num_actors)], "The fleet")
+        get_or_raise([self._playing.resize.remote(num_actors)], "The fleet")
         self._num_actors = num_actors
 
     # -- work ----------------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
         """Have ``requests`` rolled out; ``stream.trajectories`` yields them as they end."""
-        answers([self._playing.submit.remote(list(requests))], "The fleet")
+        get_or_raise([self._playing.submit.remote(list(requests))], "The fleet")
 
     def cancel(self, rollout_id: str) -> None:
         """Have nothing more sampled for a rollout; its trajectory does not come. This does not wait."""
@@ -190,7 +190,7 @@ class RolloutService:
 
     def end_idle(self) -> None:
         """End the rollout actors that play nothing, and close the environments that they keep."""
-        answers([self._playing.end.remote()], "The fleet")
+        get_or_raise([self._playing.end.remote()], "The fleet")
 
     def sample(self, request: TokenRequest) -> ray.ObjectRef:
         """Ask for one completion outside any rollout; the reference is to a ``TokenOutput``."""
@@ -203,12 +203,12 @@ class RolloutService:
     @staticmethod
     def status(asked: list[ray.ObjectRef]) -> tuple[FleetStatus, QueueStatus]:
         """The counts of the fleet and of the engines at the time when they were asked."""
-        fleet, queue = answers(asked, "Fleet or sampling actor")
+        fleet, queue = get_or_raise(asked, "Fleet or sampling actor")
         return fleet, queue
 
     def fleet_status(self) -> FleetStatus:
         """The counts of the fleet, now."""
-        status: FleetStatus = answers([self._playing.status.remote()], "The fleet")[0]
+        status: FleetStatus = get_or_raise([self._playing.status.remote()], "The fleet")[0]
         return status
 
     @property

@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayActorError
 from ray.util.queue import Queue
 
-from actors.ray_tools.get_soon import answers
+from actors.ray_tools.calls import get_or_raise
 from actors.ray_tools.placement import beside_driver
 from actors.rollouts.rollout import RolloutRequest
 from environments.types import Trajectory, TrajectoryGroup
@@ -140,7 +140,7 @@ class TrajectoryStream:
 
     def _send(self, requests: Sequence[RolloutRequest]) -> None:
         assert self._fleet is not None, "connect() comes first"
-        answers([self._fleet.submit.remote(list(requests))], "The fleet")
+        get_or_raise([self._fleet.submit.remote(list(requests))], "The fleet")
 
     def _is_complete(self, group_id: str) -> bool:
         return None not in self._groups[group_id].values()
@@ -172,7 +172,9 @@ class TrajectoryStream:
         assert self._fleet is not None, "connect() comes first"
         for check in self._checks:
             check()
-        status, _ = answers([self._fleet.status.remote(), self.queue.actor.qsize.remote()], "Fleet or queue")
+        status, _ = get_or_raise(
+            [self._fleet.status.remote(), self.queue.actor.qsize.remote()], "Fleet or queue"
+        )
         now = time.monotonic()
         if status.num_ready:
             self._idle_since = None

@@ -6,7 +6,7 @@ import asyncio
 
 import ray
 
-from actors.ray_tools.limited_wait import wait_a_while
+from actors.ray_tools.calls import wait_with_timeout
 from actors.settings import MANY_CALLS
 
 
@@ -37,5 +37,5 @@ class SamplerDirectory:
 
     async def added_after(self, number: int) -> dict[int, ray.actor.ActorHandle]:
         """The sampling actors with a number above ``number``, when there are any; none after a minute."""
-        await wait_a_while(self._changed, lambda: any(each > number for each in self._samplers))
+        await wait_with_timeout(self._changed, lambda: any(each > number for each in self._samplers))
         return {each: sampler for each, sampler in self._samplers.items() if each > number}

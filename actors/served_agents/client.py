@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from actors.ray_tools.lasting_call import lasting_call
+from actors.ray_tools.calls import detached_call
 from environments.errors import SamplerError
 from environments.types import StepEvent, Trajectory
 from policies.agent_api.context import ReplayedAnswer, RequestContext, TokenUsage
@@ -31,7 +31,7 @@ class PoolClient:
         self, message: str, params: SamplingParams, context: RequestContext
     ) -> AsyncGenerator[StepEvent | Trajectory | ReplayedAnswer | TokenUsage, None]:
         """``AgentPool.play``. Raises as it does."""
-        parts = lasting_call(self._pool.play.remote, message, params, context)
+        parts = detached_call(self._pool.play.remote, message, params, context)
         try:
             async for part in parts:
                 yield await _answer(part)
@@ -91,7 +91,7 @@ class PoolClient:
 
 
 async def _call(method: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-    return await _answer(lasting_call(method, *arguments))
+    return await _answer(detached_call(method, *arguments))
 
 
 async def _answer(call: Awaitable[T]) -> T:

@@ -12,8 +12,8 @@ from ray import serve
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
+from actors.ray_tools.calls import get_or_raise
 from actors.ray_tools.connect import job_environment
-from actors.ray_tools.get_soon import answers
 from actors.ray_tools.placement import beside_driver
 from actors.sampling.directory import SamplerDirectory
 from actors.serving.autoscaling import autoscaling
@@ -203,7 +203,7 @@ class PolicyApp:
     def check_replicas(self) -> None:
         """Raise the error that replicas have reported, if there was one: see ``WeightStore.report``."""
         with _own_errors():
-            answers([self._store.check_followers.remote()], "The weight store")
+            get_or_raise([self._store.check_followers.remote()], "The weight store")
 
     def check(self) -> None:
         """Raise the error of a part without which clients get no answer.

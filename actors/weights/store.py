@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from actors.ray_tools.limited_wait import wait_a_while
+from actors.ray_tools.calls import wait_with_timeout
 from actors.settings import MANY_CALLS
 from actors.weights.object_store import ObjectStoreTransport
 from actors.weights.transport import WeightTransport
@@ -60,7 +60,7 @@ class WeightStore:
 
     async def newer_than(self, version: int) -> PublishedWeights | None:
         """The newest version, when there is one after ``version``; ``None`` if none comes for a minute."""
-        await wait_a_while(self._changed, lambda: self._is_newer(version))
+        await wait_with_timeout(self._changed, lambda: self._is_newer(version))
         return self._newest if self._is_newer(version) else None
 
     def _is_newer(self, version: int) -> bool:

@@ -20,7 +20,7 @@ import psutil
 from environments.command_name import command_name
 from environments.errors import ConfigError
 from launch.health.members import ROLES, Member, is_alive, members
-from launch.health.recoveries import Recoveries
+from launch.health.restart_budget import RestartBudget
 from launch.reporting.audit import Finding
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.consumed_log import read_consumed_log
@@ -103,7 +103,7 @@ class Storm:
         self, settings: dict[str, Any], roles: Collection[str], killed: Collection[str], rng: random.Random
     ) -> None:
         self._most, self._minutes = (settings["run"][name] for name in ("max_recoveries", "recovery_minutes"))
-        self._recoveries = Recoveries(self._most, self._minutes)
+        self._budget = RestartBudget(self._most, self._minutes)
         self._roles, self._killed, self._rng = set(roles), set(killed), rng
         self._last_cuts: dict[str, float] = {}
 
@@ -138,7 +138,7 @@ class Storm:
             roles = sorted({member.role for member in able})
             self._rng.shuffle(roles)
             for role in roles:
-                if deed == KILL and role in LEARNING and not (has_checkpoint and self._recoveries.allow(now)):
+                if deed == KILL and role in LEARNING and not (has_checkpoint and self._budget.allow(now)):
                     continue
                 member = self._rng.choice([member for member in able if member.role == role])
                 if deed == CUT:

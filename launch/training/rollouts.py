@@ -14,8 +14,8 @@ from launch.training.failures import FailureBudget, fails_everywhere
 from launch.training.group_order import chosen_order
 from launch.training.group_scheduler import GroupScheduler
 from launch.training.recording import RecordedService
-from launch.training.recovery import SET_ASIDE, Recovery
 from launch.training.rollout_requests import group_requests, task_index, tasks_digest
+from launch.training.run_state import SET_ASIDE, RunState
 from launch.workload import Workload
 
 REMIND_SECONDS = 120.0
@@ -29,7 +29,7 @@ class Rollouts:
         config, workload: of the run.
         greedy_baseline: whether each task is also rolled out greedily.
         service: plays the requests.
-        recovery: says how far the run has come.
+        state: says how far the run has come.
         tracker: for what a person should know meanwhile.
         num_updates: policy updates of the whole run.
     """
@@ -40,14 +40,14 @@ class Rollouts:
         workload: Workload,
         greedy_baseline: bool,
         service: RolloutService | RecordedService,
-        recovery: Recovery,
+        state: RunState,
         tracker: Tracker,
         num_updates: int,
     ) -> None:
         self._config, self._tasks = config, workload.train_dataset
-        self._service, self._recovery, self._tracker = service, recovery, tracker
+        self._service, self._state, self._tracker = service, state, tracker
         self._num_updates = num_updates
-        self._set_aside = recovery.progress.set_aside
+        self._set_aside = state.progress.set_aside
         self._budget = FailureBudget(workload.env_class.__name__, config.fleet.failure_budget)
         make_requests = partial(
             group_requests, config, self._tasks, greedy_baseline, set_aside=self._set_aside
@@ -58,7 +58,7 @@ class Rollouts:
             make_requests,
             chosen_order(config.rollout),
             num_slots,
-            first=recovery.progress.num_groups,
+            first=state.progress.num_groups,
         )
         self.have_begun = False
         """Whether groups have been requested, so that their state is in the scheduler and not in a file."""
@@ -88,7 +88,7 @@ class Rollouts:
         self.request()
 
     def _restore(self) -> None:
-        progress, waiting = self._recovery.progress, self._recovery.saved_stream()
+        progress, waiting = self._state.progress, self._state.saved_stream()
         digest = tasks_digest(self._config, self._tasks)
         if digest != progress.tasks_digest:
             if waiting.ready:
@@ -112,7 +112,7 @@ class Rollouts:
         Args:
             num_selected: groups that are there already for the update that is being made.
         """
-        progress = self._recovery.progress
+        progress = self._state.progress
         wanted = (self._num_updates - progress.step) * self._config.rollout.groups_per_step
         self._scheduler.fill(progress.version, wanted - num_selected)
 
@@ -123,7 +123,7 @@ class Rollouts:
             EnvironmentFailure: too many rollouts have failed.
             The errors of ``TrajectoryStream.take``.
         """
-        group = self._scheduler.take(self._recovery.progress.version)
+        group = self._scheduler.take(self._state.progress.version)
         self._budget.record(group.rollouts)
         if fails_everywhere(group, self._config.fleet.retries + 1):
             self._set_task_aside(group)
@@ -135,7 +135,7 @@ class Rollouts:
             return
         self._set_aside[str(index)] = self._scheduler.num_requested
         error = group.trajectories[0].error
-        self._recovery.record_set_aside(index, self._tasks[index], error)
+        self._state.record_set_aside(index, self._tasks[index], error)
         self._tracker.announce(f"Task {index} is set aside: it failed in all of its rollouts. {error}")
 
     def announce_set_aside(self) -> None:
@@ -143,7 +143,7 @@ class Rollouts:
         if self._set_aside:
             self._tracker.announce(
                 f"{len(self._set_aside)} of {len(self._tasks)} tasks failed everywhere and were set aside: "
-                f"see {self._recovery.directory / SET_ASIDE}."
+                f"see {self._state.directory / SET_ASIDE}."
             )
 
     def put_back(self) -> None:
@@ -158,7 +158,7 @@ class Rollouts:
     def commit(self) -> None:
         """The groups that were taken are used up, and the weights published: request those that come next."""
         self._scheduler.commit()
-        self._recovery.progress.num_groups = self._scheduler.num_committed
+        self._state.progress.num_groups = self._scheduler.num_committed
         self.request()
 
     def resize(self, num_actors: int) -> None:
@@ -167,4 +167,4 @@ class Rollouts:
 
     def state(self) -> StreamState:
         """Finished and requested rollouts: until rollouts begin, those of the last checkpoint."""
-        return self._scheduler.state() if self.have_begun else self._recovery.saved_stream()
+        return self._scheduler.state() if self.have_begun else self._state.saved_stream()

@@ -43,8 +43,8 @@ from launch.training.evaluator import Evaluator, evaluation_server
 from launch.training.logprob_probe import LogprobProbe
 from launch.training.memory import memory_notice
 from launch.training.recording import RecordedService
-from launch.training.recovery import Recovery
 from launch.training.rollouts import Rollouts
+from launch.training.run_state import RunState
 from launch.training.stages.base import Stage, publish
 from launch.training.watch import present_pulse, run_name, watch
 from launch.workload import Workload
@@ -60,7 +60,7 @@ def start(
     workload: Workload,
     stages: Sequence[Stage],
     lock: RunLock,
-    recovery: Recovery,
+    state: RunState,
     tracker: Tracker,
     interrupts: Interrupts,
     ending: ExitStack,
@@ -74,18 +74,18 @@ def start(
     Raises:
         ConfigError: the cluster cannot hold the run, or the checkpoint is not of this configuration.
     """
-    if config.run.resume and recovery.checkpoint is None:
-        tracker.announce(f"No checkpoint to go on from in {recovery.directory}: a new run begins.")
-    tracker.announce(f"Run folder: {recovery.directory}")
-    start_model = model_in_background(config, workload, recovery, ending)
+    if config.run.resume and state.checkpoint is None:
+        tracker.announce(f"No checkpoint to go on from in {state.directory}: a new run begins.")
+    tracker.announce(f"Run folder: {state.directory}")
+    start_model = model_in_background(config, workload, state, ending)
     activity, services = Activity(), list[RolloutService | RecordedService]()
-    end, turn = join_cluster(config, recovery, activity, services, tracker, interrupts, ending)
+    end, turn = join_cluster(config, state, activity, services, tracker, interrupts, ending)
     model_path = start_model()
     config = with_threads(config, model_path)
     if notice := memory_notice(config, model_path):
         tracker.announce(notice)
     algorithm = algorithm_of(config)
-    store = weight_store(config, recovery, "training", ending, end)
+    store = weight_store(config, state, "training", ending, end)
     if config.run.replay is not None:
         workload = replace(workload, val_dataset=None)  # nothing can play them
     service = rollout_service(config, config.server, workload, model_path, store)
@@ -93,10 +93,10 @@ def start(
     pinned = None
     end(service.stop)
     if config.evaluation.num_replicas:
-        pinned = weight_store(config, recovery, "evaluation", ending, end)
+        pinned = weight_store(config, state, "evaluation", ending, end)
         services.append(rollout_service(config, evaluation_server(config), workload, model_path, pinned))
         end(services[-1].stop)
-    stage = next((each for each in stages if each.num_done(recovery) < each.num_steps), stages[-1])
+    stage = next((each for each in stages if each.num_done(state) < each.num_steps), stages[-1])
     if stage.rolls_out:
         start_services(config, services)
     with activity.during_start("learner"):
@@ -118,24 +118,24 @@ def start(
         learner=learner,
         services=tuple(services),
         rollouts=Rollouts(
-            config, workload, algorithm.uses_greedy_baseline, service, recovery, tracker, num_updates
+            config, workload, algorithm.uses_greedy_baseline, service, state, tracker, num_updates
         ),
         evaluator=Evaluator(config, workload, services[-1], store, pinned),
         probe=LogprobProbe(service.sample, config.rollout.temperature),
-        kl=KLController(algorithm, recovery.progress.kl_coef),
+        kl=KLController(algorithm, state.progress.kl_coef),
         utilization=Utilization(service),
         scaling=ScalingPolicy(*config.fleet.bounds),
         activity=activity,
     )
     with activity.during_start("checkpoint"):
-        restore(run, recovery, stages)
+        restore(run, state, stages)
     tracker.announce(f"Learner: {config.learner.num_workers} rank(s) on {config.learner.device}.")
     return run
 
 
 def weight_store(
     config: TrainConfig,
-    recovery: Recovery,
+    state: RunState,
     purpose: str,
     ending: ExitStack,
     end: Callable[[Callable[[], None]], None],
@@ -148,7 +148,7 @@ def weight_store(
     Raises:
         ConfigError: the transport cannot work here.
     """
-    transport = make_transport(config.server.weights, str(recovery.directory), purpose)
+    transport = make_transport(config.server.weights, str(state.directory), purpose)
     ending.callback(transport.close)
     store = WeightStore.options(**beside_driver()).remote(transport)  # type: ignore[attr-defined]
     end(partial(ray.kill, store))
@@ -157,7 +157,7 @@ def weight_store(
 
 def join_cluster(
     config: TrainConfig,
-    recovery: Recovery,
+    state: RunState,
     activity: Activity,
     services: Sequence[RolloutService | RecordedService],
     tracker: Tracker,
@@ -184,14 +184,14 @@ def join_cluster(
         if not started_here:
             ending.callback(lambda: close() if ray.is_initialized() else None)
 
-    pulse = partial(present_pulse, recovery, activity, services)
+    pulse = partial(present_pulse, state, activity, services)
     heartbeat = Heartbeat(pulse)
     ending.callback(heartbeat.stop)
     session.wait_for_nodes(config, tracker.announce)
     tracker.announce("Ray: " + ("started here." if started_here else "joined a running cluster."))
     turn = None
     if not started_here:
-        turn = session.start_turn(config, run_name(recovery), activity.begin, tracker.announce)
+        turn = session.start_turn(config, run_name(state), activity.begin, tracker.announce)
         end_with_run(turn.end)
         activity.begin(STARTING)
     watch(config, pulse, heartbeat, tracker, interrupts, ending)
@@ -214,7 +214,7 @@ def end_when_up(turn: Turn, services: Sequence[RolloutService | RecordedService]
 
 
 def model_in_background(
-    config: TrainConfig, workload: Workload, recovery: Recovery, ending: ExitStack
+    config: TrainConfig, workload: Workload, state: RunState, ending: ExitStack
 ) -> Callable[[], str]:
     """A function that returns the model to start from: the configured one, or a tiny one.
 
@@ -224,16 +224,16 @@ def model_in_background(
         folder = model_folder(config.model.path)
         return lambda: folder
     ending.callback(end_background_work)
-    return in_background(partial(build_tiny_model, workload, recovery, config.seed), "model").result
+    return in_background(partial(build_tiny_model, workload, state, config.seed), "model").result
 
 
-def build_tiny_model(workload: Workload, recovery: Recovery, seed: int) -> str:
+def build_tiny_model(workload: Workload, state: RunState, seed: int) -> str:
     """A tiny model in the run's folder, from the tokens of the demonstrations."""
     from policies.tiny import build_model
 
-    folder = recovery.directory / "model"
-    if recovery.checkpoint is None or not folder.exists():  # else it may be of a start that failed
-        temporary = recovery.directory / ".model.tmp"
+    folder = state.directory / "model"
+    if state.checkpoint is None or not folder.exists():  # else it may be of a start that failed
+        temporary = state.directory / ".model.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         build_model(temporary, workload.demonstrations[:1000], seed=seed)
         shutil.rmtree(folder, ignore_errors=True)
@@ -286,19 +286,19 @@ def start_services(config: TrainConfig, services: Sequence[RolloutService | Reco
         service.start_in_background(config.fleet.num_actors)
 
 
-def restore(run: Components, recovery: Recovery, stages: Sequence[Stage]) -> None:
+def restore(run: Components, state: RunState, stages: Sequence[Stage]) -> None:
     """Give the learner the state of the checkpoint that the run goes on from, and publish its weights."""
-    if recovery.checkpoint is None:
+    if state.checkpoint is None:
         return
-    not_restored = run.learner.load(str(recovery.checkpoint))
-    if recovery.progress.version:
-        run.learner.publish(recovery.progress.version)
-    elif recovery.progress.stage_steps and not any(
-        0 < each.num_done(recovery) < each.num_steps for each in stages
+    not_restored = run.learner.load(str(state.checkpoint))
+    if state.progress.version:
+        run.learner.publish(state.progress.version)
+    elif state.progress.stage_steps and not any(
+        0 < each.num_done(state) < each.num_steps for each in stages
     ):  # what was learned came from a stage that ends sooner now than the one that was interrupted
-        publish(run, recovery)
+        publish(run, state)
     note = f" {not_restored}" if not_restored else ""
-    run.tracker.announce(f"Resumed from {recovery.checkpoint.name}.{note}")
+    run.tracker.announce(f"Resumed from {state.checkpoint.name}.{note}")
 
 
 def begin_rollouts(run: Components) -> None:

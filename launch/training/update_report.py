@@ -8,13 +8,13 @@ from actors.rollouts.scaling import Load
 from launch.reporting import metrics
 from launch.training.clock import Clock
 from launch.training.components import Components
-from launch.training.recovery import Recovery
+from launch.training.run_state import RunState
 from launch.training.selection import Selection
 
 
 def report_update(
     run: Components,
-    recovery: Recovery,
+    state: RunState,
     version: int,
     selection: Selection,
     learning: dict[str, float],
@@ -32,7 +32,7 @@ def report_update(
     if alarm := metrics.mismatch_alarm(learning, run.config.learner.mismatch_alarm):
         run.tracker.alarm(alarm)
     played = [*selection.groups, *selection.all_dropped]
-    if change := recovery.note_judge("rollout", played):
+    if change := state.note_judge("rollout", played):
         run.tracker.announce(change)
     numbers = {
         **metrics.rollout_metrics(played),
@@ -46,7 +46,7 @@ def report_update(
         "stream/staleness": metrics.staleness(selection.groups, version),
         "rollout/reward": [each.reward for group in played for each in group.trajectories],
     }
-    run.tracker.step(recovery.progress.step, numbers, histograms)
+    run.tracker.step(state.progress.step, numbers, histograms)
     if "stream/actors" in numbers:
         scale(run, numbers)
 

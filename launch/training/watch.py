@@ -18,16 +18,16 @@ from launch.reporting.tracker import Tracker
 from launch.settings.tree import TrainConfig
 from launch.training.activity import Activity
 from launch.training.recording import RecordedService
-from launch.training.recovery import Recovery
+from launch.training.run_state import RunState
 
 
-def run_name(recovery: Recovery) -> str:
+def run_name(state: RunState) -> str:
     """The run as other programs of its cluster are told of it."""
-    return f"the run {recovery.directory.resolve()} (process {os.getpid()} on {socket.gethostname()})"
+    return f"the run {state.directory.resolve()} (process {os.getpid()} on {socket.gethostname()})"
 
 
 def present_pulse(
-    recovery: Recovery, activity: Activity, services: Sequence[RolloutService | RecordedService]
+    state: RunState, activity: Activity, services: Sequence[RolloutService | RecordedService]
 ) -> Pulse:
     """What the run is doing now. Its services may not have been started yet."""
     times = [service.stream.last_arrival for service in services]
@@ -36,14 +36,14 @@ def present_pulse(
     progress = trajectory | activity.seconds_since_results()
     seconds = time.monotonic() - activity.since
     return Pulse(
-        folder=str(recovery.directory.resolve()),
+        folder=str(state.directory.resolve()),
         pid=os.getpid(),
         host=socket.gethostname(),
         fleets=tuple(service.fleet_name for service in services),
         activity=activity.name,
         seconds=seconds,
         idle_seconds=min([seconds, *progress.values()]),
-        num_updates=recovery.progress.step,
+        num_updates=state.progress.step,
         progress=progress,
         told_at=time.time(),
     )

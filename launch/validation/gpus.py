@@ -16,7 +16,7 @@ def check_gpus(config: TrainConfig) -> None:
         return
     import torch
 
-    from actors.ray_tools.address import joins_cluster
+    from actors.ray_tools.connect import joins_cluster
     from launch.validation.resources import num_gpus
 
     needed, there = num_gpus(config), torch.cuda.device_count()

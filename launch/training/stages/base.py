@@ -12,7 +12,7 @@ from policies.learning.settings import OptimizerConfig
 if TYPE_CHECKING:
     from launch.training.clock import Clock
     from launch.training.components import Components
-    from launch.training.recovery import Recovery
+    from launch.training.run_state import RunState
 
 
 class Stage(ABC):
@@ -53,22 +53,22 @@ class Stage(ABC):
         return
 
     @abstractmethod
-    def step(self, run: Components, recovery: Recovery, clock: Clock) -> None:
+    def step(self, run: Components, state: RunState, clock: Clock) -> None:
         """Do the next step, or a few, and count them by ``count_steps`` in one atomic section with what they
         change: the learner's weights, the published version, what was consumed. They are counted after the
         publish: a step in which the learner is lost is done again.
         """
 
-    def num_done(self, recovery: Recovery) -> int:
+    def num_done(self, state: RunState) -> int:
         """Steps of this stage that are done."""
-        return recovery.progress.stage_steps.get(self.name, 0)
+        return state.progress.stage_steps.get(self.name, 0)
 
-    def count_steps(self, recovery: Recovery, number: int = 1) -> None:
+    def count_steps(self, state: RunState, number: int = 1) -> None:
         """Take note that ``number`` more steps are done."""
-        recovery.progress.stage_steps[self.name] = self.num_done(recovery) + number
+        state.progress.stage_steps[self.name] = self.num_done(state) + number
 
 
-def publish(run: Components, recovery: Recovery) -> None:
+def publish(run: Components, state: RunState) -> None:
     """Make the learner's weights the next version: rollouts requested from now on wait for it."""
-    run.learner.publish(recovery.progress.version + 1)
-    recovery.progress.version += 1
+    run.learner.publish(state.progress.version + 1)
+    state.progress.version += 1

@@ -11,7 +11,7 @@ from launch.settings.tree import TrainConfig, algorithm_of
 from launch.training.stages.base import Stage
 
 if TYPE_CHECKING:  # stages are chosen and checked before anything of a run is imported
-    from launch.training.recovery import Recovery
+    from launch.training.run_state import RunState
 
 STAGES = {
     "warm_start": "launch.training.stages.warm_start:WarmStart",
@@ -44,20 +44,20 @@ def chosen_stages(config: TrainConfig) -> list[Stage]:
     return busy
 
 
-def check_earlier_stages(stages: Sequence[Stage], recovery: Recovery) -> None:
+def check_earlier_stages(stages: Sequence[Stage], state: RunState) -> None:
     """No stage has steps left that stands before one that has begun: a learner does not go back to it.
 
     Raises:
         ConfigError: one has.
     """
-    begun = [number for number, stage in enumerate(stages) if stage.num_done(recovery)]
+    begun = [number for number, stage in enumerate(stages) if stage.num_done(state)]
     for stage in stages[: max(begun, default=0)]:
-        done, newest = stage.num_done(recovery), stages[begun[-1]].name
+        done, newest = stage.num_done(state), stages[begun[-1]].name
         if done < stage.num_steps:
             raise ConfigError(
                 f"The stage {stage.name!r} would go on from {done} to {stage.num_steps} steps, and "
                 f"{newest!r} after it has begun: set its number of steps to {done}, or begin a new run with "
-                f"model.path={recovery.directory}."
+                f"model.path={state.directory}."
             )
 
 

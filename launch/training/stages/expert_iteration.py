@@ -15,7 +15,7 @@ from launch.training.clock import Clock
 from launch.training.components import Components
 from launch.training.mini_batches import make_batches
 from launch.training.mismatch import mismatch
-from launch.training.recovery import Recovery
+from launch.training.run_state import RunState
 from launch.training.selection import Selection, select_groups
 from launch.training.stages.base import Stage, publish
 from launch.training.update_report import report_update
@@ -47,8 +47,8 @@ class ExpertIteration(Stage):
         batches = max(1, math.ceil(num_rollouts / self.config.learner.mini_batch_size))
         return self.num_steps * self.config.expert_iteration.num_epochs * batches
 
-    def step(self, run: Components, recovery: Recovery, clock: Clock) -> None:
-        progress = recovery.progress
+    def step(self, run: Components, state: RunState, clock: Clock) -> None:
+        progress = state.progress
         version = progress.version
         # A group in which all succeeded has nothing for a comparison, and much to imitate.
         algorithm = replace(run.algorithm, zero_signal_groups="keep")
@@ -66,11 +66,11 @@ class ExpertIteration(Stage):
                 learned = run.learner.fit(batches) if batches else NOTHING_LEARNED
             with clock.measure("time/publish"):
                 if learned.num_optimizer_steps:  # else the weights are those that are served
-                    publish(run, recovery)
+                    publish(run, state)
             progress.step += 1
-            self.count_steps(recovery)
-            recovery.record_consumed(selection.groups, selection.dropped)
-            recovery.trajectories.record_update(
+            self.count_steps(state)
+            state.record_consumed(selection.groups, selection.dropped)
+            state.trajectories.record_update(
                 progress.step, selection.groups, selection.dropped, {}, selection.not_imitated
             )
             run.rollouts.commit()
@@ -78,7 +78,7 @@ class ExpertIteration(Stage):
                 "learn/num_optimizer_steps": learned.num_optimizer_steps,
                 "learn/num_imitated_trajectories": len(imitated),
             }
-            report_update(run, recovery, version, selection, learning, clock)
+            report_update(run, state, version, selection, learning, clock)
 
     def _successes(self, selection: Selection) -> list[Trajectory]:
         least = self.config.expert_iteration.min_reward

@@ -11,7 +11,7 @@ from launch.training.clock import Clock
 from launch.training.components import Components
 from launch.training.mini_batches import in_epochs, make_batches
 from launch.training.mismatch import measured_mismatch, mismatch
-from launch.training.recovery import Recovery
+from launch.training.run_state import RunState
 from launch.training.selection import select_groups
 from launch.training.stages.base import Stage, publish
 from launch.training.update_report import report_update
@@ -36,8 +36,8 @@ class Reinforce(Stage):
     def optimizer(self) -> OptimizerConfig:
         return self.config.learner.optimizer
 
-    def step(self, run: Components, recovery: Recovery, clock: Clock) -> None:
-        config, progress = self.config, recovery.progress
+    def step(self, run: Components, state: RunState, clock: Clock) -> None:
+        config, progress = self.config, state.progress
         version = progress.version
         with clock.measure("time/wait"):
             selection = select_groups(config, run.algorithm, run.rollouts, version, run.tracker)
@@ -57,12 +57,12 @@ class Reinforce(Stage):
                 learned = run.learner.update(taken) if taken else NOTHING_LEARNED
             with clock.measure("time/publish"):
                 if learned.num_optimizer_steps:  # else the weights are those that are served
-                    publish(run, recovery)
+                    publish(run, state)
             progress.step += 1
-            self.count_steps(recovery)
+            self.count_steps(state)
             progress.kl_coef = run.kl.coef
-            recovery.record_consumed(selection.groups, selection.dropped)
-            recovery.trajectories.record_update(
+            state.record_consumed(selection.groups, selection.dropped)
+            state.trajectories.record_update(
                 progress.step, selection.useful, selection.unused, turn_advantages(batches)
             )
             run.rollouts.commit()
@@ -71,7 +71,7 @@ class Reinforce(Stage):
             elif learned.num_optimizer_steps:
                 run.probe.begin(selection.groups, progress.version)
             learning |= credit | learned.metrics | {"learn/num_optimizer_steps": learned.num_optimizer_steps}
-            report_update(run, recovery, version, selection, learning, clock)
+            report_update(run, state, version, selection, learning, clock)
 
 
 def with_credit(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from environments.errors import ConfigError
 from launch.training.clock import Clock
 from launch.training.components import Components
-from launch.training.recovery import Recovery
+from launch.training.run_state import RunState
 from launch.training.stages.base import Stage, publish
 from launch.workload import Workload
 from policies.learning.samples import TrainBatch, TrainingSample
@@ -40,11 +40,11 @@ class WarmStart(Stage):
                 "it some, or set warm_start.num_steps=0."
             )
 
-    def step(self, run: Components, recovery: Recovery, clock: Clock) -> None:
+    def step(self, run: Components, state: RunState, clock: Clock) -> None:
         if not self._demonstrations:
             self._demonstrations = demonstrations(run)
             run.tracker.announce(f"Warm start on {len(self._demonstrations)} demonstrations.")
-        first = self.num_done(recovery)
+        first = self.num_done(state)
         last = min(first + CHUNK, self.num_steps)
         batches = [
             demonstration_batch(
@@ -55,9 +55,9 @@ class WarmStart(Stage):
         with run.interrupts.atomic_section():
             with clock.measure("time/learn"):
                 learned = run.learner.fit(batches)
-            self.count_steps(recovery, last - first)
+            self.count_steps(state, last - first)
             if last == self.num_steps:
-                publish(run, recovery)
+                publish(run, state)
         run.tracker.warm_start(last, self.num_steps, learned.metrics)
         run.check_services()
 

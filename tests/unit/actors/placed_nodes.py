@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 from several_nodes import WhereEnvironment, nodes
 
-from actors.learning.worker_group import places_of_ranks
+from actors.learning.worker_group import create_placement_group
 from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.ray_tools.placement import beside_driver
 from actors.rollouts.fleet import RolloutFleet, actor_options, check_room
@@ -57,7 +57,7 @@ def main() -> None:
     assert nodes(list(stream.trajectories(4))) == {node}
     ray.kill(fleet)
 
-    places = places_of_ranks(LearnerConfig(nodes=big))
+    places = create_placement_group(LearnerConfig(nodes=big))
     assert set(placement_group_table(places)["bundles_to_node_id"].values()) == {node}
     ray.util.remove_placement_group(places)
 

@@ -15,7 +15,7 @@ import torch
 from learner_samples import batches
 
 from actors.learning import worker_group
-from actors.learning.patience import Patience
+from actors.learning.call_timeouts import CallTimeouts
 from actors.learning.rank_worker import RankWorker
 from actors.weights.store import PublishedWeights
 from environments.errors import LearnerLostError
@@ -58,7 +58,9 @@ def test_a_killed_and_a_stopped_rank_are_noticed_and_replaced_with_the_published
     group.update(group.score(batches(1)))
     group.publish(7)
     published = group.logprobs(batches(1)[0])
-    group._policy._patience = Patience(2)  # only now: until it is rebuilt, and not for what has to succeed
+    group._policy._timeouts = CallTimeouts(
+        2
+    )  # only now: until it is rebuilt, and not for what has to succeed
     os.kill(rank, number)
     with pytest.raises(LearnerLostError, match=text):
         group.score(batches(1))
@@ -158,7 +160,7 @@ def test_places_are_given_back_where_ctrl_c_ends_the_wait_for_them(monkeypatch: 
     monkeypatch.setattr(worker_group, "placement_group", lambda *_, **__: places)
     monkeypatch.setattr(worker_group.ray.util, "remove_placement_group", given_back.append)
     with pytest.raises(KeyboardInterrupt):
-        worker_group.places_of_ranks(LearnerConfig())
+        worker_group.create_placement_group(LearnerConfig())
     assert given_back == [places]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from actors.learning import worker_group
 from actors.learning.rank_worker import RankWorker
-from actors.learning.worker_group import WorkerGroup, places_of_ranks
+from actors.learning.worker_group import WorkerGroup, create_placement_group
 from environments.errors import LearnerError
 from policies.learning.settings import LearnerConfig
 
@@ -41,7 +41,9 @@ class FaultyRank(RankWorker):
 def ranks(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerGroup]:
     monkeypatch.setattr(worker_group, "ANSWER_SECONDS", 1.0)
     settings = LearnerConfig(num_workers=2, micro_batch_tokens=4096)
-    group = WorkerGroup(FaultyRank, places_of_ranks(settings), settings, shared_file=None, learner=settings)
+    group = WorkerGroup(
+        FaultyRank, create_placement_group(settings), settings, shared_file=None, learner=settings
+    )
     yield group
     group.close()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.ray_tools import limited_wait
+from actors.ray_tools import calls
 from actors.sampling import directory
 from actors.weights import store
 
@@ -18,7 +18,7 @@ def plain(actor_class: Any) -> Any:
 
 
 def test_a_wait_for_newer_weights_ends_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limited_wait, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(calls, "WAIT_SECONDS", 0.05)
 
     async def talk() -> list[Any]:
         weights = plain(store.WeightStore)
@@ -31,7 +31,7 @@ def test_a_wait_for_newer_weights_ends_without_them(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_wait_for_sampling_actors_ends_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limited_wait, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(calls, "WAIT_SECONDS", 0.05)
 
     async def talk() -> list[Any]:
         samplers = plain(directory.SamplerDirectory)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from head_node import RAY, head_node
 
-from actors.ray_tools import address, connect
+from actors.ray_tools import connect
 from environments.errors import ConfigError, TroupeError
 from launch.cluster import session
 from launch.health.heartbeat import Pulse
@@ -67,14 +67,14 @@ session.end()
 def test_a_cluster_that_is_gone_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         noted = f"127.0.0.1:{server.getsockname()[1]}"
-        monkeypatch.setattr(address, "read_ray_address", lambda: noted)
+        monkeypatch.setattr(connect, "read_ray_address", lambda: noted)
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        address.check_answers()
+        connect.check_answers()
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1:\d+.*refused.*`ray stop`"):
-        address.check_answers()
+        connect.check_answers()
     for other in ("local", "auto", "ray://nowhere:10001"):
         monkeypatch.setenv("RAY_ADDRESS", other)
-        address.check_answers()
+        connect.check_answers()
 
 
 def test_what_others_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

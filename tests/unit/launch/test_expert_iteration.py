@@ -13,7 +13,7 @@ from launch.settings.compose import compose
 from launch.settings.tree import algorithm_of
 from launch.training.activity import Activity
 from launch.training.clock import Clock
-from launch.training.recovery import Recovery
+from launch.training.run_state import RunState
 from launch.training.stages.expert_iteration import ExpertIteration
 from policies.learning.samples import LearnerUpdate, TrainBatch
 
@@ -57,7 +57,7 @@ def test_only_what_was_imitated_counts_as_trained(tmp_path: Path) -> None:
     config = compose(
         ["rollout.groups_per_step=1", "rollout.group_size=4", f"run.directory={tmp_path}", "run.replay=a"]
     )
-    learner, recovery, reported = FakeLearner(), Recovery(config, tmp_path), {}
+    learner, state, reported = FakeLearner(), RunState(config, tmp_path), {}
     run: Any = SimpleNamespace(
         config=config,
         algorithm=algorithm_of(config),
@@ -71,7 +71,7 @@ def test_only_what_was_imitated_counts_as_trained(tmp_path: Path) -> None:
             step=lambda step, numbers, histograms: reported.update(numbers),
         ),
     )
-    ExpertIteration(config).step(run, recovery, Clock(Activity()))
+    ExpertIteration(config).step(run, state, Clock(Activity()))
 
     assert learner.fitted == ["00000000/0000"]
     assert reported["learn/num_imitated_trajectories"] == 1

@@ -21,8 +21,8 @@ from launch.training.failures import (
     fails_everywhere,
     kind_of,
 )
-from launch.training.recovery import SET_ASIDE, Recovery
 from launch.training.rollout_requests import group_requests, task_index
+from launch.training.run_state import SET_ASIDE, RunState
 
 BROKEN = "EnvironmentFailure: The environment raised in Shop.step: KeyError: 'price'\nTraceback: line 1"
 CONFIG = TrainConfig()
@@ -124,8 +124,8 @@ def test_a_run_whose_tasks_are_all_set_aside_ends() -> None:
 
 def test_a_task_set_aside_is_listed_once_also_after_a_resume(tmp_path: Path) -> None:
     for _ in range(2):
-        recovery = Recovery(CONFIG, tmp_path)
-        recovery.record_set_aside(3, {"number": 3, "world": object()}, BROKEN)
-        recovery.close()
+        state = RunState(CONFIG, tmp_path)
+        state.record_set_aside(3, {"number": 3, "world": object()}, BROKEN)
+        state.close()
     (record,) = read_records(tmp_path / SET_ASIDE)
     assert (record["index"], record["task"]["number"], record["error"]) == (3, 3, BROKEN)

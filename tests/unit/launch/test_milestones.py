@@ -14,12 +14,12 @@ from launch.run_folder.checkpoint import Progress, StreamState
 from launch.settings.tree import RunConfig
 from launch.training.evaluator import Evaluation
 from launch.training.milestones import checkpoint_due, record_evaluation, save_interrupted
-from launch.training.recovery import Recovery
+from launch.training.run_state import RunState
 
 
-def recovery_of(directory: Path, resume: bool = False, checkpoints_kept: int = 2) -> Recovery:
+def state_of(directory: Path, resume: bool = False, checkpoints_kept: int = 2) -> RunState:
     run = RunConfig(directory=str(directory), resume=resume, checkpoints_kept=checkpoints_kept)
-    return Recovery(SimpleNamespace(run=run), directory)  # type: ignore[arg-type]
+    return RunState(SimpleNamespace(run=run), directory)  # type: ignore[arg-type]
 
 
 def run_of(num_updates: int, checkpoint_every: int) -> Any:
@@ -41,24 +41,24 @@ def run_of(num_updates: int, checkpoint_every: int) -> Any:
     ids=["nothing learned", "after a warm start", "between", "as often as chosen", "the end"],
 )
 def test_a_checkpoint_is_due(tmp_path: Path, progress: Progress, due: bool) -> None:
-    recovery = recovery_of(tmp_path)
-    recovery.progress = progress
-    assert checkpoint_due(run_of(5, 2), recovery) == due
+    state = state_of(tmp_path)
+    state.progress = progress
+    assert checkpoint_due(run_of(5, 2), state) == due
 
 
 def test_a_warm_start_that_was_interrupted_is_saved_once_more_when_it_is_done(tmp_path: Path) -> None:
-    run, interrupted = run_of(5, 2), recovery_of(tmp_path)
+    run, interrupted = run_of(5, 2), state_of(tmp_path)
     interrupted.progress = Progress(stage_steps={"warm_start": 10})
     interrupted.save(StreamState(), lambda folder: None)
     interrupted.close()
 
-    recovery = recovery_of(tmp_path, resume=True)
-    assert not checkpoint_due(run, recovery), "nothing is new"
-    recovery.progress.stage_steps["warm_start"] = 30
-    assert checkpoint_due(run, recovery)
-    recovery.save(StreamState(), lambda folder: None)
-    assert not checkpoint_due(run, recovery)
-    assert recovery.saved_step == 0
+    state = state_of(tmp_path, resume=True)
+    assert not checkpoint_due(run, state), "nothing is new"
+    state.progress.stage_steps["warm_start"] = 30
+    assert checkpoint_due(run, state)
+    state.save(StreamState(), lambda folder: None)
+    assert not checkpoint_due(run, state)
+    assert state.saved_step == 0
 
 
 class FakeEvaluator:
@@ -96,30 +96,30 @@ def run_under_way(best_metric: str = "eval/reward_mean") -> Any:
 
 
 def test_an_evaluation_whose_rollouts_have_all_failed_has_no_result(tmp_path: Path) -> None:
-    recovery, run = recovery_of(tmp_path), run_under_way()
-    recovery.progress = Progress(step=4)
-    recovery.save(StreamState(), lambda folder: None)
+    state, run = state_of(tmp_path), run_under_way()
+    state.progress = Progress(step=4)
+    state.save(StreamState(), lambda folder: None)
     crashed = Trajectory(rollout_id="eval-4/0000", termination_reason=TerminationReason.CRASHED)
     group = TrajectoryGroup(group_id="eval-4", task={}, trajectories=(crashed,))
-    record_evaluation(run, recovery, Evaluation(4, [group], seconds=1.0))
+    record_evaluation(run, state, Evaluation(4, [group], seconds=1.0))
     assert run.tracker.said == ["All rollouts of the evaluation after step 4 failed: no result."]
-    assert recovery.checkpoints.best() is None
+    assert state.checkpoints.best() is None
 
 
 def test_an_interrupted_run_keeps_the_policy_that_is_under_evaluation_if_it_is_the_best(
     tmp_path: Path,
 ) -> None:
-    recovery = recovery_of(tmp_path, checkpoints_kept=1)
-    recovery.progress = Progress(step=4)
-    recovery.save(StreamState(), lambda folder: None)
-    recovery.progress = Progress(step=5)
+    state = state_of(tmp_path, checkpoints_kept=1)
+    state.progress = Progress(step=4)
+    state.save(StreamState(), lambda folder: None)
+    state.progress = Progress(step=5)
     run = run_under_way()
     run.evaluator = FakeEvaluator(step=4)
-    save_interrupted(run, recovery)
-    best = recovery.checkpoints.best()
+    save_interrupted(run, state)
+    best = state.checkpoints.best()
     assert best is not None
     assert best.name == "step_000004"
-    assert recovery.saved_step == 5
+    assert state.saved_step == 5
 
 
 def evaluated(step: int, *verdicts: bool | None, reward: float = 1.0) -> Evaluation:
@@ -140,38 +140,38 @@ def evaluated(step: int, *verdicts: bool | None, reward: float = 1.0) -> Evaluat
 @pytest.mark.parametrize("metric", ["eval/pass_at_1", "eval/reward_mean"])
 def test_the_best_of_before_is_not_compared_by_another_judge(tmp_path: Path, metric: str) -> None:
     """The run was begun by a version for which success was a reward above 0; its best policy had 1.0."""
-    begun = recovery_of(tmp_path)
+    begun = state_of(tmp_path)
     begun.progress = Progress(step=1, judged_by={"eval": "reward above 0"})
     begun.save(StreamState(), lambda folder: None)
     (tmp_path / "checkpoints" / "best").write_text(f"step_000001 {metric} 1.0\n")
 
-    recovery, run = recovery_of(tmp_path, resume=True), run_under_way(metric)
-    recovery.progress.step = 2
-    recovery.save(StreamState(), lambda folder: None)
-    record_evaluation(run, recovery, evaluated(2, True, False, reward=0.5))
-    best = recovery.checkpoints.best()
+    state, run = state_of(tmp_path, resume=True), run_under_way(metric)
+    state.progress.step = 2
+    state.save(StreamState(), lambda folder: None)
+    record_evaluation(run, state, evaluated(2, True, False, reward=0.5))
+    best = state.checkpoints.best()
     assert best is not None
     assert best.name == ("step_000002" if metric == "eval/pass_at_1" else "step_000001"), "rewards stay"
     change = "success was judged by reward above 0 up to here, and from step 2 on by reward function"
     assert change in run.tracker.said[0]
     assert ("anew" in run.tracker.said[0]) == (metric == "eval/pass_at_1")
-    recovery.progress.step = 3
-    recovery.save(StreamState(), lambda folder: None)
+    state.progress.step = 3
+    state.save(StreamState(), lambda folder: None)
     run.tracker.said.clear()
-    record_evaluation(run, recovery, evaluated(3, False, False))
+    record_evaluation(run, state, evaluated(3, False, False))
     assert run.tracker.said == [], "it is said once, and by the same judge values are compared"
-    assert recovery.checkpoints.best() == best
+    assert state.checkpoints.best() == best
 
 
 def test_an_evaluation_in_which_nothing_was_judged_is_compared_with_all(tmp_path: Path) -> None:
-    recovery, run = recovery_of(tmp_path), run_under_way("eval/pass_at_1")
+    state, run = state_of(tmp_path), run_under_way("eval/pass_at_1")
     for step, evaluation in enumerate(
         [evaluated(1, None, reward=0.0), evaluated(2, True), evaluated(3, None, reward=0.0)], 1
     ):
-        recovery.progress.step = step
-        recovery.save(StreamState(), lambda folder: None)
-        record_evaluation(run, recovery, evaluation)
-    best = recovery.checkpoints.best()
+        state.progress.step = step
+        state.save(StreamState(), lambda folder: None)
+        record_evaluation(run, state, evaluation)
+    best = state.checkpoints.best()
     assert best is not None
     assert best.name == "step_000002"
     assert not any("judged" in line for line in run.tracker.said)

@@ -15,8 +15,8 @@ from environments.data.datasets import Dataset
 from environments.errors import EnvironmentFailure
 from environments.types import TerminationReason, Trajectory, TrajectoryGroup
 from launch.settings.tree import TrainConfig
-from launch.training.recovery import Recovery
 from launch.training.rollouts import Rollouts
+from launch.training.run_state import RunState
 from launch.workload import Workload
 from policies.agents.base import BaseAgent
 
@@ -58,25 +58,25 @@ class PlayedAtOnce:
 
 
 def begun(
-    folder: Path, broken: set[int], said: list[str], tasks: Dataset = TASKS, before: Recovery | None = None
-) -> tuple[Rollouts, Recovery]:
+    folder: Path, broken: set[int], said: list[str], tasks: Dataset = TASKS, before: RunState | None = None
+) -> tuple[Rollouts, RunState]:
     """A run on ``tasks``, which goes on from the progress of ``before``."""
     config = TrainConfig()
     config.rollout.groups_per_step = 2
-    recovery = Recovery(config, folder)
+    state = RunState(config, folder)
     if before is not None:
-        recovery.progress = before.progress
+        state.progress = before.progress
     rollouts = Rollouts(
         config,
         Workload(agent_class=BaseAgent, env_class=BaseEnv, train_dataset=tasks),
         False,
         cast(Any, SimpleNamespace(stream=PlayedAtOnce(broken))),
-        recovery,
+        state,
         cast(Any, SimpleNamespace(announce=said.append)),
         num_updates=1000,
     )
     rollouts.begin(lambda: None)
-    return rollouts, recovery
+    return rollouts, state
 
 
 def take_groups(rollouts: Rollouts, count: int) -> list[int]:
@@ -89,24 +89,24 @@ def take_groups(rollouts: Rollouts, count: int) -> list[int]:
 
 def test_a_broken_task_is_met_once_and_then_no_more(tmp_path: Path) -> None:
     said: list[str] = []
-    rollouts, recovery = begun(tmp_path, {4}, said)
+    rollouts, state = begun(tmp_path, {4}, said)
     taken = take_groups(rollouts, 60)
     assert taken.count(4) == 1
     assert set(taken) == set(range(6))
-    assert list(recovery.progress.set_aside) == ["4"]
+    assert list(state.progress.set_aside) == ["4"]
     rollouts.announce_set_aside()
     assert "Task 4 is set aside" in said[0] and "no shop" in said[0]
     assert "1 of 6 tasks failed everywhere" in said[-1] and "set_aside_tasks.jsonl" in said[-1]
-    recovery.close()
+    state.close()
 
 
 def test_other_tasks_are_played_whatever_was_set_aside_of_the_old_ones(tmp_path: Path) -> None:
     said: list[str] = []
-    rollouts, recovery = begun(tmp_path, {4}, said)
+    rollouts, state = begun(tmp_path, {4}, said)
     take_groups(rollouts, 60)
-    recovery.close()
+    state.close()
     repaired = Dataset([{"number": number} for number in (0, 1, 2, 3, 7, 5)])
-    rollouts, resumed = begun(tmp_path, set(), said, repaired, before=recovery)
+    rollouts, resumed = begun(tmp_path, set(), said, repaired, before=state)
     assert set(take_groups(rollouts, 60)) == {0, 1, 2, 3, 7, 5}
     assert said[-1] == "1 of the old tasks were set aside. All of the new ones are played."
     resumed.close()
@@ -114,15 +114,15 @@ def test_other_tasks_are_played_whatever_was_set_aside_of_the_old_ones(tmp_path:
 
 def test_nothing_is_said_of_tasks_where_all_can_be_played(tmp_path: Path) -> None:
     said: list[str] = []
-    rollouts, recovery = begun(tmp_path, set(), said)
+    rollouts, state = begun(tmp_path, set(), said)
     take_groups(rollouts, 12)
     rollouts.announce_set_aside()
     assert said == []
-    recovery.close()
+    state.close()
 
 
 def test_an_environment_that_never_works_ends_the_run_with_its_own_error(tmp_path: Path) -> None:
-    rollouts, recovery = begun(tmp_path, set(range(6)), [])
+    rollouts, state = begun(tmp_path, set(range(6)), [])
     with pytest.raises(EnvironmentFailure, match=r"times OSError in Shop.reset"):
         take_groups(rollouts, 60)
-    recovery.close()
+    state.close()

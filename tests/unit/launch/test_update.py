@@ -19,9 +19,9 @@ from launch.reporting.tracker import Tracker
 from launch.settings.tree import SelectionConfig, TrainConfig
 from launch.training.mini_batches import in_epochs, make_batches
 from launch.training.mismatch import mismatch
-from launch.training.recovery import Recovery
 from launch.training.rollout_requests import group_name
 from launch.training.rollouts import Rollouts
+from launch.training.run_state import RunState
 from launch.training.selection import Selection, select_groups
 from launch.workload import Workload
 from policies.agents.base import BaseAgent
@@ -202,16 +202,16 @@ def test_updates_that_make_do_leave_nothing_behind_that_grows_stale(
     tracker, num_updates = FakeTracker(), 8
     tasks = Dataset([{"question": str(index)} for index in range(5)])
     workload = Workload(agent_class=BaseAgent, env_class=BaseEnv, train_dataset=tasks)
-    recovery = Recovery(settings, tmp_path)
+    state = RunState(settings, tmp_path)
     service = SimpleNamespace(stream=Stream())
-    rollouts = Rollouts(settings, workload, False, service, recovery, tracker, num_updates)
+    rollouts = Rollouts(settings, workload, False, service, state, tracker, num_updates)
     rollouts.request()
     for _ in range(num_updates):
-        selection = select_groups(settings, REFILL, rollouts, recovery.progress.version, tracker)
+        selection = select_groups(settings, REFILL, rollouts, state.progress.version, tracker)
         assert not selection.dropped["stale"]
         assert len(selection.groups) > groups_per_step / 2
-        recovery.progress.step += 1
-        recovery.progress.version += 1
+        state.progress.step += 1
+        state.progress.version += 1
         rollouts.commit()
 
 

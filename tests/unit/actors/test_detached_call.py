@@ -9,7 +9,7 @@ import pytest
 import ray
 from conftest import wait_until
 
-from actors.ray_tools.lasting_call import lasting_call
+from actors.ray_tools.calls import detached_call
 
 
 @ray.remote(num_cpus=0)
@@ -39,7 +39,7 @@ class Worker:
 @ray.remote(num_cpus=0)
 class Caller:
     async def call(self, worker: Any) -> None:
-        own, lasting = worker.work.remote("own"), lasting_call(worker.work.remote, "lasting")
+        own, lasting = worker.work.remote("own"), detached_call(worker.work.remote, "lasting")
         await asyncio.gather(own, lasting)
 
 

@@ -9,9 +9,9 @@ from operator import attrgetter
 from policies.learning.algorithm import Algorithm
 from policies.learning.samples import TrainBatch
 
-LEAST_SECONDS = 120.0
+MIN_TIMEOUT_SECONDS = 120.0
 """A call gets at least so long, however short those before it were."""
-TIMES_LONGEST = 10
+SLOWDOWN_FACTOR = 10
 """A call gets this many times what the slowest call of the same method so far would have taken for it."""
 
 
@@ -30,7 +30,7 @@ class Limit:
         )
 
 
-class Patience:
+class CallTimeouts:
     """The time limits of the calls to a group of ranks, from how long earlier calls took.
 
     A call that learns or scores takes as long as it has tokens: ten demonstrations at first, and then all
@@ -55,9 +55,9 @@ class Patience:
             return most
         expected = max(self._longest[kind], self._slowest[kind] * num_tokens)
         usual = Limit(
-            seconds=max(LEAST_SECONDS, TIMES_LONGEST * expected),
-            origin=f"{TIMES_LONGEST} times the {expected:.3g} s that `{method}` took before for as much, "
-            f"and at least {LEAST_SECONDS:g} s",
+            seconds=max(MIN_TIMEOUT_SECONDS, SLOWDOWN_FACTOR * expected),
+            origin=f"{SLOWDOWN_FACTOR} times the {expected:.3g} s that `{method}` took before for as much, "
+            f"and at least {MIN_TIMEOUT_SECONDS:g} s",
         )
         return min(most, usual, key=attrgetter("seconds"))
 

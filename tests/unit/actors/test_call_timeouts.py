@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from learner_samples import batches
 
-from actors.learning.patience import (
-    LEAST_SECONDS,
-    TIMES_LONGEST,
-    Patience,
+from actors.learning.call_timeouts import (
+    MIN_TIMEOUT_SECONDS,
+    SLOWDOWN_FACTOR,
+    CallTimeouts,
     num_scored_tokens,
     num_trained_tokens,
 )
@@ -20,50 +20,50 @@ from policies.learning.settings import AlgorithmConfig, CorrectionConfig, KLConf
 
 
 def test_a_first_call_gets_the_whole_limit_and_a_later_one_follows_the_longest() -> None:
-    patience = Patience(1800)
+    patience = CallTimeouts(1800)
     assert patience.limit("save").seconds == 1800
     for seconds in (30.0, 50.0, 10.0):
         patience.record("save", seconds)
-    assert patience.limit("save").seconds == TIMES_LONGEST * 50
+    assert patience.limit("save").seconds == SLOWDOWN_FACTOR * 50
     assert patience.limit("load").seconds == 1800
 
 
 def test_a_limit_is_never_below_the_floor_nor_above_the_setting() -> None:
-    patience = Patience(1800)
+    patience = CallTimeouts(1800)
     patience.record("publish_weights", 0.1)
-    assert patience.limit("publish_weights").seconds == LEAST_SECONDS
+    assert patience.limit("publish_weights").seconds == MIN_TIMEOUT_SECONDS
     patience.record("save", 1000)
     assert patience.limit("save").seconds == 1800
-    short = Patience(5)
+    short = CallTimeouts(5)
     short.record("save", 0.1)
     assert short.limit("save").seconds == 5
 
 
 def test_a_limit_grows_with_the_tokens_of_the_call() -> None:
     """A warm start fits a few demonstrations in 4 s, expert iteration then a hundred times as many."""
-    patience = Patience(7200)
+    patience = CallTimeouts(7200)
     patience.record("fit", 4.0, num_tokens=1000)
-    assert patience.limit("fit", num_tokens=1000).seconds == LEAST_SECONDS
-    assert patience.limit("fit", num_tokens=100_000).seconds == TIMES_LONGEST * 400
+    assert patience.limit("fit", num_tokens=1000).seconds == MIN_TIMEOUT_SECONDS
+    assert patience.limit("fit", num_tokens=100_000).seconds == SLOWDOWN_FACTOR * 400
     assert patience.limit("fit", num_tokens=1_000_000).seconds == 7200
 
 
 def test_a_limit_does_not_shrink_with_the_tokens() -> None:
     """Part of a call's time is the same for any number of them."""
-    patience = Patience(7200)
+    patience = CallTimeouts(7200)
     patience.record("update", 300.0, num_tokens=100_000)
-    assert patience.limit("update", num_tokens=10).seconds == TIMES_LONGEST * 300
+    assert patience.limit("update", num_tokens=10).seconds == SLOWDOWN_FACTOR * 300
 
 
 def test_a_call_in_which_nothing_was_scored_says_nothing_of_one_in_which_something_is() -> None:
-    patience = Patience(1800)
+    patience = CallTimeouts(1800)
     patience.record("score", 0.1)
-    assert patience.limit("score").seconds == LEAST_SECONDS
+    assert patience.limit("score").seconds == MIN_TIMEOUT_SECONDS
     assert patience.limit("score", num_tokens=100_000).seconds == 1800
 
 
 def test_the_error_names_the_limit_that_was_exceeded() -> None:
-    patience = Patience(1800)
+    patience = CallTimeouts(1800)
     assert "did not answer for 1800 s (learner.max_call_seconds" in patience.limit("fit", 10).exceeded
     patience.record("fit", 30.0, num_tokens=10)
     exceeded = patience.limit("fit", 20).exceeded

@@ -14,14 +14,14 @@ from environments.errors import ConfigError, EnvironmentFailure, LearnerError
 from environments.types import TerminationReason, Trajectory
 from launch import trainer
 from launch.health.interrupt import Interrupts
-from launch.health.recoveries import Recoveries
+from launch.health.restart_budget import RestartBudget
 from launch.reporting.tracker import Tracker, read_metrics
 from launch.run_folder.checkpoint import Progress, StreamState
 from launch.run_folder.lock import RunLock
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig
 from launch.training.milestones import save_failed
-from launch.training.recovery import Recovery
+from launch.training.run_state import RunState
 from launch.training.stages.chosen import check_earlier_stages, chosen_stages
 from launch.training.start import restore
 
@@ -32,10 +32,10 @@ def config_of(directory: Path, *settings: str) -> TrainConfig:
 
 def saved(directory: Path, progress: Progress) -> None:
     """A run's folder with one checkpoint."""
-    recovery = Recovery(config_of(directory, "run.resume=true"), directory)
-    recovery.progress = progress
-    recovery.save(StreamState(), lambda folder: None)
-    recovery.close()
+    state = RunState(config_of(directory, "run.resume=true"), directory)
+    state.progress = progress
+    state.save(StreamState(), lambda folder: None)
+    state.close()
 
 
 # -- what a run must not write over --------------------------------------------------------------------
@@ -47,14 +47,14 @@ def test_checkpoints_whose_link_a_copy_has_left_out_are_an_error(tmp_path: Path)
     (tmp_path / "checkpoints" / "latest").unlink()
     for resume in ("true", "false"):
         with pytest.raises(ConfigError, match=r"step_000050, step_000100, and no .* `ln -sfn step_000100 /"):
-            Recovery(config_of(tmp_path, f"run.resume={resume}"), tmp_path)
+            RunState(config_of(tmp_path, f"run.resume={resume}"), tmp_path)
 
 
 def test_a_link_that_a_copy_has_followed_is_an_error(tmp_path: Path) -> None:
     saved(tmp_path, Progress(step=50))
     copy = shutil.copytree(tmp_path, tmp_path / "copy")  # it follows links
     with pytest.raises(ConfigError, match=r"latest is a folder, .*delete it, and link it"):
-        Recovery(config_of(copy, "run.resume=true"), copy)
+        RunState(config_of(copy, "run.resume=true"), copy)
 
 
 def test_metrics_without_a_checkpoint_are_not_written_over_unless_that_is_asked_for(tmp_path: Path) -> None:
@@ -62,28 +62,28 @@ def test_metrics_without_a_checkpoint_are_not_written_over_unless_that_is_asked_
     tracker.evaluation(0, {"eval/reward_mean": 0.0, "eval/num_tasks": 1, "time/evaluate": 1.0})
     tracker.close()
     with pytest.raises(ConfigError, match="holds the metrics of a run without a checkpoint: name another"):
-        Recovery(config_of(tmp_path), tmp_path)
+        RunState(config_of(tmp_path), tmp_path)
     assert len(read_metrics(tmp_path)) == 1
-    Recovery(config_of(tmp_path, "run.resume=true"), tmp_path).close()
+    RunState(config_of(tmp_path, "run.resume=true"), tmp_path).close()
 
 
 # -- stages of a run that goes on ----------------------------------------------------------------------
 
 
-def recovery_at(directory: Path, **progress: Any) -> Recovery:
+def state_at(directory: Path, **progress: Any) -> RunState:
     saved(directory, Progress(**progress))
-    return Recovery(config_of(directory, "run.resume=true"), directory)
+    return RunState(config_of(directory, "run.resume=true"), directory)
 
 
 def test_a_stage_that_was_made_longer_after_the_next_one_has_begun_is_an_error(tmp_path: Path) -> None:
-    recovery = recovery_at(tmp_path, step=30, version=31, stage_steps={"warm_start": 250, "reinforce": 30})
+    state = state_at(tmp_path, step=30, version=31, stage_steps={"warm_start": 250, "reinforce": 30})
     for num_steps, is_error in ((250, False), (350, True)):
         stages = chosen_stages(config_of(tmp_path, "recipe=calculator", f"warm_start.num_steps={num_steps}"))
         if is_error:
             with pytest.raises(ConfigError, match=r"'warm_start' would go on from 250 to 350 .* to 250, or"):
-                check_earlier_stages(stages, recovery)
+                check_earlier_stages(stages, state)
         else:
-            check_earlier_stages(stages, recovery)
+            check_earlier_stages(stages, state)
 
 
 @pytest.mark.parametrize(
@@ -92,16 +92,16 @@ def test_a_stage_that_was_made_longer_after_the_next_one_has_begun_is_an_error(t
 def test_what_a_stage_has_learned_that_is_cut_short_is_published(
     tmp_path: Path, num_steps: int, published: list[int]
 ) -> None:
-    recovery = recovery_at(tmp_path, stage_steps={"warm_start": 50})
+    state = state_at(tmp_path, stage_steps={"warm_start": 50})
     versions: list[int] = []
     run: Any = SimpleNamespace(
         learner=SimpleNamespace(load=lambda folder: "", publish=versions.append),
         tracker=SimpleNamespace(announce=lambda text: None),
     )
     config = config_of(tmp_path, "recipe=calculator", f"warm_start.num_steps={num_steps}")
-    restore(run, recovery, chosen_stages(config))
+    restore(run, state, chosen_stages(config))
     assert versions == published
-    assert recovery.progress.version == len(published)
+    assert state.progress.version == len(published)
 
 
 # -- how a run ends ------------------------------------------------------------------------------------
@@ -136,8 +136,8 @@ def test_a_run_that_ends_early_saves_its_updates_if_its_learner_is_whole(
             evaluator=SimpleNamespace(running_step=None),
         )
 
-    def train(stages: Any, run: Any, recovery: Recovery, recoveries: Any) -> None:
-        recovery.progress.step, recovery.progress.stage_steps = 3, {"reinforce": 3}
+    def train(stages: Any, run: Any, state: RunState, budget: Any) -> None:
+        state.progress.step, state.progress.stage_steps = 3, {"reinforce": 3}
         if in_whole_work:
             with run.interrupts.atomic_section():
                 raise error
@@ -156,14 +156,14 @@ def test_a_run_that_ends_early_saves_its_updates_if_its_learner_is_whole(
     monkeypatch.setattr(sys, "stdout", Closed())
     config = config_of(tmp_path, "run.resume=true")
     with RunLock(tmp_path) as lock, pytest.raises(type(error)):
-        trainer._train(config, SimpleNamespace(), lock, Recoveries(0, 1.0))  # type: ignore[arg-type]
-    recovery = Recovery(config, tmp_path)
-    assert recovery.saved_step == step
+        trainer._train(config, SimpleNamespace(), lock, RestartBudget(0, 1.0))  # type: ignore[arg-type]
+    state = RunState(config, tmp_path)
+    assert state.saved_step == step
     if step and isinstance(error, Exception):  # the rollouts that have failed are played again
-        assert recovery.saved_stream() == StreamState(ready=(solved,), in_flight=("1/0000", "2/0000"))
+        assert state.saved_stream() == StreamState(ready=(solved,), in_flight=("1/0000", "2/0000"))
 
 
 def test_a_run_that_has_learned_nothing_leaves_no_checkpoint(tmp_path: Path) -> None:
-    recovery = Recovery(config_of(tmp_path), tmp_path)
-    save_failed(SimpleNamespace(interrupts=Interrupts()), recovery)  # type: ignore[arg-type]
-    assert recovery.checkpoints.latest() is None
+    state = RunState(config_of(tmp_path), tmp_path)
+    save_failed(SimpleNamespace(interrupts=Interrupts()), state)  # type: ignore[arg-type]
+    assert state.checkpoints.latest() is None

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from launch.health.recoveries import Recoveries, lost_updates
+from launch.health.restart_budget import RestartBudget, lost_updates
 
 
 def test_one_recovery_more_than_the_window_allows_ends_the_run() -> None:
-    recoveries = Recoveries(most=2, minutes=10)
+    recoveries = RestartBudget(most=2, minutes=10)
     assert [recoveries.allow(now) for now in (0.0, 60.0, 120.0)] == [True, True, False]
 
 
 def test_recoveries_that_lie_further_apart_than_the_window_never_end_the_run() -> None:
-    recoveries = Recoveries(most=1, minutes=10)
+    recoveries = RestartBudget(most=1, minutes=10)
     assert all(recoveries.allow(600.0 * number) for number in range(20))
 
 
 def test_a_recovery_that_another_one_takes_the_place_of_is_not_counted() -> None:
-    recoveries = Recoveries(1, 10)
+    recoveries = RestartBudget(1, 10)
     assert recoveries.allow(0)
     recoveries.take_back()
     assert recoveries.allow(1)
@@ -24,7 +24,7 @@ def test_a_recovery_that_another_one_takes_the_place_of_is_not_counted() -> None
 
 
 def test_no_recovery_is_allowed_where_none_is_wanted() -> None:
-    assert not Recoveries(most=0, minutes=10).allow(0.0)
+    assert not RestartBudget(most=0, minutes=10).allow(0.0)
 
 
 def test_what_is_lost_is_counted_from_the_newest_checkpoint() -> None:

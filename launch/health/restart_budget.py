@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Recoveries:
+class RestartBudget:
     """Counts the recoveries of a run over a sliding window of time.
 
     Args:

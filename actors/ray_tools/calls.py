@@ -1,0 +1,67 @@
+"""Calls of actors: one whose answer has to come soon, one that outlives its caller, one that waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import Context
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError
+
+from environments.command_name import command_name
+from environments.errors import TroupeError
+
+ANSWER_SECONDS = 60.0
+"""An actor that does not answer within this time is treated as hung."""
+WAIT_SECONDS = 60.0
+"""A wait inside an actor ends after this time, and the caller asks again."""
+
+
+def get_or_raise(references: Sequence[ray.ObjectRef], who: str) -> list[Any]:
+    """Results of calls that take no time.
+
+    Args:
+        who: the actors that were called, for the error.
+
+    Raises:
+        TroupeError: one of them does not answer.
+        RayActorError: one of them has died.
+    """
+    try:
+        return list(ray.get(list(references), timeout=ANSWER_SECONDS))
+    except GetTimeoutError as error:
+        raise TroupeError(
+            f"{who} did not answer for {ANSWER_SECONDS:g} s: a process hangs or was stopped, or its node "
+            f"has too much to do. `{command_name('chaos')}` lists the processes of a node."
+        ) from error
+
+
+def detached_call(method: Callable[..., Any], *arguments: Any) -> Any:
+    """Call an actor's method for work that goes on when the call that makes it is cancelled.
+
+    When Ray cancels a call (Ray Serve does so when a client hangs up), it also cancels the calls that were
+    made in it, by a note in the context variables; those of background tasks too, which inherit the note.
+
+    Args:
+        method: such as ``actor.method.remote``.
+        arguments: of the method.
+    """
+    return Context().run(method, *arguments)
+
+
+async def wait_with_timeout(changed: asyncio.Condition, is_met: Callable[[], bool]) -> None:
+    """Return when ``is_met`` holds, or after a minute; the caller asks again then.
+
+    The wait has an end because Ray ends no call whose caller has died: replicas come and go, and an actor has
+    places for so many calls.
+
+    Args:
+        changed: notified when ``is_met`` may have changed.
+    """
+    async with changed:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_SECONDS):
+                await changed.wait_for(is_met)

@@ -1,0 +1,143 @@
+"""What a run has done so far, and the files from which it goes on: progress, checkpoints, consumed log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from environments.errors import ConfigError
+from environments.types import TrajectoryGroup
+from launch.reporting.metrics import success_judge
+from launch.reporting.tracker import METRICS, SETTINGS, read_metrics
+from launch.run_folder.checkpoint import LATEST, CheckpointFolder, Progress, StreamState
+from launch.run_folder.consumed_log import CONSUMED_LOG, ConsumedLog
+from launch.run_folder.jsonl_log import JsonlLog
+from launch.run_folder.lock import LOCK
+from launch.run_folder.trajectory_log import FOLDER, TrajectoryLog
+from launch.settings.tree import TrainConfig
+
+SET_ASIDE = "set_aside_tasks.jsonl"
+"""File of a run with the tasks that failed everywhere."""
+OF_A_RUN = {METRICS, SETTINGS, CONSUMED_LOG, SET_ASIDE, FOLDER}
+"""What a run's folder holds soon after the start: one of them makes it such a folder."""
+
+
+class RunState:
+    """The state of a run that outlives its processes.
+
+    Args:
+        config: of the run.
+        directory: the run's folder.
+
+    Raises:
+        ConfigError: the folder holds a run that is not to be resumed, or that cannot be: its checkpoint is
+            damaged, or which one is the newest is unknown.
+    """
+
+    def __init__(self, config: TrainConfig, directory: Path) -> None:
+        self.directory = directory
+        self.checkpoints = CheckpointFolder(directory, config.run.checkpoints_kept)
+        self.checkpoint = self.checkpoints.latest()
+        """The checkpoint that this process goes on from; ``None`` if it begins."""
+        if self.checkpoint is not None and not config.run.resume:
+            raise ConfigError(
+                f"run.directory={config.run.directory} holds a run already: set run.resume=true to go on "
+                "with it, or name another directory."
+            )
+        self._check_beginning(config)
+        self.progress = CheckpointFolder.progress(self.checkpoint) if self.checkpoint else Progress()
+        self.saved = deepcopy(self.progress) if self.checkpoint else None
+        """What the newest checkpoint knows; ``None`` without a checkpoint."""
+        self._consumed = ConsumedLog(directory, self.progress.step)
+        self._set_aside = JsonlLog(directory / SET_ASIDE, self.progress.step)
+        self.trajectories = TrajectoryLog(directory, config.run.trajectories_kept)
+        """What was said in this run's updates and evaluations."""
+        self.trajectories.forget_after(self.progress.step)
+
+    def _check_beginning(self, config: TrainConfig) -> None:
+        """A run that begins writes over what is in its folder. Raises ``ConfigError`` if that is a run."""
+        if self.checkpoint is not None:
+            return
+        if found := self.checkpoints.all():
+            names, link = ", ".join(each.name for each in found), found[-1].with_name(LATEST)
+            raise ConfigError(
+                f"run.directory={config.run.directory} holds {names}, and no link {LATEST!r} to the one to "
+                f"go on from (a copy may leave links out): run `ln -sfn {found[-1].name} {link}` and set "
+                "run.resume=true, or name another directory."
+            )
+        there = {each.name for each in self.directory.iterdir()} - {LOCK}
+        if config.run.resume and there and not there & OF_A_RUN:
+            raise ConfigError(
+                f"run.resume=true, and run.directory={config.run.directory} holds something else than a run "
+                f"({', '.join(sorted(there)[:3])}): name the folder of a run, or a new one."
+            )
+        if not config.run.resume and read_metrics(self.directory):
+            raise ConfigError(
+                f"run.directory={config.run.directory} holds the metrics of a run without a checkpoint: name "
+                "another directory, or set run.resume=true to begin the run anew there."
+            )
+
+    @property
+    def saved_step(self) -> int:
+        """Policy updates that the newest checkpoint knows of; -1 without a checkpoint."""
+        return self.saved.step if self.saved else -1
+
+    def saved_stream(self) -> StreamState:
+        """Finished and requested rollouts at the time of the checkpoint that this process goes on from."""
+        return CheckpointFolder.stream(self.checkpoint) if self.checkpoint else StreamState()
+
+    def record_consumed(
+        self, trained: Sequence[TrajectoryGroup], dropped: Mapping[str, Sequence[TrajectoryGroup]]
+    ) -> None:
+        """Write down the rollouts that the update of ``progress.step`` has used up."""
+        ids = {reason: _rollout_ids(groups) for reason, groups in dropped.items()}
+        self._consumed.record(self.progress.step, _rollout_ids(trained), ids)
+
+    def record_set_aside(self, index: int, task: Mapping[str, Any], error: str | None) -> None:
+        """Write down that the task at ``index`` failed everywhere, with the error of one of its rollouts."""
+        found = {"step": self.progress.step, "index": index, "task": task, "error": error}
+        record = json.loads(json.dumps(found, default=str))
+        # By the process that was resumed. In other tasks another one may have the place.
+        if any(each["index"] == index and each["task"] == record["task"] for each in self._set_aside.kept):
+            return
+        self._set_aside.append(record)
+
+    def note_judge(self, kind: str, groups: Sequence[TrajectoryGroup]) -> str | None:
+        """Write down who judges success in ``groups``; return a sentence if it was somebody else before.
+
+        Args:
+            kind: "rollout" for an update, "eval" for an evaluation.
+        """
+        judge, before = success_judge(groups), self.progress.judged_by.get(kind)
+        if judge is None:
+            return None
+        self.progress.judged_by[kind] = judge
+        if before in (None, judge):
+            return None
+        return (
+            f"{kind}/pass_at_k: success was judged by {before} up to here, and from step "
+            f"{self.progress.step} on by {judge}. The values before and after cannot be compared."
+        )
+
+    def save(
+        self,
+        stream: StreamState,
+        save_learner: Callable[[str], None],
+        step_under_evaluation: int | None = None,
+    ) -> Path:
+        """Write a checkpoint; ``save_learner`` writes the learner's part into the folder that it is given."""
+        path = self.checkpoints.save(self.progress, stream, save_learner, step_under_evaluation)
+        self.saved = deepcopy(self.progress)
+        return path
+
+    def close(self) -> None:
+        """Close the files."""
+        self._consumed.close()
+        self._set_aside.close()
+
+
+def _rollout_ids(groups: Sequence[TrajectoryGroup]) -> list[str]:
+    return [trajectory.rollout_id for group in groups for trajectory in group.rollouts]
