@@ -59,7 +59,7 @@ from actors.served_agents.client import PoolClient
 from environments.errors import TroupeError
 from policies.agent_api.context import RequestContext
 from policies.agent_api.frontend import AgentFrontend
-from policies.model_api.protocol import OpenAIError, openai_error
+from policies.model_api.errors import NotFoundError, RequestError, ServerError, request_error
 
 TEXT = "text/plain"
 CANCELLED = "The message was cancelled."
@@ -96,7 +96,7 @@ class A2AFrontend:
         """The answer to a request at ``path`` below the agent's address: a result, an error, or events.
 
         Raises:
-            OpenAIError: nothing is served there.
+            RequestError: nothing is served there.
         """
         place = {"type": "http", "method": request.method, "path": path}
         for route in self._routes[name]:
@@ -106,7 +106,7 @@ class A2AFrontend:
                 response: Response = await route.endpoint(request)
                 return response
         served = ", ".join(sorted({route.path for route in self._routes[name]}))
-        raise OpenAIError(404, f"{name!r} serves no {request.method} {path}. What it serves: {served}.")
+        raise NotFoundError(f"{name!r} serves no {request.method} {path}. What it serves: {served}.")
 
     def _routes_of(self, name: str, pool: PoolClient) -> list[Route]:
         card = self._card(name, url=f"/{name}", description=name)  # the handler looks at what it can do
@@ -290,7 +290,7 @@ class _Episodes(AgentExecutor):
             place = RequestContext(owner=owner, session=session, withdraw_key=updater.task_id)
             answer = await self._agents.answer(self._name, context.get_user_input(), charge, place)
         except TroupeError as error:
-            await _end_by_error(updater, openai_error(error))
+            await _end_by_error(updater, request_error(error))
             return
         (choice,) = answer["choices"]
         await updater.add_artifact([Part(text=choice["message"]["content"])], name="answer", last_chunk=True)
@@ -300,9 +300,9 @@ class _Episodes(AgentExecutor):
         )
 
 
-async def _end_by_error(updater: TaskUpdater, error: OpenAIError) -> None:
+async def _end_by_error(updater: TaskUpdater, error: RequestError) -> None:
     state, text = TaskState.TASK_STATE_REJECTED, error.message
-    if error.status >= 500:
+    if isinstance(error, ServerError):
         state = TaskState.TASK_STATE_FAILED
     if error.code == "withdrawn":
         state, text = TaskState.TASK_STATE_CANCELED, CANCELLED

@@ -12,7 +12,7 @@ from typing import Any
 
 from policies.agent_api.context import MAX_STORED, RequestContext
 from policies.agent_api.history import BEGINNING
-from policies.model_api.protocol import OpenAIError
+from policies.model_api.errors import ConflictError, InvalidRequestError, NotFoundError, RequestError
 
 MAX_NAME = 256
 """Characters of a session's name or of an idempotency key."""
@@ -38,7 +38,7 @@ class Conversation:
         """The time of one message, whose events are ``events``.
 
         Raises:
-            OpenAIError: another one is under way (409).
+            ConflictError: another one is under way.
             The error among the message's events while it waits.
         """
         if self._waits:
@@ -70,10 +70,9 @@ class Conversation:
         return self._turn.locked()
 
     def check_idle(self) -> None:
-        """Raise ``OpenAIError`` (409) if a message is under way."""
+        """Raise ``ConflictError`` if a message is under way."""
         if self.is_busy:
-            raise OpenAIError(
-                409,
+            raise ConflictError(
                 "A message of this conversation is under way: wait for its answer. With "
                 "server.agents.second_message=wait the server lets a second one wait.",
                 code="conversation_busy",
@@ -117,12 +116,11 @@ class Conversations:
         """Where a message goes on; a conversation of its own if it names none.
 
         Raises:
-            OpenAIError: it names a response that is not kept, or two conversations.
+            RequestError: it names a response that is not kept, or two conversations.
         """
         if context.after is not None:
             if context.session is not None:
-                raise OpenAIError(
-                    400,
+                raise InvalidRequestError(
                     "previous_response_id and a session both say which conversation goes on: send one.",
                     param="previous_response_id",
                 )
@@ -130,8 +128,7 @@ class Conversations:
             if name not in places and (place := self._by_history(context)) is not None:
                 return place
             if name not in places:
-                raise OpenAIError(
-                    400,
+                raise InvalidRequestError(
                     f"There is no response {context.after!r} to go on from: it was never made, made with "
                     f"store=false, deleted, or forgotten after {self._most} newer ones.",
                     param="previous_response_id",
@@ -191,13 +188,13 @@ class Conversations:
         """Forget a session; return the rollout of its last answer.
 
         Raises:
-            OpenAIError: there is none (404), or a message of it is under way (409).
+            NotFoundError: there is none.
+            ConflictError: a message of it is under way.
         """
         self._forgotten.pop((owner, session), None)
         places, name = self._places[owner], ("session", session)
         if name not in places:
-            raise OpenAIError(
-                404,
+            raise NotFoundError(
                 f"There is no session {session!r}: no message has named it, it was closed, or {self._most} "
                 "newer conversations have come since.",
                 code="session_not_found",
@@ -219,7 +216,7 @@ class Conversations:
 
 
 def check_single(context: RequestContext, env_class: str) -> None:
-    """Raise ``OpenAIError`` for a message that goes on, for an environment that takes one message only."""
+    """Raise ``RequestError`` for a message that goes on, for an environment that takes one message only."""
     if context.after is not None:
         given = f"previous_response_id={context.after!r}"
     elif context.session is not None:
@@ -228,8 +225,7 @@ def check_single(context: RequestContext, env_class: str) -> None:
         given = "earlier messages"
     else:
         return
-    raise OpenAIError(
-        400,
+    raise InvalidRequestError(
         f"This agent answers single messages, and the request has {given}: leave it out, or write "
         f"{env_class}.follow_up(message), which says how its environment goes on.",
         param=None if context.after is None else "previous_response_id",
@@ -238,15 +234,14 @@ def check_single(context: RequestContext, env_class: str) -> None:
 
 
 def check_name(kind: str, name: str) -> None:
-    """Raise ``OpenAIError`` for a name that a header cannot mean."""
+    """Raise ``RequestError`` for a name that a header cannot mean."""
     if not 0 < len(name) <= MAX_NAME:
-        raise OpenAIError(400, f"{kind} has a name of {len(name)} characters: send 1 to {MAX_NAME}.")
+        raise InvalidRequestError(f"{kind} has a name of {len(name)} characters: send 1 to {MAX_NAME}.")
 
 
-def lost(why: str) -> OpenAIError:
+def lost(why: str) -> RequestError:
     """The error for a message whose conversation cannot go on."""
-    return OpenAIError(
-        409,
+    return ConflictError(
         f"The world of this conversation is gone: {why} Start a new conversation, without "
         "previous_response_id or with another session.",
         code="conversation_lost",

@@ -11,7 +11,7 @@ from actors.served_agents.conversations import check_name
 from actors.served_agents.store import PerKeyLRU
 from environments.types import StepEvent, Trajectory
 from policies.agent_api.context import ReplayedAnswer, RequestContext, TokenUsage
-from policies.model_api.protocol import OpenAIError
+from policies.model_api.errors import KeyReusedError
 
 Part = StepEvent | Trajectory | TokenUsage
 MAX_RECORDINGS = 256
@@ -81,13 +81,12 @@ class IdempotentAnswers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def find(self, context: RequestContext) -> IdempotentAnswer | None:
-        """The answer that a request has got, or gets. Raises ``OpenAIError`` (422) if it had another body."""
+        """The answer that a request has got, or gets. Raises ``KeyReusedError`` for another body."""
         assert context.idempotency_key is not None
         check_name("The idempotency key", context.idempotency_key)
         recording = self._recordings.kept(context.owner, context.idempotency_key)
         if recording is not None and recording.context.body != context.body:
-            raise OpenAIError(
-                422,
+            raise KeyReusedError(
                 f"The Idempotency-Key {context.idempotency_key!r} came with another body before: send a new "
                 "key, or the same body.",
                 code="idempotency_key_reused",

@@ -24,7 +24,7 @@ from environments.errors import EnvironmentFailure, SamplerError
 from environments.types import StepEvent, Trajectory
 from policies.agent_api.context import ReplayedAnswer, RequestContext, TokenUsage
 from policies.agent_api.history import with_message
-from policies.model_api.protocol import OpenAIError
+from policies.model_api.errors import ConflictError, RateLimitError, UnavailableError
 from policies.sampler import Sampler, SamplingParams
 
 Part = StepEvent | Trajectory | TokenUsage
@@ -95,7 +95,7 @@ class AgentPool:
             self._following = asyncio.create_task(self._follow_conversations())
 
     async def check(self) -> None:
-        """Raise ``SamplerError`` if no message can be answered any more, ``OpenAIError`` (503) if not yet."""
+        """Raise ``SamplerError`` if no message can be answered any more, ``UnavailableError`` if not yet."""
         self._check_alive()
 
     async def description(self) -> str:
@@ -119,7 +119,7 @@ class AgentPool:
         has an idempotency key: then it is there for who asks again.
 
         Raises:
-            OpenAIError: as many messages wait as may, the message was withdrawn, its conversation cannot go
+            RequestError: as many messages wait as may, the message was withdrawn, its conversation cannot go
                 on, or its idempotency key came with another body.
             EnvironmentFailure: the workload makes no task of the message.
             SamplerError: the rollout service has failed.
@@ -162,9 +162,7 @@ class AgentPool:
         """A new rollout's id, and its events while the block lasts."""
         most = MAX_WAITING_PER_ACTOR * self._largest
         if len(self._episodes) >= most:
-            raise OpenAIError(
-                429, f"{most} messages are in play or wait already: try again later.", type="rate_limit_error"
-            )
+            raise RateLimitError(f"{most} messages are in play or wait already: try again later.")
         self._check_alive()
         rollout_id = f"{next(self._numbers):08d}/0000"
         events = self._episodes[rollout_id] = asyncio.Queue()
@@ -229,7 +227,7 @@ class AgentPool:
         """End the episode of a message, or take it back if it waits; return whether it had not ended."""
         if not await self.is_under_way(owner, key):
             return False
-        error = OpenAIError(409, "The message was withdrawn.", code="withdrawn")
+        error = ConflictError("The message was withdrawn.", code="withdrawn")
         self._add_event(self._rollouts[owner, key], error)
         return True
 
@@ -246,7 +244,7 @@ class AgentPool:
         self._add_event(rollout_id, lost(why))
 
     async def end_session(self, owner: str, session: str) -> None:
-        """Close the environment of a session, whose name is free then. Raises ``OpenAIError`` without one."""
+        """Close the environment of a session, whose name is free then; ``NotFoundError`` without one."""
         if (rollout_id := self._conversations.end_session(owner, session)) is not None:
             self._service.forget(rollout_id)
 
@@ -296,10 +294,8 @@ class AgentPool:
 
     def _check_alive(self) -> None:
         if self._collecting is None:
-            raise OpenAIError(
-                503,
+            raise UnavailableError(
                 "The agents are still starting: ask again in some seconds.",
-                type="server_error",
                 retry_after=STARTING_SECONDS,
             )
         for work in (self._collecting, self._following):

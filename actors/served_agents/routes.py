@@ -12,7 +12,7 @@ from ray import serve
 
 from actors.served_agents.client import PoolClient
 from policies.agent_api.frontend import PREFIX, AgentFrontend
-from policies.model_api.protocol import OpenAIError
+from policies.model_api.errors import InvalidRequestError, NotFoundError, NotInstalledError
 
 if TYPE_CHECKING:
     from actors.served_agents.a2a import A2AFrontend
@@ -64,15 +64,13 @@ class AgentProtocols:
 
     @cached_property
     def a2a(self) -> A2AFrontend:
-        """Raises ``OpenAIError`` (501) without the package."""
+        """Raises ``NotInstalledError`` without the package."""
         try:
             from actors.served_agents.a2a import A2AFrontend
         except ModuleNotFoundError as error:
-            raise OpenAIError(
-                501,
+            raise NotInstalledError(
                 f"This server cannot speak A2A: the package {error.name!r} is missing. "
                 "`pip install 'troupe[a2a]'` installs it.",
-                type="server_error",
             ) from error
         return A2AFrontend(self._pools, self._agents, self._needs_key, self._version)
 
@@ -83,16 +81,15 @@ class AgentProtocols:
         return AgentTools(self._agents, self._pools)
 
     def agent(self, name: str) -> str:
-        """The agent that an address names. Raises ``OpenAIError`` (404) if it is not served."""
+        """The agent that an address names. Raises ``NotFoundError`` if it is not served."""
         if PREFIX + name not in self._pools:
-            raise OpenAIError(404, f"There is no agent {name!r} here. {self._addresses()}")
+            raise NotFoundError(f"There is no agent {name!r} here. {self._addresses()}")
         return PREFIX + name
 
     def only_agent(self) -> str:
-        """The name in the address of the one agent. Raises ``OpenAIError`` (404) if there is not one."""
+        """The name in the address of the one agent. Raises ``NotFoundError`` if there is not one."""
         if len(self._pools) != 1:
-            raise OpenAIError(
-                404,
+            raise NotFoundError(
                 f"This address has the card of the only agent, of {len(self._pools)}. {self._addresses()}",
             )
         (name,) = self._pools
@@ -144,7 +141,9 @@ async def a2a_rest(name: str, path: str, request: Request) -> Response:
     try:  # the SDK takes this for a fault of its own
         (await request.body()).decode()
     except UnicodeDecodeError as error:
-        raise OpenAIError(400, f"The body is no UTF-8 at position {error.start}: {error.reason}.") from error
+        raise InvalidRequestError(
+            f"The body is no UTF-8 at position {error.start}: {error.reason}."
+        ) from error
     return await protocols.a2a.answer(protocols.agent(name), f"/{path}", request)
 
 

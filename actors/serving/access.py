@@ -17,19 +17,19 @@ from urllib.parse import urlsplit
 from ray import serve
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.serving.address import public_address, public_path
 from actors.serving.allowance import Allowance
 from actors.serving.cors import allow_page, answer_preflight, is_preflight
+from actors.serving.errors import HttpError, error_body, reject, status_of
 from actors.serving.events import EVENTS, event
 from actors.serving.intake import OPEN_PATHS
 from actors.serving.keys import ApiKeys, KeysFile, hostname, is_loopback, served_hosts
 from actors.serving.metrics import METRICS_PATH, NO_KEY, Metrics
 from actors.settings import ServerConfig
+from policies.model_api.errors import RequestError
 from policies.model_api.frontend import Charge
-from policies.model_api.protocol import OpenAIError, openai_error
 
 # Serve writes its own logger into the replica's log file, and no other one at this level.
 logger = logging.getLogger("ray.serve")
@@ -57,14 +57,14 @@ class Caller:
         self._requests.spend(1)
 
     def check_allowance(self) -> None:
-        """Raise ``OpenAIError`` (429) where the caller has used too much."""
+        """Raise ``HttpError`` (429) where the caller has used too much."""
         for kind, allowance in (("requests", self._requests), ("tokens", self._tokens)):
             if seconds := allowance.seconds_to_wait():
                 retry_after = math.ceil(seconds)
-                raise OpenAIError(
+                raise HttpError(
                     429,
                     f"The key {self.name!r} has used its {kind} a minute: try again in {retry_after} s.",
-                    type=kind,
+                    kind=kind,
                     code="rate_limit_exceeded",
                     retry_after=retry_after,
                 )
@@ -110,7 +110,7 @@ class Access:
 
     @contextmanager
     def admitted(self, path: str, headers: Headers) -> Iterator[Caller]:
-        """The caller of a request, which is open while the block lasts. Raises ``OpenAIError``."""
+        """The caller of a request, which is open while the block lasts. Raises ``RequestError``."""
         if path in OPEN_PATHS:
             yield self._anybody
             return
@@ -119,10 +119,9 @@ class Access:
         caller = self._caller(headers)
         caller.check_allowance()
         if self._num_open >= self._max_open_requests:
-            raise OpenAIError(
+            raise HttpError(
                 503,
                 f"{self._num_open} requests are open, which is as many as this replica takes: try again.",
-                type="server_error",
                 retry_after=1,
             )
         caller.charge_request()
@@ -138,7 +137,7 @@ class Access:
         return origin if origin is not None and self._serves(hostname(_page_address(origin))) else None
 
     def check_addresses(self, headers: Headers) -> None:
-        """Raise ``OpenAIError`` for a request to another name of the server, or from another one's page."""
+        """Raise ``RequestError`` for a request to another name of the server, or from another one's page."""
         self._check_address("Host", headers.get("host", ""))
         if (origin := headers.get("origin")) is not None:  # a browser sends it, for a page
             self._check_address("Origin", _page_address(origin))
@@ -147,7 +146,7 @@ class Access:
         """A page that a browser has from elsewhere must not reach this server by a name of its own."""
         host = hostname(value)[:MAX_LOGGED]
         if not self._serves(host):
-            raise OpenAIError(
+            raise HttpError(
                 403, f"{header} {host!r} is not served here: add it to server.access.hosts, if it should be."
             )
 
@@ -162,7 +161,7 @@ class Access:
         scheme, _, key = headers.get("authorization", "").partition(" ")
         name = self._keys.name_of(key.strip().encode("latin-1")) if scheme.lower() == "bearer" else None
         if name is None:
-            raise OpenAIError(
+            raise HttpError(
                 401, "Send a key of this server, as `Authorization: Bearer KEY`.", code="invalid_api_key"
             )
         return self._callers[name]
@@ -194,11 +193,11 @@ class AccessControl:
                 name = caller.name
                 scope.setdefault("state", {})["caller"] = caller
                 await self._within(access.max_request_seconds, scope, receive, answer)
-        except OpenAIError as error:
-            logger.info("rejected: %s: %d, %s", _title(scope), error.status, error)
+        except RequestError as error:
+            logger.info("rejected: %s: %d, %s", _title(scope), status_of(error), error)
             await answer.end(error, scope, receive)
         except Exception as error:  # Starlette answers by it, in front of this
-            answer.status = answer.status or openai_error(error).status
+            answer.status = answer.status or status_of(error)
             raise
         finally:
             seconds = time.monotonic() - start
@@ -216,10 +215,9 @@ class AccessControl:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise OpenAIError(
+            raise HttpError(
                 504,
                 f"The request took more than {seconds:g} s, the limit of this server: ask for fewer tokens.",
-                type="server_error",
                 code="request_timeout",
             ) from None
 
@@ -266,18 +264,12 @@ class _Answer:
             self.first_seconds = self.seconds()
         await self.sender(message)
 
-    async def end(self, error: OpenAIError, scope: Scope, receive: Receive) -> None:
+    async def end(self, error: RequestError, scope: Scope, receive: Receive) -> None:
         """Answer by the error. Where the answer has begun, its status is sent: a stream of events gets the
         error as its last event, and any other answer ends.
         """
         if self.status is None:
             await reject(error, scope, receive, self.send)
             return
-        body = event(error.body()).encode() if self.is_stream else b""
+        body = event(error_body(error)).encode() if self.is_stream else b""
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-async def reject(error: OpenAIError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request whose body was not read: the connection ends."""
-    headers = {"connection": "close", **error.headers()}
-    await JSONResponse(error.body(), status_code=error.status, headers=headers)(scope, receive, send)

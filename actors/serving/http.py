@@ -14,14 +14,15 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.serving.access import AccessControl, reject
+from actors.serving.access import AccessControl
+from actors.serving.errors import HttpError, error_body, error_response, reject
 from actors.serving.events import EVENTS, event
 from actors.serving.intake import Intake
 from environments.command_name import command_name
 from environments.errors import TroupeError
 from policies.agent_api.context import RequestContext
+from policies.model_api.errors import RequestError, invalid_body
 from policies.model_api.limits import MAX_BODY_BYTES, MAX_BODY_SECONDS
-from policies.model_api.protocol import OpenAIError, openai_error
 
 
 class BodyLimit:
@@ -38,9 +39,9 @@ class BodyLimit:
             async with asyncio.timeout(MAX_BODY_SECONDS):
                 body = await _body(scope, receive)
         except TimeoutError:
-            error = OpenAIError(408, f"The body took more than {MAX_BODY_SECONDS} s.")
+            error = HttpError(408, f"The body took more than {MAX_BODY_SECONDS} s.")
             await reject(error, scope, receive, send)
-        except OpenAIError as error:
+        except RequestError as error:
             await reject(error, scope, receive, send)
         else:
             whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -65,7 +66,7 @@ async def _body(scope: Scope, receive: Receive) -> bytes:
 
 def _check_size(number: int) -> None:
     if number > MAX_BODY_BYTES:
-        raise OpenAIError(413, f"The body is larger than {MAX_BODY_BYTES} bytes: send less.")
+        raise HttpError(413, f"The body is larger than {MAX_BODY_BYTES} bytes: send less.")
 
 
 http = FastAPI(title="Troupe policy server")
@@ -76,19 +77,18 @@ http.add_middleware(Intake)  # the last one comes first
 
 @http.exception_handler(TroupeError)
 async def _error(_: Request, error: Exception) -> JSONResponse:
-    answer = openai_error(error)
-    return JSONResponse(answer.body(), status_code=answer.status, headers=answer.headers())
+    return error_response(error)
 
 
 @http.exception_handler(RequestValidationError)
 async def _validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
     kind = request.headers.get("content-type", "nothing").partition(";")[0].strip().lower()
     if request.method == "POST" and not kind.endswith("json"):
-        told = OpenAIError(
+        unread = HttpError(
             415, f"The body is sent as {kind[:50]!r}: send JSON, with Content-Type: application/json."
         )
-        return await _error(request, told)
-    return await _error(request, OpenAIError.from_validation(error.errors()))
+        return await _error(request, unread)
+    return await _error(request, invalid_body(error.errors()))
 
 
 @http.exception_handler(HTTPException)
@@ -96,8 +96,8 @@ async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
     """Unknown addresses and methods, and bodies that cannot be read."""
     if error.status_code == 404:
         served = ", ".join(sorted({route.path for route in http.routes if isinstance(route, APIRoute)}))
-        return await _error(request, OpenAIError(404, f"Nothing is served here. What is: {served}."))
-    return await _error(request, OpenAIError(error.status_code, f"{error.detail}."))
+        return await _error(request, HttpError(404, f"Nothing is served here. What is: {served}."))
+    return await _error(request, HttpError(error.status_code, f"{error.detail}."))
 
 
 @http.exception_handler(Exception)
@@ -150,7 +150,7 @@ async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) ->
         async for part in rest:
             yield event(part)
     except TroupeError as error:  # the status is sent already: OpenAI clients look for an error in the events
-        yield event(openai_error(error).body())
+        yield event(error_body(error))
         return
     yield "data: [DONE]\n\n"
 

@@ -35,8 +35,9 @@ from policies.agent_api.frontend import PREFIX, AgentFrontend
 from policies.agent_api.responses import ResponsesFrontend, ResponsesRequest
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.tool_calls import CallReader
+from policies.model_api.errors import InvalidRequestError
 from policies.model_api.frontend import Charge, OpenAIFrontend
-from policies.model_api.protocol import ChatRequest, CompletionRequest, OpenAIError
+from policies.model_api.protocol import ChatRequest, CompletionRequest
 from policies.model_api.reply import Json
 
 logger = logging.getLogger(__name__)
@@ -265,8 +266,7 @@ class PolicyServer:
         self, response_id: str, request: Request, stream: bool | None = None
     ) -> dict[str, Any]:
         if stream:
-            raise OpenAIError(
-                400,
+            raise InvalidRequestError(
                 "A response is streamed while it is made, by POST /v1/responses: leave stream out.",
                 param="stream",
             )
@@ -291,8 +291,7 @@ class PolicyServer:
     async def _answered(self, body: Body, own: Callable[[Body, Charge], Parts], request: Request) -> Response:
         """By the engine of this replica, or by that of a pinned version."""
         if request_context(request).idempotency_key is not None:
-            raise OpenAIError(
-                400,
+            raise InvalidRequestError(
                 "The header Idempotency-Key is for agents, whose answers are kept, and a model's are not: "
                 "leave it out. A seed makes an answer repeatable.",
             )

@@ -17,7 +17,14 @@ from environments.thoughts import is_unfinished, without_opening
 from environments.types import StepEvent, TerminationReason, Trajectory
 from policies.agent_api.context import ReplayedAnswer, RequestContext, TokenUsage
 from policies.agent_api.history import INSTRUCTING, history_of
-from policies.model_api.protocol import NO_EFFECT, ChatRequest, OpenAIError
+from policies.model_api.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    ServerError,
+    TimeLimitError,
+    invalid_body,
+)
+from policies.model_api.protocol import NO_EFFECT, ChatRequest
 from policies.sampler import SamplingParams
 
 Json = dict[str, Any]
@@ -68,7 +75,7 @@ class AgentFrontend:
         return [self.model(name) for name in self._agents]
 
     def model(self, name: str) -> Json:
-        """The body of ``GET /v1/models/{name}``. Raises ``OpenAIError`` if it is not served."""
+        """The body of ``GET /v1/models/{name}``. Raises ``RequestError`` if it is not served."""
         self._agent(name)
         return {"id": name, "object": "model", "created": 0, "owned_by": "troupe"}
 
@@ -88,7 +95,7 @@ class AgentFrontend:
         new to the agent. ``on_step`` takes in each step before the answer.
 
         Raises:
-            OpenAIError: the request cannot be served, or the episode has failed.
+            RequestError: the request cannot be served, or the episode has failed.
             ConfigError: the sampling parameters are impossible.
         """
         head: Json = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
@@ -127,7 +134,7 @@ class AgentFrontend:
         try:
             body = ChatRequest.model_validate(given)
         except ValidationError as error:
-            raise OpenAIError.from_validation(error.errors()) from error
+            raise invalid_body(error.errors()) from error
         async with aclosing(self.chat(body, charge, context, on_step)) as parts:
             return await anext(parts)
 
@@ -159,8 +166,7 @@ class AgentFrontend:
     def _agent(self, name: str) -> Play:
         if name not in self._agents:
             served = ", ".join(map(repr, self._agents)) or "none"
-            raise OpenAIError(
-                404,
+            raise NotFoundError(
                 f"The agent {name!r} does not exist. Agents that are served here: {served}.",
                 param="model",
                 code="model_not_found",
@@ -176,11 +182,10 @@ def digest(body: BaseModel, context: RequestContext) -> str:
 
 
 def _question(body: ChatRequest, context: RequestContext, instructions: str) -> str:
-    """The one new message of a request. Raises ``OpenAIError`` for what an agent decides for itself."""
+    """The one new message of a request. Raises ``RequestError`` for what an agent decides for itself."""
     given = body.model_dump(exclude=TAKEN, exclude_none=True)
     for name in sorted(name for name, value in given.items() if value not in NO_EFFECT.get(name, ())):
-        raise OpenAIError(
-            400,
+        raise InvalidRequestError(
             f"{body.model} plays with settings, tools and limits of its own: leave {name} out.",
             param=name,
         )
@@ -188,22 +193,19 @@ def _question(body: ChatRequest, context: RequestContext, instructions: str) -> 
     said = [role for role, _ in texts if role not in INSTRUCTING]
     orders = [text for role, text in texts if role in INSTRUCTING and text.strip()]
     if orders and instructions == "reject":
-        raise OpenAIError(
-            400,
+        raise InvalidRequestError(
             f"{body.model} has instructions of its own: leave out system messages, or set "
             "server.agents.instructions, which says what becomes of them.",
             param="messages",
         )
     if texts[-1][0] != "user":
-        raise OpenAIError(
-            400,
+        raise InvalidRequestError(
             f"The last message is the new one, and is of {texts[-1][0]!r}: send a user message.",
             param="messages",
         )
     goes_on = context.session is not None or context.after is not None
     if not goes_on and len(said) > 1 and not (context.keeps_history and "assistant" in said):
-        raise OpenAIError(
-            400,
+        raise InvalidRequestError(
             f"{body.model} takes one message at a time, and remembers earlier turns itself: send one user "
             "message, or with it all that was said. The header X-Session-Id, or previous_response_id at "
             "/v1/responses, goes on with a conversation too.",
@@ -217,10 +219,9 @@ def _check_ended_well(trajectory: Trajectory) -> None:
     reason = trajectory.termination_reason
     assert reason is not None
     if reason is TerminationReason.TIMEOUT:
-        raise OpenAIError(504, "The agent took longer than its time limit.", type="server_error")
+        raise TimeLimitError("The agent took longer than its time limit.")
     if reason is TerminationReason.PROMPT_TOO_LONG and not trajectory.steps:
-        raise OpenAIError(
-            400,
+        raise InvalidRequestError(
             f"The message is too long: {trajectory.error}",
             param="messages",
             code="context_length_exceeded",
@@ -228,7 +229,7 @@ def _check_ended_well(trajectory: Trajectory) -> None:
     if reason.is_failure or not trajectory.steps:
         # The first line: what follows is a traceback, which is nothing for a client.
         error = (trajectory.error or "it has made no step").splitlines()[0]
-        raise OpenAIError(500, f"The agent has failed ({reason}): {error}", type="server_error")
+        raise ServerError(f"The agent has failed ({reason}): {error}")
 
 
 def _step_text(step: StepEvent) -> str:

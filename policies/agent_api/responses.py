@@ -18,7 +18,7 @@ from environments.types import StepEvent, TerminationReason, Trajectory
 from policies.agent_api.context import MAX_STORED, ReplayedAnswer, RequestContext
 from policies.agent_api.frontend import ALONE, AgentFrontend, digest
 from policies.agent_api.responses_request import ResponsesRequest
-from policies.model_api.protocol import OpenAIError
+from policies.model_api.errors import InvalidRequestError, NotFoundError, RequestError
 
 Json = dict[str, Any]
 
@@ -49,7 +49,7 @@ class ResponseStore(Protocol):
         ...
 
     async def end_session(self, owner: str, session: str) -> None:
-        """End a conversation. Raises ``OpenAIError`` (404) if there is none of this name."""
+        """End a conversation. Raises ``NotFoundError`` if there is none of this name."""
         ...
 
 
@@ -73,13 +73,12 @@ class ResponsesFrontend:
         """One ``response``, or with ``stream`` its events; steps before the answer are reasoning items.
 
         Raises:
-            OpenAIError: the request cannot be served, or the episode has failed.
+            RequestError: the request cannot be served, or the episode has failed.
             ConfigError: the sampling parameters are impossible.
         """
         if body.model not in self._stores:
             served = ", ".join(map(repr, self._stores)) or "none"
-            raise OpenAIError(
-                404,
+            raise NotFoundError(
                 f"{body.model!r} does not answer at /v1/responses. Agents that do: {served}; models answer "
                 "at /v1/chat/completions.",
                 param="model",
@@ -117,13 +116,13 @@ class ResponsesFrontend:
                         if event["type"] in ENDS and context.can_be_followed:
                             await self._stores[draft.body.model].keep(context.owner, draft.response)
                         yield {**event, "sequence_number": next(numbers), "policy_version": draft.version}
-            except OpenAIError as error:
+            except RequestError as error:
                 if error.param == "messages":  # which the client has sent under another name
                     error.param = "input"
                 raise
 
     async def retrieve(self, response_id: str, owner: str = "") -> Json:
-        """The body of ``GET /v1/responses/{id}``. Raises ``OpenAIError`` if ``owner`` has none of this id."""
+        """The body of ``GET /v1/responses/{id}``. Raises ``NotFoundError``."""
         for store in self._stores.values():
             if (response := await store.kept(owner, response_id)) is not None:
                 return response
@@ -140,36 +139,36 @@ class ResponsesFrontend:
         """The body of ``DELETE /v1/sessions/{session}``.
 
         Raises:
-            OpenAIError: no agent has a session of this name, or a message of it is under way.
+            RequestError: no agent has a session of this name, or a message of it is under way.
         """
-        error = OpenAIError(404, "No agent is served here, so there are no sessions.")
+        error = NotFoundError("No agent is served here, so there are no sessions.")
         for store in self._stores.values():
             try:
                 await store.end_session(owner, session)
-            except OpenAIError as missing:
-                if missing.status != 404:
-                    raise
+            except NotFoundError as missing:
                 error = missing
             else:
                 return {"id": session, "object": "session.deleted", "deleted": True}
         raise error
 
     async def cancel(self, response_id: str, owner: str = "") -> Json:
-        """The body of ``POST /v1/responses/{id}/cancel``: the request that waits for it gets an error (409).
+        """The body of ``POST /v1/responses/{id}/cancel``: the request that waits for it gets an error.
 
         Raises:
-            OpenAIError: it has ended (400), or ``owner`` has none of this id (404).
+            InvalidRequestError: it has ended.
+            NotFoundError: ``owner`` has none of this id.
         """
         for store in self._stores.values():
             if await store.withdraw(owner, response_id):
                 return {"id": response_id, "object": "response", "status": "cancelled", "output": []}
         await self.retrieve(response_id, owner)
-        raise OpenAIError(400, f"The response {response_id} has ended: only one under way can be cancelled.")
+        raise InvalidRequestError(
+            f"The response {response_id} has ended: only one under way can be cancelled."
+        )
 
 
-def _not_kept(response_id: str) -> OpenAIError:
-    return OpenAIError(
-        404,
+def _not_kept(response_id: str) -> NotFoundError:
+    return NotFoundError(
         f"There is no response {response_id!r}: it was never made, made with store=false, deleted, or "
         f"forgotten after {MAX_STORED} newer ones.",
         code="response_not_found",

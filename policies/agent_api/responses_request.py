@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from policies.model_api.errors import invalid_body
 from policies.model_api.limits import MAX_MESSAGES
 from policies.model_api.messages import Text
-from policies.model_api.protocol import MAX_SEED, ChatRequest, OpenAIError
+from policies.model_api.protocol import MAX_SEED, ChatRequest
 
 Json = dict[str, Any]
 
@@ -128,7 +129,7 @@ class ResponsesRequest(_Item):
         return next((f"resp_{found[1]}" for found in reversed(ids) if found), None)
 
     def for_chat(self) -> ChatRequest:
-        """The same request at the chat endpoint. Raises ``OpenAIError`` if that takes it not."""
+        """The same request at the chat endpoint. Raises ``RequestError`` if that takes it not."""
         given = self.model_dump(include={"temperature", "top_p", "seed"}, exclude_none=True)
         given |= {} if self.max_output_tokens is None else {"max_tokens": self.max_output_tokens}
         messages = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else None
@@ -140,4 +141,4 @@ class ResponsesRequest(_Item):
         try:
             return ChatRequest.model_validate({"model": self.model, "messages": messages, **given})
         except ValidationError as error:
-            raise OpenAIError.from_validation(error.errors()) from error
+            raise invalid_body(error.errors()) from error

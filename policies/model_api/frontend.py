@@ -10,15 +10,10 @@ from typing import TYPE_CHECKING
 
 from environments.errors import ConfigError, PromptTooLongError
 from policies.agents.parsers import ToolParser, get_tool_parser, parser_name_of
+from policies.model_api.errors import ConflictError, InvalidRequestError, NotFoundError, RequestError
 from policies.model_api.growing_text import GrowingText, before_stop
 from policies.model_api.limits import MAX_CHOICES, MAX_TOKENS
-from policies.model_api.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    OpenAIError,
-    SamplingRequest,
-    encodable,
-)
+from policies.model_api.protocol import ChatRequest, CompletionRequest, SamplingRequest, encodable
 from policies.model_api.reply import ChatReply, Json, Piece, Reply, TextReply
 from policies.model_api.structure import structure_of
 from policies.sampler import SamplingParams, TokenRequest
@@ -85,7 +80,7 @@ class OpenAIFrontend:
         return {"object": "list", "data": [self.model(name) for name in self.names]}
 
     def model(self, name: str) -> Json:
-        """The body of ``GET /v1/models/{name}``. Raises ``OpenAIError`` if it is not served."""
+        """The body of ``GET /v1/models/{name}``. Raises ``RequestError`` if it is not served."""
         if name not in self._pinned_versions:
             self._check_model(name)
         return {
@@ -103,7 +98,7 @@ class OpenAIFrontend:
         ``charge`` hears of the numbers of tokens of the prompt and of the answer, as they are used.
 
         Raises:
-            OpenAIError: the request cannot be served.
+            RequestError: the request cannot be served.
             PromptTooLongError: the messages leave no room for a token.
             ConfigError: the sampling parameters are impossible.
             SamplerError: the engine has failed.
@@ -138,8 +133,7 @@ class OpenAIFrontend:
     def _check_model(self, name: str) -> None:
         if name not in self._adapters:
             served = ", ".join(map(repr, self.names))
-            raise OpenAIError(
-                404,
+            raise NotFoundError(
                 f"The model {name!r} does not exist: this server serves {served}.",
                 param="model",
                 code="model_not_found",
@@ -153,8 +147,7 @@ class OpenAIFrontend:
         renderer = self._with_options(body)
         try:
             if unseen := renderer.unseen(messages, tools):
-                raise OpenAIError(
-                    400,
+                raise InvalidRequestError(
                     f"The model's chat template shows no {unseen}: write them into the texts of the "
                     "messages that it shows.",
                     param="tools" if unseen == "tools" else "messages",
@@ -165,8 +158,7 @@ class OpenAIFrontend:
             prompt = renderer.prompt_ids(messages, tools=tools, max_tokens=most)
             return prompt, renderer.end_of_prompt(prompt)
         except (TemplateError, TypeError, ValueError, LookupError, RecursionError) as error:
-            raise OpenAIError(
-                400,
+            raise InvalidRequestError(
                 f"The model's chat template rejects the messages ({renderer.rejected(messages, tools)}: "
                 f"{type(error).__name__}: {error}).",
                 param="messages",
@@ -178,16 +170,15 @@ class OpenAIFrontend:
         except ConfigError as error:  # it names the model's folder, which is nothing for a client
             param = "chat_template_kwargs" if body.reasoning_effort is None else "reasoning_effort"
             options = " and ".join(map(repr, body.template_options()))
-            raise OpenAIError(
-                400, f"The model's chat template does not read {options}: leave {param} out.", param=param
+            raise InvalidRequestError(
+                f"The model's chat template does not read {options}: leave {param} out.", param=param
             ) from error
 
     def _encode(self, body: CompletionRequest) -> list[list[int]]:
         """The prompts of a request, of which none is encoded unless all may be."""
         prompts = body.prompts()
         if len(prompts) * body.num_choices > MAX_CHOICES:
-            raise OpenAIError(
-                400,
+            raise InvalidRequestError(
                 f"{len(prompts)} prompts with n={body.num_choices} are more than {MAX_CHOICES} answers: send "
                 "several requests.",
                 param="n",
@@ -201,14 +192,14 @@ class OpenAIFrontend:
                 for prompt in prompts
             ]
         except ValueError as error:
-            raise OpenAIError(400, f"The prompt cannot be encoded: {error}.", param="prompt") from error
+            raise InvalidRequestError(f"The prompt cannot be encoded: {error}.", param="prompt") from error
 
     def _requests(
         self, body: SamplingRequest, prompts: list[list[int]], structure: str | None = None
     ) -> list[TokenRequest]:
         """One request for each choice: first all of the first prompt."""
         if not prompts or not all(prompts):
-            raise OpenAIError(400, "The prompt is empty: send at least one token.", param="prompt")
+            raise InvalidRequestError("The prompt is empty: send at least one token.", param="prompt")
         for prompt_ids in prompts:
             # The engine would say so too, but only when the first chunk is due.
             if len(prompt_ids) >= self._engine.max_model_tokens:
@@ -218,8 +209,7 @@ class OpenAIFrontend:
                 )
             room = self._engine.max_model_tokens - len(prompt_ids)
             if body.max_tokens is not None and body.max_tokens > room:
-                raise OpenAIError(
-                    400,
+                raise InvalidRequestError(
                     f"max_tokens={body.max_tokens} is more than the {room} tokens that the context of "
                     f"{self._engine.max_model_tokens} has left: lower it, or leave it out.",
                     param="max_tokens",
@@ -239,8 +229,7 @@ class OpenAIFrontend:
         most = sum(min(context, len(prompt) + (params.max_tokens or context)) for prompt in prompts)
         total = most * num_choices
         if total > max(MAX_TOKENS, context):
-            raise OpenAIError(
-                400,
+            raise InvalidRequestError(
                 f"{len(prompts)} prompts with n={num_choices} may come to {total} tokens with their "
                 f"answers, which is more than {MAX_TOKENS}: lower n or max_tokens, or send several requests.",
                 param="n",
@@ -346,10 +335,9 @@ def _check_version(body: SamplingRequest, piece: Piece) -> None:
             raise version_conflict(body.policy_version, version)
 
 
-def version_conflict(wanted: int, present: int) -> OpenAIError:
+def version_conflict(wanted: int, present: int) -> RequestError:
     """The error of a request for a policy version that is not served any more, or not yet."""
-    return OpenAIError(
-        409,
+    return ConflictError(
         f"policy_version={wanted} is not served: the present one is {present}.",
         param="policy_version",
         code="policy_version_changed",

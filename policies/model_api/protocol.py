@@ -6,7 +6,6 @@ is not served is an error that names it: an ignored parameter would spoil an exp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, Literal, cast
 
@@ -14,13 +13,11 @@ from pydantic import (
     AfterValidator,
     Field,
     StrictInt,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from environments.errors import ConfigError, PromptTooLongError, SamplerError, TroupeError
 from policies.model_api.limits import (
     MAX_CHOICES,
     MAX_LIKELY_TOKENS,
@@ -29,72 +26,10 @@ from policies.model_api.limits import (
     MAX_STOPS,
 )
 from policies.model_api.messages import Body, ChatMessage, Text, Tools, encodable
-from policies.model_api.validation_errors import told
 from policies.sampler import EngineOptions, SamplingParams
 
 MAX_SEED = 2**63 - 1 - MAX_CHOICES  # choice i is sampled with seed + i, and the engine takes 64 bits
 TEXT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
-
-
-# -- errors ----------------------------------------------------------------------------------------------
-
-
-class OpenAIError(TroupeError):
-    """An error in OpenAI's form: HTTP ``status``, error ``type``, and the ``param`` at fault."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        type: str = "invalid_request_error",
-        param: str | None = None,
-        code: str | None = None,
-        retry_after: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.type = type
-        self.param = param
-        self.code = code
-        self.retry_after = retry_after
-        """Seconds after which the same request may be answered."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # By itself an exception is made anew from its message alone, in another process.
-        given = (self.status, self.message, self.type, self.param, self.code, self.retry_after)
-        return type(self), given
-
-    @classmethod
-    def from_validation(cls, details: Sequence[Mapping[str, Any]]) -> OpenAIError:
-        """From the ``errors()`` of pydantic's ``ValidationError`` or FastAPI's ``RequestValidationError``."""
-        message, param = told(details)
-        return cls(400, message, param=param)
-
-    def body(self) -> dict[str, Any]:
-        """The JSON body that OpenAI clients expect of a failure."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
-
-    def headers(self) -> dict[str, str]:
-        """The HTTP headers beside the body."""
-        return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
-
-
-def openai_error(error: Exception) -> OpenAIError:
-    """Any error in OpenAI's form."""
-    match error:
-        case OpenAIError():
-            return error
-        case PromptTooLongError():
-            return OpenAIError(400, str(error), code="context_length_exceeded")
-        case ConfigError():
-            return OpenAIError(400, str(error))
-        case ValidationError():
-            return OpenAIError.from_validation(error.errors())
-        case SamplerError():
-            return OpenAIError(503, str(error), type="server_error")
-        case _:
-            return OpenAIError(500, str(error), type="server_error")
 
 
 # -- requests --------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
+from policies.model_api.errors import InvalidRequestError
 from policies.model_api.limits import MAX_SCHEMA_DEPTH
-from policies.model_api.protocol import OpenAIError
 
 Json = dict[str, Any]
 
@@ -64,15 +64,14 @@ INNER = {
 
 
 def check_schema(schema: Any, param: str) -> None:
-    """Raise ``OpenAIError``, with ``param``, for a schema that is too deep or broken, or that answers could
+    """Raise ``RequestError``, with ``param``, for a schema that is too deep or broken, or that answers could
     break or would never end by.
     """
     _check_depth(schema, param, depth=0)
     for part in _schemas(schema):
         not_held = _not_held(part)
         for keyword in [each for each in part if each in not_held]:
-            raise OpenAIError(
-                400,
+            raise InvalidRequestError(
                 f"An answer could break its schema, because the server cannot hold {keyword!r} in "
                 f"{json.dumps(part)[:200]}: leave it out, or say it by other keywords.",
                 param=param,
@@ -105,8 +104,7 @@ def without_annotations(schema: Any) -> Any:
 
 def _check_depth(value: Any, param: str, depth: int) -> None:
     if depth > MAX_SCHEMA_DEPTH:
-        raise OpenAIError(
-            400,
+        raise InvalidRequestError(
             f"A schema has more than {MAX_SCHEMA_DEPTH} objects and lists within each other: define its "
             "inner parts under $defs, and name them by $ref.",
             param=param,
@@ -155,7 +153,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _check_grammar(schema: Any, param: str) -> None:
-    """Raise ``OpenAIError`` where no grammar can be made of a schema, with the part that is broken."""
+    """Raise ``RequestError`` where no grammar can be made of a schema, with the part that is broken."""
     whole = {"type": "json_schema", "json_schema": schema}
     why = next(filter(None, map(_empty, _schemas(schema))), None) or fault_of(whole)
     if why is None:
@@ -169,8 +167,8 @@ def _check_grammar(schema: Any, param: str) -> None:
             why = cause
         else:
             continue
-        raise OpenAIError(400, f"The schema {json.dumps(part)[:200]} is broken: {why}.", param=param)
-    raise OpenAIError(400, f"The schema is broken: {why}.", param=param)
+        raise InvalidRequestError(f"The schema {json.dumps(part)[:200]} is broken: {why}.", param=param)
+    raise InvalidRequestError(f"The schema is broken: {why}.", param=param)
 
 
 def _empty(part: Json) -> str | None:
@@ -214,7 +212,7 @@ def _target(schema: Any, ref: str) -> Any:
 
 
 def _check_ends(schema: Any, param: str) -> None:
-    """Raise ``OpenAIError`` for a part that no finite value follows: each would have to hold another one."""
+    """Raise ``RequestError`` for a part that no finite value follows: each would have to hold another one."""
     parts: dict[int, Json] = {}
     todo = [schema]
     waiting: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -239,8 +237,7 @@ def _check_ends(schema: Any, param: str) -> None:
                 ending += [] if unmet[owner] else [owner]
     for each, open_needs in unmet.items():
         if open_needs:
-            raise OpenAIError(
-                400,
+            raise InvalidRequestError(
                 f"No answer can follow {json.dumps(parts[each])[:200]} to its end, because its $ref leads "
                 "back to it: let the property be optional, the list be empty, or anyOf have another choice.",
                 param=param,

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from policies.agents.parsers import ToolParser
+from policies.model_api.errors import InvalidRequestError
 from policies.model_api.limits import MAX_STRUCTURE_CHARACTERS
-from policies.model_api.protocol import ChatRequest, NamedTool, OpenAIError, SamplingRequest
+from policies.model_api.protocol import ChatRequest, NamedTool, SamplingRequest
 from policies.model_api.schemas import check_schema, fault_of, without_annotations
 
 Json = dict[str, Any]
@@ -23,7 +24,7 @@ def structure_of(body: SamplingRequest, parser: ToolParser) -> str | None:
     the answer free.
 
     Raises:
-        OpenAIError: they contradict each other, name no tool of the request, or have schemas that are too
+        RequestError: they contradict each other, name no tool of the request, or have schemas that are too
             long, too deep, or that the answer could break.
     """
     tools = forced_tools(body) if isinstance(body, ChatRequest) else []
@@ -35,7 +36,7 @@ def structure_of(body: SamplingRequest, parser: ToolParser) -> str | None:
     if not asked:
         return None
     if len(asked) > 1:
-        raise OpenAIError(400, f"{asked[0]} and {asked[1]} ask for two forms: send one.", param=asked[1])
+        raise InvalidRequestError(f"{asked[0]} and {asked[1]} ask for two forms: send one.", param=asked[1])
     # First of all: what follows walks through all of a schema, and megabytes of it would hold up the engine.
     _check_size(
         [schema for _, schema in schemas]
@@ -54,7 +55,7 @@ def structure_of(body: SamplingRequest, parser: ToolParser) -> str | None:
         texts = [{"type": "const_string", "value": each} for each in given.choice or ()]
         form = {"type": "or", "elements": texts} if texts else {"type": "regex", "pattern": given.regex}
         if (fault := fault_of(form)) is not None:
-            raise OpenAIError(400, f"{json.dumps(form)[:200]} is broken: {fault}.", param=asked[0])
+            raise InvalidRequestError(f"{json.dumps(form)[:200]} is broken: {fault}.", param=asked[0])
     return json.dumps({"type": "structural_tag", "format": form})
 
 
@@ -62,12 +63,11 @@ def _check_size(wanted: Any, param: str) -> None:
     try:
         size = len(json.dumps(wanted))
     except RecursionError as error:
-        raise OpenAIError(
-            400, "The answer's form is nested too deep: define its parts.", param=param
+        raise InvalidRequestError(
+            "The answer's form is nested too deep: define its parts.", param=param
         ) from error
     if size > MAX_STRUCTURE_CHARACTERS:
-        raise OpenAIError(
-            400,
+        raise InvalidRequestError(
             f"The answer's form has {size} characters, and may have {MAX_STRUCTURE_CHARACTERS}.",
             param=param,
         )
@@ -84,7 +84,9 @@ def forced_tools(body: ChatRequest) -> list[Json]:
         named = [function for function in named if function["name"] == choice.function.name]
     if not named:
         wanted = choice.function.name if isinstance(choice, NamedTool) else choice
-        raise OpenAIError(400, f"tool_choice={wanted!r} needs such a function in tools.", param="tool_choice")
+        raise InvalidRequestError(
+            f"tool_choice={wanted!r} needs such a function in tools.", param="tool_choice"
+        )
     return named
 
 

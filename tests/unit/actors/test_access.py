@@ -25,7 +25,7 @@ from actors.serving.allowance import Allowance
 from actors.serving.keys import ApiKeys, access_keys, read_keys
 from actors.settings import AccessConfig, ServerConfig
 from environments.errors import ConfigError
-from policies.model_api.protocol import OpenAIError
+from policies.model_api.errors import RequestError
 from policies.sampler import EngineStats
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
@@ -363,7 +363,7 @@ def test_the_replicas_share_what_a_key_may_use() -> None:
     for _ in range(2):
         with access.admitted("/", headers):
             pass
-    with pytest.raises(OpenAIError) as caught, access.admitted("/", headers):
+    with pytest.raises(RequestError) as caught, access.admitted("/", headers):
         pass
     assert caught.value.status == 429
 

@@ -33,7 +33,7 @@ from environments.errors import PartLostError
 from environments.types import StepEvent, TerminationReason, Trajectory
 from launch.recipes.calculator import task_from_message, workload
 from policies.agent_api.context import RequestContext, TokenUsage
-from policies.model_api.protocol import OpenAIError
+from policies.model_api.errors import RequestError
 from policies.sampler import SamplingParams
 from policies.settings import EngineConfig
 
@@ -103,7 +103,7 @@ def test_a_message_is_withdrawn_while_it_waits_and_while_it_is_played(
         wait_until(lambda key=key: ray.get(agents.withdraw.remote("", key)))
         with pytest.raises(RayTaskError) as raised:
             [ray.get(part, timeout=200) for part in parts]
-        assert isinstance(raised.value.cause, OpenAIError) and raised.value.cause.code == "withdrawn"
+        assert isinstance(raised.value.cause, RequestError) and raised.value.cause.code == "withdrawn"
     assert not any(ray.get(agents.withdraw.remote("", key)) for key in ("first", "none"))
     assert isinstance(played(agents, SamplingParams())[-1], Trajectory), "the rollout actor is free"
     ray.kill(agents)

@@ -7,10 +7,12 @@ import asyncio
 import pytest
 
 from actors.served_agents.conversations import Conversations
+from actors.serving.errors import status_of
 from policies.agent_api.context import RequestContext
 from policies.agent_api.frontend import digest
 from policies.agent_api.history import BEGINNING, history_of
-from policies.model_api.protocol import ChatRequest, OpenAIError
+from policies.model_api.errors import RequestError
+from policies.model_api.protocol import ChatRequest
 
 
 def stored(owner: str, number: int) -> RequestContext:
@@ -26,7 +28,7 @@ def test_the_conversations_of_one_key_push_out_none_of_another() -> None:
         kept.advance(alone, f"{number}", stored("alice", number))
     assert kept.find(RequestContext(owner="bob", session="support")).conversation is of_bob
     assert kept.find(RequestContext(owner="alice", after="resp_9")).rollout_id == "9"
-    with pytest.raises(OpenAIError, match="forgotten after 3 newer ones"):
+    with pytest.raises(RequestError, match="forgotten after 3 newer ones"):
         kept.find(RequestContext(owner="alice", after="resp_6"))
 
 
@@ -39,7 +41,7 @@ def test_messages_without_a_session_push_out_no_session() -> None:
         alone = RequestContext(keeps_history=True)
         kept.advance(kept.find(alone).conversation, f"{number}", alone, history=f"said {number}")
     assert kept.find(session).conversation is of_session
-    with pytest.raises(OpenAIError, match="no conversation in which this was said"):
+    with pytest.raises(RequestError, match="no conversation in which this was said"):
         kept.find(RequestContext(keeps_history=True, earlier="said 2"))
     assert kept.find(RequestContext(keeps_history=True, earlier="said 3")).rollout_id == "3"
 
@@ -62,7 +64,7 @@ def test_message_after_a_response_is_not_all_that_was_said() -> None:
     kept.advance(kept.find(first).conversation, "1", first, history="said 1")
     second = RequestContext(after="resp_1", keeps_history=True, answer_id="resp_2", can_be_followed=True)
     kept.advance(kept.find(second).conversation, "2", second, history="the second message alone")
-    with pytest.raises(OpenAIError, match="no conversation in which this was said"):
+    with pytest.raises(RequestError, match="no conversation in which this was said"):
         kept.find(RequestContext(keeps_history=True, earlier="the second message alone"))
 
 
@@ -70,10 +72,10 @@ def test_a_session_that_was_forgotten_is_an_error_until_it_is_ended() -> None:
     kept = Conversations(waits=False, most=1)
     for session in ("old", "new"):
         kept.find(RequestContext(session=session))
-    with pytest.raises(OpenAIError, match="has forgotten this session after 1 newer") as error:
+    with pytest.raises(RequestError, match="has forgotten this session after 1 newer") as error:
         kept.find(RequestContext(session="old"))
-    assert error.value.status == 409
-    with pytest.raises(OpenAIError, match="There is no session 'old'"):
+    assert status_of(error.value) == 409
+    with pytest.raises(RequestError, match="There is no session 'old'"):
         kept.end_session("", "old")
     assert kept.find(RequestContext(session="old")).conversation.newest is None
 
@@ -84,7 +86,7 @@ def test_a_conversation_with_a_message_under_way_is_kept() -> None:
         busy = kept.find(RequestContext(session="busy")).conversation
         async with busy.turn(asyncio.Queue()):
             kept.find(RequestContext(session="other"))
-            with pytest.raises(OpenAIError, match="is under way"):
+            with pytest.raises(RequestError, match="is under way"):
                 async with kept.find(RequestContext(session="busy")).conversation.turn(asyncio.Queue()):
                     pass
 

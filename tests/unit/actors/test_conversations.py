@@ -23,6 +23,7 @@ from actors.rollouts.rollout import Pair, RolloutLimits
 from actors.rollouts.service import NAMESPACE
 from actors.sampling.serve_sampler import ServeSampler
 from actors.served_agents.pool import AgentPool
+from actors.serving.errors import status_of
 from actors.serving.policy_app import PolicyApp
 from actors.settings import AgentsConfig, FleetConfig, ServerConfig
 from actors.weights.store import WeightStore
@@ -30,7 +31,7 @@ from environments.base import BaseEnv
 from environments.types import Trajectory
 from policies import GameAgent
 from policies.agent_api.context import RequestContext
-from policies.model_api.protocol import OpenAIError
+from policies.model_api.errors import RequestError
 from policies.sampler import SamplingParams, ScriptedSampler
 from policies.settings import EngineConfig
 
@@ -158,10 +159,10 @@ def closed(folder: Path) -> dict[str, int]:
     return {path.name: len(path.read_text().splitlines()) for path in folder.iterdir()}
 
 
-def error_of(call: Callable[[], Any]) -> OpenAIError:
+def error_of(call: Callable[[], Any]) -> RequestError:
     with pytest.raises(RayTaskError) as raised:
         call()
-    assert isinstance(raised.value.cause, OpenAIError), raised.value
+    assert isinstance(raised.value.cause, RequestError), raised.value
     return raised.value.cause
 
 
@@ -211,7 +212,7 @@ def test_a_killed_environment_that_cannot_be_rebuilt_is_an_error_and_no_fresh_wo
     os.kill(say(pool, session="a")["process"], signal.SIGKILL)
     for _ in range(2):
         error = error_of(lambda: say(pool, session="a"))
-        assert (error.status, error.code) == (409, "conversation_lost")
+        assert (status_of(error), error.code) == (409, "conversation_lost")
         assert why in error.message and "Start a new conversation" in error.message
     ray.get(pool.end_session.remote("", "a"))
     assert say(pool, session="a")["pages"] == ["page 1"]

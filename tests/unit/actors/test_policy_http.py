@@ -35,9 +35,10 @@ from actors.weights.transport import WeightTransport
 from environments.types import Step, StepEvent, TerminationReason, Trajectory
 from policies.agent_api.context import RequestContext
 from policies.chat import ChatRenderer, load_tokenizer
+from policies.model_api.errors import UnavailableError
 from policies.model_api.frontend import OpenAIFrontend
 from policies.model_api.limits import MAX_BODY_BYTES
-from policies.model_api.protocol import ChatRequest, OpenAIError
+from policies.model_api.protocol import ChatRequest
 from policies.sampler import SamplingParams
 from policies.settings import EngineConfig
 from policies.tiny import build_tokenizer
@@ -633,7 +634,7 @@ def test_the_server_is_ready_when_its_agents_are(tokenizer_folder: Path) -> None
 
     async def check() -> None:
         if not is_open:
-            raise OpenAIError(503, "The agents are still starting.", retry_after=2)
+            raise UnavailableError("The agents are still starting.", retry_after=2)
 
     pool = SimpleNamespace(check=SimpleNamespace(remote=check))
     with serving(tokenizer_folder, agents={"agent/calculator": pool}) as client:

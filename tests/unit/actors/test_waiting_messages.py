@@ -16,7 +16,7 @@ from environments import ToolEnvironment
 from environments.types import Trajectory
 from policies import ToolAgent
 from policies.agent_api.context import RequestContext
-from policies.model_api.protocol import OpenAIError
+from policies.model_api.errors import RequestError
 from policies.sampler import SamplingParams
 
 
@@ -66,7 +66,7 @@ def test_a_message_is_withdrawn_while_it_waits_and_its_conversation_goes_on(
     async def talk() -> None:
         first, second, third = await three_messages(pool, service)
         assert await pool.withdraw("", "second")
-        with pytest.raises(OpenAIError, match="withdrawn"):
+        with pytest.raises(RequestError, match="withdrawn"):
             await asyncio.wait_for(second, 60)
         service.finish(service.take())
         await first

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from actors.serving.errors import status_of
 from environments.types import Completion, Step, StepEvent, TerminationReason, Trajectory
 from policies.agent_api.context import RequestContext, TokenUsage
 from policies.agent_api.frontend import AgentFrontend
-from policies.model_api.protocol import NO_EFFECT, ChatRequest, OpenAIError
+from policies.model_api.errors import RequestError
+from policies.model_api.protocol import NO_EFFECT, ChatRequest
 from policies.sampler import SamplingParams
 
 QUESTION = {"role": "user", "content": "What is 12+34?"}
@@ -153,7 +155,7 @@ def test_a_key_is_charged_for_the_tokens_of_all_turns(reason: TerminationReason)
     charged: list[int] = []
     frontend = AgentFrontend({"agent/calculator": Calculator(episode("<tool_call>", "46", reason=reason))})
     body = ChatRequest(model="agent/calculator", messages=[QUESTION])
-    with suppress(OpenAIError):
+    with suppress(RequestError):
         asyncio.run(anext(frontend.chat(body, charged.append)))  # type: ignore[arg-type]
     assert charged == [5, 5]
 
@@ -179,9 +181,9 @@ def test_an_episode_that_a_limit_has_ended_says_length() -> None:
 def test_an_episode_that_has_failed_is_an_error_without_a_traceback(
     trajectory: Trajectory, status: int, words: str
 ) -> None:
-    with pytest.raises(OpenAIError, match=words) as caught:
+    with pytest.raises(RequestError, match=words) as caught:
         ask(trajectory)
-    assert caught.value.status == status
+    assert status_of(caught.value) == status
 
 
 @pytest.mark.parametrize(
@@ -199,9 +201,9 @@ def test_an_episode_that_has_failed_is_an_error_without_a_traceback(
     ],
 )
 def test_what_the_agent_decides_for_itself_is_rejected_by_name(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(OpenAIError) as caught:
+    with pytest.raises(RequestError) as caught:
         ask(episode("46"), **fields)
-    assert (caught.value.status, caught.value.param) == (400, param)
+    assert (status_of(caught.value), caught.value.param) == (400, param)
 
 
 def test_what_clients_send_by_default_changes_nothing() -> None:
@@ -211,9 +213,9 @@ def test_what_clients_send_by_default_changes_nothing() -> None:
 
 
 def test_another_agent_is_answered_with_those_that_are_served() -> None:
-    with pytest.raises(OpenAIError, match="'agent/calculator'") as caught:
+    with pytest.raises(RequestError, match="'agent/calculator'") as caught:
         ask(episode("46"), model="agent/oracle")
-    assert caught.value.status == 404
+    assert status_of(caught.value) == 404
 
 
 def test_half_a_character_is_the_clients_fault_or_ignored() -> None:

@@ -13,8 +13,10 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from actors.serving.errors import status_of
 from policies.agents.parsers import TEXT_PARSERS, get_tool_parser
-from policies.model_api.protocol import ChatRequest, OpenAIError
+from policies.model_api.errors import RequestError
+from policies.model_api.protocol import ChatRequest
 from policies.model_api.structure import structure_of
 
 NUMBER = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -104,9 +106,9 @@ def test_a_forced_call_is_one_that_the_parser_reads(name: str) -> None:
     ],
 )
 def test_a_form_that_cannot_be_is_an_error_by_name(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(OpenAIError) as caught:
+    with pytest.raises(RequestError) as caught:
         structure_of(asked(**fields), get_tool_parser("hermes"))
-    assert (caught.value.status, caught.value.param) == (400, param)
+    assert (status_of(caught.value), caught.value.param) == (400, param)
 
 
 def answer_form(schema: Any) -> dict[str, Any]:
@@ -126,9 +128,9 @@ def test_a_schema_that_would_hold_up_the_engine_is_an_error() -> None:
     for levels in (34, 400, 900):
         tool = {"type": "function", "function": {"name": "add", "parameters": nested(levels)}}
         for fields in (answer_form(nested(levels)), {"tools": [tool], "tool_choice": "required"}):
-            with pytest.raises(OpenAIError, match=r"more than 32 .* under \$defs") as caught:
+            with pytest.raises(RequestError, match=r"more than 32 .* under \$defs") as caught:
                 structure_of(asked(**fields), parser)
-            assert (caught.value.status, caught.value.param) == (400, next(iter(fields)))
+            assert (status_of(caught.value), caught.value.param) == (400, next(iter(fields)))
     assert structure_of(asked(**answer_form(nested(33))), parser)
 
 
@@ -153,10 +155,10 @@ def test_a_broken_schema_is_an_error_that_names_its_part(schema: dict[str, Any],
     inner = {"type": "object", "properties": {"x": {"type": "array", "items": schema}, "y": {}}, "$defs": {}}
     tool = {"type": "function", "function": {"name": "add", "parameters": inner}}
     for fields in (answer_form(schema), answer_form(inner), {"tools": [tool], "tool_choice": "required"}):
-        with pytest.raises(OpenAIError, match=f"{re.escape(names[0])}.* is broken: ") as caught:
+        with pytest.raises(RequestError, match=f"{re.escape(names[0])}.* is broken: ") as caught:
             structure_of(asked(**fields), get_tool_parser("hermes"))
         assert words in caught.value.message and "/project/" not in caught.value.message
-        assert (caught.value.status, caught.value.param) == (400, next(iter(fields)))
+        assert (status_of(caught.value), caught.value.param) == (400, next(iter(fields)))
 
 
 NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}}
@@ -184,9 +186,9 @@ NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}}
 def test_a_schema_that_no_answer_ends_by_is_an_error_that_names_its_ref(schema: dict[str, Any]) -> None:
     tool = {"type": "function", "function": {"name": "add", "parameters": schema}}
     for fields in (answer_form(schema), {"tools": [tool], "tool_choice": "required"}):
-        with pytest.raises(OpenAIError, match=r"\$ref leads back to it") as caught:
+        with pytest.raises(RequestError, match=r"\$ref leads back to it") as caught:
             structure_of(asked(**fields), get_tool_parser("hermes"))
-        assert (caught.value.status, caught.value.param) == (400, next(iter(fields)))
+        assert (status_of(caught.value), caught.value.param) == (400, next(iter(fields)))
 
 
 @pytest.mark.parametrize(
@@ -266,9 +268,9 @@ def test_a_property_may_be_called_as_a_keyword() -> None:
 def test_a_keyword_that_would_not_hold_is_an_error(keyword: str, schema: dict[str, Any]) -> None:
     inner = {"type": "object", "properties": {"x": {"anyOf": [schema, {"type": "null"}]}}}
     for each in (schema, inner, {"$defs": {"x": schema}, "type": "object"}):
-        with pytest.raises(OpenAIError, match=f"cannot hold '{re.escape(keyword)}'") as caught:
+        with pytest.raises(RequestError, match=f"cannot hold '{re.escape(keyword)}'") as caught:
             structure_of(asked(**answer_form(each)), get_tool_parser("hermes"))
-        assert (caught.value.status, caught.value.param) == (400, "response_format")
+        assert (status_of(caught.value), caught.value.param) == (400, "response_format")
 
 
 class Colour(Enum):
@@ -307,7 +309,7 @@ class Ordinary(BaseModel):
 
 def test_a_schema_that_is_too_long_is_not_looked_through() -> None:
     schema = {"anyOf": [{"not": {}}] * 40_000}
-    with pytest.raises(OpenAIError, match="characters, and may have 65536"):
+    with pytest.raises(RequestError, match="characters, and may have 65536"):
         structure_of(asked(**answer_form(schema)), get_tool_parser("hermes"))
 
 
@@ -339,7 +341,7 @@ def test_ordinary_schemas_are_taken() -> None:
     ],
 )
 def test_what_is_no_schema_is_the_clients_fault(schema: dict[str, Any]) -> None:
-    with pytest.raises(OpenAIError, match="cannot hold"):
+    with pytest.raises(RequestError, match="cannot hold"):
         structure_of(asked(**answer_form(schema)), get_tool_parser("hermes"))
 
 

@@ -10,9 +10,11 @@ import pytest
 from pydantic import ValidationError
 from test_openai_protocol import MESSAGES, FakeEngine, collect, ids_of, tokenizer
 
+from actors.serving.errors import status_of
 from policies.chat import ChatRenderer
+from policies.model_api.errors import RequestError, invalid_body
 from policies.model_api.frontend import OpenAIFrontend
-from policies.model_api.protocol import ChatRequest, OpenAIError
+from policies.model_api.protocol import ChatRequest
 from policies.tiny import build_tokenizer
 
 TEMPLATES = Path(__file__).parents[2] / "templates"
@@ -110,9 +112,9 @@ def test_answer_after_a_whole_thought_goes_on_as_an_answer(family: str, thought:
 
 
 def test_thought_that_no_template_shows_is_an_error() -> None:
-    with pytest.raises(OpenAIError, match="does not show the text") as caught:
+    with pytest.raises(RequestError, match="does not show the text") as caught:
         go_on("llama3", {"content": "", "reasoning_content": "It may be "})
-    assert (caught.value.status, caught.value.param) == (400, "messages")
+    assert (status_of(caught.value), caught.value.param) == (400, "messages")
 
 
 CALL = {"id": "1", "function": {"name": "calculator", "arguments": "{}"}}
@@ -132,5 +134,5 @@ def test_message_that_cannot_be_gone_on_with_is_an_error(
 ) -> None:
     with pytest.raises(ValidationError) as caught:
         go_on("chatml", message, **fields)
-    error = OpenAIError.from_validation(caught.value.errors())
-    assert (error.status, error.param) == (400, param) and said in error.message
+    error = invalid_body(caught.value.errors())
+    assert (status_of(error), error.param) == (400, param) and said in error.message

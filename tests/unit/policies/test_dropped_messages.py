@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from test_openai_protocol import FakeEngine
 
+from actors.serving.errors import status_of
 from environments.errors import AgentError, DatasetError
 from environments.types import Message
 from policies.chat import ChatRenderer
 from policies.learning.demonstrations import demonstration_samples
+from policies.model_api.errors import RequestError
 from policies.model_api.frontend import OpenAIFrontend
-from policies.model_api.protocol import ChatRequest, OpenAIError
+from policies.model_api.protocol import ChatRequest
 from policies.sampler import SampleRequest
 from policies.tiny import build_tokenizer
 
@@ -77,9 +79,9 @@ def test_what_a_template_drops_is_named(
         renderer(template).request_ids(SampleRequest(messages=talk, tools=tools))
     frontend = OpenAIFrontend("tiny", renderer(template), FakeEngine())
     body = ChatRequest.model_validate({"model": "tiny", "messages": talk, "tools": tools})
-    with pytest.raises(OpenAIError, match=f"chat template shows no {lost}: write them") as caught:
+    with pytest.raises(RequestError, match=f"chat template shows no {lost}: write them") as caught:
         asyncio.run(anext(frontend.chat(body)))
-    assert (caught.value.status, caught.value.param) == (400, "tools" if tools else "messages")
+    assert (status_of(caught.value), caught.value.param) == (400, "tools" if tools else "messages")
 
 
 @pytest.mark.parametrize(
@@ -141,10 +143,10 @@ def test_role_that_a_template_rejects_is_named() -> None:
     frontend = OpenAIFrontend("tiny", strict, FakeEngine())
     body = ChatRequest.model_validate({"model": "tiny", "messages": talk})
     with pytest.raises(
-        OpenAIError, match=r"message 2, of the role 'tool': TemplateError: No tools"
+        RequestError, match=r"message 2, of the role 'tool': TemplateError: No tools"
     ) as caught:
         asyncio.run(anext(frontend.chat(body)))
-    assert caught.value.status == 400
+    assert status_of(caught.value) == 400
 
 
 def test_parts_of_text_are_one_text_in_rollouts_as_over_http() -> None:

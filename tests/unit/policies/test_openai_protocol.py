@@ -17,13 +17,15 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import ValidationError
 from test_answer_structure import allows
 
+from actors.serving.errors import HttpError, error_body, status_of
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
 from policies.chat import ChatRenderer
 from policies.engines.base import Engine
 from policies.engines.weights import WeightBucket
+from policies.model_api.errors import RateLimitError, RequestError, request_error
 from policies.model_api.frontend import OpenAIFrontend
 from policies.model_api.messages import ChatMessage
-from policies.model_api.protocol import NO_EFFECT, ChatRequest, CompletionRequest, OpenAIError, openai_error
+from policies.model_api.protocol import NO_EFFECT, ChatRequest, CompletionRequest
 from policies.sampler import EngineOptions, EngineStats, SamplingParams, TokenOutput
 from policies.tiny import build_tokenizer
 
@@ -357,9 +359,9 @@ def test_tools_and_calls_that_the_chat_template_leaves_out_are_an_error() -> Non
         ({"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]}, "tool_calls"),
     ):
         body = ChatRequest.model_validate({"model": MODEL, **fields})
-        with pytest.raises(OpenAIError, match=f"chat template shows no {name}: write them into") as caught:
+        with pytest.raises(RequestError, match=f"chat template shows no {name}: write them into") as caught:
             asyncio.run(collect(frontend.chat(body)))
-        assert openai_error(caught.value).status == 400
+        assert status_of(caught.value) == 400
 
 
 def test_template_options_of_a_request_reach_the_chat_template() -> None:
@@ -371,7 +373,7 @@ def test_template_options_of_a_request_reach_the_chat_template() -> None:
     (prompt_ids, _) = engine.requests[0]
     assert ChatRenderer(thinking).decode(prompt_ids).endswith("(quick)")
     body["chat_template_kwargs"] = {"enable_thought": False}
-    with pytest.raises(OpenAIError, match="enable_thought"):
+    with pytest.raises(RequestError, match="enable_thought"):
         asyncio.run(collect(frontend.chat(ChatRequest.model_validate(body))))
 
 
@@ -543,8 +545,8 @@ def test_the_model_that_is_served_is_listed_and_named_to_those_who_ask_for_anoth
     for ask in (chat, complete):
         with pytest.raises(Exception, match=r"'gpt-4o'.*'tiny'") as caught:
             ask(engine, model="gpt-4o")
-        error = openai_error(caught.value)
-        assert error.status == 404
+        error = request_error(caught.value)
+        assert status_of(error) == 404
         assert error.param == "model"
         assert error.code == "model_not_found"
 
@@ -555,8 +557,8 @@ def test_a_prompt_that_fills_the_context_is_refused_before_the_first_chunk(strea
     engine.max_model_tokens = len(renderer().prompt_ids(MESSAGES))
     with pytest.raises(PromptTooLongError, match=str(engine.max_model_tokens)) as caught:
         chat(engine, stream=stream)
-    error = openai_error(caught.value)
-    assert (error.status, error.code) == (400, "context_length_exceeded")
+    error = request_error(caught.value)
+    assert (status_of(error), error.code) == (400, "context_length_exceeded")
     assert engine.requests == []
 
 
@@ -600,10 +602,10 @@ def test_a_prompt_that_fills_the_context_is_refused_before_the_first_chunk(strea
 def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], param: str | None) -> None:
     with pytest.raises(ValidationError) as caught:
         chat(FakeEngine(ids_of("46")), **fields)
-    error = openai_error(caught.value)
-    assert error.status == 400
+    error = request_error(caught.value)
+    assert status_of(error) == 400
     assert error.param == param
-    assert error.type == "invalid_request_error"
+    assert error_body(error)["error"]["type"] == "invalid_request_error"
     assert (param or next(iter(fields))) in error.message
 
 
@@ -694,10 +696,10 @@ def test_a_form_may_be_an_expression_a_choice_or_a_schema(form: Any, said: str, 
 
 @pytest.mark.parametrize("form", [{"regex": "("}, {"choice": []}, {"regex": "a", "choice": ["a"]}, {}])
 def test_a_form_that_cannot_be_is_an_error_by_its_name(form: Any) -> None:
-    with pytest.raises((ValidationError, OpenAIError)) as caught:
+    with pytest.raises((ValidationError, RequestError)) as caught:
         complete(WithForm(ids_of("46")), prompt="1", structured_outputs=form)
-    error = openai_error(caught.value)
-    assert error.status == 400 and str(error.param).startswith("structured_outputs")
+    error = request_error(caught.value)
+    assert status_of(error) == 400 and str(error.param).startswith("structured_outputs")
 
 
 class WithForm(FakeEngine):
@@ -718,7 +720,7 @@ def test_an_empty_or_impossible_prompt_is_refused(prompt: Any) -> None:
     engine = FakeEngine(*[ids_of("46")] * 2)
     with pytest.raises(Exception, match="prompt") as caught:
         complete(engine, prompt=prompt)
-    assert openai_error(caught.value).status == 400
+    assert status_of(caught.value) == 400
     assert engine.requests == []
 
 
@@ -728,7 +730,7 @@ def test_an_empty_or_impossible_prompt_is_refused(prompt: Any) -> None:
 def test_impossible_sampling_parameters_are_the_clients_fault(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(fields))) as caught:
         chat(FakeEngine(), **fields)
-    assert openai_error(caught.value).status == 400
+    assert status_of(caught.value) == 400
 
 
 def test_what_clients_send_by_default_changes_nothing() -> None:
@@ -756,7 +758,7 @@ def test_a_developer_is_the_system_and_thoughts_reach_the_template() -> None:
 
 
 def test_a_reasoning_effort_is_for_templates_that_read_it() -> None:
-    with pytest.raises(OpenAIError, match="does not read 'reasoning_effort'") as caught:
+    with pytest.raises(RequestError, match="does not read 'reasoning_effort'") as caught:
         chat(FakeEngine(ids_of("46")), reasoning_effort="low")
     assert caught.value.param == "reasoning_effort" and "/" not in caught.value.message
 
@@ -769,16 +771,16 @@ def test_a_pinned_version_answers_or_the_present_one_is_named() -> None:
         (FakeEngine(ids_of("46"), versions=[9]), 9),  # the weights came while it was sampled
     ):
         engine.version = min(present, 8)
-        with pytest.raises(OpenAIError, match=f"policy_version=8 is not served: .* {present}") as caught:
+        with pytest.raises(RequestError, match=f"policy_version=8 is not served: .* {present}") as caught:
             chat(engine, policy_version=8)
-        assert openai_error(caught.value).status == 409
+        assert status_of(caught.value) == 409
 
 
 def test_an_answer_that_the_context_cannot_hold_is_an_error_and_not_cut() -> None:
     engine = FakeEngine(ids_of("46"))
     room = engine.max_model_tokens - len(renderer().prompt_ids(MESSAGES))
     assert chat(engine, max_tokens=room)
-    with pytest.raises(OpenAIError, match=f"max_tokens={room + 1} is more than the {room} tokens"):
+    with pytest.raises(RequestError, match=f"max_tokens={room + 1} is more than the {room} tokens"):
         chat(engine, max_tokens=room + 1)
 
 
@@ -803,8 +805,8 @@ def test_what_is_far_too_long_is_found_before_its_tokens(
     monkeypatch.setattr(ChatRenderer, "encode", lambda *_: pytest.fail("The text was encoded."))
     with pytest.raises(PromptTooLongError, match=r"15\d{4} characters") as caught:
         chat(FakeEngine(), **fields)
-    error = openai_error(caught.value)
-    assert (error.status, error.code) == (400, "context_length_exceeded")
+    error = request_error(caught.value)
+    assert (status_of(error), error.code) == (400, "context_length_exceeded")
 
 
 @pytest.mark.parametrize(
@@ -817,13 +819,13 @@ def test_no_prompt_is_encoded_unless_all_may_be(
     monkeypatch.setattr(ChatRenderer, "encode", lambda *_: pytest.fail("The text was encoded."))
     with pytest.raises(Exception, match=words) as caught:
         complete(FakeEngine(), prompt=prompt)
-    assert openai_error(caught.value).status == 400
+    assert status_of(caught.value) == 400
 
 
 def test_prompts_and_choices_are_few() -> None:
     engine = FakeEngine(*[ids_of("46")] * 128)
     complete(engine, prompt=["What"] * 64, n=2)
-    with pytest.raises(OpenAIError, match="65 prompts with n=2 are more than 128 answers"):
+    with pytest.raises(RequestError, match="65 prompts with n=2 are more than 128 answers"):
         complete(engine, prompt=["What"] * 65, n=2)
     with pytest.raises(ValidationError, match="at most 2000"):
         chat(engine, messages=MESSAGES * 2001)
@@ -839,7 +841,7 @@ def test_a_request_may_not_ask_for_tokens_without_end() -> None:
     engine = FakeEngine(*[ids_of("46")] * 13)
     engine.max_model_tokens = 100_000
     with pytest.raises(
-        OpenAIError, match=r"n=12 may come to 1200000 tokens .* more than 1048576: lower n or max"
+        RequestError, match=r"n=12 may come to 1200000 tokens .* more than 1048576: lower n or max"
     ):
         chat(engine, messages=MESSAGES, n=12)
     assert chat(engine, messages=MESSAGES, n=12, max_tokens=10)
@@ -852,10 +854,10 @@ def test_text_that_is_no_unicode_is_the_clients_fault(text: str) -> None:
     for content in (text, [{"type": "text", "text": text}]):
         with pytest.raises(ValidationError) as caught:
             chat(FakeEngine(), messages=[{"role": "user", "content": content}])
-        error = openai_error(caught.value)
-        assert error.status == 400 and "the text is no Unicode at position" in error.message
+        error = request_error(caught.value)
+        assert status_of(error) == 400 and "the text is no Unicode at position" in error.message
         assert error.param.startswith("messages.0.content")
-    with pytest.raises(OpenAIError, match="prompt cannot be encoded"):
+    with pytest.raises(RequestError, match="prompt cannot be encoded"):
         complete(FakeEngine(), prompt=text)
 
 
@@ -891,7 +893,7 @@ def test_an_error_about_one_of_several_forms_is_about_the_nearest(
 ) -> None:
     with pytest.raises(ValidationError) as caught:
         chat(FakeEngine(), **fields)
-    error = openai_error(caught.value)
+    error = request_error(caught.value)
     assert error.message.startswith(sentences)
     assert error.param == sentences.partition(":")[0]
 
@@ -901,7 +903,7 @@ def test_arguments_of_an_old_call_have_to_be_json(arguments: str) -> None:
     call = {"id": "call_1", "function": {"name": "calculator", "arguments": arguments}}
     with pytest.raises(Exception, match="'call_1'") as caught:
         chat(FakeEngine(), messages=[*MESSAGES, {"role": "assistant", "tool_calls": [call]}])
-    assert openai_error(caught.value).status == 400
+    assert status_of(caught.value) == 400
 
 
 @pytest.mark.parametrize(
@@ -920,8 +922,8 @@ def test_arguments_of_an_old_call_have_to_be_json(arguments: str) -> None:
 def test_a_tool_that_is_no_function_is_an_error_by_its_number(tools: Any, words: str) -> None:
     with pytest.raises(ValidationError) as caught:
         chat(FakeEngine(), tools=tools)
-    error = openai_error(caught.value)
-    assert (error.status, error.param) == (400, "tools") and words in error.message
+    error = request_error(caught.value)
+    assert (status_of(error), error.param) == (400, "tools") and words in error.message
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -955,18 +957,24 @@ def test_messages_that_the_chat_template_refuses_are_the_clients_fault() -> None
     body = ChatRequest.model_validate({"model": MODEL, "messages": MESSAGES})
     with pytest.raises(Exception, match="System first!") as caught:
         asyncio.run(collect(OpenAIFrontend(MODEL, ChatRenderer(strict), FakeEngine()).chat(body)))
-    assert openai_error(caught.value).status == 400
+    assert status_of(caught.value) == 400
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failing_engine_is_the_servers_fault(stream: bool) -> None:
     with pytest.raises(SamplerError, match="gone") as caught:
         chat(BrokenEngine(ids_of("46")), stream=stream, n=2)
-    error = openai_error(caught.value)
-    assert (error.status, error.type) == (503, "server_error")
+    error = request_error(caught.value)
+    assert (status_of(error), error_body(error)["error"]["type"]) == (503, "server_error")
 
 
-def test_an_error_is_the_same_in_another_process() -> None:
-    error = OpenAIError(429, "Too many.", type="requests", param="n", code="rate", retry_after=3)
+@pytest.mark.parametrize(
+    "error",
+    [
+        RateLimitError("Too many.", param="n", code="rate", retry_after=3),
+        HttpError(429, "Too many.", kind="requests", code="rate", retry_after=3),
+    ],
+)
+def test_an_error_is_the_same_in_another_process(error: RequestError) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), vars(again)) == (str(error), vars(error))

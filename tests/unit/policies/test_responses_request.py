@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from policies.agent_api.responses import ResponsesRequest
-from policies.model_api.protocol import openai_error
+from policies.model_api.errors import request_error
 
 
 def request(given: Any) -> ResponsesRequest:
@@ -54,7 +54,7 @@ def test_an_answer_can_be_sent_back_as_it_came() -> None:
 def test_an_error_names_the_place_as_the_client_knows_it(given: Any, message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         request(given)
-    assert openai_error(caught.value).message.startswith(message)
+    assert request_error(caught.value).message.startswith(message)
 
 
 def test_fields_that_change_nothing_for_an_agent_are_taken() -> None:
@@ -84,7 +84,7 @@ def test_fields_that_change_nothing_for_an_agent_are_taken() -> None:
 def test_a_field_that_would_change_an_agents_answer_is_an_error(field: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as caught:
         ResponsesRequest.model_validate({"model": "agent/calculator", "input": "12+34?", **field})
-    assert str(openai_error(caught.value).message).startswith(next(iter(field)))
+    assert str(request_error(caught.value).message).startswith(next(iter(field)))
 
 
 def test_instructions_are_the_system_message_and_the_limit_is_one_of_tokens() -> None:

@@ -1,0 +1,141 @@
+"""Errors of requests, by their kinds. The edge alone gives them an HTTP status: ``actors/serving/errors.py``.
+
+RequestError                     the request is not answered as it asks
+  InvalidRequestError            it asks for what cannot be
+  NotFoundError                  it names what is not there
+  ConflictError                  it comes at the wrong time: the state it goes on from is another one
+  KeyReusedError                 its idempotency key came with another body
+  RateLimitError                 there are too many: try again later
+  ServerError                    it is right, and the server has failed
+    UnavailableError               for now
+    TimeLimitError                 by taking too long
+    NotInstalledError              since a package is missing
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from environments.errors import ConfigError, PromptTooLongError, SamplerError, TroupeError
+
+
+class RequestError(TroupeError):
+    """A request that is not answered as it asks.
+
+    Args:
+        param: the field at fault.
+        code: names the error for programs.
+        retry_after: seconds after which the same request may be answered.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.param, self.code, self.retry_after = message, param, code, retry_after
+
+
+class InvalidRequestError(RequestError):
+    """The request asks for what cannot be."""
+
+
+class NotFoundError(RequestError):
+    """The request names what is not there."""
+
+
+class ConflictError(RequestError):
+    """The state that the request goes on from is another one."""
+
+
+class KeyReusedError(RequestError):
+    """The idempotency key came with another body before."""
+
+
+class RateLimitError(RequestError):
+    """There are too many requests."""
+
+
+class ServerError(RequestError):
+    """The request is right, and the server has failed."""
+
+
+class UnavailableError(ServerError):
+    """The server cannot answer for now."""
+
+
+class TimeLimitError(ServerError):
+    """The answer has taken too long."""
+
+
+class NotInstalledError(ServerError):
+    """A package is missing."""
+
+
+def request_error(error: Exception) -> RequestError:
+    """Any error as one of a request."""
+    match error:
+        case RequestError():
+            return error
+        case PromptTooLongError():
+            return InvalidRequestError(str(error), code="context_length_exceeded")
+        case ConfigError():
+            return InvalidRequestError(str(error))
+        case ValidationError():
+            return invalid_body(error.errors())
+        case SamplerError():
+            return UnavailableError(str(error))
+        case _:
+            return ServerError(str(error))
+
+
+# -- bodies that pydantic rejects -----------------------------------------------------------------------
+
+
+def invalid_body(details: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
+    """Error for the ``errors()`` of pydantic's or FastAPI's error about a body."""
+    nearest = _nearest(details)
+    places = [_place(detail) for detail in nearest]
+    sentences = [
+        f"{place or 'The body'}: {_complaint(detail)}" for place, detail in zip(places, nearest, strict=True)
+    ]
+    return InvalidRequestError(" ".join(sentences), param=places[0])
+
+
+def _is_form(part: str | int) -> bool:
+    """Whether a part of a place is no field's name: pydantic's word for one of several forms of a value."""
+    return isinstance(part, str) and (part == "str" or part[:1].isupper() or not part.isidentifier())
+
+
+def _nearest(details: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of a field that may have several forms, only the errors of the form that the value comes nearest to."""
+    by_field: dict[tuple[str | int, ...], list[Mapping[str, Any]]] = {}
+    for detail in details:
+        field = tuple(itertools.takewhile(lambda part: not _is_form(part), detail["loc"]))
+        by_field.setdefault(field, []).append(detail)
+    nearest = []
+    for errors in by_field.values():
+        ranks = [(len(each["loc"]), not each["type"].endswith("_type")) for each in errors]
+        nearest += [each for each, rank in zip(errors, ranks, strict=True) if rank == max(ranks)]
+    return nearest
+
+
+def _place(detail: Mapping[str, Any]) -> str | None:
+    if detail["type"] == "json_invalid":
+        return None
+    path = [str(part) for part in detail["loc"] if not _is_form(part)]
+    return ".".join(path[1:] if path[:1] == ["body"] else path) or None
+
+
+def _complaint(detail: Mapping[str, Any]) -> str:
+    if detail["type"] == "extra_forbidden":
+        return "this server does not support the field: leave it out."
+    return str(detail["msg"]).removeprefix("Value error, ").rstrip(".") + "."
