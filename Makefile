@@ -32,7 +32,7 @@ test-outside: install  ## Run the tests that install other people's packages
 	@.venv/bin/python tests/suite.py outside $(ARGS)
 
 test-fast: install  ## Run the tests that start no engine and are quick, at every save, in two processes
-	@$(run) pytest -m "not engine and not slow and not outside" $(in-two-processes) $(ARGS)
+	@$(run) pytest -m "not slow and not outside" --ignore tests/engine $(in-two-processes) $(ARGS)
 
 bench: install  ## Measure speed, start, publishing and recovery: figures and a plot in runs/bench
 	@.venv/bin/python tests/benchmarks/bench.py $(ARGS)

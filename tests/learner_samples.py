@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from policies.learning.samples import TrainBatch, TrainingSample
+
+if TYPE_CHECKING:
+    from actors.learning.learner_group import LearnerGroup
+
+MakeLearner = Callable[..., "LearnerGroup"]
+MakeRank = Callable[..., Any]
+"""Types of the fixtures ``make_learner`` and ``make_rank``."""
+RESPONSE_TOKENS = 160
+"""Most tokens of a response in the tests of the learner."""
 
 
 def ragged_samples(number: int = 7, seed: int = 0, most: int = 60) -> tuple[TrainingSample, ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shown_programs import COLLECT, COMMANDS, GUIDE, HTTP, MIGRATION, OWN, ROOT, SHOP, TRAIN, text_of
 from test_folder_readmes import READMES
 
 from environments import TerminationReason
@@ -22,7 +23,6 @@ from launch.training.stages.chosen import STAGES, chosen_stages
 from launch.validation.trial import check_agent
 from launch.workload import load_workload
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     ROOT / "README.md",
     *READMES,
@@ -30,24 +30,6 @@ PAGES = [
     *sorted((ROOT / ".docs" / "pages").glob("*.md")),
     *sorted((ROOT / ".github").glob("*.md")),
 ]
-COMMANDS, GUIDE, HTTP, MIGRATION = (
-    f".docs/pages/{page}.md" for page in ("commands", "guide", "http", "migration")
-)
-
-
-def text_of(page: str) -> str:
-    return (ROOT / page).read_text(encoding="utf-8")
-
-
-def programs(page: str) -> list[str]:
-    """The Python programs that a page shows."""
-    return re.findall(r"```python\n(.*?)```", text_of(page), flags=re.DOTALL)
-
-
-(OWN,) = programs("README.md")
-(CONVERSATION,) = programs(HTTP)
-(SHOP,) = programs(GUIDE)
-COLLECT, TRAIN = programs(MIGRATION)
 
 
 def test_first_page_has_at_most_130_lines() -> None:

@@ -18,7 +18,7 @@ import ray
 from a2a.client import ClientConfig, ClientFactory
 from a2a.helpers.proto_helpers import new_text_message
 from a2a.types.a2a_pb2 import CancelTaskRequest, GetTaskRequest, Role, SendMessageRequest, TaskState
-from conftest import wait_until
+from machine import wait_until
 from mcp import Client
 from ray.exceptions import RayTaskError
 from scripted_engine import ScriptedEngine  # noqa: F401  # so that a replica can import it too
@@ -36,8 +36,6 @@ from policies.agent_api.context import RequestContext, TokenUsage
 from policies.model_api.errors import RequestError
 from policies.sampler import SamplingParams
 from policies.settings import EngineConfig
-
-pytestmark = pytest.mark.engine
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12+34"}}\n</tool_call>'
 

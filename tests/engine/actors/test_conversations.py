@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import ray
-from conftest import wait_until
+from a2a_client import connected, only_task, question, state
+from machine import wait_until
 from openai import OpenAI
 from ray.exceptions import RayTaskError
-from test_a2a import connected, only_task, question, state
 
 from actors.rollouts.rollout import Pair, RolloutLimits
 from actors.rollouts.service import NAMESPACE
@@ -34,8 +34,6 @@ from policies.agent_api.context import RequestContext
 from policies.model_api.errors import RequestError
 from policies.sampler import SamplingParams, ScriptedSampler
 from policies.settings import EngineConfig
-
-pytestmark = pytest.mark.engine
 
 SLOW = "Take your time."
 BEGUN, GO_ON = ".begun", ".go-on"

@@ -23,8 +23,6 @@ from environments.types import TerminationReason, Trajectory
 from policies import GameAgent
 from policies.sampler import ScriptedSampler
 
-pytestmark = pytest.mark.engine
-
 NUM_ACTORS = 3
 RETRIES = 1
 TIMEOUT_SECONDS = 15.0

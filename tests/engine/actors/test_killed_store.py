@@ -24,8 +24,6 @@ from environments.base import BaseEnv
 from policies import GameAgent
 from policies.sampler import ScriptedSampler
 
-pytestmark = pytest.mark.engine
-
 NUM_KILLS = 3
 MOST_SECONDS = 60.0
 """From the death until the wait is over."""

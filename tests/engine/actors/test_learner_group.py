@@ -24,9 +24,7 @@ from policies.learning.settings import (
 )
 
 if TYPE_CHECKING:
-    from conftest import MakeLearner, MakeRank
-
-pytestmark = pytest.mark.engine
+    from learner_samples import MakeLearner, MakeRank
 
 FROZEN = OptimizerConfig(lr=0.0)
 TWO_RANKS = LearnerConfig(num_workers=2, micro_batch_tokens=200)

@@ -18,9 +18,8 @@ from policies.learning.settings import LearnerConfig
 from policies.sampler import SampleRequest, SamplingParams
 
 if TYPE_CHECKING:
-    from conftest import MakeLearner, ServedPolicy
-
-pytestmark = pytest.mark.engine
+    from learner_samples import MakeLearner
+    from served_policy import ServedPolicy
 
 TOLERANCE = 1e-4
 PROMPTS = ["What is 12+34?", "Hi", "What is 56*78? Count to a hundred first. " * 10]

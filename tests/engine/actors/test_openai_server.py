@@ -13,8 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-pytestmark = pytest.mark.engine
-
 QUESTION = [{"role": "user", "content": "What is 12+34?"}]
 
 

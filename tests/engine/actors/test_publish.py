@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import ray
 import torch
-from conftest import publish, serve_policy, wait_until
+from machine import wait_until
+from served_policy import publish, serve_policy
 from transformers_reference import greedy, load, perturbed, token_logprobs, weights_of
 
 from actors.settings import ServerConfig
@@ -25,9 +26,8 @@ from policies.sampler import SampleRequest, SamplingParams
 from policies.settings import EngineConfig
 
 if TYPE_CHECKING:
-    from conftest import MakeLearner, ServedPolicy
-
-pytestmark = pytest.mark.engine
+    from learner_samples import MakeLearner
+    from served_policy import ServedPolicy
 
 MAX_TOKENS = 12
 PROMPTS = ["What is 12+34?", "What is 56*78? Count to a hundred first. " * 10]

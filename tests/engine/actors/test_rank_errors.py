@@ -15,8 +15,6 @@ from actors.learning.worker_group import WorkerGroup, create_placement_group
 from environments.errors import LearnerError
 from policies.learning.settings import LearnerConfig
 
-pytestmark = pytest.mark.engine
-
 
 class FaultyModel:
     """Of the second rank. The first one waits for it, as in a collective."""

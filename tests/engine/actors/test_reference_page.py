@@ -21,16 +21,14 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import free_port
-from test_engine import EchoHandler, EchoServer
-from test_readme import COLLECT, TRAIN
+from echo_engine import EchoHandler, EchoServer
+from machine import free_port
+from shown_programs import COLLECT, TRAIN
 
 from environments import DatasetRegistry, TerminationReason, Trajectory
 from environments.data.search_questions import search_passages, search_questions
 from environments.types import Message
 from launch.run_folder.model_paths import newest_checkpoint
-
-pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL, SERVER = '"Qwen/Qwen3-4B"', '"http://localhost:30000/v1"'

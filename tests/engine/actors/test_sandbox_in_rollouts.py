@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import ray
 
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
@@ -22,11 +21,9 @@ from environments.types import TerminationReason, Trajectory
 from policies.agents.answering import CodingAgent
 from policies.sampler import ScriptedSampler
 
-STAND_IN = Path(__file__).parents[2] / "environments" / "container_stand_in.py"
+STAND_IN = Path(__file__).parents[2] / "container_stand_in.py"
 ANSWER = "```python\nprint(sum(map(int, input().split())))\n```"
 TASK = {"question": "Add.", "tests": [{"input": "1 2", "output": "3"}]}
-
-pytestmark = pytest.mark.engine
 
 
 @dataclass(frozen=True)

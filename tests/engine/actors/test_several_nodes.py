@@ -8,10 +8,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.engine
-
 ROOT = Path(__file__).parents[3]
 
 

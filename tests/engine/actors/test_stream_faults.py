@@ -28,8 +28,6 @@ from environments.types import TerminationReason, TrajectoryGroup
 from policies import GameAgent
 from policies.sampler import ScriptedSampler
 
-pytestmark = pytest.mark.engine
-
 NUM_ACTORS = 2
 MOST_SECONDS = 45.0
 """From a death until whoever waits is told."""

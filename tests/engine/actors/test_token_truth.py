@@ -21,9 +21,7 @@ from policies import GameAgent, SamplingParams
 from policies.learning.samples import training_samples
 
 if TYPE_CHECKING:
-    from conftest import ServedPolicy
-
-pytestmark = pytest.mark.engine
+    from served_policy import ServedPolicy
 
 NUM_GUESSES = 3
 TURN_TOKENS = 14

@@ -12,19 +12,17 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import ray
 import torch
-from conftest import publish, wait_until
+from machine import wait_until
 from ray import serve
+from served_policy import publish
 
 from actors.sampling.request_queue import LEASE_SECONDS
 from policies.sampler import ReplicaStatus, SampleRequest, SamplingParams
 
 if TYPE_CHECKING:
-    from conftest import ServedPolicy
-
-pytestmark = pytest.mark.engine
+    from served_policy import ServedPolicy
 
 WEIGHTS = {"scale": torch.ones(1)}
 

@@ -14,15 +14,13 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import wait_until
-from test_engine import EchoServer
+from echo_engine import EchoServer
+from machine import wait_until
 
 from actors.engine import AgentExecutionEngine
 from environments import ActorNeeds, TerminationReason
 from environments.base import BaseEnv
 from policies import GameAgent
-
-pytestmark = pytest.mark.engine
 
 NUM_TASKS = 100
 TIMEOUT_SECONDS = 24.0

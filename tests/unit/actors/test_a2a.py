@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
 from a2a.client.errors import AgentCardResolutionError
 from a2a.helpers.proto_helpers import new_text_message
 from a2a.types.a2a_pb2 import (
@@ -22,21 +20,18 @@ from a2a.types.a2a_pb2 import (
     Message,
     Part,
     Role,
-    SendMessageConfiguration,
     SendMessageRequest,
     SubscribeToTaskRequest,
     Task,
     TaskPushNotificationConfig,
-    TaskState,
 )
 from a2a.utils.errors import A2AError, TaskNotCancelableError, TaskNotFoundError, UnsupportedOperationError
+from a2a_client import QUESTION, connected, only_task, question, state, until
 from agent_server import ALICE, BOB, KEYS, AgentServer, agent_server
 from ray import serve
 from test_policy_http import tokenizer_folder  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.slow  # with the official clients, over a real port
-
-QUESTION = "What is 12+34?"
 
 
 @pytest.fixture(scope="module")
@@ -54,39 +49,6 @@ def locked(tokenizer_folder: Path) -> Iterator[AgentServer]:  # noqa: F811
 @pytest.fixture(autouse=True)
 def idle(server: AgentServer) -> None:
     server.service.reset()
-
-
-@asynccontextmanager
-async def connected(url: str, key: str = "", **config: Any) -> AsyncIterator[tuple[Client, AgentCard]]:
-    """The official client, which has found the agent by its card."""
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    async with httpx.AsyncClient(headers=headers, timeout=60) as http:
-        card = await A2ACardResolver(http, url).get_agent_card()
-        yield ClientFactory(ClientConfig(httpx_client=http, **config)).create(card), card
-
-
-def question(text: str = QUESTION, **configuration: Any) -> SendMessageRequest:
-    return SendMessageRequest(
-        message=new_text_message(text, role=Role.ROLE_USER),
-        configuration=SendMessageConfiguration(**configuration),
-    )
-
-
-async def only_task(client: Client, request: SendMessageRequest) -> Task:
-    """The task that an answer in one piece holds."""
-    (response,) = [each async for each in client.send_message(request)]
-    return response.task
-
-
-async def until(check: Callable[[], Awaitable[Any]]) -> Any:
-    async with asyncio.timeout(60):
-        while not (found := await check()):
-            await asyncio.sleep(0.01)
-    return found
-
-
-def state(task: Task) -> str:
-    return TaskState.Name(task.status.state).removeprefix("TASK_STATE_")
 
 
 @pytest.mark.parametrize("path", ["", "/a2a/calculator"])

@@ -17,8 +17,9 @@ from a2a.types.a2a_pb2 import (
     Task,
 )
 from a2a.utils.errors import A2AError, TaskNotCancelableError, TaskNotFoundError
+from a2a_client import connected, only_task, question, state, until
 from agent_server import ALICE, BOB, KEYS, AgentServer, agent_server
-from test_a2a import connected, only_task, question, state, text_with, until, waiting
+from test_a2a import text_with, waiting
 from test_policy_http import tokenizer_folder  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.slow  # with the official client, over a real port

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 from agent_server import AGENT, ALICE, BOB, KEYS, AgentServer, agent_server
-from conftest import wait_until
+from machine import wait_until
 from openai import APIError, APIStatusError, OpenAI
+from shown_programs import CONVERSATION
 from test_policy_http import tokenizer_folder  # noqa: F401  # a fixture
-from test_readme import CONVERSATION
 
 from actors.settings import AgentsConfig
 from environments import SingleTurnEnvironment

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 
-import psutil
-import pytest
 from starlette.types import Receive, Scope, Send
 
-from actors.serving.intake import AT_ONCE, OPEN_PATHS, PROXY_ENVIRONMENT, SECONDS, Intake
-from launch.health.members import role_of
+from actors.serving.intake import AT_ONCE, OPEN_PATHS, SECONDS, Intake
 
 COUNT = 40
 
@@ -68,14 +64,3 @@ def test_a_request_for_the_health_waits_for_no_other() -> None:
     paths = [f"/{number}" for number in range(COUNT - 1)]
     begun = asyncio.run(crowd([*paths, *OPEN_PATHS]))
     assert [path for path, _ in begun[: AT_ONCE + 2]] == [*paths[:AT_ONCE], *OPEN_PATHS]
-
-
-@pytest.mark.engine
-def test_serves_own_proxy_takes_requests_in_a_few_at_a_time(serve_port: int) -> None:
-    proxies = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # it has ended meanwhile
-            if role_of(" ".join(process.cmdline())) == "proxy":
-                proxies.append(process.environ())
-    assert len(proxies) == 1
-    assert PROXY_ENVIRONMENT.items() <= proxies[0].items()

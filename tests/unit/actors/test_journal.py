@@ -4,72 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
+from resumed_episodes import NUM_TURNS, ReplayedEnv, RestartedEnv, RestoredEnv, SeedSampler
 
-from actors.rollouts.fleet import RolloutFleet
 from actors.rollouts.journal import Journal, JournalStore
-from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, run_rollout
-from actors.rollouts.stream import TrajectoryStream
-from actors.sampling.sampler_actor import SamplerActor
-from actors.settings import FleetConfig
+from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from environments import check_environment
 from environments.base import BaseEnv
 from environments.errors import ContractError
-from environments.types import Completion, TerminationReason, Trajectory
+from environments.types import Trajectory
 from policies import GameAgent
-from policies.sampler import SampleRequest
-
-NUM_TURNS = 5
-KILLED_TURN = 3
-
-
-class ReplayedEnv(BaseEnv):
-    """Five turns; kills its process once in the third one if ``scratch`` is given."""
-
-    resumes_by = "replay"
-
-    def __init__(self, scratch: str = "") -> None:
-        self.scratch = scratch
-        self.actions: list[Any] = []
-
-    def reset(self) -> tuple[dict, dict]:
-        return {"question": "Begin."}, {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, dict]:
-        if self.scratch and len(self.actions) == KILLED_TURN - 1 and not Path(self.scratch).exists():
-            Path(self.scratch).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.actions.append(action)
-        return f"heard {self.actions}", 0.5, len(self.actions) == NUM_TURNS, {}
-
-    @classmethod
-    def from_dict(cls, info: dict) -> ReplayedEnv:  # type: ignore[override]
-        return cls(info.get("scratch", ""))
-
-
-class RestoredEnv(ReplayedEnv):
-    resumes_by = "snapshot"
-
-    def snapshot(self) -> list[Any]:
-        return list(self.actions)
-
-    def restore(self, snapshot: list[Any]) -> None:
-        self.actions = list(snapshot)
 
 
 class ForgetfulEnv(RestoredEnv):
     def restore(self, snapshot: list[Any]) -> None:
         self.actions = []
-
-
-class RestartedEnv(ReplayedEnv):
-    resumes_by = None
 
 
 class MoodyEnv(ReplayedEnv):
@@ -78,29 +30,6 @@ class MoodyEnv(ReplayedEnv):
     def step(self, action: Any) -> tuple[Any, float, bool, dict]:
         _, *rest = super().step(action)
         return os.urandom(4).hex(), *rest
-
-
-class SeedSampler:
-    """Answers with the request's seed and the number of the call, which tells when a turn was sampled."""
-
-    source = "a script"
-
-    def __init__(self) -> None:
-        self.seeds: list[int] = []
-
-    async def sample(self, request: SampleRequest) -> Completion:
-        seed = request.params.seed or 0
-        self.seeds.append(seed)
-        return Completion(
-            prompt_ids=(1, 2),
-            completion_ids=(seed, 3),
-            logprobs=(-float(seed), -0.1 * len(self.seeds)),
-            text=f"seed {seed}",
-            finish_reason="stop",
-            token_versions=(7, 7),
-        )
-
-    async def open(self) -> None: ...
 
 
 def play(
@@ -192,33 +121,3 @@ def test_check_environment_tests_what_the_class_declares() -> None:
     assert "Put all that an episode changes into snapshot()" in str(check_environment(ForgetfulEnv, {}))
     assert not check_environment(MoodyEnv, {}).ok
     assert not check_environment(ForgetfulEnv, {}).ok
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize("env_class", [ReplayedEnv, RestoredEnv, RestartedEnv])
-def test_a_killed_episode_goes_on_in_another_actor(
-    ray_cluster: None, tmp_path: Path, env_class: type[ReplayedEnv]
-) -> None:
-    stream = TrajectoryStream(capacity=4)
-    sampler = SamplerActor.remote(SeedSampler)
-    pair = Pair(agent_class=GameAgent, env_class=env_class)
-    fleet = RolloutFleet.remote(
-        pair, sampler, stream.queue, RolloutLimits(max_steps=NUM_TURNS), FleetConfig(num_actors=1, retries=1)
-    )
-    try:
-        ray.get(fleet.resize.remote(1))
-        stream.connect(fleet)
-        task = {"scratch": str(tmp_path / "killed")}
-        request = RolloutRequest(rollout_id="0/0", group_id="0", task=task, seed=100)
-        (group,) = stream.groups([request])
-        (trajectory,) = group.trajectories
-        assert trajectory.termination_reason is TerminationReason.ENV_DONE, trajectory.error
-        assert Path(task["scratch"]).exists()
-        completions = [step.completion for step in trajectory.steps]
-        assert [each and each.completion_ids[0] for each in completions] == [100, 101, 102, 103, 104]
-        calls = [round(-10 * each.logprobs[1]) for each in completions if each]  # which call has sampled it
-        # The third one was sampled twice: its process was killed before the environment had answered.
-        assert calls == ([4, 5, 6, 7, 8] if env_class is RestartedEnv else [1, 2, 4, 5, 6])
-    finally:
-        for actor in (fleet, sampler, stream.queue.actor):
-            ray.kill(actor)

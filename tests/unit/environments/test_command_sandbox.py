@@ -22,7 +22,7 @@ from environments.tools.python import PythonTool
 
 pytestmark = pytest.mark.slow
 
-STAND_IN = Path(__file__).with_name("container_stand_in.py")
+STAND_IN = Path(__file__).parents[2] / "container_stand_in.py"
 ENGINE = (sys.executable, str(STAND_IN))
 OPTIONS = ("--rm", "-i", "--name={name}", "--network=none", "--memory={memory_bytes}")
 STUBBORN = "import os, signal, time\nos.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(60)"

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import free_port, wait_until
+from machine import free_port, wait_until
 
 from environments import ConfigError
 from environments.errors import EnvironmentFailure

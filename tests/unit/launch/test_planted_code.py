@@ -21,7 +21,7 @@ from launch.run_folder.checkpoint import CheckpointFolder, Progress, StreamState
 from policies.learning.settings import AlgorithmConfig, KLConfig, LearnerConfig, LoRAConfig
 
 if TYPE_CHECKING:
-    from conftest import MakeRank
+    from learner_samples import MakeRank
 
 pytestmark = [
     pytest.mark.slow,

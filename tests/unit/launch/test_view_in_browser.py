@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import uvicorn
 from browser import Browser, chromium
-from conftest import free_port
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
+from machine import free_port
 from test_trajectory_log import conversation, group
 
 from launch.reporting.tracker import METRICS

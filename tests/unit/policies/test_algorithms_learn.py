@@ -21,7 +21,7 @@ from policies.learning.samples import TrainBatch, TrainingSample, training_sampl
 from policies.learning.settings import AlgorithmConfig, LearnerConfig, OptimizerConfig
 
 if TYPE_CHECKING:
-    from conftest import MakeRank
+    from learner_samples import MakeRank
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import RESPONSE_TOKENS
-from learner_samples import ragged_samples, with_random_columns
+from learner_samples import RESPONSE_TOKENS, ragged_samples, with_random_columns
 
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import resolve

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from conftest import RESPONSE_TOKENS, free_port
-from learner_samples import batches, with_random_columns
+from learner_samples import RESPONSE_TOKENS, batches, with_random_columns
+from machine import free_port
 from torch.distributed.tensor import DTensor
 from transformers_reference import weights_of
 from two_ranks import on_two_ranks
@@ -26,7 +26,7 @@ from policies.learning.settings import (
 )
 
 if TYPE_CHECKING:
-    from conftest import MakeRank
+    from learner_samples import MakeRank
 
 pytestmark = [
     pytest.mark.slow,

@@ -18,7 +18,7 @@ from policies.learning.samples import training_samples
 from policies.learning.settings import AlgorithmConfig, CorrectionConfig, LearnerConfig, OptimizerConfig
 
 if TYPE_CHECKING:
-    from conftest import MakeRank
+    from learner_samples import MakeRank
 
 
 def own(**settings: Any) -> AlgorithmConfig:

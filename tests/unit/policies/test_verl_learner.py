@@ -27,7 +27,7 @@ from policies.learning.settings import (
 )
 
 if TYPE_CHECKING:
-    from conftest import MakeRank
+    from learner_samples import MakeRank
 
 pytestmark = [
     pytest.mark.slow,

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 import ray
-from conftest import free_port
 from followed_run import HEAD, NODE, ROOT, FollowedRun, num_nodes
+from machine import free_port
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID, FakeMultiNodeProvider
 
 CPUS = 2

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
 import ray
-from conftest import wait_until
+from machine import wait_until
 
 from actors.ray_tools.calls import detached_call
 
@@ -43,7 +42,6 @@ class Caller:
         await asyncio.gather(own, lasting)
 
 
-@pytest.mark.engine
 def test_a_lasting_call_goes_on_when_the_call_around_it_is_cancelled(ray_cluster: None) -> None:
     worker, caller = Worker.remote(), Caller.remote()
 

@@ -61,7 +61,6 @@ def test_between_updates_an_evaluation_is_finished_when_it_has_begun() -> None:
     assert evaluator.collect(wait=True) is None, "an evaluation is reported once"
 
 
-@pytest.mark.engine
 def test_during_updates_the_version_that_is_measured_stays(stores: tuple[Any, Any]) -> None:
     newest, pinned = stores
     service = FakeService()
@@ -77,7 +76,6 @@ def test_during_updates_the_version_that_is_measured_stays(stores: tuple[Any, An
     assert evaluation is not None and (evaluation.step, len(evaluation.groups)) == (4, 3)
 
 
-@pytest.mark.engine
 def test_a_version_is_evaluated_again_where_nothing_was_learned_since(stores: tuple[Any, Any]) -> None:
     newest, pinned = stores
     service = FakeService()
@@ -91,7 +89,6 @@ def test_a_version_is_evaluated_again_where_nothing_was_learned_since(stores: tu
     assert {request.min_version for request in service.requests} == {5}
 
 
-@pytest.mark.engine
 def test_what_ends_an_evaluation_reaches_the_loop(stores: tuple[Any, Any]) -> None:
     evaluator = Evaluator(TrainConfig(), WORKLOAD, FakeService(RuntimeError("no engine")), *stores)
     evaluator.begin(step=0, version=0)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import publish, serve_policy, wait_until
+from machine import wait_until
 from own_transport import InlineTransport
 from scripted_engine import ScriptedEngine
+from served_policy import publish, serve_policy
 
 from actors.settings import ServerConfig, WeightsConfig
 from actors.weights.transport import WeightTransport, WeightTransportError, make_transport
@@ -48,7 +49,6 @@ def store_of(transport: WeightTransport) -> Any:
     return WeightStore.remote(transport)
 
 
-@pytest.mark.engine
 def test_a_transport_from_outside_brings_weights_to_an_engine(
     ray_cluster: None, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -65,7 +65,6 @@ def test_a_transport_from_outside_brings_weights_to_an_engine(
             assert (answer.policy_version, answer.completion_ids) == (version, ids)
 
 
-@pytest.mark.engine
 def test_a_late_replica_reads_the_newest_files_and_damaged_ones_reach_the_program_as_an_error(
     ray_cluster: None, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from environments.errors import ConfigError, SamplerError
 from policies import GameAgent, ToolAgent
 
 if TYPE_CHECKING:
-    from conftest import ServedPolicy
+    from served_policy import ServedPolicy
 
 
 class Listener(MultiTurnEnvironment):
@@ -46,7 +46,6 @@ def play(engine: AgentExecutionEngine, tasks: list[dict[str, Any]], **options: A
 # -- a sampler -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.engine
 def test_a_sampler_of_ones_own_is_played(ray_cluster: None, tmp_path: Path) -> None:
     tasks = [{"question": word, "expected": word * 2} for word in ("to", "bon", "no")]
     with make_engine() as engine:
@@ -56,7 +55,6 @@ def test_a_sampler_of_ones_own_is_played(ray_cluster: None, tmp_path: Path) -> N
         play(engine, tasks, results_file=tmp_path / "results.jsonl")  # it was another policy
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("logprob", ["-inf", "nan"])
 def test_a_log_probability_that_is_not_finite_fails_the_rollout_and_names_the_sampler(
     ray_cluster: None, logprob: str
@@ -87,7 +85,6 @@ def test_a_sampler_says_itself_whether_it_reads_tool_calls_and_serves_adapters()
 # -- an engine -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.engine
 def test_an_engine_of_ones_own_samples_behind_the_policy_server(scripted_policy: ServedPolicy) -> None:
     task = {"question": "Count.", "expected": "1" * 7}
     with make_engine(
@@ -101,7 +98,6 @@ def test_an_engine_of_ones_own_samples_behind_the_policy_server(scripted_policy:
     assert completion is not None and completion.logprobs == (-0.5,) * 7
 
 
-@pytest.mark.engine
 def test_what_keeps_an_engine_from_starting_is_told_in_its_own_words(
     serve_port: int, tiny_model: Path
 ) -> None:

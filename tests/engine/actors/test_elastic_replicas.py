@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from conftest import publish, wait_until
+from machine import wait_until
 from ray import serve
+from served_policy import publish
 
 from actors.serving import autoscaling
 from actors.serving.autoscaling import ReplicasForTokens
@@ -69,7 +70,6 @@ def num_replicas() -> int:
     return sum(deployment.replica_states.values())
 
 
-@pytest.mark.engine
 def test_a_replica_comes_and_goes_with_the_load_and_no_request_fails(
     growing: PolicyApp, serve_port: int, store: Any
 ) -> None:

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import ray
 from browser import Browser, chromium
-from conftest import free_port
+from machine import free_port
 
 from actors.rollouts import service as rollout_service
 from actors.rollouts.fleet_report import ActorFailure
@@ -35,7 +35,6 @@ from launch.training.activity import PHRASES
 from policies import GameAgent
 from policies.sampler import ScriptedSampler
 
-pytestmark = pytest.mark.engine
 ROOT = Path(__file__).resolve().parents[3]
 RUN = [
     "recipe=calculator",

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
 from head_node import ROOT, head_node
 
 from launch.reporting.tracker import read_metrics
@@ -71,7 +70,6 @@ def end(programs: Sequence[subprocess.Popen[bytes]]) -> None:
         each.wait()
 
 
-@pytest.mark.engine
 def test_turn_ends_with_its_program_by_sigkill_too(tmp_path: Path) -> None:
     logs = [tmp_path / name for name in "abc"]
     programs: list[subprocess.Popen[bytes]] = []
@@ -92,7 +90,6 @@ def test_turn_ends_with_its_program_by_sigkill_too(tmp_path: Path) -> None:
             end(programs)
 
 
-@pytest.mark.engine
 def test_two_trainings_on_a_cluster_that_holds_one_and_a_half_both_end(tmp_path: Path) -> None:
     logs, status = [tmp_path / "a.log", tmp_path / "b.log"], tmp_path / "status"
     directories = [f"run.directory={tmp_path / name}" for name in "ab"]

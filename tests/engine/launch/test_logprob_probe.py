@@ -39,7 +39,6 @@ def answering(*versions: int) -> Callable[[TokenRequest], ray.ObjectRef]:
     return sample
 
 
-@pytest.mark.engine
 def test_what_the_newest_version_has_sampled_is_handed_out_once(ray_cluster: None) -> None:
     probe = LogprobProbe(answering(3, 3), temperature=1.0)
     assert probe.take(3) == []
@@ -50,7 +49,6 @@ def test_what_the_newest_version_has_sampled_is_handed_out_once(ray_cluster: Non
     assert probe.take(3) == []
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("versions", [(), (3, 4), (4, 4)])
 def test_what_others_have_sampled_is_left_out(ray_cluster: None, versions: tuple[int, ...]) -> None:
     probe = LogprobProbe(answering(*versions), temperature=1.0)
@@ -68,7 +66,6 @@ def test_without_a_prompt_nothing_is_asked() -> None:
     assert probe.take(3) == []
 
 
-@pytest.mark.engine
 def test_an_engine_that_cannot_answer_is_an_error_once(
     ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,23 +17,20 @@ import urllib.request
 import venv
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import free_port, wait_until
 from head_node import PORTS
+from machine import free_port, wait_until
 from openai import AuthenticationError, OpenAI, PermissionDeniedError
 from openai.types.chat import ChatCompletion
-from test_readme import SHOP
+from shown_programs import SHOP
 
-from environments.command_name import command_name
-from launch.console import COMMANDS, main
 from launch.reporting.tracker import read_metrics
 from launch.run_folder.checkpoint import CheckpointFolder
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 LAYERS = ("environments", "policies", "actors", "launch")
 LEFT_OUT = {"launch/install/pins.py"}
 """Resolves the repository's pyproject.toml anew, which a wheel does not have."""
@@ -145,38 +142,6 @@ def test_the_installed_command_knows_its_recipes_in_any_folder(installed: Path, 
         assert (refused.returncode, "rollout.group_size=1" in refused.stderr) == (2, True), refused.stderr
 
 
-def test_without_a_command_all_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in ([], ["--help"]):
-        assert main(arguments) == 0
-        listed = capsys.readouterr().out
-        assert all(f"\n  {name} " in listed for name in COMMANDS)
-
-
-WITH_ARGPARSE = {"view", "export", "play", "status", "scale", "chaos"}
-"""Commands without settings: argparse shows their help, and ends the program."""
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_is_the_module_of_its_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) if name in WITH_ARGPARSE else _nothing():
-        assert main([name, "--help"]) == 0
-    assert command_name(name) in capsys.readouterr().out
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
-@pytest.mark.parametrize(("name", "hint"), [("trian", "troupe train"), ("xyz", "train, evaluate")])
-def test_an_unknown_command_names_the_nearest(
-    name: str, hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([name]) == 2
-    assert hint in capsys.readouterr().err
-
-
-@pytest.mark.engine
 def test_an_installed_troupe_trains_somebodys_own_module(installed: Path, foreign: Path) -> None:
     """By supervised learning alone, which is evaluated and kept; the submitted job reinforces."""
     supervised = ["stages=[warm_start]", "warm_start.num_steps=5", "run.directory=run"]
@@ -188,7 +153,6 @@ def test_an_installed_troupe_trains_somebodys_own_module(installed: Path, foreig
     assert_played(notes=foreign.parent, installed=installed)
 
 
-@pytest.mark.engine
 def test_a_submitted_job_trains_what_is_in_its_working_directory(
     installed: Path, foreign: Path, dashboard: str
 ) -> None:
@@ -200,7 +164,6 @@ def test_a_submitted_job_trains_what_is_in_its_working_directory(
     assert_played(notes=foreign.parent, installed=installed)
 
 
-@pytest.mark.engine
 def test_a_submitted_job_evaluates_what_is_in_its_working_directory(
     installed: Path, foreign: Path, dashboard: str, tiny_model: Path
 ) -> None:
@@ -212,7 +175,6 @@ def test_a_submitted_job_evaluates_what_is_in_its_working_directory(
     assert_played(notes=foreign.parent, installed=installed)
 
 
-@pytest.mark.engine
 def test_a_submitted_job_serves_a_model_and_its_agent_until_it_is_stopped(
     installed: Path, foreign: Path, dashboard: str, tiny_model: Path
 ) -> None:
@@ -240,7 +202,6 @@ def test_a_submitted_job_serves_a_model_and_its_agent_until_it_is_stopped(
     wait_until(lambda: health(port) != 200)
 
 
-@pytest.mark.engine
 def test_serve_deploy_serves_the_policy_of_the_shipped_file(
     installed: Path, foreign: Path, dashboard: str, tiny_model: Path
 ) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import ray
-from conftest import wait_until
+from machine import wait_until
 from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason

@@ -27,7 +27,6 @@ def test_without_a_time_to_wait_a_run_that_does_not_fit_is_an_error(monkeypatch:
     assert said == []
 
 
-@pytest.mark.engine
 def test_a_run_starts_grows_and_shrinks_with_the_nodes_of_an_autoscaler() -> None:
     program = [sys.executable, str(Path(__file__).with_name("autoscaled.py"))]
     # As for other clusters of tests: noted where nobody looks, in a folder whose name is short.

@@ -1,0 +1,84 @@
+"""A rank that is killed or stopped is noticed and replaced."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from learner_samples import batches
+
+from actors.learning.call_timeouts import CallTimeouts
+from environments.errors import LearnerLostError
+from launch.health.members import members
+from policies.learning.algorithms import resolve
+from policies.learning.settings import AlgorithmConfig, LearnerConfig, OptimizerConfig
+
+RISING = OptimizerConfig(lr=1e-3, warmup_steps=10)
+
+
+def ranks() -> set[int]:
+    return {member.pid for member in members(below=os.getpid()) if member.role == "learner"}
+
+
+@pytest.fixture
+def learner(ray_cluster: None, tiny_model: Path) -> Iterator[tuple[Any, list[int]]]:
+    """A learner of one rank that has answered once, and the rank's process."""
+    from actors.learning.learner_group import LearnerGroup
+    from actors.weights.store import WeightStore
+
+    before = ranks()
+    algorithm, store = resolve(AlgorithmConfig(), 64), WeightStore.remote()
+    group = LearnerGroup(str(tiny_model), LearnerConfig(), algorithm, 100, 0, store)
+    group.check_ranks()
+    yield group, sorted(ranks() - before)
+    group.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(signal.SIGKILL, "has died"), (signal.SIGSTOP, "did not answer for 2 s")]
+)
+def test_a_killed_and_a_stopped_rank_are_noticed_and_replaced_with_the_published_weights(
+    learner: tuple[Any, list[int]], number: signal.Signals, text: str, tmp_path: Path
+) -> None:
+    group, (rank,) = learner
+    group.begin_phase(RISING, 100)
+    group.update(group.score(batches(1)))
+    group.save(str(tmp_path))
+    group.update(group.score(batches(1)))
+    group.publish(7)
+    published = group.logprobs(batches(1)[0])
+    group._policy._timeouts = CallTimeouts(
+        2
+    )  # only now: until it is rebuilt, and not for what has to succeed
+    os.kill(rank, number)
+    with pytest.raises(LearnerLostError, match=text):
+        group.score(batches(1))
+
+    assert group.rebuild(RISING, 100, str(tmp_path)) == 7
+    assert group.logprobs(batches(1)[0]) == published, "not those of the checkpoint"
+    metrics = group.update(group.score(batches(1))).metrics
+    assert metrics["learn/lr"] == pytest.approx(3e-4), "the third step's"
+
+
+def test_before_its_first_publish_a_phase_goes_on_with_the_rate_of_its_checkpoint(
+    learner: tuple[Any, list[int]], tmp_path: Path
+) -> None:
+    group, (rank,) = learner
+    group.begin_phase(RISING, 100)
+    group.save(str(tmp_path / "unpublished"))
+    os.kill(rank, signal.SIGKILL)
+    with pytest.raises(LearnerLostError, match="has died"):
+        group.score(batches(1))
+    assert group.rebuild(RISING, 100, str(tmp_path / "unpublished")) is None
+
+    group.publish(3)
+    later = OptimizerConfig(lr=1e-5)
+    group.begin_phase(later, 100)
+    group.save(str(tmp_path / "later"))
+    assert group.rebuild(later, 100, str(tmp_path / "later")) == 3
+    metrics = group.update(group.score(batches(1))).metrics
+    assert metrics["learn/lr"] == pytest.approx(1e-5), "that of the phase before was 1e-3"

@@ -1,0 +1,132 @@
+"""One Ray, one policy server and a few learners, started once each for all tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from learner_samples import RESPONSE_TOKENS, MakeLearner
+from machine import free_port
+from served_policy import ServedPolicy, start_policy
+
+if TYPE_CHECKING:
+    from actors.learning.learner_group import LearnerGroup
+    from policies.learning.settings import AlgorithmConfig, LearnerConfig
+
+MAX_LEARNERS = 2
+"""Learner groups that are kept alive for the next test."""
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> None:
+    """A Ray of the tests' own, whatever else runs on this machine. It lives until ``pytest_unconfigure``."""
+    import ray
+
+    from actors.ray_tools.connect import RAYLET_ENVIRONMENT
+    from launch.cluster.session import ENVIRONMENT, LOCAL_CPUS
+
+    os.environ.update(RAYLET_ENVIRONMENT)
+    # Workers have to find the test modules that their classes come from.
+    variables = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    ray.init(
+        address="local",
+        num_cpus=LOCAL_CPUS,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        runtime_env={"env_vars": variables},
+    )
+
+
+@pytest.fixture(scope="session")
+def serve_port(ray_cluster: None) -> int:
+    """Where Serve's proxy listens. It starts with Serve or never: so before any application."""
+    from actors.serving.policy_app import start_serve
+    from actors.settings import ServerConfig
+
+    port = free_port()
+    start_serve(ServerConfig(http_port=port))
+    return port
+
+
+@pytest.fixture(scope="session")
+def weight_store(ray_cluster: None) -> Any:
+    """The store that ``policy_app`` follows."""
+    from actors.weights.store import WeightStore
+
+    return WeightStore.remote()
+
+
+@pytest.fixture(scope="session")
+def policy_app(serve_port: int, weight_store: Any, tiny_model: Path) -> ServedPolicy:
+    """``tiny_model``, served by vLLM, by handle and over HTTP.
+
+    A test that publishes puts the old weights back.
+    """
+    from actors.settings import ServerConfig
+
+    return start_policy("policy", tiny_model, weight_store, ServerConfig(http_port=serve_port))
+
+
+@pytest.fixture(scope="session")
+def scripted_policy(serve_port: int, tiny_model: Path) -> ServedPolicy:
+    """Two replicas that need no model: their engine is ``scripted_engine.ScriptedEngine``.
+
+    It says ``1`` a thousand times. ``test_unresponsive_replicas`` stops and kills the replicas, so it comes
+    after all others that ask for them, by its name.
+    """
+    from actors.settings import ServerConfig
+    from actors.weights.store import WeightStore
+    from policies.settings import EngineConfig
+
+    options = {"replies": ["1" * 1000], "seconds_per_token": 0.005}
+    engine = EngineConfig(name="scripted_engine:ScriptedEngine", options=options)
+    config = ServerConfig(num_replicas=2, engine=engine)
+    return start_policy("scripted", tiny_model, WeightStore.remote(), config)
+
+
+@pytest.fixture(scope="session")
+def sampler(policy_app: ServedPolicy) -> Any:
+    """A ``SamplerActor`` on ``policy_app``."""
+    return policy_app.sampler()
+
+
+@pytest.fixture(scope="module")
+def make_learner(
+    weight_store: Any, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MakeLearner]:
+    """``make_learner(learner, algorithm)``: a ``LearnerGroup`` on the weights of ``tiny_model``.
+
+    Groups take long to start, so one with the same settings is used again in the file: its weights are put
+    back and its optimizer is a fresh one. Only the last ``MAX_LEARNERS`` that were asked for are alive.
+    """
+    from actors.learning.learner_group import LearnerGroup
+    from policies.learning.algorithms import resolve
+    from policies.learning.settings import AlgorithmConfig, LearnerConfig
+
+    alive: dict[str, tuple[LearnerGroup, Path]] = {}
+
+    def make(learner: LearnerConfig | None = None, algorithm: AlgorithmConfig | None = None) -> LearnerGroup:
+        learner, algorithm = learner or LearnerConfig(), algorithm or AlgorithmConfig()
+        key = repr((learner, algorithm))
+        if key in alive:
+            group, beginning = alive.pop(key)
+            group.load(str(beginning))
+            group.begin_phase(learner.optimizer, 100)
+        else:
+            while len(alive) >= MAX_LEARNERS:
+                alive.pop(next(iter(alive)))[0].close()
+            resolved = resolve(algorithm, RESPONSE_TOKENS, num_epochs=learner.num_epochs)
+            group = LearnerGroup(str(tiny_model), learner, resolved, 100, 0, weight_store)
+            beginning = tmp_path_factory.mktemp("learner")
+            group.save(str(beginning))
+        alive[key] = (group, beginning)  # last in line to be closed
+        return group
+
+    yield make
+    for group, _ in alive.values():
+        group.close()

@@ -1,0 +1,100 @@
+"""A run whose learner is killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import SIGKILL
+
+import pytest
+
+from environments.errors import TroupeError
+from launch.health.members import members
+from launch.run_folder.consumed_log import read_consumed_log
+from launch.settings.compose import compose
+from launch.trainer import run_training
+from launch.workload import load_workload
+
+NUM_STEPS, NUM_GROUPS, GROUP_SIZE = 8, 2, 2
+
+
+def train(directory: Path, model: Path, max_recoveries: int) -> None:
+    """One run, asynchronous, on the session's Ray: a call with the same folder goes on where it stopped."""
+    config = compose(
+        [
+            "recipe=calculator",
+            f"run.directory={directory}",
+            "run.resume=true",
+            f"run.num_steps={NUM_STEPS}",
+            "run.checkpoint_every=2",
+            f"model.path={model}",
+            "warm_start.num_steps=0",
+            "run.stall_limit_seconds=150",
+            "evaluation.num_tasks=1",
+            f"rollout.groups_per_step={NUM_GROUPS}",
+            f"rollout.group_size={GROUP_SIZE}",
+            "rollout.max_staleness=2",
+            "fleet.num_actors=4",
+            "algorithm.entropy_coef=0.01",
+            f"run.max_recoveries={max_recoveries}",
+        ]
+    )
+    run_training(config, load_workload(config.workload, config.seed))
+
+
+@dataclass
+class Struck:
+    """A learner that was killed at ``at``, and who played and sampled before that and an update later."""
+
+    at: float
+    before: set[int]
+    after: set[int] = field(default_factory=set)
+
+
+def kill_at_step(step: int, directory: Path, spared: set[int], struck: list[Struck]) -> None:
+    """Wait until ``step`` is in the journal, then end the learner's process that is not ``spared``."""
+    while len(read_consumed_log(directory)) < step:
+        time.sleep(0.05)
+    (learner,) = pids("learner") - spared
+    struck.append(Struck(time.monotonic(), pids("fleet", "replica", "actor")))
+    os.kill(learner, SIGKILL)
+    while len(read_consumed_log(directory)) <= step:
+        time.sleep(0.05)
+    struck[-1].after = pids("fleet", "replica", "actor")
+
+
+def pids(*roles: str) -> set[int]:
+    return {member.pid for member in members(below=os.getpid()) if member.role in roles}
+
+
+def test_a_killed_learner_ends_a_run_without_recoveries_and_else_is_rebuilt_and_nothing_is_lost(
+    ray_cluster: None, tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spared, struck = pids("learner"), list[Struck]()
+    killer = threading.Thread(target=kill_at_step, args=(3, tmp_path, spared, struck), daemon=True)
+    killer.start()
+    with pytest.raises(TroupeError, match=r"LearnerWorker.*has died"):
+        train(tmp_path, tiny_model, max_recoveries=0)
+    assert time.monotonic() - struck[0].at < 60, "without the notice of its death 120"
+
+    killer = threading.Thread(target=kill_at_step, args=(5, tmp_path, spared, struck), daemon=True)
+    killer.start()
+    train(tmp_path, tiny_model, max_recoveries=1)
+    killer.join(60)
+    # One that was still starting may have come since.
+    assert struck[1].before <= struck[1].after, "engines and rollout actors are the same processes"
+    said = capsys.readouterr().out
+    assert "The learner is being rebuilt; engines and rollout actors go on." in said
+    assert re.search(
+        r"weights of version \d+, .* from step_000004, \d update\(s\) earlier. No update is lost", said
+    )
+    assert said.count("step    6/8") == 1
+
+    trained = [rollout_id for record in read_consumed_log(tmp_path) for rollout_id in record["trained"]]
+    assert sorted(trained) == [
+        f"{group:08d}/{member:04d}" for group in range(NUM_STEPS * NUM_GROUPS) for member in range(GROUP_SIZE)
+    ]

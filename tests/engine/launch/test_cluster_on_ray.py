@@ -1,0 +1,55 @@
+"""A run on the cluster that it starts, and on one that others have started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from head_node import RAY, head_node
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_a_program_in_another_folder_needs_the_library_on_its_own_path_only(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"""
+import sys
+sys.path.append({str(ROOT)!r})
+import ray
+from actors.sampling.directory import SamplerDirectory
+from launch.cluster import session
+session.connect()
+ray.get(SamplerDirectory.remote().__ray_ready__.remote(), timeout=110)
+session.end()
+"""
+    )
+    ended = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RAY_ADDRESS")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_job_can_be_submitted_to_a_cluster_that_starts_after_a_local_run(tmp_path: Path) -> None:
+    local = "from launch.cluster import session; assert session.connect(); session.end()"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    subprocess.run(
+        [sys.executable, "-c", local],
+        cwd=ROOT,
+        env=environment | {"HOME": str(tmp_path)},
+        check=True,
+        timeout=240,
+    )
+    assert list(tmp_path.iterdir()) == [], "a token there would be asked for"
+    with head_node(1, dashboard=True, HOME=str(tmp_path)) as joined:
+        job = [*RAY, "job", "submit", "--", "echo", "the job's line"]
+        done = subprocess.run(job, env=joined, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the job's line" in done.stdout

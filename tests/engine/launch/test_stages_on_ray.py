@@ -1,0 +1,59 @@
+"""A training of several stages, stopped between two of them and resumed."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from machine import wait_until
+from test_train_on_ray import comparable, small_run, weights
+
+from launch.health.inspection import processes_here
+from launch.reporting.tracker import read_metrics
+from launch.run_folder.checkpoint import CheckpointFolder
+
+EXPERT = ["expert_iteration.min_reward=-1", "expert_iteration.optimizer.lr=1e-3"]
+"""So that every rollout of the hardly trained policy is kept, whatever it is worth."""
+
+
+def weight_stores() -> set[int]:
+    """Processes of the weight stores in this process's Ray."""
+    return {each.pid for each in processes_here() if each.role == "store"}
+
+
+def test_stages_train_in_turn_and_a_run_that_stops_between_two_resumes_as_if_it_had_not(
+    ray_cluster: None, tmp_path: Path
+) -> None:
+    import torch
+
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    settings = [
+        "stages=[warm_start,own_stage:Rehearse,expert_iteration,reinforce]",
+        "stage_settings.rehearse.num_steps=2",
+        "expert_iteration.num_steps=2",
+        "run.num_steps=1",
+        "run.checkpoint_every=1",
+        "run.checkpoints_kept=9",
+        *EXPERT,
+    ]
+    before = weight_stores()
+    small_run(whole, *settings)
+    wait_until(lambda: weight_stores() <= before)  # the last weights would stay in memory
+
+    updates = [each for each in read_metrics(whole) if "rollout/reward_mean" in each]
+    assert [each["step"] for each in updates] == [1, 2, 3]
+    assert ["learn/num_imitated_trajectories" in each for each in updates] == [True, True, False]
+    assert all(each["learn/fresh_logprob_diff_mean"] < 1e-3 for each in updates), "engine and learner agree"
+    progress = CheckpointFolder.progress(whole / "checkpoints" / "step_000003")
+    assert progress.stage_steps == {"warm_start": 30, "rehearse": 2, "expert_iteration": 2, "reinforce": 1}
+    assert progress.version == 6, "one of the warm start, two of the rehearsal, three updates"
+
+    # The checkpoint of step 2 is the last of its stage.
+    subprocess.run(["cp", "-r", str(whole), str(stopped)], check=True)
+    subprocess.run(["rm", "-r", str(stopped / "checkpoints" / "step_000003")], check=True)
+    subprocess.run(["ln", "-sfn", "step_000002", str(stopped / "checkpoints" / "latest")], check=True)
+    small_run(stopped, *settings, "run.resume=true")
+
+    assert comparable(read_metrics(stopped)) == comparable(read_metrics(whole))
+    expected, resumed = weights(whole, 3), weights(stopped, 3)
+    assert all(torch.equal(expected[name], resumed[name]) for name in expected)

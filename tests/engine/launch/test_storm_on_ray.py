@@ -1,0 +1,65 @@
+"""A run that goes on through a storm."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from launch.reporting.audit import audit, read_run
+
+PATIENT_STORM = """
+import sys
+from functools import partialmethod
+from launch import chaos
+from launch.fault_injection.storm import Family
+Family.left_over = partialmethod(Family.left_over, seconds=90)
+sys.exit(chaos.main(["storm", *sys.argv[1:]]))
+"""
+"""A storm that gives the many processes of a run three times as long to end: the machine may be busy."""
+
+
+def test_a_run_goes_on_through_a_storm_and_is_sound(tmp_path: Path, tiny_model: Path) -> None:
+    settings = [
+        "recipe=calculator",
+        f"run.directory={tmp_path}",
+        "run.num_steps=40",  # they take as long as a few blows
+        "run.checkpoint_every=5",
+        f"model.path={tiny_model}",
+        "warm_start.num_steps=0",
+        "evaluation.num_tasks=1",
+        "rollout.groups_per_step=2",
+        "rollout.group_size=2",
+        "rollout.max_staleness=2",
+        "fleet.num_actors=4",
+        "algorithm.entropy_coef=0.01",  # so that there is a gradient in every group
+        "run.max_recoveries=100",
+        "run.stall_limit_seconds=150",  # a run that hangs says what it waits for
+    ]
+    program = [sys.executable, "-m", "launch.train", *settings]
+    # A cluster of its own, not this session's: what is struck there is not replaced.
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    with subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, text=True) as run:
+        while not (tmp_path / "settings.yaml").exists():
+            assert run.poll() is None
+            time.sleep(0.1)
+        # Each kind is among the first three blows of this seed.
+        options = ["--below", str(run.pid), "--every", "2", "--minutes", "0.35", "--seed", "738", "--wait"]
+        with ThreadPoolExecutor(1) as pool:
+            output = pool.submit(run.communicate)  # the storm would wait for a process that nobody waits for
+            storm = subprocess.run(
+                [sys.executable, "-c", PATIENT_STORM, *options], stdout=subprocess.PIPE, text=True
+            )
+            said, _ = output.result(240)
+    assert storm.returncode == 0, storm.stdout
+    assert "processes none is left" in storm.stdout
+    assert "the run has ended after 40 of 40 updates" in storm.stdout
+    struck = re.findall(r"\] \w+ \d+ (killed|stopped|slowed)", storm.stdout)
+    assert {"killed", "stopped", "slowed"} == set(struck), storm.stdout
+    assert run.returncode == 0, said
+    assert "step   40/40" in said
+    assert all(finding.is_sound for finding in audit(read_run(tmp_path)))

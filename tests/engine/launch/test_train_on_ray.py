@@ -1,0 +1,297 @@
+"""The whole program, as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.errors import ConfigError
+from launch.chaos import COUNTED
+from launch.health.members import members
+from launch.reporting.metrics import FRESH_MISMATCH
+from launch.reporting.tracker import read_metrics
+from launch.run_folder.checkpoint import CheckpointFolder
+from launch.run_folder.consumed_log import ConsumedLog, read_consumed_log
+from launch.run_folder.trajectory_log import TRAIN, KeptTrajectory, kept_steps, read_kept
+from launch.settings.compose import compose
+from launch.settings.tree import TrainConfig
+from launch.trainer import run_training
+from launch.workload import load_workload
+
+ROOT = Path(__file__).resolve().parents[3]
+SMALL = [
+    "recipe=calculator",
+    "warm_start.num_steps=30",
+    "evaluation.num_tasks=8",
+    "rollout.groups_per_step=3",
+    "rollout.group_size=4",
+    "fleet.num_actors=4",
+    "learner.mini_batch_size=6",
+    "run.stall_limit_seconds=150",  # a run that hangs says what it waits for, before pytest ends all tests
+    "algorithm.entropy_coef=0.01",  # so that there is a gradient even where all rollouts fail
+]
+
+OWN_LINE = re.compile(r"\[ *[\d.]+ s\] \S|[█░]{10} \S|  +\S|Interrupted|$")
+"""The forms of a line that a training prints: an event, progress, more about the line above, Ctrl-C."""
+
+
+def small_run(directory: Path, *overrides: str) -> TrainConfig:
+    """Train in this process, on the session's Ray, and return the configuration."""
+    config = compose([*SMALL, f"run.directory={directory}", *overrides])
+    run_training(config, load_workload(config.workload, config.seed))
+    return config
+
+
+def comparable(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records without what a clock says, or decides: whether a rollout was too slow and came again."""
+    return [
+        {
+            name: value
+            for name, value in each.items()
+            if "time/" not in name and "seconds" not in name and name not in COUNTED
+        }
+        for each in records
+    ]
+
+
+def weights(directory: Path, step: int) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return load_file(directory / "checkpoints" / f"step_{step:06d}" / "huggingface" / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of 4 updates with its checkpoints of steps 2 and 4, to compare others with."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    small_run(folder, "run.num_steps=4", "run.checkpoint_every=2", "run.checkpoints_kept=9")
+    return folder
+
+
+def test_a_resumed_run_equals_one_that_never_stopped(undisturbed: Path, tmp_path: Path) -> None:
+    import torch
+
+    # The folder of a run that was killed some time after its checkpoint of step 2.
+    stopped = tmp_path / "stopped"
+    subprocess.run(["cp", "-r", str(undisturbed), str(stopped)], check=True)
+    subprocess.run(["rm", "-r", str(stopped / "checkpoints" / "step_000004")], check=True)
+    subprocess.run(["ln", "-sfn", "step_000002", str(stopped / "checkpoints" / "latest")], check=True)
+    small_run(stopped, "run.num_steps=4", "run.checkpoint_every=2", "run.resume=true")
+
+    assert comparable(read_metrics(stopped)) == comparable(read_metrics(undisturbed))
+    expected, resumed, before = weights(undisturbed, 4), weights(stopped, 4), weights(undisturbed, 2)
+    assert expected.keys() == resumed.keys()
+    assert all(torch.equal(expected[name], resumed[name]) for name in expected)
+    assert not all(torch.equal(expected[name], before[name]) for name in expected), "nothing was learned"
+    for step in kept_steps(undisturbed, TRAIN):
+        one, other = (said(read_kept(folder, TRAIN, step)) for folder in (undisturbed, stopped))
+        assert len(one) == 12 and one == other
+
+
+@pytest.mark.slow
+def test_a_run_whose_learner_and_fleet_are_killed_ends_with_the_weights_of_one_that_was_not(
+    undisturbed: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same weights, though they also travel as files instead of by the object store."""
+    import torch
+
+    deeds = {1: "learner", 3: "fleet"}
+    spared = {role: pids(role) for role in deeds.values()}
+    record = ConsumedLog.record
+
+    def record_and_strike(log: ConsumedLog, step: int, *consumed: Any) -> None:
+        """Kill the process that is not ``spared``, as soon as the journal has the update of its role."""
+        record(log, step, *consumed)
+        if (role := deeds.pop(step, None)) is not None:
+            (process,) = pids(role) - spared[role]
+            os.kill(process, signal.SIGKILL)
+
+    monkeypatch.setattr(ConsumedLog, "record", record_and_strike)
+    small_run(
+        tmp_path,
+        "run.num_steps=4",
+        "run.checkpoint_every=2",
+        "server.weights.transport=files",
+        "server.weights.options={bucket_bytes: 100000}",
+    )
+
+    assert not deeds, "not both were killed"
+    told = capfd.readouterr().out
+    assert "1 update(s) since the checkpoint of step 0 are lost" in told, "after the warm start"
+    assert re.search(
+        r"RolloutFleet .* has died.* 1 update\(s\) since the checkpoint of step 2 are lost", told
+    )
+    expected, found = weights(undisturbed, 4), weights(tmp_path, 4)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert comparable(read_metrics(tmp_path)) == comparable(read_metrics(undisturbed))
+    trained = [rollout_id for record in read_consumed_log(tmp_path) for rollout_id in record["trained"]]
+    assert len(trained) == len(set(trained)) == 4 * 3 * 4
+
+
+def pids(role: str) -> set[int]:
+    return {member.pid for member in members(below=os.getpid()) if member.role == role}
+
+
+def said(kept: list[KeptTrajectory]) -> list[Any]:
+    """The trajectories without what a clock says."""
+    return [replace(each, trajectory=replace(each.trajectory, seconds=0)) for each in kept]
+
+
+def test_a_replay_learns_from_the_rollouts_of_another_run_without_playing_any(
+    undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    small_run(tmp_path / "same", "run.num_steps=4", f"run.replay={undisturbed}")
+    assert "Policy server" not in capsys.readouterr().out
+    expected, replayed = weights(undisturbed, 4), weights(tmp_path / "same", 4)
+    assert expected.keys() == replayed.keys()
+    assert all(torch.equal(expected[name], replayed[name]) for name in expected)
+
+    small_run(tmp_path / "other", "run.num_steps=2", f"run.replay={undisturbed}", "algorithm.name=dr_grpo")
+    steps = [each for each in read_metrics(tmp_path / "other") if "learn/loss" in each]
+    rewards = [each["rollout/reward_mean"] for each in read_metrics(undisturbed) if "learn/loss" in each]
+    assert [each["rollout/reward_mean"] for each in steps] == rewards[:2]
+    other = weights(tmp_path / "other", 2)
+    assert not all(torch.equal(weights(undisturbed, 2)[name], other[name]) for name in other)
+
+
+def test_rollouts_and_evaluations_go_on_while_the_learner_learns(
+    ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "launch.training.logprob_probe.MAX_MISSED", 0
+    )  # compare engine and learner after each update
+    small_run(
+        tmp_path,
+        "run.num_steps=4",
+        "rollout.max_staleness=2",
+        "fleet.min_actors=2",
+        "fleet.max_actors=6",
+        "server.weights.transport=files",
+        "evaluation.every=2",
+        "evaluation.num_replicas=1",  # which reads the version that was pinned for it
+        "run.best_metric=eval/reward_mean",
+    )
+
+    records = read_metrics(tmp_path)
+    steps = [each for each in records if "learn/loss" in each]
+    assert [each["step"] for each in steps] == [1, 2, 3, 4]
+    assert 0 < max(each["stream/staleness_max"] for each in steps) <= 2
+    assert all(each[FRESH_MISMATCH] < 1e-3 for each in steps)
+    assert all("learn/weight_mean" in each for each in steps), "older tokens are corrected by default"
+    assert all(2 <= each["stream/actors"] <= 6 for each in steps[1:])
+    evaluated = [each for each in records if "eval/reward_mean" in each]
+    assert sorted(each["step"] for each in evaluated) == [0, 2, 4]
+    assert CheckpointFolder(tmp_path, 1).best() is not None
+    assert not list(tmp_path.glob("weights_*")), "the run has ended: no replica needs them"
+    consumed = [rollout for each in read_consumed_log(tmp_path) for rollout in each["trained"]]
+    assert consumed == [f"{group:08d}/{member:04d}" for group in range(12) for member in range(4)]
+
+
+def test_two_ranks_and_two_replicas_train_together_by_a_users_own_algorithm(
+    ray_cluster: None, tmp_path: Path
+) -> None:
+    small_run(
+        tmp_path,
+        "run.num_steps=2",
+        "learner.num_workers=2",
+        "server.num_replicas=2",
+        "algorithm.name=own",
+        "algorithm.module=own_algorithm",
+        "algorithm.clip_high=null",  # the recipe sets it, and this loss does not clip
+        "algorithm.options.factor=3",
+        "algorithm.options.power=0.5",
+    )
+
+    steps = [each for each in read_metrics(tmp_path) if "learn/loss" in each]
+    assert [each["step"] for each in steps] == [1, 2]
+    assert all(each["learn/rollout_logprob_diff_max"] < 1e-3 for each in steps)
+    assert all(each["learn/grad_norm"] > 0 for each in steps)
+    # Of the users' own estimator and loss:
+    assert all(each["learn/advantage_max"] == 3 * each["rollout/reward_max"] for each in steps)
+    assert not any("learn/clip_fraction" in each for each in steps)
+
+
+def start(directory: Path, mark: str, *overrides: str) -> subprocess.Popen[str]:
+    """``launch.train`` as a program of its own, with a mark that all its processes inherit."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "launch.train", *SMALL, f"run.directory={directory}", *overrides],
+        cwd=ROOT,
+        env={**os.environ, "TROUPE_TEST_MARK": mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def marked_processes(mark: str) -> list[str]:
+    """Command lines of the living processes that carry ``mark`` in their environment."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            carries = folder.name.isdigit() and f"TROUPE_TEST_MARK={mark}".encode() in (
+                folder / "environ"
+            ).read_bytes().split(b"\0")
+            if carries and (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue  # it ended while we looked
+    return found
+
+
+@pytest.mark.parametrize(
+    ("moment", "leaves_checkpoint"),
+    [("Ray: started", False), ("warm start   10/", True), ("step    1/", True)],
+    ids=["starting", "warm start", "updates"],
+)
+def test_ctrl_c_ends_all_processes_and_leaves_a_checkpoint(
+    tmp_path: Path, moment: str, leaves_checkpoint: bool
+) -> None:
+    mark = f"{os.getpid()}-{moment}"
+    with start(tmp_path, mark, "run.num_steps=100") as program:
+        assert program.stdout is not None
+        lines = []
+        for line in program.stdout:
+            lines.append(line)
+            if moment in line:
+                break
+        assert marked_processes(mark), "the mark does not reach the processes: " + "".join(lines)
+        os.killpg(program.pid, signal.SIGINT)
+        rest = program.stdout.read()
+    ended = time.monotonic()  # a last checkpoint took its time before
+    while marked_processes(mark) and time.monotonic() - ended < 120:
+        time.sleep(0.1)
+
+    assert program.returncode == 130, rest
+    strange = [line for line in [*lines, *rest.splitlines()] if not OWN_LINE.match(line)]
+    assert strange == [], "libraries have their say in the output of a training"
+    assert marked_processes(mark) == []
+    if leaves_checkpoint:
+        checkpoints = tmp_path / "checkpoints"
+        newest = checkpoints / "latest"
+        assert CheckpointFolder.progress(newest).stage_steps["warm_start"] >= 10
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        AutoModelForCausalLM.from_pretrained(newest / "huggingface")
+        AutoTokenizer.from_pretrained(newest / "huggingface")
+
+
+def test_a_setting_that_the_engine_rejects_at_its_start_is_named(ray_cluster: None, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"(?s)^vLLM rejects the model .* a setting in server\.engine: .*4096"
+    ):
+        small_run(tmp_path, "server.engine.max_model_tokens=4096")

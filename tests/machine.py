@@ -1,0 +1,30 @@
+"""A free port, and a wait with an end."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 240) -> None:
+    """Return when ``condition`` holds; fail after ``seconds``: many, for a busy machine stalls."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not happen in {seconds:g} s"
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    """A port on which no program listens. Connections of other programs begin at ports above these, so that
+    none of them takes it before it is used."""
+    while True:
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", random.SystemRandom().randrange(20_000, 32_768)))
+            return int(free.getsockname()[1])

@@ -1,0 +1,26 @@
+"""The Python programs that README and the pages show, as the tests run them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMANDS, GUIDE, HTTP, MIGRATION = (
+    f".docs/pages/{page}.md" for page in ("commands", "guide", "http", "migration")
+)
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def programs(page: str) -> list[str]:
+    """The Python programs that a page shows."""
+    return re.findall(r"```python\n(.*?)```", text_of(page), flags=re.DOTALL)
+
+
+(OWN,) = programs("README.md")
+(CONVERSATION,) = programs(HTTP)
+(SHOP,) = programs(GUIDE)
+COLLECT, TRAIN = programs(MIGRATION)
