@@ -40,6 +40,8 @@ class NodeWatch:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._num_actors: Counter[str] = Counter()
         self._return: asyncio.Future[None] | None = None
+        self.draining: frozenset[str] = frozenset()
+        """The nodes that are about to leave, as whoever asks Ray for them has noted here."""
 
     @contextmanager
     def watched(self, node: str) -> Iterator[None]:

@@ -1,22 +1,37 @@
-"""What a fleet tells of itself: counts for the training loop, and a report for ``launch.status``."""
+"""Reports of a fleet: counts for the training loop, and what is in play for ``launch.status``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 import ray
 
 
+@dataclass(slots=True)
+class FleetCounts:
+    """Running totals of a fleet, as ``FleetStatus`` describes them."""
+
+    start: float = field(default_factory=lambda: time.monotonic())
+    busy_seconds: float = 0.0
+    """Those of the rollouts that have ended."""
+    waited_seconds: float = 0.0
+    num_lost: int = 0
+    num_replayed_tokens: int = 0
+    num_retries: int = 0
+    num_resumed_turns: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class FleetStatus:
-    """What the fleet is doing: requests that wait, rollouts in play, actors lost since it started.
+    """Counts of a fleet: requests that wait, rollouts in play, actors lost since it started.
 
     Of ``num_actors``, ``num_ready`` are up and can play. ``busy_seconds`` are those that all actors together
     have played in the ``seconds`` since the fleet started, ``waited_seconds`` those that all requests
     together have waited for an actor. ``num_replayed_tokens`` were sampled in rollouts that have failed and
     were played again, unless their process died with them. There were ``num_retries`` attempts after a
-    failure, which began after ``num_resumed_turns`` turns of the attempts before. ``num_kept`` actors keep
-    the pair of a conversation; ``last_taken`` counts all up to the last one that plays or keeps a pair.
+    failure, which began after ``num_resumed_turns`` turns of the attempts before. ``num_warm`` actors retain
+    the pair of a conversation; ``last_taken`` counts all up to the last one that plays or retains a pair.
     """
 
     num_actors: int
@@ -30,7 +45,7 @@ class FleetStatus:
     waited_seconds: float = 0.0
     num_retries: int = 0
     num_resumed_turns: int = 0
-    num_kept: int = 0
+    num_warm: int = 0
     last_taken: int = 0
 
 
@@ -63,7 +78,7 @@ class ActorFailure:
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """What a fleet knows of itself and of the actors that it works with, for ``launch.status``."""
+    """A fleet's view of itself and of the actors that it works with, for ``launch.status``."""
 
     status: FleetStatus
     in_play: tuple[RolloutInPlay, ...]

@@ -61,16 +61,16 @@ class PastMessage(NamedTuple):
 
 
 class RolloutResult(NamedTuple):
-    """What an actor returns of a rollout."""
+    """A rollout as its actor returns it."""
 
     trajectory: Trajectory
     usable: bool
     """Whether the process can be used again: what was interrupted at a time limit, or has used up its memory,
     leaves it in an unknown state."""
-    kept: bool = False
+    retained: bool = False
     """Whether agent and environment wait for a follow-up."""
     turns: tuple[bytes, ...] = ()
-    """The journal of its turns, if it is kept and the environment can be rebuilt from it."""
+    """The journal of its turns, if it is retained and the environment can be rebuilt from it."""
     lost: bool = False
     """Whether it failed because the pair that it goes on with could not be rebuilt."""
 
@@ -79,7 +79,7 @@ class _LostError(EnvironmentFailure):
     """The pair that a message goes on with could not be rebuilt."""
 
 
-class KeptPair(NamedTuple):
+class LivePair(NamedTuple):
     """Agent and environment after a rollout, for a client's next message."""
 
     rollout_id: str
@@ -91,7 +91,7 @@ class KeptPair(NamedTuple):
 class RolloutActor:
     """One agent and one environment at a time, in a process of their own that is used for many rollouts.
 
-    After a client's message both may stay for the next one. Then the fleet sends that, or ``close_kept``.
+    After a client's message both may stay for the next one. Then the fleet sends that, or ``close_pair``.
 
     consumes one request · waits for the sampling actor's completion · produces one trajectory
     """
@@ -110,7 +110,7 @@ class RolloutActor:
         self._sampler = sampler
         self._deadline = 0.0
         self._time_limit = TimeLimit()
-        self._kept: KeptPair | None = None
+        self._live_pair: LivePair | None = None
         limit_memory(pair.env_class.actor_needs.memory_bytes or DEFAULT_MEMORY_BYTES)
 
     def ready(self) -> str:
@@ -126,7 +126,7 @@ class RolloutActor:
     ) -> RolloutResult:
         """Play ``request``, after the turns that its journal's ``entries`` hold.
 
-        A follow-up goes on with the pair that is kept, else with one that is rebuilt from ``history``.
+        A follow-up goes on with the pair that is here, else with one that is rebuilt from ``history``.
 
         Whatever agent, environment or sampler raise is in the trajectory.
         """
@@ -136,8 +136,8 @@ class RolloutActor:
         num_earlier, lost = 0, False
         agent: BaseAgent | None = None
         env: BaseEnv | None = None
-        if self._kept is not None:
-            (_, agent, env), self._kept = self._kept, None
+        if self._live_pair is not None:
+            (_, agent, env), self._live_pair = self._live_pair, None
         try:
             with self._time_limit.of(self._limits.timeout_seconds):
                 if agent is None or env is None:
@@ -155,16 +155,16 @@ class RolloutActor:
             trajectory = failed(request, reason, text, _played_steps(agent)[num_earlier:])
             trajectory.masked = reason is TerminationReason.TIMEOUT and self._limits.overlong_filter
         usable = trajectory.termination_reason not in UNUSABLE_AFTER
-        is_kept = request.keep_seconds is not None and trajectory.has_answer
-        if is_kept and agent is not None and env is not None:
-            self._kept = KeptPair(request.rollout_id, agent, env)
+        is_retained = request.keep_seconds is not None and trajectory.has_answer
+        if is_retained and agent is not None and env is not None:
+            self._live_pair = LivePair(request.rollout_id, agent, env)
         elif env is not None:
             usable = self._close(env, trajectory) and usable
         trajectory.seconds = time.monotonic() - start
-        if self._kept is None:
+        if self._live_pair is None:
             return RolloutResult(trajectory, usable, lost=lost)
         is_whole = len(turns) == len(trajectory.steps)
-        return RolloutResult(trajectory, usable, kept=True, turns=tuple(turns) if is_whole else ())
+        return RolloutResult(trajectory, usable, retained=True, turns=tuple(turns) if is_whole else ())
 
     def _ending(self, error: Exception | KeyboardInterrupt) -> tuple[TerminationReason, str]:
         """Why the rollout has ended that raised ``error``, and what its trajectory says of it."""
@@ -177,11 +177,11 @@ class RolloutActor:
             case _:  # a gap in the boundaries around the user's code
                 return TerminationReason.ENV_ERROR, "".join(traceback.format_exception(error))
 
-    def close_kept(self) -> bool:
+    def close_pair(self) -> bool:
         """Close the environment that waits for a follow-up, and return whether it was in time."""
-        if self._kept is None:
+        if self._live_pair is None:
             return True
-        (rollout_id, _, env), self._kept = self._kept, None
+        (rollout_id, _, env), self._live_pair = self._live_pair, None
         closing = Trajectory(rollout_id=rollout_id)
         in_time = self._close(env, closing)
         if closing.error is not None:

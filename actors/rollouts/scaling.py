@@ -112,7 +112,7 @@ class PoolSize:
 
         Conversations keep the actors that have them, so it only takes away those behind the last one.
         """
-        needed = status.num_running + status.num_waiting + status.num_kept + 1
+        needed = status.num_running + status.num_waiting + status.num_warm + 1
         needed = max(self._smallest, min(self._largest, needed))
         if needed >= status.num_actors:
             self._since = None

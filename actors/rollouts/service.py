@@ -22,7 +22,8 @@ from ray.exceptions import RayActorError, RayTaskError
 from actors.ray_tools.background import in_background
 from actors.ray_tools.calls import get_or_raise
 from actors.ray_tools.placement import beside_driver
-from actors.rollouts.fleet import RolloutFleet, actor_options, check_room
+from actors.rollouts.actor_factory import actor_options, check_room
+from actors.rollouts.fleet import RolloutFleet
 from actors.rollouts.fleet_report import FleetStatus
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.stream import POLL_SECONDS, TrajectoryStream

@@ -21,7 +21,8 @@ from several_nodes import WhereEnvironment, nodes
 from actors.learning.worker_group import create_placement_group
 from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.ray_tools.placement import beside_driver
-from actors.rollouts.fleet import RolloutFleet, actor_options, check_room
+from actors.rollouts.actor_factory import actor_options, check_room
+from actors.rollouts.fleet import RolloutFleet
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.stream import TrajectoryStream
 from actors.sampling.sampler_actor import SamplerActor

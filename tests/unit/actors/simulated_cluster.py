@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 
 from actors.ray_tools import node_watch
-from actors.rollouts import attempts, core_places, fleet
+from actors.rollouts import actor_factory, dispatcher, fleet, slot, slot_loop
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.rollout_actor import RolloutResult
 from actors.settings import FleetConfig
@@ -338,13 +338,13 @@ def simulated_fleet(cluster: Cluster, loop: SimulatedLoop, retries: int) -> Iter
     clock = SimpleNamespace(monotonic=loop.time)
     context = SimpleNamespace(get_node_id=lambda: HEAD, current_actor=None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fleet, "RolloutActor", Options(make_actor))
+        patch.setattr(actor_factory, "RolloutActor", Options(make_actor))
         patch.setattr(node_watch, "NodePulse", Options(make_pulse))
         patch.setattr(fleet, "draining_nodes", cluster.draining)
-        patch.setattr(core_places, "num_cores", lambda: 2 * len(cluster.nodes))
+        patch.setattr(actor_factory, "num_cores", lambda: 2 * len(cluster.nodes))
         patch.setattr(fleet.asyncio, "to_thread", here)
-        patch.setattr(fleet, "time", clock)
-        patch.setattr(attempts, "time", clock)
+        for module in (fleet, dispatcher, slot, slot_loop):
+            patch.setattr(module, "time", clock)
         patch.setattr(ray, "kill", cluster.kill)
         patch.setattr(ray, "get_runtime_context", lambda: context)
         fleet_class = fleet.RolloutFleet.__ray_metadata__.modified_class

@@ -10,7 +10,7 @@ import pytest
 
 from actors.ray_tools import node_watch
 from actors.ray_tools.node_watch import SILENT_SECONDS, NodeWatch
-from actors.rollouts.outcome import started
+from actors.rollouts.actor_factory import wait_until_ready
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_an_actor_without_room_is_given_up_when_the_silent_node_is_back(watch: N
         with watch.watched("there"):
             watch._judge("there", SILENT_SECONDS)
             assert watch.elsewhere() == {"ray.io/node-id": "!in(there)"}
-            starting = asyncio.create_task(started(actor(asyncio.Future()), watch))
+            starting = asyncio.create_task(wait_until_ready(actor(asyncio.Future()), watch))
             await asyncio.sleep(0)
             assert not starting.done()
             watch._judge("there", 0)
@@ -54,7 +54,7 @@ def test_an_actor_that_starts_elsewhere_is_taken_and_one_without_silence_is_wait
             ready: asyncio.Future[str] = asyncio.Future()
             with watch.watched("there"):
                 watch._judge("there", misses)
-                starting = asyncio.create_task(started(actor(ready), watch))
+                starting = asyncio.create_task(wait_until_ready(actor(ready), watch))
                 await asyncio.sleep(0)
                 assert not starting.done()
                 ready.set_result("elsewhere")

@@ -149,7 +149,7 @@ def pool_status(
         busy_seconds=0,
         seconds=0,
         num_replayed_tokens=0,
-        num_kept=kept,
+        num_warm=kept,
         last_taken=last or playing + kept,
     )
 

@@ -1,0 +1,97 @@
+"""Rollouts that the fleet was asked for: those under way, and past messages that rebuild a conversation."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from actors.rollouts.journal import MAX_STORE_BYTES
+from actors.rollouts.rollout import RolloutRequest
+from actors.rollouts.rollout_actor import PastMessage
+from environments.types import TerminationReason
+
+FIRST_PAUSE_SECONDS = 0.2
+MAX_PAUSE_SECONDS = 30.0
+RESUMED_AFTER = {TerminationReason.CRASHED, TerminationReason.SAMPLER_ERROR}
+"""Failures below the agent and the environment: an episode goes on after its last finished turn."""
+
+
+@dataclass(eq=False, slots=True)
+class PendingRollout:
+    """A rollout from its request to its delivery. One that is tried again goes before all that came later."""
+
+    request: RolloutRequest
+    position: tuple[bool, int] = (True, 0)
+    """Whether it can wait for the urgent ones, and when it was submitted."""
+    attempt: int = 1
+    tried_by: set[int] = field(default_factory=set)
+    """Numbers of the slots whose actors have failed at it."""
+    is_cancelled: bool = False
+    """Whether nobody waits for its trajectory."""
+    waiting_since: float = 0.0
+    playing_since: float = 0.0
+    last_turn: float = 0.0
+    """When its last turn ended, or its first began."""
+
+    @property
+    def rollout_id(self) -> str:
+        return self.request.rollout_id
+
+    @property
+    def after(self) -> str | None:
+        """The message that it goes on with, if it is a follow-up."""
+        return self.request.follow_up.after if self.request.follow_up else None
+
+    def may_be_tried_by(self, slot: int, others: Collection[int]) -> bool:
+        """Whether the actor of ``slot`` has not failed at it, or those of all ``others`` have too."""
+        return slot not in self.tried_by or self.tried_by.issuperset(others)
+
+    def may_be_retried(self, reason: TerminationReason, resumes_by: str | None) -> bool:
+        """Whether another actor could do better: not where a world has failed that cannot be rebuilt."""
+        return self.after is None or resumes_by is not None or reason in RESUMED_AFTER
+
+
+def pause_before(attempt: int) -> float:
+    """Seconds before an attempt, of which the first is 1: each pause is twice as long."""
+    return min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(attempt - 2, 20)) if attempt > 1 else 0.0
+
+
+class PastMessages:
+    """The finished messages of conversations whose environments can be rebuilt; the oldest go first.
+
+    Args:
+        max_bytes: of all their journals together.
+    """
+
+    def __init__(self, max_bytes: int = MAX_STORE_BYTES) -> None:
+        self._max_bytes, self._num_bytes = max_bytes, 0
+        self._messages: OrderedDict[str, PastMessage] = OrderedDict()
+
+    def retain(self, message: PastMessage) -> None:
+        """Retain ``message``, which has ended."""
+        self._messages[message.request.rollout_id] = message
+        self._num_bytes += _num_bytes(message)
+        while self._num_bytes > self._max_bytes:
+            self.drop(next(iter(self._messages)))
+
+    def drop(self, rollout_id: str) -> None:
+        """Drop this message, if it is there."""
+        if (message := self._messages.pop(rollout_id, None)) is not None:
+            self._num_bytes -= _num_bytes(message)
+
+    def before(self, request: RolloutRequest) -> tuple[PastMessage, ...] | None:
+        """All messages before ``request``, the first one first; ``None`` if one of them is not there."""
+        messages: list[PastMessage] = []
+        while request.follow_up is not None:
+            if request.follow_up.after not in self._messages:
+                return None
+            self._messages.move_to_end(request.follow_up.after)
+            messages.append(self._messages[request.follow_up.after])
+            request = messages[-1].request
+        return tuple(reversed(messages))
+
+
+def _num_bytes(message: PastMessage) -> int:
+    follow_up = message.request.follow_up
+    return sum(map(len, message.turns)) + (len(follow_up.message) if follow_up else 0)

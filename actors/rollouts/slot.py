@@ -1,0 +1,225 @@
+"""A slot of the fleet: the place of one rollout actor, after which another one comes when it is lost.
+
+::
+
+    STARTING ──▶ IDLE ◀──▶ PLAYING ◀──▶ WARM      a conversation's pair stays for its next message
+        ▲          ▲          ▲           │
+        │          └─ CLOSING ┴───────────┘       no message comes any more (then IDLE), or another
+        │                                         request needs the actor (then PLAYING)
+      GONE ◀── each of the others                 the actor was lost or has to go, its pair was closed
+
+========  =====================================================  ======  =========  =================
+state     what its actor does                                    is up   may be     holds
+                                                                         cancelled
+========  =====================================================  ======  =========  =================
+STARTING  waits for a core and for room, or its process starts           yes
+IDLE      waits for a request                                    yes     yes        actor, node
+WARM      waits for a request, with a conversation's pair        yes     yes        actor, node, pair
+PLAYING   plays a rollout; its result waits for delivery         yes                actor, node, rollout
+CLOSING   closes the environment of a pair                       yes                actor, node
+GONE      nothing: it has ended                                          yes
+========  =====================================================  ======  =========  =================
+
+Only the slot's own coroutine, ``SlotLoop.run``, changes its state, by the methods below. Others read it: the
+``Dispatcher`` to choose who plays what; ``RolloutFleet.resize`` and ``RolloutFleet._leave_draining_nodes`` to
+cancel that coroutine where it may be. From outside only ``pair.is_over`` is set, by ``Dispatcher.end_pair``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from actors.ray_tools.node_watch import SILENT_SECONDS
+from actors.rollouts.actor_factory import ActorFactory, wait_until_ready
+from actors.rollouts.fleet_report import ActorFailure
+from actors.rollouts.requests import PendingRollout
+from actors.rollouts.rollout import RolloutRequest, failed
+from actors.rollouts.rollout_actor import CLOSE_SECONDS, GRACE_SECONDS, PastMessage, RolloutResult
+from environments.types import TerminationReason
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 30.0
+"""An idle actor that does not answer for so long is lost."""
+
+
+class SlotState(Enum):
+    """What the actor of a slot does: see the head of this file."""
+
+    STARTING = "starting"
+    IDLE = "idle"
+    PLAYING = "playing"
+    WARM = "warm"
+    CLOSING = "closing"
+    GONE = "gone"
+
+
+WAITING = {SlotState.IDLE, SlotState.WARM}
+BUSY = {SlotState.PLAYING, SlotState.CLOSING}
+"""States whose work must not be cancelled."""
+
+
+@dataclass(slots=True)
+class WarmPair:
+    """A pair that waits in its actor for a message after ``rollout_id``, since a time."""
+
+    rollout_id: str
+    since: float
+    is_over: bool = False
+    """Whether no message comes any more, so that the slot has to close it."""
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """One actor at a time, and what it does. ``task`` is its coroutine.
+
+    Args:
+        index: its number. Those from the wanted number of actors on have to go.
+        factory: makes its actors.
+        failure: the youngest of its actors, with the time of the failure as its ``seconds``.
+    """
+
+    index: int
+    factory: ActorFactory
+    failure: ActorFailure | None = None
+    state: SlotState = SlotState.STARTING
+    actor: Any = None
+    node: str = ""
+    pair: WarmPair | None = None
+    rollout: PendingRollout | None = None
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it has an actor that can play, or could after what it does."""
+        return self.state in WAITING or self.state in BUSY
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it has ended, or will when its pair is closed."""
+        return self.task is None or self.task.done() or self.task.cancelling() > 0
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error that has ended it, if one has."""
+        return self.task.exception() if self.task and self.task.done() and not self.task.cancelled() else None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no other actor comes."""
+        return self.task is not None and self.task.done()
+
+    def cancel(self) -> bool:
+        """End its coroutine, unless it is busy; return whether that will end."""
+        assert self.task is not None
+        return self.state not in BUSY and self.task.cancel()
+
+    # -- for its coroutine ---------------------------------------------------------------------------
+
+    async def start(self) -> bool:
+        """Start an actor; return whether it is up, and not given up for one with more room."""
+        self.state = SlotState.STARTING
+        self.actor = await self.factory.make()
+        self.node = await wait_until_ready(self.actor, self.factory.node_watch) or ""
+        return bool(self.node)
+
+    def await_request(self) -> None:
+        """Be there for the next request."""
+        self.state = SlotState.IDLE if self.pair is None else SlotState.WARM
+
+    async def play(
+        self, rollout: PendingRollout, entries: Sequence[bytes], history: tuple[PastMessage, ...]
+    ) -> RolloutResult:
+        """Have the actor play ``rollout``: its result, or a failed one where the actor can give none.
+
+        Args:
+            entries: the journal of the attempts before.
+            history: the messages before, which an actor repeats that does not retain their pair.
+        """
+        self.pair, self.rollout = None, rollout
+        rollout.playing_since = rollout.last_turn = time.monotonic()
+        try:
+            call = self.actor.run.remote(rollout.request, rollout.attempt, entries, history)
+            result = await self._result_or_failure(asyncio.ensure_future(call), rollout.request)
+        finally:
+            self.rollout = None
+        if result.retained:
+            self.pair = WarmPair(rollout.rollout_id, time.monotonic())
+        return result
+
+    async def close_pair(self) -> bool:
+        """Close the environment of the pair, and return whether the actor can be used again."""
+        self.pair, self.state = None, SlotState.CLOSING
+        closing: asyncio.Future[bool] = asyncio.ensure_future(self.actor.close_pair.remote())
+        try:
+            if await self._ends_in_time(closing, CLOSE_SECONDS + GRACE_SECONDS):
+                return await closing
+            error: object = "its actor does not answer"
+        except RayError as died:
+            error = died
+        logger.warning("The environment of a conversation was not closed: %s", error)
+        return False
+
+    def end_actor(self) -> None:
+        """End the actor, if there is one."""
+        self.state, self.node, self.pair = SlotState.GONE, "", None
+        if self.actor is not None:
+            ray.kill(self.actor)
+            self.actor = None
+
+    async def responds(self) -> bool:
+        """Whether the actor, which has to play now, answers. If not, whatever it was to play has not begun.
+
+        Without this check a request would be tried, and could fail for good, on actors that died while they
+        waited.
+        """
+        self.state = SlotState.PLAYING
+        answer: asyncio.Future[str] = asyncio.ensure_future(self.actor.ready.remote())
+        in_time = await self._ends_in_time(answer, IDLE_SECONDS)
+        return in_time and answer.exception() is None and not self._silence().done()
+
+    async def _result_or_failure(
+        self, running: asyncio.Future[RolloutResult], request: RolloutRequest
+    ) -> RolloutResult:
+        limit = self.factory.limits.timeout_seconds
+        reason = TerminationReason.CRASHED
+        try:
+            if await self._ends_in_time(running, limit + CLOSE_SECONDS + GRACE_SECONDS):
+                return await running
+            if self._silence().done():
+                text = f"The rollout actor's node {self.node} has not answered for {SILENT_SECONDS} s."
+            else:  # it could not even be interrupted
+                reason = TerminationReason.TIMEOUT
+                text = (
+                    f"The rollout ran longer than its limit of {limit:g} s. Nothing could interrupt it, so "
+                    "its process was ended, and its environment not closed."
+                )
+        except RayActorError as error:
+            text = f"The rollout actor died: {error}"
+        except RayTaskError as error:  # mostly: what it returned cannot be sent
+            reason = TerminationReason.ENV_ERROR
+            text = f"The rollout could not be returned: {error}"
+        except RayError as error:  # lost with its node, or it cannot be read in this process
+            text = f"The rollout's result was lost: {error}"
+        return RolloutResult(failed(request, reason, text), usable=False)
+
+    async def _ends_in_time(self, call: asyncio.Future[Any], seconds: float) -> bool:
+        """Whether a call of the actor ends within ``seconds``, before its node is silent."""
+        try:
+            silence = self._silence()
+            await asyncio.wait({call, silence}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            return call.done()
+        finally:
+            call.cancel()  # what comes from it now counts no more
+
+    def _silence(self) -> asyncio.Future[None]:
+        return self.factory.node_watch.silence(self.node)

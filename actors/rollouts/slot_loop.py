@@ -1,0 +1,152 @@
+"""The coroutine of a slot: it keeps one rollout actor after the other busy, and settles what they played."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from ray.exceptions import RayActorError
+
+from actors.rollouts.actor_factory import ActorFactory
+from actors.rollouts.dispatcher import Dispatcher
+from actors.rollouts.fleet_report import ActorFailure, FleetCounts
+from actors.rollouts.requests import RESUMED_AFTER, PastMessages, PendingRollout
+from actors.rollouts.rollout import RolloutRequest, failed
+from actors.rollouts.rollout_actor import PastMessage, RolloutResult
+from actors.rollouts.slot import Slot
+from actors.settings import FleetConfig
+from environments.types import TerminationReason, Trajectory
+
+logger = logging.getLogger(__name__)
+
+MAX_START_FAILURES = 3
+"""Actors of a slot that may fail to start, one after the other, before the fleet itself has failed."""
+
+
+class SlotLoop:
+    """Runs the slots of a fleet, whose states it changes.
+
+    Args:
+        config: how many slots there are to be, and how often a rollout is retried.
+        counts: added to.
+        finished: where each trajectory is put, once.
+    """
+
+    def __init__(
+        self,
+        factory: ActorFactory,
+        dispatcher: Dispatcher,
+        config: FleetConfig,
+        counts: FleetCounts,
+        finished: asyncio.Queue[Trajectory],
+    ) -> None:
+        self._factory, self._dispatcher, self._config = factory, dispatcher, config
+        self._counts, self._finished = counts, finished
+        self._past_messages = PastMessages()
+
+    async def run(self, slot: Slot) -> None:
+        """Keep actors busy, one after the other, until the slot is one too many."""
+        num_failures = 0
+        while slot.index < self._config.num_actors:
+            try:
+                if await slot.start():
+                    num_failures = 0
+                    with self._factory.node_watch.watched(slot.node):
+                        await self._keep_busy(slot)
+            except RayActorError as error:
+                logger.warning("A rollout actor did not start: %s", error)
+                if (num_failures := num_failures + 1) == MAX_START_FAILURES:
+                    raise
+            finally:
+                slot.end_actor()
+                self._dispatcher.notify_waiters()  # what this slot was waited for another may play
+
+    def forget(self, rollout_id: str) -> None:
+        """Close the pair after this rollout, and do not rebuild it either."""
+        self._past_messages.drop(rollout_id)
+        self._dispatcher.end_pair(rollout_id)
+
+    async def _keep_busy(self, slot: Slot) -> None:
+        """Play requests with the slot's actor until it is lost, or one too many, or its node leaves."""
+        watch, is_usable = self._factory.node_watch, True
+        try:
+            while is_usable and slot.index < self._config.num_actors and slot.node not in watch.draining:
+                slot.await_request()
+                rollout = await self._dispatcher.take(slot)
+                if rollout is None:  # no message comes for the pair that it retains
+                    is_usable = await self._close_pair(slot)
+                else:
+                    is_usable = await self._try(rollout, slot)
+                self._counts.num_lost += not is_usable
+        finally:
+            if slot.pair is not None:
+                await self._close_pair(slot)
+
+    async def _try(self, rollout: PendingRollout, slot: Slot) -> bool:
+        """Play ``rollout`` with the slot's actor; return whether that can be used again."""
+        is_displaced = slot.pair is not None and slot.pair.rollout_id != rollout.after
+        if (is_displaced and not await self._close_pair(slot)) or not await slot.responds():
+            self._dispatcher.put(rollout)
+            return False
+        start = time.monotonic()
+        self._counts.waited_seconds += start - rollout.waiting_since
+        result = await self._play(rollout, slot)
+        self._counts.busy_seconds += time.monotonic() - start
+        await self._settle(rollout, slot, result)
+        return result.usable
+
+    async def _play(self, rollout: PendingRollout, slot: Slot) -> RolloutResult:
+        """The result of ``rollout``. Its pair may be retained, for as long as the request says."""
+        request = rollout.request
+        history = () if slot.pair is not None else self._past_messages.before(request)
+        if history is None:
+            return self._lost(request)
+        entries = self._dispatcher.journals.open(request.rollout_id, rollout.attempt)
+        self._counts.num_resumed_turns += len(entries)
+        result = await slot.play(rollout, entries, history)
+        if result.retained:
+            if result.turns:
+                self._past_messages.retain(PastMessage(request, result.turns))
+            seconds = 0.0 if rollout.is_cancelled else request.keep_seconds or 0.0
+            asyncio.get_running_loop().call_later(seconds, self._dispatcher.end_pair, request.rollout_id)
+        return result
+
+    def _lost(self, request: RolloutRequest) -> RolloutResult:
+        """The failure of a follow-up whose pair is gone for good."""
+        env_class = self._factory.pair.env_class
+        reason = "the journals of its messages are not kept any more."
+        if env_class.resumes_by is None:
+            reason = "its resumes_by is None."
+        text = f"{env_class.__name__} cannot be rebuilt: {reason}"
+        return RolloutResult(failed(request, TerminationReason.ENV_ERROR, text), usable=True, lost=True)
+
+    async def _close_pair(self, slot: Slot) -> bool:
+        self._dispatcher.notify_waiters()  # a message that has waited for this pair is for any slot now
+        return await slot.close_pair()
+
+    async def _settle(self, rollout: PendingRollout, slot: Slot, result: RolloutResult) -> None:
+        """Hand over what the slot's actor has played, or let another one try again."""
+        trajectory, reason = result.trajectory, result.trajectory.termination_reason
+        assert reason is not None
+        listener = self._factory.listener
+        if result.lost and listener is not None:
+            listener.on_conversation_lost.options(num_returns=0).remote(rollout.rollout_id, trajectory.error)
+            rollout.is_cancelled = True  # that is its answer
+        if rollout.is_cancelled:
+            self._dispatcher.remove(rollout)
+            return
+        if reason.is_failure:
+            error = trajectory.error or reason.value
+            slot.failure = ActorFailure(slot.index, slot.node, rollout.rollout_id, error, time.monotonic())
+            resumes_by = self._factory.pair.env_class.resumes_by
+            if rollout.attempt <= self._config.retries and rollout.may_be_retried(reason, resumes_by):
+                logger.warning("Rollout %s failed: %s", rollout.rollout_id, trajectory.error)
+                self._counts.num_replayed_tokens += trajectory.num_sampled_tokens
+                self._counts.num_retries += 1
+                self._dispatcher.retry(rollout, slot.index, begins_anew=reason not in RESUMED_AFTER)
+                return
+            if rollout.attempt > 1:
+                trajectory.error = f"{trajectory.error}\n(after {rollout.attempt} attempts)"
+        self._dispatcher.remove(rollout)
+        await self._finished.put(trajectory)
