@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -17,10 +18,11 @@ def text_of(page: str) -> str:
 
 def programs(page: str) -> list[str]:
     """The Python programs that a page shows."""
-    return re.findall(r"```python\n(.*?)```", text_of(page), flags=re.DOTALL)
+    shown = re.findall(r"^ *```python\n.*?^ *```$", text_of(page), flags=re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(each).removeprefix("```python\n").removesuffix("```") for each in shown]
 
 
 (OWN,) = programs("README.md")
 (CONVERSATION,) = programs(HTTP)
-(SHOP,) = programs(GUIDE)
+SHOP, CHECK = programs(GUIDE)
 COLLECT, TRAIN = programs(MIGRATION)

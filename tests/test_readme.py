@@ -8,12 +8,11 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shown_programs import COLLECT, COMMANDS, GUIDE, HTTP, MIGRATION, OWN, ROOT, SHOP, TRAIN, text_of
+from shown_programs import CHECK, COLLECT, COMMANDS, GUIDE, HTTP, MIGRATION, OWN, ROOT, SHOP, TRAIN, text_of
 from test_folder_readmes import READMES
 
 from environments import TerminationReason
@@ -59,9 +58,7 @@ def test_the_own_agent_and_environment_take_thirty_lines_and_play(
 
 def test_the_shop_is_checked_and_played_as_its_guide_says(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
-    guide = text_of(GUIDE).partition("in three steps")[2]
-    first_step = re.findall(r"(?:^       .*\n|^\n)+", guide, flags=re.MULTILINE)
-    (tmp_path / "check.py").write_text(textwrap.dedent(next(step for step in first_step if "print" in step)))
+    (tmp_path / "check.py").write_text(CHECK)
     call = '<tool_call>\n{"name": "cost", "arguments": {"item": "apples", "number": 21}}\n</tool_call>\n\n'
     for command, typed, said in (
         (["check.py"], "", "ToolEnvironment: all fine."),
