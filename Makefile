@@ -11,7 +11,7 @@ run := .venv/bin/python -m
 in-two-processes := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install train serve test test-outside test-fast bench check format pins clean
+.PHONY: help install train serve test test-outside test-fast bench check docs format pins clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,10 @@ check: install  ## Lint, formatting, types and layers, in under a minute
 	@$(run) ruff format --check
 	@$(run) mypy
 	@$(run) pytest -q tests/test_architecture.py
+
+docs: install  ## Build the pages into build/site; a broken link is an error
+	@$(run) pip install -qq --no-deps --disable-pip-version-check -r .docs/pins.txt
+	@NO_MKDOCS_2_WARNING=1 $(run) mkdocs build -q -f .docs/mkdocs.yml
 
 format: install  ## Format the code and apply the linter's safe fixes
 	@$(run) ruff check --fix

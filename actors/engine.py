@@ -62,8 +62,10 @@ class AgentExecutionEngine:
     trajectory whose ``termination_reason`` and ``error`` say what failed, with the steps that it had played.
 
     Args:
-        agent_class, agent_args: the agent and its keyword arguments.
-        env_class, env_args: the environment; ``from_dict`` is given the task with ``env_args`` over it.
+        agent_class: the agent.
+        agent_args: its keyword arguments.
+        env_class: the environment; ``from_dict`` is given the task with ``env_args`` over it.
+        env_args: fields that all tasks share.
         engine_name: "openai" samples an OpenAI-compatible server over HTTP; "serve" (also "verl") samples
             a policy server of this Ray cluster, whose replicas fetch the requests; "module:Class" is a
             ``Sampler`` of your own, made from ``rollout_engine_args``.

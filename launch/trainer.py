@@ -32,11 +32,14 @@ class AgentTrainer:
     """Trains an agent in an environment, as in rLLM v0.1.
 
     Args:
-        agent_class, env_class: subclasses of ``BaseAgent`` and ``BaseEnv``.
+        agent_class: a subclass of ``BaseAgent``.
+        env_class: a subclass of ``BaseEnv``.
         config: the OmegaConf tree that ``@hydra.main`` hands over, a ``TrainConfig``, a dict such as
             ``{"run.num_steps": 3}``, a list such as ``["run.num_steps=3"]``, or ``None`` for the defaults.
-        train_dataset, val_dataset: tasks to train on, and held-out ones to measure success with.
-        agent_args, env_args: keyword arguments of the agent; keys added to each task for ``from_dict``.
+        train_dataset: tasks to train on.
+        val_dataset: held-out tasks to measure success with.
+        agent_args: keyword arguments of the agent.
+        env_args: keys added to each task for ``from_dict``.
     """
 
     def __init__(

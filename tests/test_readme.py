@@ -31,6 +31,12 @@ PAGES = [
 ]
 
 
+def test_reference_shows_all_public_names() -> None:
+    shown = re.findall(r"^::: (.*)$", text_of(".docs/pages/reference.md"), re.MULTILINE)
+    packages = [importlib.import_module(name) for name in ("environments", "policies", "actors", "launch")]
+    assert {f"{package.__name__}.{name}" for package in packages for name in package.__all__} <= set(shown)
+
+
 def test_first_page_has_at_most_130_lines() -> None:
     assert len(text_of("README.md").splitlines()) <= 130
 
