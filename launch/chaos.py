@@ -10,8 +10,8 @@
 
 kill, stop, go-on and storm need ``--below PID``, so that they cannot hit another person's run. PID is the
 driver of a run that has started its own Ray, or the raylet of a cluster's node. Only processes of this node
-are seen, unless a storm gets the address of a cluster: then it strikes the processes of all runs on the
-other nodes too, and cuts nodes off, by stopping all of their processes.
+are seen, unless a storm gets the address of a cluster: then the processes of all runs on the other nodes
+get faults too, and nodes are cut off, by stopping all of their processes.
 
 A storm waits until the run has made an update. Then it kills processes without which a run goes on, a
 learner as often as run.max_recoveries allows, and stops and slows down processes of every role. Roles of
@@ -31,22 +31,19 @@ from pathlib import Path
 
 from environments.command_name import command_name
 from environments.errors import TroupeError
+from launch.fault_injection.fault import send_signal
 from launch.fault_injection.other_nodes import OtherNodes
+from launch.fault_injection.process_tree import ProcessTree
 from launch.fault_injection.storm import (
     ENDING,
-    AllNodes,
-    Family,
-    Nodes,
-    Record,
     Storm,
-    ThisNode,
-    goes_on,
+    StormRecord,
+    makes_progress,
     num_updates,
-    rage,
-    wait_for_end,
+    run_storm,
     wait_for_updates,
 )
-from launch.health.members import ROLES, members, strike
+from launch.health.members import ROLES, members
 from launch.reporting.audit import SCORE, RunRecords, audit, is_complete, num_planned, read_run, score_reached
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "go-on": signal.SIGCONT}
@@ -60,51 +57,49 @@ COUNTED = (
 
 
 def storm(options: argparse.Namespace) -> int:
-    """Raise a storm and check the run; return 0 if it is sound, else 1."""
-    family = Family(options.below)
-    folder = options.run or family.folder()
+    """Run a storm and check the run; return 0 if it is sound, else 1."""
+    tree = ProcessTree(options.below)
+    folder = options.run or tree.folder()
     settings = read_run(folder).settings
     seed = random.randrange(2**31) if options.seed is None else options.seed
-    raging = Storm(settings, options.roles, options.kill, random.Random(seed))
-    _say(
-        f"A storm over process {options.below}, {folder}: {options.minutes:g} min, a blow every "
-        f"{options.every:g} s, --seed {seed}.\n{raging.describe()}\n"
-        + ("Other nodes are struck and cut off too." if options.address else "Other nodes are not struck.")
+    faults = Storm(settings, options.roles, options.kill, random.Random(seed))
+    _print(
+        f"A storm over process {options.below}, {folder}: {options.minutes:g} min, a fault every "
+        f"{options.every:g} s, --seed {seed}.\n{faults.describe()}\n"
+        + ("Other nodes get faults and are cut off too." if options.address else "Other nodes get no faults.")
     )
-    nodes: Nodes = ThisNode(family)
-    if options.address:
-        nodes = AllNodes(nodes, OtherNodes(options.address))
-    wait_for_updates(family, folder)
-    record = rage(raging, nodes, family, folder, options.every, 60 * options.minutes, _say)
-    findings = [goes_on(family, partial(num_updates, folder), num_planned(settings))]
+    others = OtherNodes(options.address) if options.address else None
+    wait_for_updates(tree, folder)
+    record = run_storm(faults, tree, others, folder, options.every, 60 * options.minutes, _print)
+    findings = [makes_progress(tree, partial(num_updates, folder), num_planned(settings))]
     if options.wait:
-        wait_for_end(family)
+        tree.wait_for_end()
     run = read_run(folder)
-    _say_what_it_cost(record, run)
+    _print_costs(record, run)
     findings += audit(run)
     if options.score is not None:
         findings.append(score_reached(run, options.score))
-    if not family.is_alive():
-        findings += [is_complete(run), family.left_over()]
+    if not tree.is_alive():
+        findings += [is_complete(run), tree.left_over()]
     for finding in findings:
-        _say(f"{'sound  ' if finding.is_sound else 'BROKEN '} {finding.text}")
+        _print(str(finding))
     return 0 if all(finding.is_sound for finding in findings) else 1
 
 
-def _say_what_it_cost(record: Record, run: RunRecords) -> None:
-    blows = ", ".join(f"{count} x {blow}" for blow, count in sorted(record.blows.items()))
-    _say(f"{record.blows.total()} blows: {blows or 'none'}")
-    _say(
+def _print_costs(record: StormRecord, run: RunRecords) -> None:
+    faults = ", ".join(f"{count} x {fault}" for fault, count in sorted(record.faults.items()))
+    _print(f"{record.faults.total()} faults: {faults or 'none'}")
+    _print(
         f"{record.num_updates - record.num_updates_before} updates in the storm, "
         f"{record.longest_pause:.0f} s without one at most"
     )
     for name in COUNTED:
-        _say(f"{name}: {sum(each.get(name, 0) for each in run.metrics):g}")
+        _print(f"{name}: {sum(each.get(name, 0) for each in run.metrics):g}")
     scores = [f"{each[SCORE]:.3f} after {each['step']}" for each in run.metrics if SCORE in each]
-    _say(f"held-out reward: {', '.join(scores) or 'no evaluation yet'}")
+    _print(f"held-out reward: {', '.join(scores) or 'no evaluation yet'}")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
@@ -119,26 +114,28 @@ def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(
         prog=command_name("chaos"), description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    deeds = whole.add_subparsers(dest="deed")
-    shown = deeds.add_parser("list", help="what runs on this node, by role")
+    commands = whole.add_subparsers(dest="command")
+    shown = commands.add_parser("list", help="what runs on this node, by role")
     shown.add_argument("--below", type=int, metavar="PID", help="only this process and its descendants")
-    for deed, number in SIGNALS.items():
-        struck = deeds.add_parser(deed, parents=[below], help=f"{number.name} to one process")
-        struck.add_argument("role", choices=tuple(ROLES))
-    stormy = deeds.add_parser("storm", parents=[below], help="many blows, and a look at what came of them")
+    for name, number in SIGNALS.items():
+        signalled = commands.add_parser(name, parents=[below], help=f"{number.name} to one process")
+        signalled.add_argument("role", choices=tuple(ROLES))
+    stormy = commands.add_parser("storm", parents=[below], help="many faults, then checks of the run")
     stormy.add_argument(
         "--run", type=Path, metavar="FOLDER", help="run.directory; default: what that run holds"
     )
     stormy.add_argument(
-        "--address", metavar="HOST:PORT", help="of the run's cluster, to strike on its other nodes too"
+        "--address", metavar="HOST:PORT", help="of the run's cluster, to inject faults on its other nodes too"
     )
-    stormy.add_argument("--every", type=_positive, default=5.0, metavar="SECONDS", help="between two blows")
+    stormy.add_argument("--every", type=_positive, default=5.0, metavar="SECONDS", help="between two faults")
     stormy.add_argument("--minutes", type=_positive, default=10.0)
-    stormy.add_argument("--roles", nargs="+", default=list(ROLES), choices=ROLES, help="strike these alone")
+    stormy.add_argument(
+        "--roles", nargs="+", default=list(ROLES), choices=ROLES, help="those that get faults"
+    )
     stormy.add_argument("--kill", nargs="+", default=[], choices=ENDING, help="roles that are killed too")
     stormy.add_argument("--score", type=float, help="least held-out reward of the newest evaluation")
     stormy.add_argument("--wait", action="store_true", help="check when the run has ended, its processes too")
-    whole.set_defaults(deed="list", below=None)
+    whole.set_defaults(command="list", below=None)
     return whole
 
 
@@ -155,15 +152,15 @@ def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     try:
         present = members(options.below)
-        if options.deed == "storm":
+        if options.command == "storm":
             return storm(options)
-        if options.deed == "list":
+        if options.command == "list":
             for member in present:
                 state = "  (stopped)" if member.stopped else ""
                 sys.stdout.write(f"{member.role:<10}  {member.pid}{state}\n")
         else:
-            signal_number = SIGNALS[options.deed]
-            member = strike(options.role, signal_number, options.below, random.Random(options.seed))
+            signal_number = SIGNALS[options.command]
+            member = send_signal(options.role, signal_number, options.below, random.Random(options.seed))
             sys.stdout.write(f"{signal_number.name} to the {member.role} {member.pid}.\n")
     except TroupeError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")

@@ -1,11 +1,9 @@
-"""The processes of a run by their roles: ``launch.chaos`` strikes them, ``launch.status`` names them."""
+"""The processes of a run by their roles: ``launch.status`` names them, ``launch.chaos`` injects faults."""
 
 from __future__ import annotations
 
-import random
 import re
-import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psutil
@@ -78,37 +76,11 @@ def _processes(below: int | None) -> list[psutil.Process]:
     try:
         root = psutil.Process(below)
         return [root, *root.children(recursive=True)]
-    except (
-        psutil.NoSuchProcess,
-        ValueError,
-        OverflowError,
-    ) as error:  # the last two: no process has such an id
+    # The last two: no process has such an id.
+    except (psutil.NoSuchProcess, ValueError, OverflowError) as error:
         raise ConfigError(
             f"--below {below}: there is no such process. `{command_name('chaos')}` lists what runs."
         ) from error
-
-
-def choose(present: Sequence[Member], role: str, rng: random.Random) -> Member:
-    """One of the members of ``role``. Raises ``ConfigError`` if there is none."""
-    candidates = [member for member in present if member.role == role]
-    if not candidates:
-        running = ", ".join(sorted({member.role for member in present})) or "nothing of Troupe's"
-        raise ConfigError(f"There is no {role} below that process on this node; there is: {running}.")
-    return rng.choice(candidates)
-
-
-def strike(role: str, signal_number: signal.Signals, below: int, rng: random.Random) -> Member:
-    """Send a signal to one process of ``role``, ``below`` or one of its descendants; return which it was.
-
-    Raises:
-        ConfigError: there is no such process.
-    """
-    member = choose(members(below), role, rng)
-    try:
-        psutil.Process(member.pid).send_signal(signal_number)
-    except psutil.NoSuchProcess as error:
-        raise ConfigError(f"The {role} {member.pid} has just ended by itself: try again.") from error
-    return member
 
 
 def is_alive(process: psutil.Process) -> bool:

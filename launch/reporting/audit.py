@@ -1,4 +1,4 @@
-"""Checks what the folder of a run tells: ``launch.chaos storm`` and tests ask whether a run is sound."""
+"""Checks of a run by its folder: ``launch.verify`` and ``launch.chaos storm`` say whether it is sound."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ SCORE = "eval/reward_mean"
 SECTIONS = {"reinforce": "run", "expert_iteration": "expert_iteration"}
 """The stages that roll out, and the settings that hold their updates."""
 MOST_NAMED = 5
-"""Rollouts that a finding names; of the others it says how many they are."""
+"""Rollouts that a finding names; the others are counted."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was checked, what was seen, and whether it is as it has to be."""
+    """Result of a check: whether the run is as it has to be, and what was seen."""
 
     is_sound: bool
     text: str
 
+    def __str__(self) -> str:
+        return f"{'sound  ' if self.is_sound else 'BROKEN '} {self.text}"
+
 
 @dataclass(frozen=True)
 class RunRecords:
-    """What a run has written so far about what it did.
+    """Records that a run has written so far.
 
     ``settings`` are the run's, ``metrics`` a record of each update and evaluation, ``versions`` those of the
     tokens of each rollout that was trained on and is kept, turn by turn.

@@ -30,7 +30,7 @@ from programs import Program, free_port, run, warm_started_model
 from report import Report
 
 from environments.errors import ConfigError
-from launch.health.members import strike
+from launch.fault_injection.fault import send_signal
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.consumed_log import read_consumed_log
 
@@ -186,7 +186,7 @@ def _strike(program: Program, folder: Path, moment: Moment) -> Outcome:
             time.sleep(0.0005)  # it lasts for some milliseconds
     while program.is_alive:
         try:
-            strike(moment.role, SIGKILL, program.process.pid, random.Random(0))
+            send_signal(moment.role, SIGKILL, program.process.pid, random.Random(0))
             break
         except ConfigError:  # it has not started yet
             program.family()

@@ -48,18 +48,18 @@ def main() -> None:
         cluster.remove_node(first, allow_graceful=False)
         run.wait_for_updates(3, seconds=2 * STALL_SECONDS)
         cluster.add_node(num_cpus=4, resources=NODE)
-        rage(run, cluster.address)
+        run_storms(run, cluster.address)
         run.interrupt()
     ray.shutdown()
     cluster.shutdown()
 
 
-def rage(run: FollowedRun, address: str) -> None:
-    """Short storms over the run's actors and the nodes that they live on, until of both one was struck."""
+def run_storms(run: FollowedRun, address: str) -> None:
+    """Short storms over the run's actors and the nodes that they live on, until each had a fault."""
     command = [sys.executable, "-m", "launch.chaos", "storm", f"--below={run.process.pid}"]
     command += [f"--run={run.directory}", f"--address={address}", "--every=1", "--minutes=0.25"]
     missing = {"raylet .* cut off for", "actor .* of node .* killed"}
-    for seed in range(5):  # how many blows fall in a quarter of a minute depends on the machine
+    for seed in range(5):  # how many faults there are in a quarter of a minute depends on the machine
         storm = subprocess.run(
             [*command, f"--seed={seed}", "--roles", "actor", "raylet"],
             cwd=ROOT,
@@ -68,10 +68,10 @@ def rage(run: FollowedRun, address: str) -> None:
         )
         print(storm.stdout, storm.stderr)
         assert storm.returncode == 0
-        missing = {blow for blow in missing if not re.search(blow, storm.stdout)}
+        missing = {fault for fault in missing if not re.search(fault, storm.stdout)}
         if not missing:
             return
-    raise AssertionError(f"no such blow: {missing}")
+    raise AssertionError(f"no such fault: {missing}")
 
 
 if __name__ == "__main__":

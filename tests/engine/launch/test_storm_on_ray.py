@@ -16,8 +16,8 @@ PATIENT_STORM = """
 import sys
 from functools import partialmethod
 from launch import chaos
-from launch.fault_injection.storm import Family
-Family.left_over = partialmethod(Family.left_over, seconds=90)
+from launch.fault_injection.process_tree import ProcessTree
+ProcessTree.left_over = partialmethod(ProcessTree.left_over, seconds=90)
 sys.exit(chaos.main(["storm", *sys.argv[1:]]))
 """
 """A storm that gives the many processes of a run three times as long to end: the machine may be busy."""

@@ -13,7 +13,8 @@ import pytest
 
 from environments.errors import ConfigError
 from launch.chaos import main
-from launch.health.members import Member, choose, members, role_of, strike
+from launch.fault_injection.fault import choose_member, send_signal
+from launch.health.members import Member, members, role_of
 
 
 @pytest.mark.parametrize(
@@ -42,14 +43,14 @@ def test_a_process_has_a_role_by_its_command_line(command_line: str, role: str |
 def test_a_role_that_nobody_has_is_refused_with_those_that_are_there() -> None:
     present = [Member("fleet", 7), Member("queue", 8)]
     with pytest.raises(ConfigError, match=r"no replica .* fleet, queue"):
-        choose(present, "replica", random.Random(0))
+        choose_member(present, "replica", random.Random(0))
 
 
 def test_each_of_many_may_be_struck_and_a_seed_repeats_the_choice() -> None:
     present = [Member("actor", pid) for pid in range(8)]
-    chosen = [choose(present, "actor", random.Random(seed)).pid for seed in range(40)]
+    chosen = [choose_member(present, "actor", random.Random(seed)).pid for seed in range(40)]
     assert len(set(chosen)) > 4
-    assert chosen == [choose(present, "actor", random.Random(seed)).pid for seed in range(40)]
+    assert chosen == [choose_member(present, "actor", random.Random(seed)).pid for seed in range(40)]
 
 
 Impostor = Callable[[str], subprocess.Popen[bytes]]
@@ -76,13 +77,13 @@ def impostor() -> Iterator[Impostor]:
 def test_only_a_process_below_the_one_that_was_named_is_struck(impostor: Impostor) -> None:
     mine, other = impostor("ray::_QueueActor"), impostor("ray::_QueueActor")
     (target,) = members(below=mine.pid)
-    assert strike("queue", SIGKILL, mine.pid, random.Random(0)) == target
+    assert send_signal("queue", SIGKILL, mine.pid, random.Random(0)) == target
     assert mine.wait(timeout=60) == 0  # its child is gone
     assert other.poll() is None
     assert len(members(below=other.pid)) == 1
 
 
-def test_a_process_is_stopped_shown_as_stopped_and_goes_on(
+def test_a_process_is_stopped_shown_as_stopped_and_makes_progress(
     impostor: Impostor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     below = ["--below", str(impostor("ray::RolloutFleet").pid)]

@@ -21,17 +21,9 @@ import pytest
 from machine import wait_until
 
 from launch import chaos
-from launch.fault_injection.storm import (
-    CUT,
-    CUT_PAUSE_SECONDS,
-    DEEDS,
-    ENDING,
-    KILL,
-    Family,
-    Storm,
-    goes_on,
-    wait_for_end,
-)
+from launch.fault_injection.fault import CUT, KILL, KINDS
+from launch.fault_injection.process_tree import ProcessTree
+from launch.fault_injection.storm import CUT_PAUSE_SECONDS, ENDING, Storm, makes_progress
 from launch.health.members import ROLES, Member
 from launch.reporting.audit import RunRecords, audit, no_rollout_lost, score_reached
 
@@ -56,55 +48,55 @@ SOUND = RunRecords(
 EVERYBODY = [Member(role, pid) for pid, role in enumerate(ROLES)]
 
 
-def blows(storm: Storm, count: int, present: list[Member], seconds: float = 1.0) -> Counter[tuple[str, str]]:
-    struck = [storm.next_blow(present, seconds * number, has_checkpoint=True) for number in range(count)]
-    return Counter((each.deed, each.member.role) for each in struck if each is not None)
+def faults(storm: Storm, count: int, present: list[Member], seconds: float = 1.0) -> Counter[tuple[str, str]]:
+    struck = [storm.next_fault(present, seconds * number, has_checkpoint=True) for number in range(count)]
+    return Counter((each.kind, each.member.role) for each in struck if each is not None)
 
 
 def test_a_storm_does_everything_to_all_roles_and_kills_none_without_which_a_run_ends() -> None:
-    struck = blows(Storm(SETTINGS, ROLES, [], random.Random(0)), 3000, EVERYBODY)
+    struck = faults(Storm(SETTINGS, ROLES, [], random.Random(0)), 3000, EVERYBODY)
     forbidden = {(KILL, role) for role in ENDING}
-    assert set(struck) == {(deed, role) for deed in DEEDS for role in ROLES} - forbidden
+    assert set(struck) == {(kind, role) for kind in KINDS for role in ROLES} - forbidden
 
 
 def test_another_node_is_cut_off_and_this_one_is_not() -> None:
     there = [Member(role, pid, node="ab12") for role, pid in (("raylet", 1), ("actor", 2))]
-    struck = blows(Storm(SETTINGS, ROLES, [], random.Random(0)), 300, there)
+    struck = faults(Storm(SETTINGS, ROLES, [], random.Random(0)), 300, there)
     assert struck[CUT, "raylet"] == 300 / CUT_PAUSE_SECONDS, "after a while only, else Ray takes it for dead"
     assert (CUT, "actor") not in struck
-    struck = blows(Storm(SETTINGS, ROLES, [], random.Random(0)), 300, EVERYBODY)
-    assert not [deed for deed, _ in struck if deed == CUT]
+    struck = faults(Storm(SETTINGS, ROLES, [], random.Random(0)), 300, EVERYBODY)
+    assert not [kind for kind, _ in struck if kind == CUT]
 
 
 def test_a_role_that_was_named_is_killed_too() -> None:
-    struck = blows(Storm(SETTINGS, ROLES, ["queue"], random.Random(0)), 3000, EVERYBODY)
-    assert {role for deed, role in struck if deed == KILL} & set(ENDING) == {"queue"}
+    struck = faults(Storm(SETTINGS, ROLES, ["queue"], random.Random(0)), 3000, EVERYBODY)
+    assert {role for kind, role in struck if kind == KILL} & set(ENDING) == {"queue"}
 
 
 def test_a_learner_is_killed_as_often_as_the_run_recovers() -> None:
     learner = [Member("learner", 7)]
-    struck = blows(Storm(SETTINGS, ROLES, [], random.Random(0)), 100, learner)
+    struck = faults(Storm(SETTINGS, ROLES, [], random.Random(0)), 100, learner)
     assert struck[KILL, "learner"] == 2
     assert struck.total() == 100, "else it is stopped or slowed down"
     assert (
-        blows(Storm(SETTINGS, ROLES, [], random.Random(0)), 100, learner, seconds=700)[KILL, "learner"] > 10
+        faults(Storm(SETTINGS, ROLES, [], random.Random(0)), 100, learner, seconds=700)[KILL, "learner"] > 10
     )
 
 
 def test_what_is_stopped_is_left_alone() -> None:
     storm = Storm(SETTINGS, ROLES, [], random.Random(0))
-    assert storm.next_blow([Member("actor", 7, stopped=True)], 0.0, has_checkpoint=True) is None
+    assert storm.next_fault([Member("actor", 7, stopped=True)], 0.0, has_checkpoint=True) is None
 
 
 def test_no_learner_is_killed_before_the_run_has_a_checkpoint_to_go_on_from() -> None:
     storm = Storm(SETTINGS, ROLES, [], random.Random(0))
-    struck = [storm.next_blow([Member("learner", 7)], 0.0, has_checkpoint=False) for _ in range(50)]
-    assert {each.deed for each in struck if each is not None} == {"stop", "slow"}
+    struck = [storm.next_fault([Member("learner", 7)], 0.0, has_checkpoint=False) for _ in range(50)]
+    assert {each.kind for each in struck if each is not None} == {"stop", "slow"}
 
 
 def test_a_seed_repeats_a_storm() -> None:
     first, second, other = (
-        [Storm(SETTINGS, ROLES, [], random.Random(seed)).next_blow(EVERYBODY, 0.0, True) for _ in range(1)]
+        [Storm(SETTINGS, ROLES, [], random.Random(seed)).next_fault(EVERYBODY, 0.0, True) for _ in range(1)]
         for seed in (1, 1, 2)
     )
     assert first == second != other
@@ -214,8 +206,8 @@ def test_a_storm_needs_times_above_zero(number: str, capsys: Any) -> None:
 
 def test_only_the_roles_that_were_named_are_struck() -> None:
     storm = Storm(SETTINGS, ["actor", "queue"], [], random.Random(0))
-    assert set(blows(storm, 300, EVERYBODY)) == {
-        (deed, role) for deed in DEEDS for role in ("actor", "queue") if (deed, role) != (KILL, "queue")
+    assert set(faults(storm, 300, EVERYBODY)) == {
+        (kind, role) for kind in KINDS for role in ("actor", "queue") if (kind, role) != (KILL, "queue")
     }
 
 
@@ -260,8 +252,8 @@ StartRun = Callable[..., subprocess.Popen[bytes]]
 @pytest.fixture
 def start_run(tmp_path: Path) -> Iterator[StartRun]:
     """``start_run(num_updates, end)``: a process that makes so many updates and then "ends", "hangs" or
-    "leaves one" of its children behind. It begins when the file ``watched`` says that its family is known,
-    and goes on after its first update when the file ``struck`` says that a blow falls.
+    "leaves one" of its children behind. It begins when the file ``watched`` says that its tree is known,
+    and goes on after its first update when the file ``struck`` says that a fault is injected.
     """
     settings = {
         **SETTINGS,
@@ -273,9 +265,9 @@ def start_run(tmp_path: Path) -> Iterator[StartRun]:
 
     def start(num_updates: int, end: str = "ends") -> subprocess.Popen[bytes]:
         run = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path), str(num_updates), end])
-        while len(family := [psutil.Process(run.pid), *psutil.Process(run.pid).children()]) < 4:
+        while len(tree := [psutil.Process(run.pid), *psutil.Process(run.pid).children()]) < 4:
             time.sleep(0.01)
-        started.extend(family)
+        started.extend(tree)
         return run
 
     yield start
@@ -290,12 +282,12 @@ def storm_over(run: subprocess.Popen[bytes], folder: Path, *options: str) -> int
         print(text)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chaos, "_say", say)
+        patch.setattr(chaos, "_print", say)
         return chaos.main(["storm", "--below", str(run.pid), "--every", "0.2", "--seed", "1", *options])
 
 
 SHORT = ("--minutes", "0.02", "--roles", "actor")
-"""As many blows as a run of two seconds has time for."""
+"""As many faults as a run of two seconds has time for."""
 
 
 def test_a_run_that_ends_well_is_found_by_its_process_and_is_sound(
@@ -324,37 +316,39 @@ def test_a_run_that_ends_before_its_first_update_is_told(
 
 
 def test_a_process_that_a_run_leaves_is_found(start_run: StartRun, tmp_path: Path) -> None:
-    family = Family(start_run(1, "leaves one").pid)
-    assert family.is_alive()
+    tree = ProcessTree(start_run(1, "leaves one").pid)
+    assert tree.is_alive()
     (tmp_path / "watched").touch()
-    wait_for_end(family)
-    left = family.left_over(seconds=0.3)
+    tree.wait_for_end()
+    left = tree.left_over(seconds=0.3)
     assert not left.is_sound and "(sleep)" in left.text
 
 
 def test_a_run_that_makes_no_more_updates_is_found_to_hang(start_run: StartRun) -> None:
     run = start_run(1, "hangs")
     updates = iter([5, 5, 5, 5, 5, 5])
-    found = goes_on(Family(run.pid), lambda: next(updates), NUM_PLANNED, seconds=0.5)
+    found = makes_progress(ProcessTree(run.pid), lambda: next(updates), NUM_PLANNED, seconds=0.5)
     assert not found.is_sound and "no update within 0.5 s" in found.text
 
 
 def test_an_update_after_a_recovery_counts_though_there_were_more_before(start_run: StartRun) -> None:
     run = start_run(1, "hangs")
     updates = iter([5, 5, 3, 4])  # the journal is cut back to the checkpoint, and goes on
-    assert goes_on(Family(run.pid), lambda: next(updates), NUM_PLANNED, seconds=60).is_sound
+    assert makes_progress(ProcessTree(run.pid), lambda: next(updates), NUM_PLANNED, seconds=60).is_sound
 
 
 def test_a_run_at_its_end_needs_no_further_update(start_run: StartRun) -> None:
-    assert goes_on(Family(start_run(1, "hangs").pid), lambda: NUM_PLANNED, NUM_PLANNED, seconds=0).is_sound
+    assert makes_progress(
+        ProcessTree(start_run(1, "hangs").pid), lambda: NUM_PLANNED, NUM_PLANNED, seconds=0
+    ).is_sound
 
 
 def test_a_process_whose_end_nobody_has_asked_for_has_ended(start_run: StartRun) -> None:
     run = start_run(1, "hangs")
-    family = Family(run.pid)
-    assert family.is_alive()
+    tree = ProcessTree(run.pid)
+    assert tree.is_alive()
     run.kill()
-    wait_until(lambda: not family.is_alive())
+    wait_until(lambda: not tree.is_alive())
     assert psutil.pid_exists(run.pid), "as a zombie"
 
 

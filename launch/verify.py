@@ -1,0 +1,52 @@
+"""``python -m launch.verify runs/a``: check by a run's folder that the run has kept its promises.
+
+    python -m launch.verify runs/a              a run that goes on, or has ended
+    python -m launch.verify runs/a --ended      one that has ended by itself: all of its updates were made
+    python -m launch.verify runs/a --score 0.8  the newest evaluation has at least this held-out reward
+
+No rollout was used twice and none is missing, no token was older than rollout.max_staleness allows, versions
+ascend in an episode, and the learner has found the log-probabilities of the engine again. Each check is a
+line that begins with "sound" or "BROKEN". Nothing is written, and neither Ray nor a model is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from environments.command_name import command_name
+from environments.errors import TroupeError
+from launch.reporting.audit import audit, is_complete, read_run, score_reached
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    options = argparse.ArgumentParser(
+        prog=command_name("verify"), description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    options.add_argument("run", type=Path, help="folder of a run, its run.directory")
+    options.add_argument("--ended", action="store_true", help="check too that all updates were made")
+    options.add_argument("--score", type=float, help="least held-out reward of the newest evaluation")
+    return options
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; return its exit status: 0 sound, 1 broken, 2 not checked, for a printed reason."""
+    options = parser().parse_args(arguments)
+    try:
+        run = read_run(options.run)
+        findings = audit(run)
+    except TroupeError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return 2
+    if options.ended:
+        findings.append(is_complete(run))
+    if options.score is not None:
+        findings.append(score_reached(run, options.score))
+    sys.stdout.writelines(f"{finding}\n" for finding in findings)
+    return 0 if all(finding.is_sound for finding in findings) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
