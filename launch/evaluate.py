@@ -12,11 +12,11 @@ from environments.data.datasets import Dataset
 from environments.errors import ConfigError, TroupeError
 from environments.pass_at_k import compute_pass_at_k, judges
 from environments.types import Trajectory
-from launch.command import Command
 from launch.reporting.conversation import best_and_worst, conversation
 from launch.reporting.metrics import environment_metrics, has_failed
 from launch.run_folder.lock import run_directory, writing_to
 from launch.run_folder.model_paths import model_folder
+from launch.settings.command import Command
 from launch.settings.tree import TrainConfig, without_training
 from launch.validation.gpus import check_gpus
 from launch.validation.serving import check_engine, check_tool_parsers

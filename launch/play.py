@@ -21,8 +21,8 @@ from environments.bounds import check_bounds
 from environments.command_name import command_name
 from environments.errors import ConfigError, SamplerError
 from environments.types import Completion, Message, Trajectory
-from launch.command import Command
 from launch.reporting.conversation import conversation
+from launch.settings.command import Command
 from launch.settings.tree import TrainConfig
 from launch.workload import Workload, load_workload
 from policies.openai_sampler import OpenAISampler

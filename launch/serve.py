@@ -17,7 +17,6 @@ from actors.settings import MODEL_NAME, PinnedVersion, ServerConfig, pinned_name
 from environments.bounds import check_bounds
 from environments.command_name import command_name
 from environments.errors import ConfigError
-from launch.command import Command
 from launch.run_folder.model_paths import (
     RUNS,
     adapter_folder,
@@ -26,6 +25,7 @@ from launch.run_folder.model_paths import (
     policy_version,
     versions_of,
 )
+from launch.settings.command import Command
 from launch.settings.tree import TrainConfig, without_training
 from launch.validation.gpus import check_gpus
 from launch.validation.serving import DEFAULT_PORT, check_base_model, check_engine, check_tool_parsers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import fields
 
-from launch.command import Command
+from launch.settings.command import Command
 from launch.settings.tree import TrainConfig
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from environments.bounds import leaves
 from environments.command_name import command_name
-from launch.command import Command
+from launch.settings.command import Command
 from launch.settings.help import WIDTH, help_text
 from launch.settings.tree import TrainConfig
 
