@@ -27,7 +27,7 @@ def test_a_run_goes_on_through_a_storm_and_is_sound(tmp_path: Path, tiny_model: 
     settings = [
         "recipe=calculator",
         f"run.directory={tmp_path}",
-        "run.num_steps=40",  # they take as long as a few blows
+        "run.num_steps=40",  # they take as long as a few faults
         "run.checkpoint_every=5",
         f"model.path={tiny_model}",
         "warm_start.num_steps=0",
@@ -47,7 +47,7 @@ def test_a_run_goes_on_through_a_storm_and_is_sound(tmp_path: Path, tiny_model: 
         while not (tmp_path / "settings.yaml").exists():
             assert run.poll() is None
             time.sleep(0.1)
-        # Each kind is among the first three blows of this seed.
+        # Each kind is among the first three faults of this seed.
         options = ["--below", str(run.pid), "--every", "2", "--minutes", "0.35", "--seed", "738", "--wait"]
         with ThreadPoolExecutor(1) as pool:
             output = pool.submit(run.communicate)  # the storm would wait for a process that nobody waits for
