@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from environments.errors import AgentError, ConfigError, PromptTooLongError
-from environments.thoughts import open_mark, opened_thought, with_opening
+from environments.thoughts import open_mark, with_opening
 from environments.types import Message
 from policies.chat_template import PROBE, ChatTemplate
 from policies.guard import GUARD, Guard
@@ -137,7 +137,7 @@ class ChatRenderer:
         """
         begun, text = self._template.render_open(messages, tools)
         self.check_length(begun + text, max_tokens)
-        return self.encode(begun + text), open_mark(opened_thought(begun) + text)
+        return self.encode(begun + text), open_mark(with_opening(begun, text))
 
     def unseen(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str | None:
         """What the chat template would leave out, such as "tools" or "messages of the role 'tool'"."""

@@ -1,50 +1,55 @@
-"""The thoughts of a streamed answer, told from the rest while they grow."""
+"""Thoughts of a streamed answer, separated from the rest while they grow."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from environments.thoughts import MARKS, SplitThought, opened_thought, with_opening
+from environments.thoughts import (
+    MARKS,
+    SplitThought,
+    find_closing,
+    find_opening,
+    opened_thought,
+    with_opening,
+)
 
 
 class GrowingThought:
     """Sorts the text of an answer that comes in pieces into thoughts and the rest, as ``split_thought`` does.
 
-    The marks themselves are left out. Held back is what may be the beginning of one.
+    The marks themselves are left out. Held back is what may be the beginning of one, and a mark of which the
+    text so far does not show whether it is quoted.
 
     Args:
         prompt_end: the last characters of the prompt, which may have opened a thought.
     """
 
     def __init__(self, prompt_end: str) -> None:
-        self._closing = MARKS.get(opened_thought(prompt_end), "")
-        self._held = ""
-        self._content = ""
+        self._mark = opened_thought(prompt_end)  # of the thought that is open
+        self._text = ""
+        self._start = 0  # of what may hold the next mark
+        self._num_sent = 0
 
     def add(self, text: str, is_last: bool) -> tuple[str, str]:
         """The thought and the rest that this piece of the text makes certain."""
-        rest = self._held + text
-        thought, before = "", len(self._content)
-        while rest:
-            marks = [self._closing] if self._closing else list(MARKS)
-            found = min(((rest.find(mark), mark) for mark in marks if mark in rest), default=None)
-            end = found[0] if found else len(rest) - (0 if is_last else num_held(rest, marks))
-            if self._closing:
-                thought += rest[:end]
+        self._text += text
+        thought = content = ""
+        while True:
+            if self._mark:
+                found = find_closing(self._text, self._mark, self._start, is_last)
+                marks = [MARKS[self._mark]]
             else:
-                self._content += rest[:end]
-            if found is None:
-                rest = rest[end:]
-                break
-            rest = rest[end + len(found[1]) :]
-            if self._closing:
-                self._closing = ""
-            elif _in_code(self._content):
-                self._content += found[1]
-            else:
-                self._closing = MARKS[found[1]]
-        self._held = rest
-        return thought, self._content[before:]
+                found, marks = find_opening(self._text, self._start, is_last), list(MARKS)
+            end = found.start
+            if end == len(self._text) and not is_last:
+                end -= num_held(self._text[self._num_sent :].lower(), map(str.lower, marks))
+            part = self._text[self._num_sent : end]
+            thought, content = (thought + part, content) if self._mark else (thought, content + part)
+            self._start, self._num_sent = found.resume, end
+            if not found.is_found:
+                return thought, content
+            self._num_sent = found.end
+            self._mark = "" if self._mark else found.mark
 
 
 class WholeThought:
@@ -70,9 +75,3 @@ def num_held(text: str, marks: Iterable[str]) -> int:
     """The characters at the end of a text that may be the beginning of a mark."""
     beginnings = (mark[:size] for mark in marks for size in range(1, len(mark)))
     return max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
-
-
-def _in_code(text: str) -> bool:
-    """Whether code has begun and not ended: what comes next is quoted."""
-    *_, outside = text.split("```")
-    return text.count("```") % 2 == 1 or outside.rpartition("\n")[2].count("`") % 2 == 1

@@ -1,12 +1,22 @@
-"""What of a response is a thought, and what the answer."""
+"""Thoughts and answers of a response."""
 
 import time
+from random import Random
 
 import pytest
 
 from environments import code_reward_fn, math_reward_fn, search_reward_fn
-from environments.thoughts import MARKS, opened_thought, split_thought
+from environments.thoughts import (
+    MARKS,
+    find_closing,
+    find_opening,
+    is_unfinished,
+    opened_thought,
+    split_thought,
+    with_opening,
+)
 from policies.agents.tool import ToolAgent
+from policies.openai.growing_thought import GrowingThought
 
 
 @pytest.mark.parametrize(("opening", "closing"), MARKS.items())
@@ -62,3 +72,72 @@ def test_call_in_an_unfinished_thought_is_no_call():
     call = '<tool_call>{"name": "calculator", "arguments": {"expression": "1"}}</tool_call>'
     (action,) = agent.update_from_model(f"<think>I could {call}").action
     assert action["function"]["name"] == "finish"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("<Think>a</Think>b", ("a", "b")),
+        ("<THINK>a</think>b", ("a", "b")),
+        ("a</Thinking>b", ("a", "b")),
+        ("[think]a[/Think]b", ("a", "b")),
+        ("<Think>a", ("a", "")),
+        ("<think>it ends at `</think>`, so", ("it ends at `</think>`, so", "")),
+        ("it ends at `</think>`.</think>b", ("it ends at `</think>`.", "b")),
+        ("Close it by `</think>`.", ("", "Close it by `</think>`.")),
+        ("<think>`a</think>b", ("`a", "b")),
+        ("<think>`a</think>\n`b`", ("`a", "\n`b`")),
+        ("the tag `<think> is</think>", ("is", "the tag `")),
+    ],
+)
+def test_mark_is_read_in_any_case_and_quoted_ones_are_none(text, parts):
+    assert split_thought(text) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open"),
+    [
+        ("so \\boxed{6}", True),
+        ("the tag `</think>` ends it, so \\boxed{6}", True),
+        ("[/THINK] so \\boxed{6}", True),
+        ("why</Think>so", False),
+        ("the tag `</think>` ends it.</think>so", False),
+    ],
+)
+def test_thought_that_a_prompt_opens_ends_at_its_own_unquoted_mark(text, is_open):
+    for prompt in ("<|assistant|>\n<think>\n", "<|assistant|><Think>"):
+        assert is_unfinished(with_opening(prompt, text)) is is_open
+
+
+PIECES = "<think> </think> <Think> </THINK> ` `` ``` \n a b` [THINK] <thi nk>".split(" ")
+    "<think>",
+    "</think>",
+    "<Think>",
+    "</THINK>",
+    "`",
+    "``",
+    "```",
+    "\n",
+    "a",
+    "b `",
+    "[THINK]",
+    "<thi",
+    "nk>",
+]
+
+
+@pytest.mark.parametrize("prompt", ["", "<think>\n"])
+def test_streamed_thoughts_are_those_of_the_whole_text(prompt):
+    random = Random(prompt)
+    for _ in range(800):
+        text = "".join(random.choices(PIECES, k=random.randint(1, 12)))
+        growing, position, content, thought = GrowingThought(prompt), 0, "", ""
+        while position < len(text):
+            end = position + random.randint(1, 5)
+            parts = growing.add(text[position:end], end >= len(text))
+            thought, content, position = thought + parts[0], content + parts[1], end
+        assert (thought, content) == GrowingThought(prompt).add(text, True)
+        whole = with_opening(prompt, text)
+        begins_within = whole == text and find_closing(text).start < find_opening(text).start
+        if not is_unfinished(whole) and not begins_within and not text.lower().lstrip().startswith("<think>"):
+            assert content == split_thought(whole)[1]
