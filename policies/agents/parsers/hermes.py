@@ -59,27 +59,47 @@ value
 
 
 class TaggedParser(BlockParser):
-    """Calls within ``<tool_call>`` and ``</tool_call>``, of which one may hold several."""
+    """Calls within ``<tool_call>`` and ``</tool_call>``, of which one may hold several.
 
-    openings = (OPEN,)
+    A form may have more ``openings``: the beginning of a call that stands without the tags, and the closing
+    tag, which models write even so. Such a call is a block of its own, that ends with ``call_end``.
+    """
+
+    openings: tuple[str, ...] = (OPEN,)
     language: str
     starts: tuple[str, ...]
-    """How another call within the same tags may begin."""
+    """Beginnings that another call within the same tags may have."""
+    call_end: str = CLOSE
 
     @abstractmethod
     def read(self, text: str, position: int) -> Iterator[tuple[ToolCall, int]]:
-        """At least one call, each with the position after it.
+        """Read at least one call, each with the position after it.
 
         Raises:
             ValueError: what follows is no call. The calls before it have been yielded.
         """
 
     def blocks(self, text: str) -> Iterator[Block]:
-        start = text.find(OPEN)
-        while start >= 0:
-            block = self._block(text, start)
+        position = 0
+        while (start := self._next_opening(text, position)) < len(text):
+            if text.startswith(CLOSE, start):
+                block = Block(start, start + len(CLOSE), [])
+            else:
+                block = self._block(text, start) if text.startswith(OPEN, start) else self._bare(text, start)
             yield block
-            start = text.find(OPEN, block.end)
+            position = block.end
+
+    def _next_opening(self, text: str, position: int) -> int:
+        found = (text.find(mark, position) for mark in self.openings)
+        return min((start for start in found if start >= 0), default=len(text))
+
+    def _bare(self, text: str, start: int) -> Block:
+        try:
+            call, end = next(self.read(text, start))
+        except ValueError as error:
+            fault = f"The tool call is not valid {self.language} ({error})."
+            call, end = unread(text, start, self.call_end, fault)
+        return Block(start, end, [call])
 
     def _block(self, text: str, start: int) -> Block:
         calls: list[ToolCall] = []
@@ -137,11 +157,14 @@ class Qwen3CoderParser(TaggedParser):
     """``<function=name>`` with ``<parameter=name>`` in it, whose values stand there as they are.
 
     Only the schema of a tool tells whether ``3`` is a number or a text: without it all values are texts. A
-    value ends where ``</parameter>`` is followed by another parameter or by the function's end.
+    value ends where ``</parameter>`` is followed by another parameter or by the function's end. The model
+    now and then leaves ``<tool_call>`` out.
     """
 
     language = "XML"
     starts = ("<function=",)
+    openings = (OPEN, "<function=", CLOSE)
+    call_end = "</function>"
     arguments_style = "qwen_xml"
     _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>\s*")
     _PARAMETER = re.compile(

@@ -523,6 +523,19 @@ def test_qwen3_coder_calls_are_read_in_order() -> None:
     assert coder_calls(text) == [("f", {"text": "a", "count": 2}), ("g", {}), ("f", {"count": 1})]
 
 
+@pytest.mark.parametrize("close", ["", "\n</tool_call>"])
+def test_qwen3_coder_call_without_its_opening_tag_is_read(close: str) -> None:
+    bare = coder(text="a", count="2").removeprefix("<tool_call>").strip().removesuffix("</tool_call>").strip()
+    parser = get_tool_parser("qwen3-coder").for_tools([TYPED])
+    for text in (f"I call.\n{bare}{close}", f"I call.\n{bare}{close}\n{bare}{close}"):
+        assert coder_calls(text) == [("f", {"text": "a", "count": 2})] * text.count("<function=")
+        assert parser.split(text)[0].strip() == "I call."
+
+
+def test_cut_qwen3_coder_call_without_its_opening_tag_is_explained() -> None:
+    assert [name for name, _ in coder_calls("<function=f>\n<parameter=count>\n1")] == ["invalid_tool_call"]
+
+
 def test_cut_qwen3_coder_call_does_not_hide_the_good_one() -> None:
     good = coder(text="a")
     for size in range(len("<tool_call>"), len(good)):
