@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,10 @@ _DIGITS = 220
 _IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])")
 _INDEX = re.compile(r"_\{? ?i(?![a-zA-Z])|(?<![a-zA-Z\\])i ?=")
 """The letter i counts in a_i and in sums over i=1 to n; elsewhere it is a number."""
+_ARITHMETIC = re.compile(r"(?:[\d\s.+*/^!(){}|-]|\\(?:frac|sqrt|cdot|times|div|binom|pi)(?![a-zA-Z]))+")
+_EQUALS = re.compile(r":?=|\\(?:equiv|approx)(?![a-z])")
+_ROUNDING = 0.01
+"""Largest distance of the sides of an equation that has a decimal in it, relative to the larger one."""
 
 
 def equal_answers(truths: list[str], answer: str) -> bool:
@@ -30,11 +35,49 @@ def _equal(truth: str, answer: str) -> bool:
     expected, given = listed(truth), listed(answer)
     if expected and given:
         return equal_lists(expected, given, _equal_items)
+    if _is_false_equation(answer):
+        return False
+    for side, other in ((expected, answer), (given, truth)):
+        if side is not None and side.is_interval and _is_value(other):
+            return False
     if any(side is not None and side.is_no_value for side in (expected, given)):
         return False
     if any(DOTS in plain_text(text) for text in (truth, answer)):
         return False
     return any(_verify(left, right) for left in _expressions(truth) for right in _expressions(answer))
+
+
+def _is_false_equation(text: str) -> bool:
+    """Return whether a text states that two numbers are equal which are not, as 8 = 10."""
+    plain = plain_text(text)
+    if r"\pmod" in plain or not _EQUALS.search(plain):
+        return False
+    is_rough = r"\approx" in plain or bool(re.search(r"\d\.\d", plain))
+    sides = [read(side) for side in _EQUALS.split(plain)]
+    values = [_number(side.value) for side in sides if not side.ending]
+    values = [value for value in values if value is not None]
+    return not all(
+        equal_values(values[0], value)
+        or (is_rough and abs(values[0] - value) <= _ROUNDING * max(abs(values[0]), abs(value)))
+        for value in values[1:]
+    )
+
+
+def _number(value: Fraction | str) -> Any:
+    """Return the number that plain arithmetic comes to, or None for anything else."""
+    from sympy import Rational
+
+    if isinstance(value, Fraction):
+        return Rational(value.numerator, value.denominator)
+    parsed = _parsed(value) if _ARITHMETIC.fullmatch(value) else None
+    if parsed is None or not getattr(parsed, "is_number", False):
+        return None
+    return parsed if parsed.is_finite else None
+
+
+def _is_value(text: str) -> bool:
+    """Return whether a text is a single number, which no interval equals, not even one of length 0."""
+    return any(getattr(each, "is_number", False) for each in _expressions(text))
 
 
 def _equal_items(truth: str, answer: str) -> bool:

@@ -35,8 +35,13 @@ class Listed(NamedTuple):
         return self.brackets == "{}"
 
     @property
+    def is_interval(self) -> bool:
+        """Return whether it may be one, closed or open."""
+        return len(self.items) == 2 and self.brackets in ("[]", "()", "[)", "(]")
+
+    @property
     def is_no_value(self) -> bool:
-        """Say whether no single expression can equal it, as one equals a set, an interval or a matrix."""
+        """Return whether no single expression can equal it, as one equals a set, an interval or a matrix."""
         return self.brackets == "" or (len(self.items) > 2 and self.brackets in ("()", "[]"))
 
 

@@ -17,6 +17,11 @@ _OPERATOR = re.compile(
 _PLAIN = r"\{?\(?-?(?:\d+\.?\d*|\.\d+)\)?\}?"
 _POWER_OR_ROOT = re.compile(rf"[+-]?(?:{_PLAIN}(?:\^\{{?{_PLAIN})+\}}*|\\sqrt(?:\[\d+\])?{_PLAIN})")
 """Forms that cannot be told from a number that is given as an answer."""
+_0_OR_1 = r"\+?0*[01](?:\.0*)?"
+_TRIVIAL = re.compile(
+    rf"\^[{{(]*{_0_OR_1}(?![\d.])|^[+-]?[{{(]*-?{_0_OR_1}[)}}]*\^|\\sqrt\[0*1\]|\\sqrt(?:\[\d+\])?[{{(]*{_0_OR_1}[)}}]*$"
+)
+"""Powers and roots that change nothing, or come to 0 or 1 whatever else they say: nobody's result."""
 
 
 def same(answer: Reading, truth: Reading) -> bool:
@@ -59,7 +64,9 @@ def calculation(answer: str, truth: str) -> str | None:
 def _is_number(plain: str) -> bool:
     """Return whether a text is a number, or a power or a root of one, and no calculation."""
     bare = re.sub(r"^(?:\(|\[|\\\{)+|(?:\)|\]|\\\})+$", "", without_unit(plain).strip())
-    return isinstance(read(bare).value, Fraction) or bool(_POWER_OR_ROOT.fullmatch(compact_text(bare)))
+    compact = compact_text(bare)
+    is_form = bool(_POWER_OR_ROOT.fullmatch(compact)) and not _TRIVIAL.search(compact)
+    return isinstance(read(bare).value, Fraction) or is_form
 
 
 def _endings_differ(answer: Reading, truth: Reading) -> bool:

@@ -55,8 +55,9 @@ def math_reward_fn(
     operator such as \sum, \int, \lim, \gcd or \frac{d}{dx} is wrong unless the ground truth has it too. And
     where the ground truth is a number, or an item of it is, anything but a number is wrong, in any form:
     products, nested fractions, absolute values, logarithms, \Gamma. Three forms cannot be told from an
-    answer and may stay: a fraction, a power and a root of plain numbers (6/8, 2^{10}, \sqrt{16}). So may an
-    equation that has the result itself on one side.
+    answer and may stay: a fraction, a power and a root of plain numbers (6/8, 2^{10}, \sqrt{16}), but not one
+    that changes nothing (10^1, 5^0, \sqrt[1]{10}). So may an equation that has the result itself on one side,
+    unless it is false (8 = 10); its sides may differ by a hundredth where one is a decimal.
 
     An answer that could not be graded, or leaves a calculation, is wrong, and ``metadata["error"]`` says why.
     ``metadata["judged_by"]`` is "number", "text" or "math-verify".

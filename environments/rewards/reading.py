@@ -128,6 +128,8 @@ def _number(compact: str) -> Fraction | None:
         compact = re.sub("[, ]", "", compact)
     if power := re.fullmatch(POWER_OF_TEN, compact):
         mantissa, sign, braced, bare = power.groups()
+        if mantissa is None and int(braced or bare) in (0, 1):
+            return None  # nobody's result
         compact = f"{mantissa or sign + '1'}e{braced or bare}"
     compact = re.sub(rf"^([+-]?)\(({_NUMBER})\)(?=/)|(?<=/)\(({_NUMBER})\)$", r"\1\2\3", compact)
     compact = re.sub(r"^([+-]?)\((\d+/\d+)\)$", r"\1\2", compact)
