@@ -25,8 +25,8 @@ Watchdog._watch                     time                   the next tick        
 (launch/health/watchdog.py)                                                         or the run's end
 Heartbeat._beat                     time                   Ray's head process       a pulse
 (launch/health/heartbeat.py)
-RolloutFleet, once per actor        requests               room for finished        one trajectory per
-(rollouts/fleet.py)                                        trajectories             request
+SlotLoop.run, once per slot         requests               room for finished        one trajectory per
+(rollouts/slot_loop.py)                                    trajectories             request
 RolloutFleet._deliver               finished trajectories  room in the stream: the  trajectories in the
 (rollouts/fleet.py)                                        training loop takes      stream
 RolloutFleet._leave_draining_nodes  time                   Ray's list of draining   idle actors on other

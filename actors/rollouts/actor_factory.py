@@ -1,4 +1,4 @@
-"""Rollout actors come from here: what one needs, where there is room for it, and how many start at a time."""
+"""Start of rollout actors: what one needs, where there is room for it, and how many start at a time."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def choose_rollout(
 def _suits(
     slot: Slot, rollout: PendingRollout, slots: Collection[Slot], other_idle_slots: Iterable[Slot]
 ) -> bool:
-    """Whether ``slot`` is the one for ``rollout`` among the idle slots.
+    """True for the one idle slot that is to play ``rollout``.
 
     A follow-up waits for its pair. Anything else displaces a pair only if no idle slot is without one, and
     then the one that has waited longest.

@@ -53,7 +53,7 @@ def judge_episode(env: BaseEnv, trajectory: Trajectory) -> None:
 
 
 def note_success(env: BaseEnv, trajectory: Trajectory) -> None:
-    """Put down whether the episode is a success, where its reward function or the environment says it."""
+    """Record the success of the episode, where its reward function or the environment gives a verdict."""
     is_correct, by_reward_function = judged_success(env)
     _check_values(env, is_correct_faults(is_correct))
     trajectory.is_correct = None if is_correct is None else bool(is_correct)

@@ -23,7 +23,7 @@ from ray.util.queue import Queue
 from actors.ray_tools.placement import draining_nodes
 from actors.rollouts.actor_factory import ActorFactory, actor_options
 from actors.rollouts.dispatcher import Dispatcher
-from actors.rollouts.fleet_report import FleetCounts, FleetReport, FleetStatus, RolloutInPlay
+from actors.rollouts.fleet_report import FleetReport, FleetStatus, RolloutInPlay
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.slot import BUSY, Slot, SlotState
 from actors.rollouts.slot_loop import SlotLoop
@@ -33,7 +33,7 @@ from environments.types import Trajectory
 MAX_UNDELIVERED = 16
 """Finished trajectories that wait for the stream before the actors that have played them do."""
 DRAIN_POLL_SECONDS = 1.0
-"""Seconds between two looks for nodes that are about to leave."""
+"""Seconds between two calls for the nodes that are about to leave."""
 CANCEL_SECONDS = 1.0
 """Seconds between two attempts to end what is sampled for a rollout that was cancelled."""
 
@@ -48,8 +48,6 @@ class RolloutFleet:
 
     A conversation's pair stays in its actor: its next message waits for that one. Where the pair is gone, any
     actor rebuilds it from the journals of its messages.
-
-    consumes requests · waits for room in the stream · produces one trajectory per request
     """
 
     def __init__(
@@ -67,8 +65,8 @@ class RolloutFleet:
         self._dispatcher = Dispatcher(self._slots)
         self._finished: asyncio.Queue[Trajectory] = asyncio.Queue(MAX_UNDELIVERED)
         self._loops: list[asyncio.Task[None]] = []
-        self._counts = FleetCounts()
-        self._slot_loop = SlotLoop(self._factory, self._dispatcher, config, self._counts, self._finished)
+        self._totals, self._start = FleetStatus(), time.monotonic()
+        self._slot_loop = SlotLoop(self._factory, self._dispatcher, config, self._totals, self._finished)
 
     async def resize(self, num_actors: int) -> None:
         """Shrink at once, but for actors that are busy; or grow by an actor for each core and second."""
@@ -118,7 +116,7 @@ class RolloutFleet:
             rollout.last_turn = time.monotonic()
 
     async def status(self) -> FleetStatus:
-        """Counts.
+        """Return the counts.
 
         Raises:
             The error of a slot or of the delivery that has died: a fleet with a bug must not look idle. A
@@ -133,26 +131,21 @@ class RolloutFleet:
         for slot in slots:
             if (error := slot.error) is not None and not (alive and isinstance(error, RayActorError)):
                 raise error
-        counts, now = self._counts, time.monotonic()
-        return FleetStatus(
+        now, in_play = time.monotonic(), [each.rollout for each in slots if each.rollout is not None]
+        return replace(
+            self._totals,
             num_actors=alive,
             num_ready=sum(each.is_up for each in slots),
             num_waiting=self._dispatcher.num_waiting,
             num_running=sum(each.state in BUSY for each in slots),
+            busy_seconds=self._totals.busy_seconds + sum(now - each.playing_since for each in in_play),
+            seconds=now - self._start,
             num_warm=sum(each.pair is not None for each in slots),
             last_taken=1 + max((each.index for each in slots if each.pair or each.state in BUSY), default=-1),
-            num_lost=counts.num_lost,
-            busy_seconds=counts.busy_seconds
-            + sum(now - each.rollout.playing_since for each in slots if each.rollout is not None),
-            seconds=now - counts.start,
-            num_replayed_tokens=counts.num_replayed_tokens,
-            waited_seconds=counts.waited_seconds,
-            num_retries=counts.num_retries,
-            num_resumed_turns=counts.num_resumed_turns,
         )
 
     async def report(self) -> FleetReport:
-        """What ``status`` returns or raises, and the rollouts in play, the longest without a turn first."""
+        """Report the rollouts in play, the longest without a turn first. Raises as ``status`` does."""
         status, now, slots = await self.status(), time.monotonic(), self._slots.values()
         in_play = [
             RolloutInPlay(each.rollout_id, slot.node, now - each.playing_since, now - each.last_turn)

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import ray
 
 
 @dataclass(slots=True)
-class FleetCounts:
-    """Running totals of a fleet, as ``FleetStatus`` describes them."""
-
-    start: float = field(default_factory=lambda: time.monotonic())
-    busy_seconds: float = 0.0
-    """Those of the rollouts that have ended."""
-    waited_seconds: float = 0.0
-    num_lost: int = 0
-    num_replayed_tokens: int = 0
-    num_retries: int = 0
-    num_resumed_turns: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class FleetStatus:
     """Counts of a fleet: requests that wait, rollouts in play, actors lost since it started.
 
@@ -34,14 +19,14 @@ class FleetStatus:
     the pair of a conversation; ``last_taken`` counts all up to the last one that plays or retains a pair.
     """
 
-    num_actors: int
-    num_ready: int
-    num_waiting: int
-    num_running: int
-    num_lost: int
-    busy_seconds: float
-    seconds: float
-    num_replayed_tokens: int
+    num_actors: int = 0
+    num_ready: int = 0
+    num_waiting: int = 0
+    num_running: int = 0
+    num_lost: int = 0
+    busy_seconds: float = 0.0
+    seconds: float = 0.0
+    num_replayed_tokens: int = 0
     waited_seconds: float = 0.0
     num_retries: int = 0
     num_resumed_turns: int = 0
@@ -65,7 +50,7 @@ class ActorFailure:
 
     Args:
         node: where the actor was (Ray's id).
-        error: its first line, then the traceback of the agent or environment, as its process has told it.
+        error: its first line, then the traceback of the agent or environment, as its process reported it.
         seconds: since then.
     """
 
@@ -88,7 +73,7 @@ class FleetReport:
     needs: dict[str, float]
     """Ray's resources that an actor takes."""
     failures: tuple[ActorFailure, ...]
-    """The youngest one of each rollout actor that has failed, the youngest of all first."""
+    """Youngest one of each rollout actor that has failed, the youngest of all first."""
     sampler: ray.actor.ActorHandle
     stream: ray.actor.ActorHandle
     """The actor of the stream's queue."""

@@ -1,4 +1,4 @@
-"""The journal of an episode: its finished turns, kept in the fleet, so that another actor can go on.
+"""The journal of an episode: its finished turns, stored in the fleet, so that another actor can go on.
 
 A rollout actor writes it by ``Journal``; the fleet holds the entries in ``JournalStore`` until the episode is
 delivered. This module is imported in every rollout worker and must stay light.
@@ -25,19 +25,19 @@ Opening = tuple[Any, dict[str, Any]]
 Outcome = tuple[Any, float, bool, dict[str, Any]]
 
 MAX_STORE_BYTES = 256 << 20
-"""Of all journals of a fleet. An episode whose entry does not fit has no journal and would start again."""
+"""Most bytes of all journals of a fleet. An episode whose entry does not fit has none, and starts again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedTurn:
-    """What was sampled in one turn and what the environment answered."""
+    """One turn: the completion that was sampled, and the outcome in the environment."""
 
     opening: Opening
     completion: Completion
     action: Any
     outcome: Outcome
     snapshot: Any = None
-    """What ``BaseEnv.snapshot`` returned after the turn, for environments that are restored."""
+    """Value of ``BaseEnv.snapshot`` after the turn, for environments that are restored."""
 
 
 class Journal:
@@ -75,7 +75,7 @@ class Journal:
         return self._opening
 
     def completion(self, turn: int) -> Completion | None:
-        """What was sampled in ``turn``, if that is finished."""
+        """The completion of ``turn``, if that is finished."""
         return self._finished[turn].completion if turn < len(self._finished) else None
 
     def step(
@@ -129,7 +129,7 @@ class JournalStore:
         return [entries[index] for index in range(_num_leading(entries))]
 
     def record(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
-        """Keep an entry; one of an attempt that is over is ignored."""
+        """Store an entry; one of an attempt that is over is ignored."""
         if self._attempts.get(rollout_id) != attempt:
             return
         if self._num_bytes + len(entry) > self._max_bytes:
@@ -146,7 +146,7 @@ class JournalStore:
 
 
 def _num_leading(entries: dict[int, bytes]) -> int:
-    """How many entries there are before the first gap: calls of another process may overtake each other."""
+    """Number of entries before the first gap: calls of another process may overtake each other."""
     return next(index for index in range(len(entries) + 1) if index not in entries)
 
 

@@ -1,4 +1,4 @@
-"""Rollouts that the fleet was asked for: those under way, and past messages that rebuild a conversation."""
+"""Records of requests: rollouts under way, and past messages, from which a conversation is rebuilt."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class PendingRollout:
 
     request: RolloutRequest
     position: tuple[bool, int] = (True, 0)
-    """Whether it can wait for the urgent ones, and when it was submitted."""
+    """Its place in the line: (False for an urgent one, a number that counts up)."""
     attempt: int = 1
     tried_by: set[int] = field(default_factory=set)
     """Numbers of the slots whose actors have failed at it."""
     is_cancelled: bool = False
-    """Whether nobody waits for its trajectory."""
+    """True when nobody waits for its trajectory."""
     waiting_since: float = 0.0
     playing_since: float = 0.0
     last_turn: float = 0.0
-    """When its last turn ended, or its first began."""
+    """Time when its last turn ended, or its first began."""
 
     @property
     def rollout_id(self) -> str:
@@ -44,11 +44,11 @@ class PendingRollout:
         return self.request.follow_up.after if self.request.follow_up else None
 
     def may_be_tried_by(self, slot: int, others: Collection[int]) -> bool:
-        """Whether the actor of ``slot`` has not failed at it, or those of all ``others`` have too."""
+        """True if the actor of ``slot`` has not failed at it, or those of all ``others`` have too."""
         return slot not in self.tried_by or self.tried_by.issuperset(others)
 
     def may_be_retried(self, reason: TerminationReason, resumes_by: str | None) -> bool:
-        """Whether another actor could do better: not where a world has failed that cannot be rebuilt."""
+        """True if another actor could do better. False where a world has failed that cannot be rebuilt."""
         return self.after is None or resumes_by is not None or reason in RESUMED_AFTER
 
 

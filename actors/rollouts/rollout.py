@@ -1,4 +1,4 @@
-"""Playing one task to its end, and the data that it takes.
+"""Play of one task to its end, and the data that it takes.
 
 This module is imported in every rollout worker. It must stay light: no torch, no transformers, no Serve.
 """
@@ -38,26 +38,26 @@ from policies.sampler import SampleRequest, SamplingParams, Turn
 
 Sample = Callable[[SampleRequest], Completion]
 OnStep = Callable[[StepEvent], None]
-"""Called with each step of an episode as soon as it has ended; it does not wait."""
+"""Callback with each step of an episode as soon as that has ended; it does not wait."""
 MAX_OBSERVATION = 20_000
 """Characters of an observation that a ``StepEvent`` holds at most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutLimits:
-    """Where a rollout ends if its environment does not end it. Tokens count over the whole trajectory."""
+    """Limits at which a rollout ends, if not before. Tokens count over the whole trajectory."""
 
     max_steps: int = 5
     max_prompt_tokens: int | None = None
     """Longest first prompt."""
     max_response_tokens: int = 8192
-    """Everything after the first prompt: what was sampled and what the environment answered."""
+    """Most tokens after the first prompt, sampled ones and those of the environment's answers."""
     max_turn_tokens: int | None = None
     """Most tokens of one completion."""
     budget_per_turn: bool = False
-    """Whether both limits hold for each turn instead of the trajectory: for agents that rewrite history."""
+    """True lets both limits hold for each turn instead of the trajectory: for agents that rewrite history."""
     overlong_filter: bool = False
-    """Whether a trajectory that a limit has ended is masked, so not trained on, and not judged at its end
+    """True masks a trajectory that a limit has ended: it is not trained on, and not judged at its end
     unless its environment was done. That is also one whose last answer ``max_response_tokens`` has cut (not
     where the limits hold for each turn), whatever its environment made of it."""
     timeout_seconds: float = 600.0
@@ -122,19 +122,19 @@ class RolloutRequest:
     task: dict[str, Any]
     params: SamplingParams = SamplingParams()
     seed: int | None = None
-    """Of the first turn's sampling; the next turns have the next ones. ``None`` leaves it to the server."""
+    """Seed of the first turn; the next turns have the next ones. ``None`` leaves it to the server."""
     env_seed: int = 0
-    """For an environment that wants a seed and whose task has none: the same for all of a group."""
+    """Seed for an environment that wants one and whose task has none: the same for all of a group."""
     min_version: int = 0
     """The oldest policy version that may sample for it."""
     index: int | None = None
     """Position of the task among those of its batch, for ``BaseEnv.idx``."""
     urgent: bool = False
-    """Whether it goes before the requests that are not: an evaluation does not wait for training."""
+    """True lets it go before the requests that are not: an evaluation does not wait for training."""
     follow_up: FollowUp | None = None
     """The message that it is instead of a new task."""
     keep_seconds: float | None = None
-    """How long its pair waits for a follow-up after it has ended. ``None`` closes its environment at once."""
+    """Seconds that its pair waits for a follow-up after its end. ``None`` closes its environment at once."""
     max_response_tokens: int | None = None
     """A lower limit than the one of ``RolloutLimits``."""
 
@@ -208,7 +208,7 @@ def run_rollout(
 
 
 def _judge(env: BaseEnv, trajectory: Trajectory) -> None:
-    """Fill in what the environment says of an episode that is over."""
+    """Fill in the environment's verdict on an episode that is over, and its metrics."""
     in_env = owned_by(EnvironmentFailure, "environment", env)
     if trajectory.steps and (trajectory.steps[-1].done or not trajectory.masked):
         with in_env("compute_final_reward"):
@@ -239,7 +239,7 @@ def _begin(
 
 
 def _recorded(observation: Any) -> Any:
-    """A copy, which the environment's later turns do not change; of what has no copy, its text."""
+    """A copy, which the environment's later turns do not change; the text of an object that has no copy."""
     try:
         return copy.deepcopy(observation)
     except Exception:  # noqa: BLE001  # a handle of a browser, for example: only the agent has a use for it
@@ -288,7 +288,7 @@ def take_step(agent: BaseAgent, completion: Completion, turn: int, observation: 
 
 
 class TokenBudget:
-    """How many tokens a trajectory may still sample.
+    """Number of tokens that a trajectory may still sample.
 
     What was sampled counts, and whatever a prompt has more than the turn before: that is what the
     environment said. Nothing is given back where an agent or a template drops a part of the history.
@@ -344,7 +344,7 @@ class TokenBudget:
 
 
 def finish(trajectory: Trajectory, request: RolloutRequest, reason: TerminationReason) -> Trajectory:
-    """Fill in what the engine knows about a trajectory that has ended."""
+    """Fill in the task, the id, the reason and the reward of a trajectory that has ended."""
     trajectory.task = request.task
     trajectory.rollout_id = request.rollout_id
     trajectory.termination_reason = reason
@@ -373,7 +373,7 @@ def boundary(error_type: type[TroupeError], kind: str, owner: str, method: str) 
 
 
 def owned_by(error_type: type[TroupeError], kind: str, owner: object) -> Callable[[str], Any]:
-    """``boundary`` for one object: what it returns is called with the name of the method."""
+    """A ``boundary`` for one object: a function that is called with the name of the method."""
     return partial(boundary, error_type, kind, type(owner).__name__)
 
 

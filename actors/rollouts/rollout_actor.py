@@ -45,12 +45,12 @@ logger = logging.getLogger(__name__)
 UNUSABLE_AFTER = {TerminationReason.TIMEOUT, TerminationReason.OUT_OF_MEMORY, TerminationReason.CRASHED}
 """Endings that leave the process in an unknown state."""
 RESTART_SECONDS = 60.0
-"""How long a sampling actor that has died is waited for."""
+"""Seconds for which a sampling actor that has died is waited for."""
 RETRY_SECONDS = 0.5
 CLOSE_SECONDS = 10.0
-"""What an environment gets for its ``close``, beyond the rollout's own limit."""
+"""Seconds for an environment's ``close``, beyond the rollout's own limit."""
 GRACE_SECONDS = 5.0
-"""How much longer than its own limits an actor may take before the fleet ends it."""
+"""Seconds beyond its own limits after which the fleet ends an actor."""
 
 
 class PastMessage(NamedTuple):
@@ -65,14 +65,14 @@ class RolloutResult(NamedTuple):
 
     trajectory: Trajectory
     usable: bool
-    """Whether the process can be used again: what was interrupted at a time limit, or has used up its memory,
+    """True if the process can be used again: what was interrupted at a time limit, or has used up its memory,
     leaves it in an unknown state."""
     retained: bool = False
-    """Whether agent and environment wait for a follow-up."""
+    """True if agent and environment wait for a follow-up."""
     turns: tuple[bytes, ...] = ()
     """The journal of its turns, if it is retained and the environment can be rebuilt from it."""
     lost: bool = False
-    """Whether it failed because the pair that it goes on with could not be rebuilt."""
+    """True if it failed because the pair that it goes on with could not be rebuilt."""
 
 
 class _LostError(EnvironmentFailure):
@@ -167,7 +167,7 @@ class RolloutActor:
         return RolloutResult(trajectory, usable, retained=True, turns=tuple(turns) if is_whole else ())
 
     def _ending(self, error: Exception | KeyboardInterrupt) -> tuple[TerminationReason, str]:
-        """Why the rollout has ended that raised ``error``, and what its trajectory says of it."""
+        """Reason and text with which a rollout has ended that raised ``error``."""
         match error:
             case TroupeError():
                 return _reason(error), _report(error)
@@ -246,7 +246,7 @@ class RolloutActor:
         lost_at: float | None = None
         while True:
             try:
-                return self._ask(request)
+                return self._call_sampler(request)
             except ActorUnavailableError as error:
                 now = time.monotonic()
                 lost_at = lost_at or now
@@ -256,13 +256,13 @@ class RolloutActor:
             except RayActorError as error:  # for good; not ours, so a new rollout actor would not help
                 raise SamplerError(f"The sampler's process has ended: {error}") from error
 
-    def _ask(self, request: SampleRequest) -> Completion:
-        asked = self._sampler.sample.remote(request)
+    def _call_sampler(self, request: SampleRequest) -> Completion:
+        completion = self._sampler.sample.remote(request)
         try:
             left = max(0.0, self._deadline - time.monotonic())
-            return ray.get(asked, timeout=left)
+            return ray.get(completion, timeout=left)
         except (GetTimeoutError, KeyboardInterrupt):
-            ray.cancel(asked)  # else the engine would go on sampling without need
+            ray.cancel(completion)  # else the engine would go on sampling without need
             raise TimeLimitReached from None
         except RayTaskError as error:  # Ray's wrapper around what the sampler raised
             if isinstance(error.cause, TroupeError):
@@ -318,5 +318,5 @@ def _report(error: TroupeError) -> str:
 
 
 def _innermost(error: BaseException) -> str:
-    """Where the rollout was: the last calls of its stack."""
+    """Last calls of the stack in which the rollout was."""
     return "".join(traceback.format_tb(error.__traceback__)[-4:-1]).rstrip()

@@ -1,4 +1,4 @@
-"""How many rollout actors a run, or a served agent, should have: without actors and clocks."""
+"""Numbers of rollout actors for a run, or a served agent: without actors and clocks."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ SPARE = 0.3
 LARGEST_CUT = 0.5
 """A fleet keeps this share of its actors: a new one takes seconds to start, should the load come back."""
 TO_GROW, TO_GROW_OF = 2, 3
-"""Of so many updates so many have to ask for more actors: one slow rollout changes nothing.
+"""Updates that have to need more actors, out of so many: one slow rollout changes nothing.
 
 Not in a row: with a staleness of 1 a short update often follows a long one.
 """
 TO_SHRINK = 5
-"""Updates in a row that have to ask for fewer: while new actors start, a learner beside them is slow too."""
+"""Updates in a row that have to need fewer: while new actors start, a learner beside them is slow too."""
 SPARE_SECONDS = 60.0
 """Actors of a served agent that were not needed for so long may go: starting one takes seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What an update has shown: shares of its time, and counts at its end."""
+    """Load of an update: shares of its time, and counts at its end."""
 
     learner_waits: float
     actors_idle: float
@@ -38,7 +38,7 @@ class Load:
     """Requests that waited for an actor, as a mean over the update."""
     num_actors: int
     num_ready: int
-    """Those of the actors that are up: for the others the cluster has no room yet."""
+    """Actors that are up: for the others the cluster has no room yet."""
 
 
 class ScalingPolicy:
@@ -59,10 +59,10 @@ class ScalingPolicy:
     def __init__(self, smallest: int, largest: int) -> None:
         self._smallest, self._largest = smallest, largest
         self._loads: deque[Load] = deque(maxlen=TO_SHRINK)
-        """Of the last updates, all with as many actors up."""
+        """Loads of the last updates, all with as many actors up."""
 
     def decide(self, load: Load) -> int:
-        """How many actors there should be from now on."""
+        """The number of actors that there should be from now on."""
         if self._smallest == self._largest or not load.num_ready:
             return load.num_actors
         if self._loads and self._loads[-1].num_ready != load.num_ready:
@@ -74,7 +74,7 @@ class ScalingPolicy:
         return max(self._smallest, min(self._largest, number))
 
     def _number_for(self, present: int) -> int:
-        """The number that the last updates ask for."""
+        """The number that the last updates call for."""
         too_few = [load for load in list(self._loads)[-TO_GROW_OF:] if _too_few(load)]
         too_many = [load for load in self._loads if _too_many(load)]
         if len(too_few) >= TO_GROW:
@@ -105,10 +105,10 @@ class PoolSize:
     def __init__(self, smallest: int, largest: int) -> None:
         self._smallest, self._largest = smallest, largest
         self._since: float | None = None
-        """When there were too many for the first time without a break."""
+        """Time since when there have been too many without a break."""
 
     def decide(self, status: FleetStatus, now: float) -> int:
-        """How many actors there should be from ``now`` on, in seconds.
+        """The number of actors that there should be from ``now`` on, in seconds.
 
         Conversations keep the actors that have them, so it only takes away those behind the last one.
         """

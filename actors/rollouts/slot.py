@@ -53,7 +53,7 @@ IDLE_SECONDS = 30.0
 
 
 class SlotState(Enum):
-    """What the actor of a slot does: see the head of this file."""
+    """Work of the actor of a slot: see the head of this file."""
 
     STARTING = "starting"
     IDLE = "idle"
@@ -75,7 +75,7 @@ class WarmPair:
     rollout_id: str
     since: float
     is_over: bool = False
-    """Whether no message comes any more, so that the slot has to close it."""
+    """True when no message comes any more, so that the slot has to close it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -100,12 +100,12 @@ class Slot:
 
     @property
     def is_up(self) -> bool:
-        """Whether it has an actor that can play, or could after what it does."""
+        """True while it has an actor that can play, or will be able to."""
         return self.state in WAITING or self.state in BUSY
 
     @property
     def is_ending(self) -> bool:
-        """Whether it has ended, or will when its pair is closed."""
+        """True when it has ended, or will as soon as its pair is closed."""
         return self.task is None or self.task.done() or self.task.cancelling() > 0
 
     @property
@@ -115,7 +115,7 @@ class Slot:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no other actor comes."""
+        """True when no other actor comes."""
         return self.task is not None and self.task.done()
 
     def cancel(self) -> bool:
@@ -177,7 +177,7 @@ class Slot:
             self.actor = None
 
     async def responds(self) -> bool:
-        """Whether the actor, which has to play now, answers. If not, whatever it was to play has not begun.
+        """True if the actor, which is to play now, answers. Else whatever it was to play has not begun.
 
         Without this check a request would be tried, and could fail for good, on actors that died while they
         waited.
@@ -213,7 +213,7 @@ class Slot:
         return RolloutResult(failed(request, reason, text), usable=False)
 
     async def _ends_in_time(self, call: asyncio.Future[Any], seconds: float) -> bool:
-        """Whether a call of the actor ends within ``seconds``, before its node is silent."""
+        """True if a call of the actor ends within ``seconds``, before its node is silent."""
         try:
             silence = self._silence()
             await asyncio.wait({call, silence}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -10,7 +10,7 @@ from ray.exceptions import RayActorError
 
 from actors.rollouts.actor_factory import ActorFactory
 from actors.rollouts.dispatcher import Dispatcher
-from actors.rollouts.fleet_report import ActorFailure, FleetCounts
+from actors.rollouts.fleet_report import ActorFailure, FleetStatus
 from actors.rollouts.requests import RESUMED_AFTER, PastMessages, PendingRollout
 from actors.rollouts.rollout import RolloutRequest, failed
 from actors.rollouts.rollout_actor import PastMessage, RolloutResult
@@ -29,7 +29,7 @@ class SlotLoop:
 
     Args:
         config: how many slots there are to be, and how often a rollout is retried.
-        counts: added to.
+        totals: of the fleet, which are added to here.
         finished: where each trajectory is put, once.
     """
 
@@ -38,15 +38,18 @@ class SlotLoop:
         factory: ActorFactory,
         dispatcher: Dispatcher,
         config: FleetConfig,
-        counts: FleetCounts,
+        totals: FleetStatus,
         finished: asyncio.Queue[Trajectory],
     ) -> None:
         self._factory, self._dispatcher, self._config = factory, dispatcher, config
-        self._counts, self._finished = counts, finished
+        self._totals, self._finished = totals, finished
         self._past_messages = PastMessages()
 
     async def run(self, slot: Slot) -> None:
-        """Keep actors busy, one after the other, until the slot is one too many."""
+        """consumes requests · waits for room for finished trajectories · produces one trajectory per request
+
+        One actor after the other plays them, until the slot is one too many.
+        """
         num_failures = 0
         while slot.index < self._config.num_actors:
             try:
@@ -78,7 +81,7 @@ class SlotLoop:
                     is_usable = await self._close_pair(slot)
                 else:
                     is_usable = await self._try(rollout, slot)
-                self._counts.num_lost += not is_usable
+                self._totals.num_lost += not is_usable
         finally:
             if slot.pair is not None:
                 await self._close_pair(slot)
@@ -90,9 +93,9 @@ class SlotLoop:
             self._dispatcher.put(rollout)
             return False
         start = time.monotonic()
-        self._counts.waited_seconds += start - rollout.waiting_since
+        self._totals.waited_seconds += start - rollout.waiting_since
         result = await self._play(rollout, slot)
-        self._counts.busy_seconds += time.monotonic() - start
+        self._totals.busy_seconds += time.monotonic() - start
         await self._settle(rollout, slot, result)
         return result.usable
 
@@ -103,7 +106,7 @@ class SlotLoop:
         if history is None:
             return self._lost(request)
         entries = self._dispatcher.journals.open(request.rollout_id, rollout.attempt)
-        self._counts.num_resumed_turns += len(entries)
+        self._totals.num_resumed_turns += len(entries)
         result = await slot.play(rollout, entries, history)
         if result.retained:
             if result.turns:
@@ -142,8 +145,8 @@ class SlotLoop:
             resumes_by = self._factory.pair.env_class.resumes_by
             if rollout.attempt <= self._config.retries and rollout.may_be_retried(reason, resumes_by):
                 logger.warning("Rollout %s failed: %s", rollout.rollout_id, trajectory.error)
-                self._counts.num_replayed_tokens += trajectory.num_sampled_tokens
-                self._counts.num_retries += 1
+                self._totals.num_replayed_tokens += trajectory.num_sampled_tokens
+                self._totals.num_retries += 1
                 self._dispatcher.retry(rollout, slot.index, begins_anew=reason not in RESUMED_AFTER)
                 return
             if rollout.attempt > 1:

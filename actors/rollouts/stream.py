@@ -20,15 +20,15 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 DRAIN_SECONDS = 1.0
-"""The most that emptying the queue may take; if nothing comes for a tenth of it, it is empty."""
+"""Most seconds that emptying the queue may take; if nothing comes for a tenth of it, it is empty."""
 START_SECONDS = 60.0
-"""After this long without any rollout actor, something is said."""
+"""Seconds without any rollout actor after which the log says so."""
 WHY_NOT = (
     "the cluster may have no CPUs or memory left for them (`ray status` shows it), or the modules of the "
     "agent and the environment may take long to import."
 )
-ASKED_IN_ADVANCE = 4
-"""Trajectories asked of the queue before they are there: the consumer waits for several answers at once."""
+CALLS_IN_ADVANCE = 4
+"""Calls for trajectories that wait at the queue at the same time."""
 BASELINE = "greedy"
 """The member of a group that is rolled out greedily, for the algorithms that compare with it."""
 
@@ -37,20 +37,20 @@ class TrajectoryStream:
     """Trajectories as they finish, and groups when they are complete.
 
     The queue holds at most ``capacity`` trajectories: a fleet that is ahead of its consumer waits. Connect
-    the fleet before anything is taken: it is asked what holds it up when nothing comes.
+    the fleet before anything is taken: its status shows what holds it up when nothing comes.
     """
 
     def __init__(self, capacity: int) -> None:
         self.queue = Queue(maxsize=capacity, actor_options={"num_cpus": 0, **beside_driver()})
         self._fleet: ray.actor.ActorHandle | None = None
         self._checks: list[Callable[[], None]] = []
-        self._asked: list[ray.ObjectRef] = []
+        self._calls: list[ray.ObjectRef] = []
         self._idle_since: float | None = None
-        """When this wait first saw that no rollout actor was up, if none has been since."""
+        """Time since when no rollout actor has been up, if this wait has found none."""
         self._groups: dict[str, dict[str, Trajectory | None]] = {}
-        """Of each group that was requested: its rollout ids, and what has come back of them."""
+        """Trajectories of each group that was requested, by their rollout ids; ``None`` until they come."""
         self.last_arrival: float | None = None
-        """When a trajectory last came; ``None`` before the first."""
+        """Time when a trajectory last came; ``None`` before the first."""
 
     def connect(self, fleet: ray.actor.ActorHandle) -> None:
         """Take trajectories from ``fleet`` from now on."""
@@ -123,7 +123,7 @@ class TrajectoryStream:
         return [each for members in self._groups.values() for each in members.values() if each is not None]
 
     def restore(self, requests: Sequence[RolloutRequest], finished: Sequence[Trajectory]) -> None:
-        """``request``, but for what is ``finished`` already: a resumed run plays nothing twice."""
+        """Do as ``request``, but for what is ``finished`` already: a resumed run plays nothing twice."""
         there = {trajectory.rollout_id: trajectory for trajectory in finished}
         for request in requests:
             trajectory = there.get(request.rollout_id)
@@ -152,22 +152,22 @@ class TrajectoryStream:
 
     def _next(self) -> Trajectory:
         while (trajectory := self._arrived(POLL_SECONDS)) is None:
-            self._ask_why()
+            self._check_fleet()
         self._idle_since = None
         self.last_arrival = time.monotonic()
         return trajectory
 
     def _arrived(self, seconds: float) -> Trajectory | None:
         """A trajectory that is there, or comes within ``seconds``."""
-        while len(self._asked) < ASKED_IN_ADVANCE:
-            self._asked.append(self.queue.actor.get.remote())
+        while len(self._calls) < CALLS_IN_ADVANCE:
+            self._calls.append(self.queue.actor.get.remote())
         # Any of them: the queue's actor does not begin calls in the order in which they were made. And only
         # we have a time limit: one of the queue's own would end in an error, and a line in the log, for each
         # that had no waiter.
-        arrived, self._asked = ray.wait(self._asked, timeout=seconds)
+        arrived, self._calls = ray.wait(self._calls, timeout=seconds)
         return ray.get(arrived[0]) if arrived else None
 
-    def _ask_why(self) -> None:
+    def _check_fleet(self) -> None:
         """Raise where it would be waited for ever, and say so where no rollout actor is up."""
         assert self._fleet is not None, "connect() comes first"
         for check in self._checks:

@@ -14,7 +14,7 @@ SIGNAL = signal.SIGRTMAX
 """A signal without another user: environments and graders set alarms (``SIGALRM``), Java suspends its
 threads by ``SIGUSR2``, and .NET takes real-time signals from the other end."""
 REPEAT_SECONDS = 1.0
-"""Between two signals that a time limit is reached, until one gets through."""
+"""Seconds between two signals that a time limit is reached, until one gets through."""
 
 
 class TimeLimitReached(KeyboardInterrupt):
@@ -35,13 +35,13 @@ class TimeLimit:
     def __init__(self) -> None:
         self._deadline = math.inf
         self._waits: queue.SimpleQueue[float | None] = queue.SimpleQueue()
-        """How long to wait for the next one of these before the signal is sent; ``None`` is for ever. No
+        """Seconds to wait for the next one of these before the signal is sent; ``None`` is for ever. No
         other queue may be used in a signal's handler."""
         self._main_thread = threading.get_ident()
         threading.Thread(target=self._watch, name="time limit", daemon=True).start()
 
     def of(self, seconds: float) -> Self:
-        """For a ``with``: raise ``TimeLimitReached`` in its block, once, when it has run for ``seconds``.
+        """Limit the block of a ``with``: raise ``TimeLimitReached`` in it, once, after ``seconds``.
 
         Once the ``with`` is left, nothing is interrupted any more, however late the signal comes.
         """

@@ -1,4 +1,4 @@
-"""Which sampler an engine uses, by name."""
+"""Samplers by the names of their engines."""
 
 from __future__ import annotations
 

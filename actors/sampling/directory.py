@@ -1,4 +1,4 @@
-"""Which sampling actors the replicas of a policy server fetch requests from."""
+"""The sampling actors from which the replicas of a policy server fetch requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from actors.settings import MANY_CALLS
 class SamplerDirectory:
     """The sampling actors of one policy server, by number.
 
-    A sampling actor adds itself; all replicas, also those that start later, learn of it here.
+    A sampling actor adds itself; all replicas, also those that start later, get it from here.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class SamplerDirectory:
         self._changed = asyncio.Condition()
 
     async def add(self, sampler: ray.actor.ActorHandle) -> None:
-        """Have all replicas, now and later, fetch requests from ``sampler``. Twice is as good as once."""
+        """Have all replicas, now and later, fetch requests from ``sampler``. Idempotent."""
         if sampler in self._samplers.values():
             return
         async with self._changed:

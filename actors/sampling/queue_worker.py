@@ -15,9 +15,9 @@ from policies.engines.base import Engine
 from policies.sampler import TokenOutput, TokenRequest
 
 GATHER_ANSWERS_SECONDS = 0.02
-"""How long a finished answer of a busy engine waits for others, so that one poll delivers them together."""
+"""Seconds that a finished answer of a busy engine waits for others, to be delivered by the same poll."""
 RETRY_SECONDS = 1.0
-"""Between two connections to a queue whose actor does not answer just now, or is started anew by Ray."""
+"""Seconds between two connections to a queue whose actor does not answer, or is started anew by Ray."""
 
 ReadCalls = Callable[[TokenRequest, TokenOutput], TokenOutput]
 
@@ -49,12 +49,12 @@ class QueueWorker:
         self._poll, self._catch_up, self._read_calls = poll, catch_up, read_calls
         self._running: dict[str, asyncio.Task[None]] = {}
         self._answers: list[tuple[str, TokenOutput | Exception]] = []
-        self._news = asyncio.Event()
+        self._has_news = asyncio.Event()
         self._newest_call: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
-        """Poll now: the queue has to learn of something, such as a new version."""
-        self._news.set()
+        """Poll now: there is something new to report, such as a version."""
+        self._has_news.set()
 
     async def run(self) -> None:
         """consumes requests · waits for the queue and the engine · produces an answer for each
@@ -67,13 +67,13 @@ class QueueWorker:
             while True:
                 start = time.monotonic()
                 self._engine.check_alive()
-                self._news.clear()
+                self._has_news.clear()
                 earlier = self._newest_call
                 self._newest_call = asyncio.create_task(self._call())
                 self._newest_call.add_done_callback(self._call_ended)
                 if earlier is not None:
                     await earlier  # the queue ends it, now that there is a newer one
-                await self._news.wait()
+                await self._has_news.wait()
                 if len(self._running) >= BUSY_REQUESTS:
                     await asyncio.sleep(GATHER_ANSWERS_SECONDS)
                 await self._catch_up_after_a_stop(start)
@@ -83,7 +83,7 @@ class QueueWorker:
 
     def _call_ended(self, call: asyncio.Task[None]) -> None:
         if call is self._newest_call:  # an older one was ended by a newer one: no reason to poll again
-            self._news.set()
+            self._has_news.set()
 
     async def _call(self) -> None:
         start = time.monotonic()
@@ -98,7 +98,7 @@ class QueueWorker:
             self._running[ticket] = asyncio.create_task(self._answer(ticket, request))
 
     async def _catch_up_after_a_stop(self, start: float) -> None:
-        """A process that was stopped has missed what was published meanwhile."""
+        """Load the newest weights, if this process may have been stopped while they were published."""
         if time.monotonic() - start > LEASE_SECONDS:
             await self._catch_up()
 
@@ -108,14 +108,14 @@ class QueueWorker:
             with self._engine.in_flight(request.prompt_ids, request.params):
                 output = await self._engine.generate(request.prompt_ids, request.params)
             answer = self._read_calls(request, output)
-        except Exception as error:  # noqa: BLE001  # an engine may raise anything, and the request has to hear of it
+        except Exception as error:  # noqa: BLE001  # an engine may raise anything, and the request has to end with it
             if not self._engine_is_alive():  # run() raises the engine's failure
-                self._news.set()
+                self._has_news.set()
                 return
             answer = error if isinstance(error, TroupeError) else self._explained(error)
         del self._running[ticket]
         self._answers.append((ticket, answer))
-        self._news.set()
+        self._has_news.set()
 
     def _engine_is_alive(self) -> bool:
         try:
@@ -144,7 +144,7 @@ async def serve_queue(
 
     Args:
         replica, engine, poll, catch_up, read_calls: as for ``QueueWorker``.
-        connected: hears of each worker.
+        connected: called with each worker.
 
     Raises:
         As ``QueueWorker.run``, but for a queue that is only unavailable.

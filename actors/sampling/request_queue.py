@@ -19,25 +19,25 @@ from environments.errors import SamplerError
 from policies.sampler import EngineStats, QueueStatus, ReplicaStatus, TokenOutput, TokenRequest
 
 GATHER_REQUESTS_SECONDS = 0.01
-"""How long a request waits for others that a replica can fetch with it, where all replicas are busy."""
+"""Seconds that a request waits for others that a replica can fetch with it, where all replicas are busy."""
 BUSY_REQUESTS = 16
-"""A replica that has so many has enough to do: fewer and larger polls are worth more to it than haste."""
+"""From this many requests on, a replica waits to batch its polls."""
 LEASE_SECONDS = 3.0
-"""A replica that has not polled for this long has stopped or died: its requests go to others."""
+"""Seconds without a poll after which a replica has stopped or died: its requests go to others."""
 PATIENCE_SECONDS = 120.0
-"""A request that has waited this long without a live replica fails. Serve replaces one in less, if it can."""
+"""Seconds without a live replica after which a request fails. Serve replaces one in less, if it can."""
 MAX_ATTEMPTS = 4
-"""A request fails when this many replicas were lost while they had it: it may be the cause."""
+"""Replicas that may be lost while they have a request, before it fails: it may be the cause."""
 MAX_SESSIONS = 10_000
 """Conversations whose replica is remembered."""
 SLACK = 4
-"""A conversation leaves a replica that has more than its share, and this many more than twice the requests of
-another one."""
+"""Requests beyond twice those of another replica with which one that has more than its share loses a
+conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """What a replica reports with a poll: its name, its version, and its finished requests.
+    """Report of a replica with a poll: its name, its version, and its finished requests.
 
     ``answers`` holds, by ticket, the output, or the error of this request alone.
     """
@@ -71,16 +71,16 @@ class _QueuedRequest:
 @dataclass(eq=False, slots=True)
 class _Replica:
     name: str
-    heard: float = 0.0
+    last_poll: float = 0.0
     is_live: bool = True
     version: int = 0
     stats: EngineStats = field(default_factory=EngineStats)
     num_answered: int = 0
     held: dict[str, _QueuedRequest] = field(default_factory=dict)
-    """By ticket."""
+    """Requests by ticket."""
     revoked: list[str] = field(default_factory=list)
     poll: asyncio.Future[Sequence[tuple[str, TokenRequest]]] | None = None
-    """Its poll, while that waits for requests."""
+    """Future of its poll, while that waits for requests."""
 
     @property
     def is_polling(self) -> bool:
@@ -115,14 +115,14 @@ class RequestQueue:
         self._tickets = map(f"{uuid.uuid4().hex[:8]}-{{}}".format, itertools.count())
         self._newest_version = 0
         self._newest_since = -math.inf
-        """When a replica last began to serve the newest version."""
+        """Time when a replica last began to serve the newest version."""
         self._num_late_tokens = 0
         self._gathering = False
         self._watch: asyncio.Task[None] | None = None
 
     @property
     def has_no_replica(self) -> bool:
-        """Whether no replica is live."""
+        """True while no replica is live."""
         return not any(replica.is_live for replica in self._replicas.values())
 
     # -- requests ------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class RequestQueue:
         stopped. A replica's next poll ends the one before it.
         """
         self._keep_watch()
-        replica = self._heard_from(report)
+        replica = self._update_replica(report)
         for ticket, answer in report.answers:
             self._settle(replica, ticket, answer)
         if replica.poll is not None:
@@ -187,11 +187,11 @@ class RequestQueue:
         revoked, replica.revoked = replica.revoked, []
         return Assignment(requests, revoked)
 
-    def _heard_from(self, report: ReplicaReport) -> _Replica:
+    def _update_replica(self, report: ReplicaReport) -> _Replica:
         replica = self._replicas.setdefault(report.replica, _Replica(report.replica))
-        replica.heard, replica.is_live = time.monotonic(), True
+        replica.last_poll, replica.is_live = time.monotonic(), True
         if report.version > max(replica.version, self._newest_version - 1):
-            self._newest_version, self._newest_since = report.version, replica.heard
+            self._newest_version, self._newest_since = report.version, replica.last_poll
         replica.version, replica.stats = report.version, report.stats
         return replica
 
@@ -240,7 +240,9 @@ class RequestQueue:
         now = time.monotonic()
         is_late = now > self._newest_since + self._lease_seconds
         live = [replica for replica in self._replicas.values() if replica.is_live]
-        polls_soon = {each for each in live if each.is_polling or each.heard > now - 2 * self._hold_seconds}
+        polls_soon = {
+            each for each in live if each.is_polling or each.last_poll > now - 2 * self._hold_seconds
+        }
         still_loads = {each for each in live if each.version < self._newest_version and not is_late}
         loads = {each: len(each.held) for each in live if each in polls_soon or each in still_loads}
         share = -(-(len(self._waiting) + sum(loads.values())) // len(loads))
@@ -296,8 +298,8 @@ class RequestQueue:
             # Time in which this process itself did not run does not count as a replica's silence.
             own_delay = time.monotonic() - before - self._hold_seconds
             for replica in self._replicas.values():
-                replica.heard += own_delay
-                if replica.is_live and time.monotonic() - replica.heard > self._lease_seconds:
+                replica.last_poll += own_delay
+                if replica.is_live and time.monotonic() - replica.last_poll > self._lease_seconds:
                     self._end_leases(replica)
             self._hand_out()
             if self.has_no_replica:
@@ -318,9 +320,9 @@ class RequestQueue:
                 queued.answer.set_exception(SamplerError(text))
 
     def _fail_the_oldest(self) -> None:
-        """To be called at each tick without a live replica."""
+        """Fail requests that have waited too long. Called at each tick without a live replica."""
         now = time.monotonic()
-        silent = [f"{each.name}, silent for {now - each.heard:.0f} s" for each in self._replicas.values()]
+        silent = [f"{each.name}, silent for {now - each.last_poll:.0f} s" for each in self._replicas.values()]
         text = (
             f"No replica of the policy server {self._name!r} has asked for work for "
             f"{self._patience_seconds:g} s. Known are: {'; '.join(silent) or 'none'}. A process that was "
@@ -335,7 +337,7 @@ class RequestQueue:
     # -- for metrics ---------------------------------------------------------------------------------
 
     def status(self) -> QueueStatus:
-        """Counts."""
+        """Return the counts."""
         now = time.monotonic()
         return QueueStatus(
             num_waiting=len(self._waiting),
@@ -347,7 +349,7 @@ class RequestQueue:
                     len(each.held),
                     each.num_answered,
                     each.stats,
-                    now - each.heard,
+                    now - each.last_poll,
                 )
                 for each in self._replicas.values()
             },
@@ -355,7 +357,7 @@ class RequestQueue:
 
 
 def _load(replica: _Replica) -> int:
-    """Requests that it has."""
+    """Number of requests that it has."""
     return len(replica.held)
 
 

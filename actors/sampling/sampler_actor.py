@@ -21,8 +21,8 @@ from policies.sampler import QueueStatus, Sampler, SampleRequest, TokenOutput, T
 
 
 @dataclass(slots=True)
-class _Call:
-    """A call of ``sample`` that waits."""
+class _WaitingSample:
+    """Call of ``sample`` that waits."""
 
     session_id: str
     since: float
@@ -41,7 +41,7 @@ class SamplerActor:
 
     def __init__(self, make_sampler: Callable[[], Sampler]) -> None:
         self._sampler = make_sampler()
-        self._open: dict[int, _Call] = {}
+        self._open: dict[int, _WaitingSample] = {}
         self._numbers = itertools.count()
 
     async def open(self) -> None:
@@ -57,7 +57,7 @@ class SamplerActor:
         """
         number = next(self._numbers)
         await self._sampler.open()  # where Ray has started this actor anew, nothing else does
-        call = self._open[number] = _Call(
+        call = self._open[number] = _WaitingSample(
             request.session_id, time.monotonic(), asyncio.ensure_future(self._sampler.sample(request))
         )
         try:
@@ -77,7 +77,7 @@ class SamplerActor:
         return await self._sampler.sample_tokens(request)
 
     async def poll(self, report: ReplicaReport) -> Assignment:
-        """For the replicas of a policy server: see ``RequestQueue.poll``."""
+        """Serve a poll of a policy server's replica: see ``RequestQueue.poll``."""
         assignment: Assignment = await self._sampler.poll(report)
         return assignment
 

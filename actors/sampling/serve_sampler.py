@@ -60,7 +60,7 @@ class ServeSampler(Sampler):
         return f"The policy server {self._app_name!r}"
 
     async def open(self) -> None:
-        """Let the replicas know of this actor. Raises ``SamplerError`` if there is no such application."""
+        """Add this actor to the replicas' directory. Raises ``SamplerError`` without such an application."""
         if self._directory is None:
             self._directory = await self._find_directory()
         if self._queue.has_no_replica:
