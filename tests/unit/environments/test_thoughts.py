@@ -109,7 +109,7 @@ def test_thought_that_a_prompt_opens_ends_at_its_own_unquoted_mark(text, is_open
         assert is_unfinished(with_opening(prompt, text)) is is_open
 
 
-PIECES = "<think> </think> <Think> </THINK> ` `` ``` \n a b` [THINK] <thi nk>".split(" ")
+PIECES = [
     "<think>",
     "</think>",
     "<Think>",
