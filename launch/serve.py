@@ -37,7 +37,7 @@ from policies.agent_api.frontend import PREFIX
 from policies.model_files import check_loadable
 from policies.settings import ADAPTER, adapter_config
 
-CHECK_SECONDS = 5.0
+SERVE_CHECK_SECONDS = 5.0
 """Between two looks whether all parts that answers need are alive."""
 
 
@@ -75,7 +75,7 @@ def serve(config: TrainConfig) -> None:
         with suppress(KeyboardInterrupt):  # the way in which serving is meant to end
             while True:
                 app.check()
-                time.sleep(CHECK_SECONDS)
+                time.sleep(SERVE_CHECK_SECONDS)
         sys.stdout.write("\nStopping.\n")
 
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from actors.timing import MIN_TIMEOUT_SECONDS
 from policies.learning.algorithm import Algorithm
 from policies.learning.samples import TrainBatch
 
-MIN_TIMEOUT_SECONDS = 120.0
-"""A call gets at least so long, however short those before it were."""
 SLOWDOWN_FACTOR = 10
 """A call gets this many times what the slowest call of the same method so far would have taken for it."""
 

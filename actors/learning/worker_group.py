@@ -14,12 +14,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.learning.call_timeouts import CallTimeouts, Limit
 from actors.learning.rank_worker import RankWorker
-from actors.ray_tools.calls import ANSWER_SECONDS
+from actors.timing import CALL_ANSWER_SECONDS, PLACE_RETURN_SECONDS
 from environments.errors import LearnerLostError, TroupeError
 from policies.learning.settings import LearnerConfig, OptimizerConfig
-
-PLACE_SECONDS = 60.0
-"""For so long a place that was lost with its node may take to come back on another."""
 
 
 class WorkerGroup:
@@ -62,7 +59,7 @@ class WorkerGroup:
             LearnerLostError: a place was lost with its node, and no other node has room for it.
         """
         self._kill()
-        if not self._places.wait(PLACE_SECONDS):
+        if not self._places.wait(PLACE_RETURN_SECONDS):
             raise LearnerLostError("A learner rank was lost with its node, and no other has room for it.")
         learner = replace(self._arguments["learner"], optimizer=optimizer)
         self._arguments |= {"learner": learner, "num_schedule_steps": num_schedule_steps}
@@ -94,7 +91,9 @@ class WorkerGroup:
     def check_ranks(self) -> None:
         """Raise ``LearnerLostError`` if a rank has died or hangs."""
         self._wait_for(self._opened, None)  # first: a rank that loads its model for minutes does not hang
-        self._wait_for(self._questions(), Limit(seconds=ANSWER_SECONDS, origin="for a question without work"))
+        self._wait_for(
+            self._questions(), Limit(seconds=CALL_ANSWER_SECONDS, origin="for a question without work")
+        )
 
     def _questions(self) -> list[ray.ObjectRef]:
         return [rank.__ray_ready__.remote() for rank in self._ranks]
@@ -115,7 +114,7 @@ class WorkerGroup:
 
     def _raise_if_dead(self) -> None:
         try:
-            ray.get(self._questions(), timeout=ANSWER_SECONDS)
+            ray.get(self._questions(), timeout=CALL_ANSWER_SECONDS)
         except RayActorError as error:
             raise LearnerLostError("A learner rank has died.") from error
         except GetTimeoutError:  # it waits for the rank that has raised an error, which is what is to be told

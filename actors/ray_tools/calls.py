@@ -11,11 +11,10 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError
 
+from actors.timing import CALL_ANSWER_SECONDS
 from environments.command_name import command_name
 from environments.errors import TroupeError
 
-ANSWER_SECONDS = 60.0
-"""An actor that does not answer within this time is treated as hung."""
 WAIT_SECONDS = 60.0
 """A wait inside an actor ends after this time, and the caller asks again."""
 
@@ -31,11 +30,11 @@ def get_or_raise(references: Sequence[ray.ObjectRef], who: str) -> list[Any]:
         RayActorError: one of them has died.
     """
     try:
-        return list(ray.get(list(references), timeout=ANSWER_SECONDS))
+        return list(ray.get(list(references), timeout=CALL_ANSWER_SECONDS))
     except GetTimeoutError as error:
         raise TroupeError(
-            f"{who} did not answer for {ANSWER_SECONDS:g} s: a process hangs or was stopped, or its node "
-            f"has too much to do. `{command_name('chaos')}` lists the processes of a node."
+            f"{who} did not answer for {CALL_ANSWER_SECONDS:g} s: a process hangs or was stopped, or its "
+            f"node has too much to do. `{command_name('chaos')}` lists the processes of a node."
         ) from error
 
 

@@ -14,9 +14,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-SILENT_SECONDS = 5
-"""A node that has not answered for so long is silent: what its actors play is played elsewhere."""
-BEAT_SECONDS = 1.0
+from actors.timing import NODE_PROBE_SECONDS, NODE_SILENCE_SECONDS
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
@@ -98,7 +96,7 @@ class NodeWatch:
             # One that is silent is asked without actors, too: to learn that it is back.
             while self._num_actors[node] or self._silences[node].done():
                 answer = asyncio.ensure_future(pulse.beat.remote())
-                while not (await asyncio.wait({answer}, timeout=BEAT_SECONDS))[0]:
+                while not (await asyncio.wait({answer}, timeout=NODE_PROBE_SECONDS))[0]:
                     missed += 1
                     self._judge(node, missed)
                 try:
@@ -107,7 +105,7 @@ class NodeWatch:
                 except ActorUnavailableError:
                     missed += 1
                 self._judge(node, missed)
-                await asyncio.sleep(BEAT_SECONDS)
+                await asyncio.sleep(NODE_PROBE_SECONDS)
         except (RayActorError, ActorUnschedulableError):  # the latter: Ray would start the pulse there again
             pass  # Ray knows; actors that were there end with an error of their own
         finally:
@@ -116,7 +114,7 @@ class NodeWatch:
     def _judge(self, node: str, missed: int) -> None:
         """Take note of a node that has missed so many beats, one after the other."""
         is_silent = self._silences[node].done()
-        if missed >= SILENT_SECONDS and not is_silent:
+        if missed >= NODE_SILENCE_SECONDS and not is_silent:
             self._silences[node].set_result(None)
         elif not missed and is_silent:  # it is back
             self._silences[node] = asyncio.get_running_loop().create_future()

@@ -16,12 +16,12 @@ from actors.rollouts.rollout_actor import RolloutActor
 from actors.settings import FleetConfig
 from environments.errors import ConfigError
 
-START_SECONDS = 1.0
+ACTOR_START_SECONDS = 1.0
 """CPU time of a core that an actor is given to start. Many at a time would starve a learner beside them."""
 
 
 class StartThrottle:
-    """Lets as many actors start at a time as the cluster has cores, each for ``START_SECONDS``."""
+    """Lets as many actors start at a time as the cluster has cores, each for ``ACTOR_START_SECONDS``."""
 
     def __init__(self) -> None:
         self._free = asyncio.Semaphore(1)
@@ -34,7 +34,7 @@ class StartThrottle:
         """Wait for a free core."""
         free = self._free  # ``count`` may put another in its place meanwhile
         await free.acquire()
-        asyncio.get_running_loop().call_later(START_SECONDS, free.release)
+        asyncio.get_running_loop().call_later(ACTOR_START_SECONDS, free.release)
 
 
 def num_cores() -> int:

@@ -27,6 +27,11 @@ from actors.rollouts.rollout import (
     run_rollout,
 )
 from actors.rollouts.time_limit import TimeLimit, TimeLimitReached
+from actors.timing import (
+    ENV_CLOSE_SECONDS,
+    SAMPLER_RESTART_SECONDS,
+    SAMPLER_RETRY_SECONDS,
+)
 from environments.base import DEFAULT_MEMORY_BYTES, BaseEnv
 from environments.errors import (
     AgentError,
@@ -44,13 +49,6 @@ logger = logging.getLogger(__name__)
 
 UNUSABLE_AFTER = {TerminationReason.TIMEOUT, TerminationReason.OUT_OF_MEMORY, TerminationReason.CRASHED}
 """Endings that leave the process in an unknown state."""
-RESTART_SECONDS = 60.0
-"""Seconds for which a sampling actor that has died is waited for."""
-RETRY_SECONDS = 0.5
-CLOSE_SECONDS = 10.0
-"""Seconds for an environment's ``close``, beyond the rollout's own limit."""
-GRACE_SECONDS = 5.0
-"""Seconds beyond its own limits after which the fleet ends an actor."""
 
 
 class PastMessage(NamedTuple):
@@ -229,14 +227,14 @@ class RolloutActor:
         """
         try:
             with (
-                self._time_limit.of(CLOSE_SECONDS),
+                self._time_limit.of(ENV_CLOSE_SECONDS),
                 owned_by(EnvironmentFailure, "environment", env)("close"),
             ):
                 env.close()
         except TroupeError as error:
             trajectory.error = trajectory.error or _report(error)
         except KeyboardInterrupt:
-            text = f"{type(env).__name__}.close ran longer than {CLOSE_SECONDS:g} s."
+            text = f"{type(env).__name__}.close ran longer than {ENV_CLOSE_SECONDS:g} s."
             trajectory.error = trajectory.error or text
             return False
         return True
@@ -250,9 +248,9 @@ class RolloutActor:
             except ActorUnavailableError as error:
                 now = time.monotonic()
                 lost_at = lost_at or now
-                if now - lost_at > RESTART_SECONDS:
+                if now - lost_at > SAMPLER_RESTART_SECONDS:
                     raise SamplerError(f"The sampler's process has not come back: {error}") from error
-                time.sleep(RETRY_SECONDS)
+                time.sleep(SAMPLER_RETRY_SECONDS)
             except RayActorError as error:  # for good; not ours, so a new rollout actor would not help
                 raise SamplerError(f"The sampler's process has ended: {error}") from error
 

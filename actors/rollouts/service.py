@@ -26,7 +26,7 @@ from actors.rollouts.actor_factory import actor_options, check_room
 from actors.rollouts.fleet import RolloutFleet
 from actors.rollouts.fleet_report import FleetStatus
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
-from actors.rollouts.stream import POLL_SECONDS, TrajectoryStream
+from actors.rollouts.stream import STREAM_POLL_SECONDS, TrajectoryStream
 from actors.sampling.sampler_actor import SamplerActor
 from actors.settings import ACTORS_PER_CORE, FleetConfig
 from environments.errors import SamplerError
@@ -157,7 +157,7 @@ class RolloutService:
             left = deadline - time.monotonic()
             if self._started.done() or left <= 0:
                 return self.is_up
-            wait([self._started], min(left, POLL_SECONDS))
+            wait([self._started], min(left, STREAM_POLL_SECONDS))
 
     def stop(self) -> None:
         """End all that was started here."""

@@ -38,18 +38,15 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from actors.ray_tools.node_watch import SILENT_SECONDS
 from actors.rollouts.actor_factory import ActorFactory, wait_until_ready
 from actors.rollouts.fleet_report import ActorFailure
 from actors.rollouts.requests import PendingRollout
 from actors.rollouts.rollout import RolloutRequest, failed
-from actors.rollouts.rollout_actor import CLOSE_SECONDS, GRACE_SECONDS, PastMessage, RolloutResult
+from actors.rollouts.rollout_actor import PastMessage, RolloutResult
+from actors.timing import ENV_CLOSE_SECONDS, LIMIT_GRACE_SECONDS, NODE_SILENCE_SECONDS, SLOT_ANSWER_SECONDS
 from environments.types import TerminationReason
 
 logger = logging.getLogger(__name__)
-
-IDLE_SECONDS = 30.0
-"""An idle actor that does not answer for so long is lost."""
 
 
 class SlotState(Enum):
@@ -161,7 +158,7 @@ class Slot:
         self.pair, self.state = None, SlotState.CLOSING
         closing: asyncio.Future[bool] = asyncio.ensure_future(self.actor.close_pair.remote())
         try:
-            if await self._ends_in_time(closing, CLOSE_SECONDS + GRACE_SECONDS):
+            if await self._ends_in_time(closing, ENV_CLOSE_SECONDS + LIMIT_GRACE_SECONDS):
                 return await closing
             error: object = "its actor does not answer"
         except RayError as died:
@@ -184,7 +181,7 @@ class Slot:
         """
         self.state = SlotState.PLAYING
         answer: asyncio.Future[str] = asyncio.ensure_future(self.actor.ready.remote())
-        in_time = await self._ends_in_time(answer, IDLE_SECONDS)
+        in_time = await self._ends_in_time(answer, SLOT_ANSWER_SECONDS)
         return in_time and answer.exception() is None and not self._silence().done()
 
     async def _result_or_failure(
@@ -193,10 +190,10 @@ class Slot:
         limit = self.factory.limits.timeout_seconds
         reason = TerminationReason.CRASHED
         try:
-            if await self._ends_in_time(running, limit + CLOSE_SECONDS + GRACE_SECONDS):
+            if await self._ends_in_time(running, limit + ENV_CLOSE_SECONDS + LIMIT_GRACE_SECONDS):
                 return await running
             if self._silence().done():
-                text = f"The rollout actor's node {self.node} has not answered for {SILENT_SECONDS} s."
+                text = f"The rollout actor's node {self.node} has not answered for {NODE_SILENCE_SECONDS} s."
             else:  # it could not even be interrupted
                 reason = TerminationReason.TIMEOUT
                 text = (

@@ -14,15 +14,14 @@ from ray.util.queue import Queue
 from actors.ray_tools.calls import get_or_raise
 from actors.ray_tools.placement import beside_driver
 from actors.rollouts.rollout import RolloutRequest
+from actors.timing import NO_ACTOR_SECONDS
 from environments.types import Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 1.0
+STREAM_POLL_SECONDS = 1.0
 DRAIN_SECONDS = 1.0
 """Most seconds that emptying the queue may take; if nothing comes for a tenth of it, it is empty."""
-START_SECONDS = 60.0
-"""Seconds without any rollout actor after which the log says so."""
 WHY_NOT = (
     "the cluster may have no CPUs or memory left for them (`ray status` shows it), or the modules of the "
     "agent and the environment may take long to import."
@@ -151,7 +150,7 @@ class TrajectoryStream:
         return group_id
 
     def _next(self) -> Trajectory:
-        while (trajectory := self._arrived(POLL_SECONDS)) is None:
+        while (trajectory := self._arrived(STREAM_POLL_SECONDS)) is None:
             self._check_fleet()
         self._idle_since = None
         self.last_arrival = time.monotonic()
@@ -180,7 +179,7 @@ class TrajectoryStream:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
-        elif now - self._idle_since > START_SECONDS:
+        elif now - self._idle_since > NO_ACTOR_SECONDS:
             self._idle_since = now
             logger.warning("Of %d rollout actors none is up: %s", status.num_actors, WHY_NOT)
 

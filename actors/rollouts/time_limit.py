@@ -10,11 +10,11 @@ import time
 from types import FrameType, TracebackType
 from typing import Self
 
+from actors.timing import LIMIT_REPEAT_SECONDS
+
 SIGNAL = signal.SIGRTMAX
 """A signal without another user: environments and graders set alarms (``SIGALRM``), Java suspends its
 threads by ``SIGUSR2``, and .NET takes real-time signals from the other end."""
-REPEAT_SECONDS = 1.0
-"""Seconds between two signals that a time limit is reached, until one gets through."""
 
 
 class TimeLimitReached(KeyboardInterrupt):
@@ -76,4 +76,4 @@ class TimeLimit:
             except queue.Empty:
                 signal.pthread_kill(self._main_thread, SIGNAL)
                 # One that comes just before the thread begins to sleep wakes no thread.
-                seconds = REPEAT_SECONDS
+                seconds = LIMIT_REPEAT_SECONDS

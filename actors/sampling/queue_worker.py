@@ -9,15 +9,11 @@ from collections.abc import Awaitable, Callable
 
 from ray.exceptions import ActorUnavailableError
 
-from actors.sampling.request_queue import BUSY_REQUESTS, LEASE_SECONDS, Assignment, ReplicaReport
+from actors.sampling.request_queue import BUSY_REQUESTS, Assignment, ReplicaReport
+from actors.timing import GATHER_ANSWERS_SECONDS, LEASE_SECONDS, QUEUE_RETRY_SECONDS
 from environments.errors import SamplerError, TroupeError
 from policies.engines.base import Engine
 from policies.sampler import TokenOutput, TokenRequest
-
-GATHER_ANSWERS_SECONDS = 0.02
-"""Seconds that a finished answer of a busy engine waits for others, to be delivered by the same poll."""
-RETRY_SECONDS = 1.0
-"""Seconds between two connections to a queue whose actor does not answer, or is started anew by Ray."""
 
 ReadCalls = Callable[[TokenRequest, TokenOutput], TokenOutput]
 
@@ -156,4 +152,4 @@ async def serve_queue(
         try:
             await worker.run()
         except ActorUnavailableError:
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(QUEUE_RETRY_SECONDS)

@@ -15,17 +15,12 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from actors.timing import GATHER_REQUESTS_SECONDS, LEASE_SECONDS, REQUEST_WAIT_SECONDS
 from environments.errors import SamplerError
 from policies.sampler import EngineStats, QueueStatus, ReplicaStatus, TokenOutput, TokenRequest
 
-GATHER_REQUESTS_SECONDS = 0.01
-"""Seconds that a request waits for others that a replica can fetch with it, where all replicas are busy."""
 BUSY_REQUESTS = 16
 """From this many requests on, a replica waits to batch its polls."""
-LEASE_SECONDS = 3.0
-"""Seconds without a poll after which a replica has stopped or died: its requests go to others."""
-PATIENCE_SECONDS = 120.0
-"""Seconds without a live replica after which a request fails. Serve replaces one in less, if it can."""
 MAX_ATTEMPTS = 4
 """Replicas that may be lost while they have a request, before it fails: it may be the cause."""
 MAX_SESSIONS = 10_000
@@ -99,11 +94,11 @@ class RequestQueue:
     Args:
         name: of the policy server, for messages.
         lease_seconds: see ``LEASE_SECONDS``. Polls are answered within a sixth of it.
-        patience_seconds: see ``PATIENCE_SECONDS``.
+        patience_seconds: see ``REQUEST_WAIT_SECONDS``.
     """
 
     def __init__(
-        self, name: str, lease_seconds: float = LEASE_SECONDS, patience_seconds: float = PATIENCE_SECONDS
+        self, name: str, lease_seconds: float = LEASE_SECONDS, patience_seconds: float = REQUEST_WAIT_SECONDS
     ) -> None:
         self._name = name
         self._lease_seconds, self._patience_seconds = lease_seconds, patience_seconds

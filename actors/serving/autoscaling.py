@@ -10,14 +10,10 @@ from typing import Any
 
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
+from actors.timing import LOAD_MEAN_SECONDS, SCALE_DOWN_SECONDS, SCALE_UP_SECONDS
+
 TOKENS_IN_FLIGHT = "tokens_in_flight"
 """Name of the number that replicas report."""
-UP_SECONDS = 5.0
-"""Serve starts a replica when it was missing for so long."""
-DOWN_SECONDS = 60.0
-"""Serve ends a replica that was too many for so long: starting one takes about as long."""
-MEAN_SECONDS = 11.0
-"""The time over which tokens in flight are averaged: replicas report them every ten seconds."""
 
 
 class ReplicasForTokens:
@@ -41,9 +37,9 @@ def autoscaling(smallest: int, largest: int, tokens_per_replica: int) -> Autosca
     return AutoscalingConfig(
         min_replicas=smallest,
         max_replicas=largest,
-        upscale_delay_s=UP_SECONDS,
-        downscale_delay_s=DOWN_SECONDS,
-        look_back_period_s=MEAN_SECONDS,
+        upscale_delay_s=SCALE_UP_SECONDS,
+        downscale_delay_s=SCALE_DOWN_SECONDS,
+        look_back_period_s=LOAD_MEAN_SECONDS,
         policy=AutoscalingPolicy(
             policy_function=f"{__name__}:{ReplicasForTokens.__name__}",
             policy_kwargs={"tokens_per_replica": tokens_per_replica},

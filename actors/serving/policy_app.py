@@ -22,17 +22,14 @@ from actors.serving.keys import access_keys
 from actors.serving.pinned import PinnedPolicy
 from actors.serving.policy_server import LOGGING, REPLICA_ENVIRONMENT, PolicyServer
 from actors.settings import MODEL_NAME, PinnedVersion, ServerConfig
+from actors.timing import CONVERSATIONS_END_SECONDS, REPLICA_END_SECONDS
 from environments.errors import PartLostError, SamplerError
 from policies.engines.base import engine_class
 
-GRACE_SECONDS = 2.0
-"""How long a replica may take to end: all do at the end of a program, whose clients know."""
-ANSWER_SECONDS = 60.0
-"""How long a replica that Serve has taken for one too many goes on with what it is answering."""
-CHECK_SECONDS = 30.0
+SCALED_DOWN_SECONDS = 60.0
+"""Seconds that a replica being scaled down may finish its answers."""
+PARTS_CHECK_SECONDS = 30.0
 """How long ``check`` waits for an answer."""
-END_SECONDS = 20.0
-"""How long the environments of conversations may take to close."""
 
 
 @contextmanager
@@ -82,10 +79,10 @@ def policy_application(
     engine = engine_class(config.engine)
     engine.check_config(config.engine, config.adapters)
     keys = access_keys(config)
-    largest, grace_seconds = config.most_replicas, GRACE_SECONDS
+    largest, grace_seconds = config.most_replicas, REPLICA_END_SECONDS
     number: dict[str, Any] = {"num_replicas": largest}
     if config.max_replicas is not None:
-        grace_seconds = ANSWER_SECONDS
+        grace_seconds = SCALED_DOWN_SECONDS
         number = {"autoscaling_config": autoscaling(config.num_replicas, largest, config.tokens_per_replica)}
     options: dict[str, Any] = {
         "ray_actor_options": {
@@ -216,7 +213,7 @@ class PolicyApp:
         parts += [pool.check.remote() for pool in self.agents.values()]
         try:
             with _own_errors():
-                ray.get(parts, timeout=CHECK_SECONDS)
+                ray.get(parts, timeout=PARTS_CHECK_SECONDS)
         except GetTimeoutError:  # it is busy, and is asked again
             return
         except RayActorError as error:
@@ -225,7 +222,7 @@ class PolicyApp:
     def end_conversations(self) -> None:
         """Close the environments that wait for a client's next message. Agents answer nothing afterwards."""
         with suppress(RayError):  # a pool has died, or never started
-            ray.get([pool.end.remote() for pool in self.agents.values()], timeout=END_SECONDS)
+            ray.get([pool.end.remote() for pool in self.agents.values()], timeout=CONVERSATIONS_END_SECONDS)
 
     def stop(self) -> None:
         """Take this application down, if it was ever up; Serve itself, and other applications, stay."""

@@ -8,14 +8,11 @@ from collections.abc import Callable
 
 import ray
 
+from actors.timing import FETCH_RETRY_SECONDS, MISSING_VERSION_SECONDS
 from actors.weights.store import PublishedWeights
 from actors.weights.transport import VersionGoneError, WeightTransport, WeightTransportError
 from environments.errors import ConfigError, SamplerError
 from policies.engines.base import Engine
-
-RETRY_SECONDS = 1.0
-PATIENCE_SECONDS = 30.0
-"""For so long the newest version may be missing: a shared disk may show a new file late."""
 
 
 async def open_transport(store: ray.actor.ActorHandle) -> WeightTransport:
@@ -99,7 +96,7 @@ class WeightFollower:
 
     async def _fetch(self, weights: PublishedWeights) -> None:
         """Fetch ``weights``, or newer ones if they have taken their place meanwhile."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + MISSING_VERSION_SECONDS
         while True:
             try:
                 return await self._transport.fetch(weights.version, weights.location, self._engine)
@@ -109,7 +106,7 @@ class WeightFollower:
                     continue
                 if not isinstance(error, VersionGoneError) or time.monotonic() > deadline:
                     raise
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(FETCH_RETRY_SECONDS)
 
     async def _notify(self) -> None:
         async with self._changed:

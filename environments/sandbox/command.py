@@ -26,7 +26,7 @@ from environments.sandbox.outcome import make_result
 
 logger = logging.getLogger(__name__)
 
-_EXIT_SECONDS = 5.0  # for a container to go away by itself once its reply is here
+_CONTAINER_EXIT_SECONDS = 5.0  # for a container to go away by itself once its reply is here
 _STOP_SECONDS = 30.0
 _MAX_LINE_BYTES = 1 << 16
 _MAX_NOISE_BYTES = 1 << 20  # of the image or the command, beside the runner's messages
@@ -158,7 +158,7 @@ class _Container:
             ) from error
         except EOFError as error:
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_EXIT_SECONDS)
+                self._process.wait(_CONTAINER_EXIT_SECONDS)
             raise EnvironmentFailure(
                 f"The sandbox's command {self._shown()} ended with exit status {self._process.poll()} before "
                 f"it started a program. {self._words()} Check that its daemon runs and has the image, and "
@@ -236,7 +236,7 @@ class _Container:
 
     def _has_ended(self) -> bool:
         try:
-            self._process.wait(_EXIT_SECONDS)
+            self._process.wait(_CONTAINER_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             return False
         return True

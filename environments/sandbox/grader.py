@@ -22,10 +22,9 @@ from environments.errors import EnvironmentFailure, TroupeError
 from environments.sandbox import child
 from environments.sandbox.local import warn_of_no_isolation
 
-_START_SECONDS = (
-    120.0  # importing sympy takes 0.5 when nothing else runs; with 64 actors starting, much longer
-)
-_EXIT_SECONDS = 2.0
+_GRADER_START_SECONDS = 120.0
+"""Importing sympy takes 0.5 when nothing else runs; with 64 actors starting, much longer."""
+_STATUS_SECONDS = 2.0
 """For so long a process that has closed its socket may take to end, so that its own status is told."""
 _KILL_SECONDS = 10.0
 _ORPHAN_SECONDS = 1.0
@@ -87,7 +86,7 @@ class Grader:
                 child.end()
                 raise GradingError(f"could not be graded in {time_limit_seconds:g} s.") from error
             except ConnectionError as error:
-                raise GradingError(f"the grading process died ({child.end(_EXIT_SECONDS)}).") from error
+                raise GradingError(f"the grading process died ({child.end(_STATUS_SECONDS)}).") from error
             except BaseException:
                 child.end()
                 raise
@@ -126,14 +125,14 @@ class _Child:
                 start_new_session=True,  # Ctrl-C is for us
             )
         try:
-            answer = self.ask(settings, _START_SECONDS)
+            answer = self.ask(settings, _GRADER_START_SECONDS)
         except OSError as error:
             reason = (
-                "took too long" if isinstance(error, TimeoutError) else f"died ({self.end(_EXIT_SECONDS)})"
+                "took too long" if isinstance(error, TimeoutError) else f"died ({self.end(_STATUS_SECONDS)})"
             )
             raise EnvironmentFailure(
                 f"The process that runs {settings['function']} {reason} before it was ready, within "
-                f"{_START_SECONDS:g} s: its error stands above; look at the memory of this machine."
+                f"{_GRADER_START_SECONDS:g} s: its error stands above; look at the memory of this machine."
             ) from error
         except BaseException:
             self.end()

@@ -27,7 +27,8 @@ from environments.sandbox.process_tree import children, files_within, usage_belo
 logger = logging.getLogger(__name__)
 
 _CHILD = Path(__file__).with_name("child.py")
-_START_SECONDS = 60.0  # an interpreter takes 0.03; on a machine that is short of memory, much longer
+_INTERPRETER_START_SECONDS = 60.0
+"""An interpreter takes 0.03; on a machine that is short of memory, much longer."""
 _KILL_SECONDS = 10.0
 _COUNT_SECONDS = 0.2
 _MARK = "TROUPE_SANDBOX"
@@ -178,7 +179,7 @@ class _Supervisor:
         Raises:
             EnvironmentFailure: it did not even start, or was not isolated as required.
         """
-        start = json.loads(self._next_line(_START_SECONDS) or "{}")
+        start = json.loads(self._next_line(_INTERPRETER_START_SECONDS) or "{}")
         if "isolated" not in start:  # the process of the program has failed, or the supervisor
             stderr = child.kept(self._files.stderr.fileno(), 2000)
             said = stderr.decode("utf-8", "replace").strip() or "nothing"

@@ -27,7 +27,7 @@ FORMAT = "1"
 """Part of an index's name; changes with the files, and with the rules for words."""
 
 _BUILD_SECONDS = 1800.0
-_POLL_SECONDS = 0.05
+_BUILD_POLL_SECONDS = 0.05
 _MAX_WORD_BYTES = 32
 
 # Words that stand in every passage; a search for nothing else finds nothing.
@@ -152,7 +152,7 @@ def _locked(path: Path) -> Iterator[None]:
                         f"Another process has been building an index for {_BUILD_SECONDS:g} s (it holds "
                         f"{path}): build the index of so large a corpus before the run, by one search."
                     ) from error
-                time.sleep(_POLL_SECONDS)
+                time.sleep(_BUILD_POLL_SECONDS)
         yield
 
 

@@ -15,11 +15,10 @@ from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
 from actors.settings import ServerConfig
+from actors.timing import APPLICATION_END_SECONDS
 from environments.errors import ConfigError, SamplerError
 
-ENDING_SECONDS = 15.0
-"""How long the application of a program that was killed may take to end."""
-LOOK_SECONDS = 0.5
+ADDRESS_POLL_SECONDS = 0.5
 
 
 def claim_address(server: ServerConfig) -> None:
@@ -34,11 +33,11 @@ def claim_address(server: ServerConfig) -> None:
     if server.http_port is None:
         return
     wanted = f"http://{server.http_host}:{server.http_port}"
-    deadline = time.monotonic() + ENDING_SECONDS
+    deadline = time.monotonic() + APPLICATION_END_SECONDS
     while (there := _present()) is not None and (conflict := _conflict(wanted, *there)):
         if time.monotonic() > deadline:
             raise ConfigError(f"Clients cannot be served at {wanted}: {conflict}")
-        time.sleep(LOOK_SECONDS)
+        time.sleep(ADDRESS_POLL_SECONDS)
     if there is None or there[0] != wanted:
         if there is not None:
             serve.shutdown()

@@ -16,11 +16,11 @@ from ray.autoscaler.sdk import request_resources
 from actors.ray_tools.background import end_background_work
 from actors.ray_tools.connect import connect as join_or_start
 from actors.ray_tools.placement import has_labels, with_labels
+from actors.timing import DRIVER_SILENCE_SECONDS
 from environments.errors import ConfigError
 from launch.cluster.serve_address import claim_address
 from launch.cluster.turns import Turn
 from launch.health.heartbeat import pulses
-from launch.health.run_state import LATE_SECONDS
 from launch.settings.tree import TrainConfig
 from launch.validation.resources import NODES, REMEDIES, bundles_of, needs
 
@@ -162,6 +162,7 @@ def others() -> str:
     trainings = [
         each.folder
         for each in pulses()
-        if (each.host, each.pid) != here and now - each.told_at < LATE_SECONDS  # a killed one is still noted
+        # One that was killed is still noted.
+        if (each.host, each.pid) != here and now - each.told_at < DRIVER_SILENCE_SECONDS
     ]
     return f"others here are {', '.join(trainings)}" if trainings else "`ray status` shows who has them"

@@ -19,9 +19,9 @@ from actors.ray_tools.placement import beside_driver
 
 NAMESPACE, NAME = "troupe", "start-turn"
 """The name that the actor of a turn has in the cluster: only one can have it."""
-LOOK_SECONDS = 1.0
-ANSWER_SECONDS = 5.0
-REMIND_SECONDS = 300.0
+TURN_POLL_SECONDS = 1.0
+HOLDER_ANSWER_SECONDS = 5.0
+TURN_REMIND_SECONDS = 300.0
 """Between two lines that say what a start waits for."""
 
 
@@ -53,7 +53,7 @@ class Turn:
     def __init__(self, program: str, say: Callable[[str], None], announce: Callable[[str], None]) -> None:
         self._program, self._say, self._announce = program, say, announce
         self._actor: Any = None
-        self._announced = -REMIND_SECONDS
+        self._announced = -TURN_REMIND_SECONDS
 
     def take(self) -> None:
         """Return when no other program of the cluster starts."""
@@ -65,8 +65,8 @@ class Turn:
             except ValueError:  # the name is taken
                 if holder := self._holder():
                     self._waits(f"its turn to start on this cluster, after {holder}")
-                time.sleep(LOOK_SECONDS)
-        self._announced = -REMIND_SECONDS
+                time.sleep(TURN_POLL_SECONDS)
+        self._announced = -TURN_REMIND_SECONDS
 
     def wait_for_room(
         self, bundles: Sequence[tuple[Mapping[str, float], Mapping[str, str]]], shortage: Callable[[], str]
@@ -87,7 +87,7 @@ class Turn:
             bundle_label_selector=[dict(labels) for _, labels in needed],
         )
         try:
-            while not places.wait(LOOK_SECONDS):
+            while not places.wait(TURN_POLL_SECONDS):
                 self._waits(f"room: {shortage()}")
         finally:
             remove_placement_group(places)
@@ -103,7 +103,7 @@ class Turn:
         self._say(f"waits for {reason}")
         if self._actor is not None:
             self._actor.note.remote(reason)
-        if time.monotonic() - self._announced > REMIND_SECONDS:
+        if time.monotonic() - self._announced > TURN_REMIND_SECONDS:
             self._announced = time.monotonic()
             self._announce(f"Waiting for {reason}.")
 
@@ -111,7 +111,7 @@ class Turn:
     def _holder() -> str | None:
         """The program that has the turn; ``None`` if that has just ended."""
         try:
-            told: str = ray.get(ray.get_actor(NAME, NAMESPACE).told.remote(), timeout=ANSWER_SECONDS)
+            told: str = ray.get(ray.get_actor(NAME, NAMESPACE).told.remote(), timeout=HOLDER_ANSWER_SECONDS)
             return told
         except GetTimeoutError:
             return "another program"

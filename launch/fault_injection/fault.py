@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from actors.timing import NODE_CUT_SECONDS
 from environments.errors import ConfigError
 from launch.health.members import Member, members
 
@@ -22,8 +23,6 @@ STOP_SECONDS = 3.0
 """Seconds that a process is stopped."""
 SLOW_SECONDS, SLICE_SECONDS = 4.0, 0.2
 """Seconds that a process is slowed down: it is stopped and goes on in turns, each of one slice."""
-CUT_SECONDS = 8.0
-"""Seconds that all processes of a node are stopped, as if its network were cut."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Fault:
             KILL: "killed (SIGKILL)",
             STOP: f"stopped for {STOP_SECONDS:g} s",
             SLOW: f"slowed down for {SLOW_SECONDS:g} s",
-            CUT: f"cut off for {CUT_SECONDS:g} s, with all of its node",
+            CUT: f"cut off for {NODE_CUT_SECONDS:g} s, with all of its node",
         }
         where = f" of node {self.member.node[:8]}" if self.member.node else ""
         return f"{self.member.role} {self.member.pid}{where} {how[self.kind]}"
@@ -53,7 +52,7 @@ class Fault:
                 _pause([process], STOP_SECONDS)
             elif self.kind == CUT:
                 tree = [process, *process.children(recursive=True)]
-                _pause([each for each in tree if each.pid != os.getpid()], CUT_SECONDS)
+                _pause([each for each in tree if each.pid != os.getpid()], NODE_CUT_SECONDS)
             else:
                 end = time.monotonic() + SLOW_SECONDS
                 while time.monotonic() < end:

@@ -14,9 +14,9 @@ from actors.ray_tools.connect import join
 from launch.fault_injection.fault import Fault
 from launch.health.members import Member, members
 
-ANSWER_SECONDS = 5.0
+LIST_SECONDS = 5.0
 """Seconds that a node gets to list its processes; one that is silent gets no fault meanwhile."""
-START_SECONDS = 30.0
+FIRST_LIST_SECONDS = 30.0
 """Seconds for its first list, when the actor that makes it starts."""
 
 
@@ -50,12 +50,12 @@ class OtherNodes:
 
     def present(self) -> list[Member]:
         """Processes with a role, of the nodes that answer."""
-        seconds = dict.fromkeys(self._injectors, ANSWER_SECONDS)
+        seconds = dict.fromkeys(self._injectors, LIST_SECONDS)
         for node in (each["NodeID"] for each in ray.nodes() if each["Alive"]):
             if node not in self._injectors and node != self._own:
                 where = NodeAffinitySchedulingStrategy(node, soft=False)
                 self._injectors[node] = FaultInjector.options(scheduling_strategy=where).remote(node)  # type: ignore[attr-defined]
-                seconds[node] = START_SECONDS
+                seconds[node] = FIRST_LIST_SECONDS
         answers = {node: injector.present.remote() for node, injector in self._injectors.items()}
         found: list[Member] = []
         for node, answer in answers.items():

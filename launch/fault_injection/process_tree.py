@@ -8,14 +8,13 @@ from pathlib import Path
 
 import psutil
 
+from actors.timing import PROCESSES_END_SECONDS
 from environments.errors import ConfigError
 from launch.health.members import Member, is_alive, members
 from launch.reporting.audit import Finding
 from launch.run_folder.lock import LOCK
 
-END_SECONDS = 30.0
-"""Seconds that the processes of a run get to be gone once its driver is."""
-POLL_SECONDS = 1.0
+RUN_POLL_SECONDS = 1.0
 
 
 class ProcessTree:
@@ -41,7 +40,7 @@ class ProcessTree:
         """Return when the first of them has ended, or with Ctrl-C."""
         with suppress(KeyboardInterrupt):
             while self.is_alive():
-                time.sleep(POLL_SECONDS)
+                time.sleep(RUN_POLL_SECONDS)
 
     def present(self) -> list[Member]:
         """Those with a role that live; none if the first of them has just ended."""
@@ -65,11 +64,11 @@ class ProcessTree:
             "until the run has said where it is."
         )
 
-    def left_over(self, seconds: float = END_SECONDS) -> Finding:
+    def left_over(self, seconds: float = PROCESSES_END_SECONDS) -> Finding:
         """Whether all of them have ended, for which they get so many ``seconds``."""
         deadline = time.monotonic() + seconds
         while (left := [each for each in self._seen if is_alive(each)]) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+            time.sleep(RUN_POLL_SECONDS)
         if not left:
             return Finding(True, f"of {len(self._seen)} processes none is left")
         return Finding(False, "left: " + ", ".join(f"{each.pid} ({each.name()})" for each in left))

@@ -20,25 +20,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from actors.timing import CUT_PAUSE_SECONDS, STORM_CALM_SECONDS
 from environments.command_name import command_name
 from environments.errors import ConfigError
 from launch.fault_injection.fault import CUT, KILL, KINDS, Fault
 from launch.fault_injection.other_nodes import OtherNodes
-from launch.fault_injection.process_tree import POLL_SECONDS, ProcessTree
+from launch.fault_injection.process_tree import RUN_POLL_SECONDS, ProcessTree
 from launch.health.members import ROLES, Member
 from launch.health.restart_budget import RestartBudget
 from launch.reporting.audit import Finding
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.consumed_log import read_consumed_log
 
-CUT_PAUSE_SECONDS = 60.0
-"""Seconds between two cuts of the same node: one that stays silent for long Ray takes for dead, for good."""
 ENDING = ("driver", "fleet", "queue", "store", "directory", "raylet", "gcs")
 """Roles without which a run starts all of its processes anew, or ends: they are killed only on demand."""
 LEARNING = ("learner", "critic")
 """Roles that a run goes on without as often as its settings of recovery say."""
-CALM_SECONDS = 120.0
-"""Seconds that a run gets for its next update when the storm is over."""
 
 
 class Storm:
@@ -132,7 +129,7 @@ def wait_for_updates(tree: ProcessTree, folder: Path) -> None:
     while num_updates(folder) == 0:
         if not tree.is_alive():
             raise ConfigError(f"Process {tree.below} has ended before its first update: its output says why.")
-        time.sleep(POLL_SECONDS)
+        time.sleep(RUN_POLL_SECONDS)
 
 
 def run_storm(
@@ -176,7 +173,7 @@ def run_storm(
 
 
 def makes_progress(
-    tree: ProcessTree, made: Callable[[], int], num_planned: int, seconds: float = CALM_SECONDS
+    tree: ProcessTree, made: Callable[[], int], num_planned: int, seconds: float = STORM_CALM_SECONDS
 ) -> Finding:
     """Whether a run makes another update after the storm, unless it has ended or made all ``num_planned``.
 
@@ -193,5 +190,5 @@ def makes_progress(
                 False, f"no update within {seconds:g} s after the storm: ask `{command_name('status')}` why"
             )
         fewest = now  # a run that went on from its checkpoint has fewer again
-        time.sleep(POLL_SECONDS)
+        time.sleep(RUN_POLL_SECONDS)
     return Finding(True, "the run did not wait for anything after the storm: it has ended or is at its end")

@@ -19,10 +19,10 @@ from typing import Any
 from ray.experimental import internal_kv
 
 from actors.ray_tools.background import in_background
+from actors.timing import HEARTBEAT_SECONDS
 
 NAMESPACE = "troupe"
 PREFIX = b"run-"
-BEAT_SECONDS = 1.0
 START_PHRASES = {
     "learner": "waits for the learner's ranks to start",
     "checkpoint": "waits for the learner to load the checkpoint",
@@ -91,10 +91,10 @@ class Heartbeat:
             text = json.dumps(asdict(self._pulse())).encode()
             internal_kv._internal_kv_put(self._key, text, overwrite=True, namespace=NAMESPACE)
             self.last_told = time.monotonic()
-            self._stopped.wait(BEAT_SECONDS)
+            self._stopped.wait(HEARTBEAT_SECONDS)
         internal_kv._internal_kv_del(self._key, namespace=NAMESPACE)
 
     def stop(self) -> None:
         """Take the pulse out, if Ray's head process still answers."""
         self._stopped.set()
-        wait([self._thread], 2 * BEAT_SECONDS)  # where it does not, the run ends for that reason
+        wait([self._thread], 2 * HEARTBEAT_SECONDS)  # where it does not, the run ends for that reason

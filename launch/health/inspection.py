@@ -17,12 +17,11 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.rollouts.service import NAMESPACE, STREAM_CAPACITY
+from actors.timing import INSPECTION_SECONDS
 from environments.errors import ConfigError
 from launch.health.heartbeat import Pulse
 from launch.health.members import is_alive, members
 from launch.health.run_state import Process, RunState
-
-ANSWER_SECONDS = 2.0
 
 
 def inspect(pulse: Pulse) -> RunState:
@@ -76,7 +75,7 @@ def _answers(asked: dict[str, ray.ObjectRef]) -> tuple[dict[str, Any], list[str]
     if not asked:
         return {}, [], []
     names = {reference: name for name, reference in asked.items()}
-    done, late = ray.wait(list(names), num_returns=len(names), timeout=ANSWER_SECONDS)
+    done, late = ray.wait(list(names), num_returns=len(names), timeout=INSPECTION_SECONDS)
     answers, errors = {}, []
     for reference in done:
         try:

@@ -10,11 +10,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from actors.rollouts.fleet_report import ActorFailure, FleetReport, RolloutInPlay
-from launch.health.heartbeat import BEAT_SECONDS, START_PHRASES, Pulse
+from actors.timing import DRIVER_SILENCE_SECONDS
+from launch.health.heartbeat import START_PHRASES, Pulse
 from policies.sampler import QueueStatus, ReplicaStatus
 
-LATE_SECONDS = 5 * BEAT_SECONDS
-"""A driver that has told nothing for so long is stopped, or cut off."""
 MAX_SHOWN = 5
 """Rollouts in play that are listed, and failures of actors."""
 DESCRIPTIONS = {
@@ -89,7 +88,7 @@ def verdict(state: RunState) -> str:
         pids = " ".join(str(each.pid) for each in stopped)
         verb = "was" if len(stopped) == 1 else "were"
         return f"{_sentence(names)} {verb} stopped (SIGSTOP): `kill -CONT {pids}` there lets it go on."
-    if state.silent_seconds > LATE_SECONDS:
+    if state.silent_seconds > DRIVER_SILENCE_SECONDS:
         return (
             f"The driver (process {pulse.pid} on {pulse.host}) has told nothing for "
             f"{state.silent_seconds:.0f} s: it is dead, hangs, or its node was cut off."

@@ -12,12 +12,10 @@ from collections.abc import Callable
 import psutil
 
 from actors.ray_tools.background import in_background
+from actors.timing import HEAD_SILENCE_SECONDS, HEARTBEAT_SECONDS
 from environments.errors import TroupeError
-from launch.health.heartbeat import BEAT_SECONDS, Heartbeat
+from launch.health.heartbeat import Heartbeat
 from launch.health.members import is_alive
-
-HEAD_SECONDS = 20.0
-"""Ray's head process (GCS) may be silent for so long. After 60 s Ray ends this process without a word."""
 
 
 class Watchdog:
@@ -56,8 +54,8 @@ class Watchdog:
         before = time.monotonic()
         while not self._pause():
             # A driver that was stopped itself has missed what the others did.
-            own_delay, before = time.monotonic() - before - BEAT_SECONDS, time.monotonic()
-            if own_delay < BEAT_SECONDS and self._look():
+            own_delay, before = time.monotonic() - before - HEARTBEAT_SECONDS, time.monotonic()
+            if own_delay < HEARTBEAT_SECONDS and self._look():
                 return
 
     def _pause(self) -> bool:
@@ -66,10 +64,10 @@ class Watchdog:
         The end is not waited for by ticks: at its next access to Ray's objects, Ray ends this process.
         """
         if self._raylet is None or not is_alive(self._raylet):
-            return self._stopped.wait(BEAT_SECONDS)
+            return self._stopped.wait(HEARTBEAT_SECONDS)
         descriptor = os.pidfd_open(self._raylet.pid)
         try:
-            select.select([descriptor], [], [], BEAT_SECONDS)
+            select.select([descriptor], [], [], HEARTBEAT_SECONDS)
         finally:
             os.close(descriptor)
         return self._stopped.is_set()
@@ -82,7 +80,7 @@ class Watchdog:
                 f"The raylet of this node (process {self._raylet.pid} on {socket.gethostname()}) has died, "
                 "and with it all of Ray's actors here: it was killed, or the machine was short of memory."
             )
-        if silent > HEAD_SECONDS:
+        if silent > HEAD_SILENCE_SECONDS:
             return self._end_at_once(
                 f"Ray's head process (gcs_server) has not answered for {silent:.0f} s: it has died, hangs, "
                 "or its node was cut off. `ray start --head` starts a new cluster."

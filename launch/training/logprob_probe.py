@@ -13,7 +13,7 @@ from policies.sampler import SamplingParams, TokenOutput, TokenRequest
 NUM_TOKENS = 16
 MAX_MISSED = 9
 """Versions in a row that may go without an answer in time; the next one is waited for."""
-WAIT_SECONDS = 30.0
+PROBE_ANSWER_SECONDS = 30.0
 
 
 class LogprobProbe:
@@ -54,7 +54,7 @@ class LogprobProbe:
         Where the learner finds its rollouts ready, nothing would ever be there: now and then this waits.
 
         Raises:
-            RayError: the sampling actor was lost, or no engine answers in ``WAIT_SECONDS``.
+            RayError: the sampling actor was lost, or no engine answers in ``PROBE_ANSWER_SECONDS``.
         """
         if self._answer is None:
             return []
@@ -62,7 +62,7 @@ class LogprobProbe:
         if self._num_missed <= MAX_MISSED and not ray.wait([self._answer], timeout=0)[0]:
             return []
         answer, self._answer, self._num_missed = self._answer, None, 0
-        output: TokenOutput = ray.get(answer, timeout=WAIT_SECONDS)
+        output: TokenOutput = ray.get(answer, timeout=PROBE_ANSWER_SECONDS)
         if set(output.token_versions) != {version}:
             return []
         return [

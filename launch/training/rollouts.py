@@ -18,7 +18,7 @@ from launch.training.rollout_requests import group_requests, task_index, tasks_d
 from launch.training.run_state import SET_ASIDE, RunState
 from launch.workload import Workload
 
-REMIND_SECONDS = 120.0
+SERVER_REMIND_SECONDS = 120.0
 """Between two lines that say what a run waits for."""
 
 
@@ -71,7 +71,7 @@ class Rollouts:
         """
         if not self._service.is_up:
             self._tracker.announce("Waiting for the policy server.")
-        while not self._service.wait_until_up(REMIND_SECONDS):
+        while not self._service.wait_until_up(SERVER_REMIND_SECONDS):
             self._tracker.announce(
                 "Still waiting for it: its replicas load the model, or wait for room (`ray status` shows "
                 "what is free, Serve's logs what keeps them)."

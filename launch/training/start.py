@@ -23,6 +23,7 @@ from actors.rollouts.service import RolloutService
 from actors.sampling.serve_sampler import ServeSampler
 from actors.serving.policy_app import PolicyApp, start_serve
 from actors.settings import ServerConfig
+from actors.timing import FLEET_START_SECONDS
 from actors.weights.store import WeightStore
 from actors.weights.transport import make_transport
 from environments.errors import SamplerError
@@ -50,9 +51,6 @@ from launch.training.watch import present_pulse, run_name, watch
 from launch.workload import Workload
 from policies.learning.algorithm import Algorithm
 from policies.learning.kl import KLController
-
-ACTORS_SECONDS = 120.0
-"""After so long other programs of the cluster may start, though not all rollout actors are up."""
 
 
 def start(
@@ -204,7 +202,7 @@ def end_when_up(turn: Turn, services: Sequence[RolloutService | RecordedService]
         deadline = math.inf
         for service in services:
             service.wait_until_up()
-            deadline = min(deadline, time.monotonic() + ACTORS_SECONDS)
+            deadline = min(deadline, time.monotonic() + FLEET_START_SECONDS)
             while isinstance(service, RolloutService) and time.monotonic() < deadline:
                 if service.fleet_status().num_ready >= num_actors:
                     break

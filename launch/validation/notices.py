@@ -8,7 +8,7 @@ from actors.ray_tools.job import in_job
 from launch.settings.tree import TrainConfig, algorithm_of
 from policies.learning.settings import CorrectionConfig
 
-STOP_SECONDS = "RAY_JOB_STOP_WAIT_TIME_S"
+STOP_VARIABLE = "RAY_JOB_STOP_WAIT_TIME_S"
 """Ray's environment variable: for so many seconds `ray job stop` waits, 3 by default."""
 
 
@@ -18,11 +18,11 @@ def notices(config: TrainConfig) -> list[str]:
 
 
 def _job_notices() -> list[str]:
-    if not in_job() or STOP_SECONDS in os.environ:
+    if not in_job() or STOP_VARIABLE in os.environ:
         return []
     return [
         "`ray job stop` kills this job after 3 s, which may be too soon for a checkpoint: submit it with "
-        f"""--runtime-env-json '{{"env_vars": {{"{STOP_SECONDS}": "600"}}}}'."""
+        f"""--runtime-env-json '{{"env_vars": {{"{STOP_VARIABLE}": "600"}}}}'."""
     ]
 
 

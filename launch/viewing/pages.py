@@ -42,7 +42,7 @@ HOSTS = ("127.0.0.1", "localhost", "[::1]")
 """Names under which a browser of this machine asks: another may be a foreign page's trick (DNS rebinding)."""
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:"
 """A model's text may hold anything: the browser runs and loads nothing but this page's own files."""
-LOOK_SECONDS = 1.0
+REFRESH_SECONDS = 1.0
 TASK_CHARACTERS = 200
 MAX_ALARMS = 50
 
@@ -252,4 +252,4 @@ async def _changes(directory: Path) -> AsyncIterator[str]:
         )
         yield "data: changed\n\n" if present != seen else ": nothing new\n\n"
         seen = present
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(REFRESH_SECONDS)

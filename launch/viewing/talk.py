@@ -21,7 +21,7 @@ KEY_VARIABLE = "TROUPE_API_KEY"
 MAX_CHARACTERS = 200_000
 MAX_MESSAGES = 1000
 CONNECT_SECONDS = 5.0
-SILENT_SECONDS = 600.0
+AGENT_STEP_SECONDS = 600.0
 """The longest step of an agent that is waited for."""
 
 
@@ -54,7 +54,7 @@ class Talk:
         self._url = url.rstrip("/")
         key = os.environ.get(KEY_VARIABLE)
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        timeout = httpx.Timeout(SILENT_SECONDS, connect=CONNECT_SECONDS)
+        timeout = httpx.Timeout(AGENT_STEP_SECONDS, connect=CONNECT_SECONDS)
         # trust_env=False: a proxy of the shell's is not meant for a server of one's own.
         self._client = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False)
 

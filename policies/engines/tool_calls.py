@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from policies.chat import ChatRenderer
 
-CHECK_SECONDS = 300.0
+IMPORT_SECONDS = 300.0
 """Limit of a check, which imports vLLM: seven seconds on a free machine."""
 
 
@@ -262,11 +262,16 @@ def check_served_parsers(
     environment = {**CPU_ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     try:
         done = subprocess.run(
-            program, env=environment, capture_output=True, text=True, timeout=CHECK_SECONDS, check=False
+            program,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise ConfigError(
-            f"{' and '.join(own)}: vLLM was not imported in {CHECK_SECONDS:g} s: try it on a free machine."
+            f"{' and '.join(own)}: vLLM was not imported in {IMPORT_SECONDS:g} s: try it on a free machine."
         ) from error
     if done.returncode:
         raise ConfigError(f"{' and '.join(own)}: {' '.join(done.stderr.strip().splitlines()[-1:])}")

@@ -51,7 +51,7 @@ def growing(
     serve_port: int, tiny_model: Path, store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[PolicyApp]:
     """A server with one replica or two, which is quick to change its mind; an answer takes half a second."""
-    monkeypatch.setattr(autoscaling, "DOWN_SECONDS", 5.0)
+    monkeypatch.setattr(autoscaling, "SCALE_DOWN_SECONDS", 5.0)
     options = {"replies": ["word " * 9], "seconds_per_token": 0.05}
     config = ServerConfig(
         engine=EngineConfig(name="scripted_engine:ScriptedEngine", options=options),

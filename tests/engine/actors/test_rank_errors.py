@@ -37,7 +37,7 @@ class FaultyRank(RankWorker):
 
 @pytest.fixture
 def ranks(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerGroup]:
-    monkeypatch.setattr(worker_group, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(worker_group, "CALL_ANSWER_SECONDS", 1.0)
     settings = LearnerConfig(num_workers=2, micro_batch_tokens=4096)
     group = WorkerGroup(
         FaultyRank, create_placement_group(settings), settings, shared_file=None, learner=settings

@@ -178,7 +178,7 @@ def test_a_queue_or_a_fleet_that_hangs_ends_the_wait_too(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = pipeline.play(2, seconds=60)
-    monkeypatch.setattr("actors.ray_tools.calls.ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr("actors.ray_tools.calls.CALL_ANSWER_SECONDS", 2.0)
     for actor in (pipeline.stream.queue.actor, pipeline.fleet):
         pid = pid_of(actor)
         os.kill(pid, signal.SIGSTOP)

@@ -18,7 +18,7 @@ from machine import wait_until
 from ray import serve
 from served_policy import publish
 
-from actors.sampling.request_queue import LEASE_SECONDS
+from actors.timing import LEASE_SECONDS
 from policies.sampler import ReplicaStatus, SampleRequest, SamplingParams
 
 if TYPE_CHECKING:

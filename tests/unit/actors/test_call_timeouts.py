@@ -7,13 +7,8 @@ from dataclasses import replace
 import pytest
 from learner_samples import batches
 
-from actors.learning.call_timeouts import (
-    MIN_TIMEOUT_SECONDS,
-    SLOWDOWN_FACTOR,
-    CallTimeouts,
-    num_scored_tokens,
-    num_trained_tokens,
-)
+from actors.learning.call_timeouts import SLOWDOWN_FACTOR, CallTimeouts, num_scored_tokens, num_trained_tokens
+from actors.timing import MIN_TIMEOUT_SECONDS
 from policies.learning.algorithms import resolve
 from policies.learning.samples import TrainBatch, padding_sample
 from policies.learning.settings import AlgorithmConfig, CorrectionConfig, KLConfig

@@ -287,7 +287,7 @@ def test_a_newest_version_that_is_damaged_is_reported_to_the_store(transport: Fi
 def test_a_newest_version_that_shows_late_is_waited_for_and_not_for_ever(
     transport: FileTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(follower, "FETCH_RETRY_SECONDS", 0.02)
     location = publish(transport, 1)
     hidden = Path(location).rename(Path(location).parent / "hidden")
 
@@ -302,7 +302,7 @@ def test_a_newest_version_that_shows_late_is_waited_for_and_not_for_ever(
         return engine.version
 
     assert asyncio.run(show_late()) == 1
-    monkeypatch.setattr(follower, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(follower, "MISSING_VERSION_SECONDS", 0.1)
     shutil.rmtree(location)
     with pytest.raises(VersionGoneError, match=r"not shared with this one.*shared_folder="):
         follow(transport, FakeStore(PublishedWeights(1, location)))

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from actors.ray_tools import node_watch
-from actors.ray_tools.node_watch import SILENT_SECONDS, NodeWatch
+from actors.ray_tools.node_watch import NodeWatch
 from actors.rollouts.actor_factory import wait_until_ready
+from actors.timing import NODE_SILENCE_SECONDS
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def actor(ready: asyncio.Future[str]) -> Any:
 def test_an_actor_without_room_is_given_up_when_the_silent_node_is_back(watch: NodeWatch) -> None:
     async def play() -> None:
         with watch.watched("there"):
-            watch._judge("there", SILENT_SECONDS)
+            watch._judge("there", NODE_SILENCE_SECONDS)
             assert watch.elsewhere() == {"ray.io/node-id": "!in(there)"}
             starting = asyncio.create_task(wait_until_ready(actor(asyncio.Future()), watch))
             await asyncio.sleep(0)
@@ -50,7 +51,7 @@ def test_an_actor_that_starts_elsewhere_is_taken_and_one_without_silence_is_wait
     watch: NodeWatch,
 ) -> None:
     async def play() -> None:
-        for misses in (0, SILENT_SECONDS):
+        for misses in (0, NODE_SILENCE_SECONDS):
             ready: asyncio.Future[str] = asyncio.Future()
             with watch.watched("there"):
                 watch._judge("there", misses)

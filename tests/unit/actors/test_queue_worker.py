@@ -275,7 +275,7 @@ def test_after_a_stop_the_newest_weights_come_first(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_a_lost_connection_was_sampling_is_sampled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actors.sampling.queue_worker, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(actors.sampling.queue_worker, "QUEUE_RETRY_SECONDS", 0.1)
 
     async def test() -> None:
         queue, engine = RequestQueue("policy", lease_seconds=0.5), EchoEngine()

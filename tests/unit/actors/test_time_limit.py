@@ -17,7 +17,7 @@ HANG_SECONDS = 60.0
 
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> TimeLimit:
-    monkeypatch.setattr(time_limit, "REPEAT_SECONDS", 0.05)
+    monkeypatch.setattr(time_limit, "LIMIT_REPEAT_SECONDS", 0.05)
     return TimeLimit()
 
 

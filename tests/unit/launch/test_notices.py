@@ -7,7 +7,7 @@ import pytest
 from actors.ray_tools.job import JOB
 from launch.settings.compose import compose
 from launch.settings.tree import algorithm_of
-from launch.validation.notices import STOP_SECONDS, notices
+from launch.validation.notices import STOP_VARIABLE, notices
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_run_on_older_tokens_says_whether_it_corrects_them(
 def test_a_job_says_how_long_ray_gives_it_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(JOB, "{}")
     assert '"RAY_JOB_STOP_WAIT_TIME_S": "600"' in notices(compose([]))[0]
-    monkeypatch.setenv(STOP_SECONDS, "600")
+    monkeypatch.setenv(STOP_VARIABLE, "600")
     assert notices(compose([])) == []
 
 

@@ -20,10 +20,11 @@ import psutil
 import pytest
 from machine import wait_until
 
+from actors.timing import CUT_PAUSE_SECONDS
 from launch import chaos
 from launch.fault_injection.fault import CUT, KILL, KINDS
 from launch.fault_injection.process_tree import ProcessTree
-from launch.fault_injection.storm import CUT_PAUSE_SECONDS, ENDING, Storm, makes_progress
+from launch.fault_injection.storm import ENDING, Storm, makes_progress
 from launch.health.members import ROLES, Member
 from launch.reporting.audit import RunRecords, audit, no_rollout_lost, score_reached
 

@@ -260,7 +260,7 @@ def test_a_long_run_opens_at_once(tmp_path: Path) -> None:
 def test_a_change_of_the_run_is_told_to_the_browser(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import asyncio
 
-    monkeypatch.setattr(viewing, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(viewing, "REFRESH_SECONDS", 0.0)
 
     async def follow() -> list[str]:
         told = viewing._changes(run)

@@ -54,7 +54,7 @@ def within(seconds: float, holds: Any) -> bool:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(watchdog, "HEARTBEAT_SECONDS", 0.05)
 
 
 def test_a_stall_is_reported_once_and_the_next_one_again() -> None:
