@@ -86,7 +86,7 @@ async def wait_until_ready(actor: ray.actor.ActorHandle, node_watch: NodeWatch) 
 
 
 def actor_options(pair: Pair, config: FleetConfig) -> dict[str, Any]:
-    """The Ray options of an actor: what its environment class needs, and what the fleet's settings say."""
+    """The Ray options of an actor: the needs of its environment class, else the fleet's settings."""
     needs = pair.env_class.actor_needs
     return {
         "num_cpus": config.num_cpus_per_actor if needs.num_cpus is None else needs.num_cpus,

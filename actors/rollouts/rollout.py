@@ -291,7 +291,7 @@ class TokenBudget:
     """Number of tokens that a trajectory may still sample.
 
     What was sampled counts, and whatever a prompt has more than the turn before: that is what the
-    environment said. Nothing is given back where an agent or a template drops a part of the history.
+    environment added. Nothing is given back where an agent or a template drops a part of the history.
 
     Args:
         last: completion of a conversation's message before, if any. Each message has the whole budget.
@@ -321,7 +321,7 @@ class TokenBudget:
 
     @property
     def max_total_tokens(self) -> int | None:
-        """Limit of a later prompt with its completion: what the environment says counts too."""
+        """Limit of a later prompt with its completion: what the environment adds counts too."""
         return self._last_turn + self._left if self._grows else None
 
     @property
@@ -334,12 +334,12 @@ class TokenBudget:
 
     def count(self, completion: Completion) -> None:
         prompt, sampled = completion.num_prompt_tokens, completion.num_completion_tokens
-        said = max(0, prompt - self._last_turn) if self._last_turn else 0
-        self._used += said + sampled
+        added = max(0, prompt - self._last_turn) if self._last_turn else 0
+        self._used += added + sampled
         self._last_turn = prompt + sampled
 
     def report(self, info: dict[str, Any]) -> dict[str, Any]:
-        """The environment's info with what rLLM v0.1 tells agents about their limits."""
+        """The environment's info, with the limits that rLLM v0.1 adds for agents."""
         return {**info, "max_steps": self._limits.max_steps, "cur_tokens": self._used}
 
 

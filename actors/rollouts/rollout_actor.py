@@ -223,7 +223,7 @@ class RolloutActor:
     def _close(self, env: BaseEnv, trajectory: Trajectory) -> bool:
         """Close ``env``, and return whether it was in time.
 
-        If it fails, the trajectory is as good as before, but says so.
+        If that fails, the trajectory is as good as before, but has the error.
         """
         try:
             with (

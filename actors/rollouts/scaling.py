@@ -44,7 +44,7 @@ class Load:
 class ScalingPolicy:
     """Grows a fleet while the learner waits for rollouts that wait for actors; shrinks one that idles.
 
-    It changes to the number that the last updates' shares of time ask for, at once: n actors for which the
+    It changes to the number that the last updates' shares of time call for, at once: n actors for which the
     learner waits a share w of its time would have to be n / (1 - w) to be in time, and n actors that idle a
     share i are needed for n (1 - i). More than a rollout for each actor there are never.
 
@@ -78,9 +78,9 @@ class ScalingPolicy:
         too_few = [load for load in list(self._loads)[-TO_GROW_OF:] if _too_few(load)]
         too_many = [load for load in self._loads if _too_many(load)]
         if len(too_few) >= TO_GROW:
-            learns = 1 - fmean(load.learner_waits for load in too_few)
+            learner_busy = 1 - fmean(load.learner_waits for load in too_few)
             waiting = fmean(load.requests_waiting for load in too_few)
-            return math.ceil(present / max(learns, present / (present + waiting)))
+            return math.ceil(present / max(learner_busy, present / (present + waiting)))
         if len(too_many) == TO_SHRINK:
             busy = 1 - fmean(load.actors_idle for load in too_many)
             return math.ceil(present * max(busy / (1 - SPARE), LARGEST_CUT))

@@ -100,7 +100,7 @@ class SlotLoop:
         return result.usable
 
     async def _play(self, rollout: PendingRollout, slot: Slot) -> RolloutResult:
-        """The result of ``rollout``. Its pair may be retained, for as long as the request says."""
+        """The result of ``rollout``. Its pair may be retained, for as long as the request wants."""
         request = rollout.request
         history = () if slot.pair is not None else self._past_messages.before(request)
         if history is None:

@@ -167,7 +167,7 @@ class TrajectoryStream:
         return ray.get(arrived[0]) if arrived else None
 
     def _check_fleet(self) -> None:
-        """Raise where it would be waited for ever, and say so where no rollout actor is up."""
+        """Raise where the wait would have no end, and warn where no rollout actor is up."""
         assert self._fleet is not None, "connect() comes first"
         for check in self._checks:
             check()

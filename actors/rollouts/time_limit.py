@@ -45,7 +45,7 @@ class TimeLimit:
 
         Once the ``with`` is left, nothing is interrupted any more, however late the signal comes.
         """
-        # It stays, since a signal that comes late would end the process, and it knows when nothing is due.
+        # It stays, since a signal that comes late would end the process; it does nothing when nothing is due.
         signal.signal(SIGNAL, self._interrupt)
         self._deadline = time.monotonic() + seconds
         self._waits.put(min(max(seconds, 0.0), threading.TIMEOUT_MAX))

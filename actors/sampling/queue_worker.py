@@ -30,7 +30,7 @@ class QueueWorker:
         engine: samples.
         poll: the queue's ``poll``, wherever the queue is.
         catch_up: loads the newest weights. Called when this process may have been stopped for a while.
-        read_calls: adds to an answer the tool calls that its request asks for.
+        read_calls: adds to an answer the tool calls that its request wants.
     """
 
     def __init__(
