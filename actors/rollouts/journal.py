@@ -96,7 +96,7 @@ class Journal:
         _check_same(env, f"step() of turn {turn + 1}", finished.outcome[:3], outcome[:3])
         return outcome
 
-    def keep(self, turn: int, env: BaseEnv, completion: Completion, action: Any, outcome: Outcome) -> None:
+    def record(self, turn: int, env: BaseEnv, completion: Completion, action: Any, outcome: Outcome) -> None:
         """Record ``turn``, unless it was recorded before it was resumed."""
         if self._record is None or turn < len(self._finished):
             return

@@ -185,7 +185,7 @@ def run_rollout(
         with in_env("step"):
             outcome = journal.step(turn, env, action, take_action)
         with in_env("snapshot"):
-            journal.keep(turn, env, completion, action, outcome)
+            journal.record(turn, env, completion, action, outcome)
         observation, step.reward, step.done, info = outcome
         info = budget.report(info)
         with in_agent("update_from_env"):

@@ -200,13 +200,13 @@ class RolloutActor:
                 raise _LostError(str(error)) from error
 
     def _journal(self, request: RolloutRequest, attempt: int, turns: list[bytes]) -> Journal:
-        """A journal that the fleet keeps. No answer is waited for. New turns of a conversation are added to
-        ``turns``."""
+        """A journal that the fleet stores. New turns of a conversation are added to ``turns``."""
 
         def record(index: int, entry: bytes) -> None:
             if request.keep_seconds is not None:
                 turns.append(entry)
-            self._record_turn(request.rollout_id, attempt, index, entry)
+            # Without a result: nothing waits for the fleet.
+            self._fleet.record_turn.options(num_returns=0).remote(request.rollout_id, attempt, index, entry)
 
         return Journal(self._pair.env_class.resumes_by, record, tuple(turns))
 
@@ -216,9 +216,6 @@ class RolloutActor:
             return None
         on_step = self._listener.on_step.options(num_returns=0)
         return lambda step: on_step.remote(request.rollout_id, step)
-
-    def _record_turn(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
-        self._fleet.record_turn.options(num_returns=0).remote(rollout_id, attempt, index, entry)
 
     def _close(self, env: BaseEnv, trajectory: Trajectory) -> bool:
         """Close ``env``, and return whether it was in time.

@@ -16,7 +16,7 @@ ACTORS_IDLE = 0.5
 SPARE = 0.3
 """Share of the actors' time that a fleet which has shrunk should have left, for rollouts that take longer."""
 LARGEST_CUT = 0.5
-"""A fleet keeps this share of its actors: a new one takes seconds to start, should the load come back."""
+"""Smallest share of its actors that a cut leaves: a new one takes seconds to start, if the load comes back."""
 TO_GROW, TO_GROW_OF = 2, 3
 """Updates that have to need more actors, out of so many: one slow rollout changes nothing.
 
@@ -110,7 +110,7 @@ class PoolSize:
     def decide(self, status: FleetStatus, now: float) -> int:
         """The number of actors that there should be from ``now`` on, in seconds.
 
-        Conversations keep the actors that have them, so it only takes away those behind the last one.
+        Conversations retain the actors that have them, so it only takes away those behind the last one.
         """
         needed = status.num_running + status.num_waiting + status.num_warm + 1
         needed = max(self._smallest, min(self._largest, needed))
