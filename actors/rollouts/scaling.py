@@ -16,7 +16,7 @@ ACTORS_IDLE = 0.5
 SPARE = 0.3
 """Share of the actors' time that a fleet which has shrunk should have left, for rollouts that take longer."""
 LARGEST_CUT = 0.5
-"""Smallest share of its actors that a cut leaves: a new one takes seconds to start, if the load comes back."""
+"""Smallest share of its actors that a cut leaves: a new one takes seconds to start, if the load returns."""
 TO_GROW, TO_GROW_OF = 2, 3
 """Updates that have to need more actors, out of so many: one slow rollout changes nothing.
 
