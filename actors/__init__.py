@@ -23,7 +23,7 @@ training loop                       groups                 the stream: the last 
 (launch/training/loop.py)                                  trajectory of a group    requests
 Watchdog._watch                     time                   the next tick            a report of a stall,
 (launch/health/watchdog.py)                                                         or the run's end
-Heartbeat._beat                     time                   Ray's head process       a pulse
+HeartbeatSender._beat               time                   Ray's head process       a heartbeat
 (launch/health/heartbeat.py)
 SlotLoop.run, once per slot         requests               room for finished        one trajectory per
 (rollouts/slot_loop.py)                                    trajectories             request

@@ -49,7 +49,7 @@ def chosen(option: str, present: Sequence[str], name: str | None) -> str:
     raise ConfigError(f"{option} {name or ''}: choose one of those that are there ({', '.join(present)}).")
 
 
-def described(status: FleetStatus) -> str:
+def summary_line(status: FleetStatus) -> str:
     """A fleet in a line."""
     return (
         f"{status.num_actors} actors, {status.num_ready} of them up, {status.num_running} playing; "
@@ -84,7 +84,7 @@ def main(arguments: list[str]) -> int:
             resize(chosen("--server", list(policy_servers()), options.server), options.replicas)
         for name, fleet in present.items():
             (status,) = get_or_raise([fleet.status.remote()], "The fleet")
-            sys.stdout.write(f"{name}: {described(status)}\n")
+            sys.stdout.write(f"{name}: {summary_line(status)}\n")
         servers = policy_servers()
         for name, states in servers.items():
             replicas = ", ".join(f"{number} {state.lower()}" for state, number in states.items())

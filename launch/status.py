@@ -23,9 +23,9 @@ from ray.exceptions import RayError
 from actors.ray_tools.connect import join
 from environments.command_name import command_name
 from environments.errors import TroupeError
-from launch.health.heartbeat import pulses
+from launch.health.heartbeat import run_heartbeats
 from launch.health.inspection import inspect
-from launch.health.run_state import RunState, as_data, described
+from launch.health.run_report import RunReport, as_data, report_text
 
 NOTHING = "No training is going on in this cluster.\n"
 
@@ -38,11 +38,11 @@ def seconds(text: str) -> float:
     return value
 
 
-def told(states: list[RunState], is_json: bool) -> str:
+def render(states: list[RunReport], is_json: bool) -> str:
     """What the command prints of one look."""
     if is_json:
         return json.dumps({"runs": [as_data(state) for state in states]}) + "\n"
-    return "".join(f"{described(state)}\n" for state in states) or NOTHING
+    return "".join(f"{report_text(state)}\n" for state in states) or NOTHING
 
 
 def main(arguments: list[str]) -> int:
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
     try:
         join(options.address)
         while True:
-            sys.stdout.write(told([inspect(pulse) for pulse in pulses()], options.json))
+            sys.stdout.write(render([inspect(heartbeat) for heartbeat in run_heartbeats()], options.json))
             sys.stdout.flush()
             if options.every is None:
                 return 0

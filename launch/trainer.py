@@ -11,7 +11,7 @@ from environments.base import BaseEnv
 from environments.data.datasets import Dataset
 from environments.errors import PartLostError, TroupeError
 from launch.health.restart_budget import RestartBudget, lost_updates
-from launch.run_folder.disk import full_disk_told
+from launch.run_folder.disk import full_disk_explained
 from launch.run_folder.lock import RunLock, run_directory
 from launch.settings.compose import as_train_config, register
 from launch.settings.tree import TrainConfig
@@ -75,15 +75,15 @@ def run_training(config: TrainConfig, workload: Workload) -> None:
     """Check everything that can be checked, then start a run, train, and end what was started."""
     from ray.exceptions import OutOfMemoryError, RayActorError
 
-    from launch.health.death import told
+    from launch.health.death import describe_death
 
     check_training(config, workload)
-    with RunLock(run_directory(config.run.directory)) as lock, full_disk_told(lock.directory):
+    with RunLock(run_directory(config.run.directory)) as lock, full_disk_explained(lock.directory):
         try:
             _train_with_recoveries(config, workload, lock)
         except (PartLostError, RayActorError, OutOfMemoryError) as error:
             cause = error.__cause__ if isinstance(error.__cause__, RayActorError) else error
-            text = str(cause) if isinstance(cause, PartLostError) else told(cause)
+            text = str(cause) if isinstance(cause, PartLostError) else describe_death(cause)
             raise TroupeError(
                 f"{text} Go on from the last checkpoint with run.directory={config.run.directory} "
                 "run.resume=true"
@@ -128,7 +128,7 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
     """Train, and return whether that came to its end: else a part was lost, and all may be started anew."""
     from ray.exceptions import RayActorError
 
-    from launch.health.death import told
+    from launch.health.death import describe_death
     from launch.health.inspection import ray_lives
     from launch.health.interrupt import Interrupts
     from launch.reporting.tracker import Tracker
@@ -158,7 +158,7 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
             except (PartLostError, RayActorError) as error:
                 if interrupts.is_pending or not ray_lives() or not budget.allow(time.monotonic()):
                     raise
-                lost = str(error) if isinstance(error, PartLostError) else told(error)
+                lost = str(error) if isinstance(error, PartLostError) else describe_death(error)
                 tracker.announce(f"{lost} {lost_updates(state.progress.step, state.saved_step)}")
                 return False
             except (Exception, KeyboardInterrupt) as raised:

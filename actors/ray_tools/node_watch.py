@@ -18,10 +18,10 @@ from actors.timing import NODE_PROBE_SECONDS, NODE_SILENCE_SECONDS
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
-class NodePulse:
+class NodeProbe:
     """Answers for its node."""
 
-    async def beat(self) -> None:
+    async def respond(self) -> None:
         """Return."""
 
 
@@ -54,7 +54,7 @@ class NodeWatch:
     def watch(self, node: str) -> None:
         """Ask ``node``, if that is not done already.
 
-        A node that falls silent before its ``NodePulse`` is up, which takes seconds, is noticed by Ray only.
+        A node that falls silent before its ``NodeProbe`` is up, which takes seconds, is noticed by Ray only.
         """
         if node not in self._silences:
             self._silences[node] = asyncio.get_running_loop().create_future()
@@ -89,13 +89,13 @@ class NodeWatch:
         Seconds are counted one by one: those in which this process itself was stopped are not the node's.
         """
         where = NodeAffinitySchedulingStrategy(node, soft=False)
-        pulse = NodePulse.options(scheduling_strategy=where).remote()  # type: ignore[attr-defined]
+        probe = NodeProbe.options(scheduling_strategy=where).remote()  # type: ignore[attr-defined]
         try:
-            await pulse.beat.remote()  # its process starts: for how long says nothing
+            await probe.respond.remote()  # its process starts: for how long says nothing
             missed = 0
             # One that is silent is asked without actors, too: to learn that it is back.
             while self._num_actors[node] or self._silences[node].done():
-                answer = asyncio.ensure_future(pulse.beat.remote())
+                answer = asyncio.ensure_future(probe.respond.remote())
                 while not (await asyncio.wait({answer}, timeout=NODE_PROBE_SECONDS))[0]:
                     missed += 1
                     self._judge(node, missed)
@@ -106,10 +106,10 @@ class NodeWatch:
                     missed += 1
                 self._judge(node, missed)
                 await asyncio.sleep(NODE_PROBE_SECONDS)
-        except (RayActorError, ActorUnschedulableError):  # the latter: Ray would start the pulse there again
+        except (RayActorError, ActorUnschedulableError):  # the latter: Ray would start the probe there again
             pass  # Ray knows; actors that were there end with an error of their own
         finally:
-            ray.kill(pulse)
+            ray.kill(probe)
 
     def _judge(self, node: str, missed: int) -> None:
         """Take note of a node that has missed so many beats, one after the other."""

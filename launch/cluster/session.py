@@ -20,7 +20,7 @@ from actors.timing import DRIVER_SILENCE_SECONDS
 from environments.errors import ConfigError
 from launch.cluster.serve_address import claim_address
 from launch.cluster.turns import Turn
-from launch.health.heartbeat import pulses
+from launch.health.heartbeat import run_heartbeats
 from launch.settings.tree import TrainConfig
 from launch.validation.resources import NODES, REMEDIES, bundles_of, needs
 
@@ -161,8 +161,8 @@ def others() -> str:
     here, now = (socket.gethostname(), os.getpid()), time.time()
     trainings = [
         each.folder
-        for each in pulses()
+        for each in run_heartbeats()
         # One that was killed is still noted.
-        if (each.host, each.pid) != here and now - each.told_at < DRIVER_SILENCE_SECONDS
+        if (each.host, each.pid) != here and now - each.sent_at < DRIVER_SILENCE_SECONDS
     ]
     return f"others here are {', '.join(trainings)}" if trainings else "`ray status` shows who has them"

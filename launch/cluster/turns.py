@@ -20,7 +20,7 @@ from actors.ray_tools.placement import beside_driver
 NAMESPACE, NAME = "troupe", "start-turn"
 """The name that the actor of a turn has in the cluster: only one can have it."""
 TURN_POLL_SECONDS = 1.0
-HOLDER_ANSWER_SECONDS = 5.0
+HOLDER_SECONDS = 5.0
 TURN_REMIND_SECONDS = 300.0
 """Between two lines that say what a start waits for."""
 
@@ -36,7 +36,7 @@ class TurnActor:
         """Take down what the program waits for in its turn."""
         self._waits_for = waits_for
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """The program, and what it waits for."""
         return self._program + (f", which waits for {self._waits_for}" if self._waits_for else "")
 
@@ -111,8 +111,9 @@ class Turn:
     def _holder() -> str | None:
         """The program that has the turn; ``None`` if that has just ended."""
         try:
-            told: str = ray.get(ray.get_actor(NAME, NAMESPACE).told.remote(), timeout=HOLDER_ANSWER_SECONDS)
-            return told
+            holder = ray.get_actor(NAME, NAMESPACE)
+            text: str = ray.get(holder.describe.remote(), timeout=HOLDER_SECONDS)
+            return text
         except GetTimeoutError:
             return "another program"
         except (ValueError, RayActorError):

@@ -14,7 +14,7 @@ DETAIL = re.compile(r"Worker exit detail: (.+?)\.?$", re.MULTILINE)
 REASON = re.compile(r"^The actor is dead because (.+?)\.?$", re.MULTILINE)
 
 
-def told(error: RayError) -> str:
+def describe_death(error: RayError) -> str:
     """One sentence on the process whose death ``error`` reports, and for a full memory one on the remedy."""
     text = str(error)
     if full := FULL.search(text):

@@ -32,7 +32,7 @@ START_PHRASES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pulse:
+class RunHeartbeat:
     """What a training has last told of itself.
 
     Args:
@@ -44,7 +44,7 @@ class Pulse:
         idle_seconds: since anything has moved.
         num_updates: policy updates so far.
         progress: seconds since the stages of the loop last came to a result, by the result.
-        told_at: seconds of the clock, to be compared with ``time.time``.
+        sent_at: seconds of the clock, to be compared with ``time.time``.
     """
 
     folder: str
@@ -56,45 +56,45 @@ class Pulse:
     idle_seconds: float
     num_updates: int
     progress: dict[str, float]
-    told_at: float
+    sent_at: float
 
 
-def pulses() -> list[Pulse]:
+def run_heartbeats() -> list[RunHeartbeat]:
     """The trainings of the cluster that this process is connected to."""
     found = []
     for key in internal_kv._internal_kv_list(PREFIX, namespace=NAMESPACE):
         text = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
         if text is not None:  # else it ended while we looked
-            told: dict[str, Any] = json.loads(text)
-            found.append(Pulse(**told | {"fleets": tuple(told["fleets"])}))
-    return sorted(found, key=lambda pulse: (pulse.folder, pulse.pid))
+            fields: dict[str, Any] = json.loads(text)
+            found.append(RunHeartbeat(**fields | {"fleets": tuple(fields["fleets"])}))
+    return sorted(found, key=lambda heartbeat: (heartbeat.folder, heartbeat.pid))
 
 
-class Heartbeat:
-    """Tells the cluster a training's pulse, from a thread, until ``stop``.
+class HeartbeatSender:
+    """Tells the cluster a training's heartbeat, from a thread, until ``stop``.
 
     Args:
-        pulse: returns the present pulse.
+        heartbeat: returns the present heartbeat.
     """
 
-    def __init__(self, pulse: Callable[[], Pulse]) -> None:
-        self._pulse = pulse
+    def __init__(self, heartbeat: Callable[[], RunHeartbeat]) -> None:
+        self._heartbeat = heartbeat
         self._key = PREFIX + f"{socket.gethostname()}-{os.getpid()}".encode()
         self._stopped = threading.Event()
-        self.last_told = time.monotonic()
-        """When Ray's head process last took a pulse."""
+        self.last_sent = time.monotonic()
+        """When Ray's head process last took a heartbeat."""
         self._thread = in_background(self._beat, "heartbeat")
 
     def _beat(self) -> None:
-        """consumes time · waits for Ray's head process · produces a pulse"""
+        """consumes time · waits for Ray's head process · produces a heartbeat"""
         while not self._stopped.is_set():
-            text = json.dumps(asdict(self._pulse())).encode()
+            text = json.dumps(asdict(self._heartbeat())).encode()
             internal_kv._internal_kv_put(self._key, text, overwrite=True, namespace=NAMESPACE)
-            self.last_told = time.monotonic()
+            self.last_sent = time.monotonic()
             self._stopped.wait(HEARTBEAT_SECONDS)
         internal_kv._internal_kv_del(self._key, namespace=NAMESPACE)
 
     def stop(self) -> None:
-        """Take the pulse out, if Ray's head process still answers."""
+        """Take the heartbeat out, if Ray's head process still answers."""
         self._stopped.set()
         wait([self._thread], 2 * HEARTBEAT_SECONDS)  # where it does not, the run ends for that reason

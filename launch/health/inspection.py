@@ -19,13 +19,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.rollouts.service import NAMESPACE, STREAM_CAPACITY
 from actors.timing import INSPECTION_SECONDS
 from environments.errors import ConfigError
-from launch.health.heartbeat import Pulse
+from launch.health.heartbeat import RunHeartbeat
 from launch.health.members import is_alive, members
-from launch.health.run_state import Process, RunState
+from launch.health.run_report import Process, RunReport
 
 
-def inspect(pulse: Pulse) -> RunState:
-    """The state of the run that ``pulse`` is of, as far as its parts answer."""
+def inspect(heartbeat: RunHeartbeat) -> RunReport:
+    """The state of the run that ``heartbeat`` is of, as far as its parts answer."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     elsewhere = {
         node["NodeManagerHostname"]: _elsewhere(node["NodeID"])
@@ -33,7 +33,7 @@ def inspect(pulse: Pulse) -> RunState:
         if node["NodeManagerHostname"] != socket.gethostname()
     }
     asked = {}
-    for name in pulse.fleets:
+    for name in heartbeat.fleets:
         with suppress(ValueError):  # it has not been started yet
             asked["the fleet"] = ray.get_actor(name, NAMESPACE).report.remote()
             break  # the first one is that of the training
@@ -55,9 +55,9 @@ def inspect(pulse: Pulse) -> RunState:
     stream = None
     if fleet is not None and "the stream's queue" in answers:
         stream = (answers["the stream's queue"] + fleet.num_undelivered, STREAM_CAPACITY)
-    return RunState(
-        pulse=pulse,
-        silent_seconds=max(0.0, time.time() - pulse.told_at),
+    return RunReport(
+        heartbeat=heartbeat,
+        silent_seconds=max(0.0, time.time() - heartbeat.sent_at),
         processes=sorted(processes),
         fleet=fleet,
         waiting=answers.get("the sampling actor", {}),

@@ -14,7 +14,7 @@ import psutil
 from actors.ray_tools.background import in_background
 from actors.timing import HEAD_SILENCE_SECONDS, HEARTBEAT_SECONDS
 from environments.errors import TroupeError
-from launch.health.heartbeat import Heartbeat
+from launch.health.heartbeat import HeartbeatSender
 from launch.health.members import is_alive
 
 
@@ -38,12 +38,12 @@ class Watchdog:
         report: Callable[[], str],
         announce: Callable[[str], None],
         end: Callable[[Exception], None],
-        heartbeat: Heartbeat,
+        sender: HeartbeatSender,
         raylet: psutil.Process | None,
     ) -> None:
         self._report_seconds, self._limit_seconds = report_seconds, limit_seconds
         self._idle_seconds, self._report = idle_seconds, report
-        self._announce, self._end, self._heartbeat = announce, end, heartbeat
+        self._announce, self._end, self._sender = announce, end, sender
         self._raylet = raylet
         self._stopped = threading.Event()
         self._has_reported = False
@@ -74,7 +74,7 @@ class Watchdog:
 
     def _look(self) -> bool:
         """Act on what there is to see; return whether the run was ended."""
-        silent = time.monotonic() - self._heartbeat.last_told
+        silent = time.monotonic() - self._sender.last_sent
         if self._raylet is not None and not is_alive(self._raylet):
             return self._end_at_once(
                 f"The raylet of this node (process {self._raylet.pid} on {socket.gethostname()}) has died, "

@@ -15,7 +15,7 @@ MIN_FREE_BYTES = 1 << 20
 
 
 @contextmanager
-def full_disk_told(directory: Path) -> Iterator[None]:
+def full_disk_explained(directory: Path) -> Iterator[None]:
     """Raises ``TroupeError`` for what a full disk has ended in the block, which writes to ``directory``."""
     try:
         yield

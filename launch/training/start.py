@@ -31,7 +31,7 @@ from launch.cluster import session
 from launch.cluster.serve_address import check_answers, client_url
 from launch.cluster.threads import with_threads
 from launch.cluster.turns import Turn
-from launch.health.heartbeat import Heartbeat
+from launch.health.heartbeat import HeartbeatSender
 from launch.health.interrupt import Interrupts
 from launch.reporting.tracker import Tracker
 from launch.reporting.utilization import Utilization
@@ -47,7 +47,7 @@ from launch.training.recording import RecordedService
 from launch.training.rollouts import Rollouts
 from launch.training.run_state import RunState
 from launch.training.stages.base import Stage, publish
-from launch.training.watch import present_pulse, run_name, watch
+from launch.training.watch import present_heartbeat, run_name, watch
 from launch.workload import Workload
 from policies.learning.algorithm import Algorithm
 from policies.learning.kl import KLController
@@ -182,9 +182,9 @@ def join_cluster(
         if not started_here:
             ending.callback(lambda: close() if ray.is_initialized() else None)
 
-    pulse = partial(present_pulse, state, activity, services)
-    heartbeat = Heartbeat(pulse)
-    ending.callback(heartbeat.stop)
+    heartbeat = partial(present_heartbeat, state, activity, services)
+    sender = HeartbeatSender(heartbeat)
+    ending.callback(sender.stop)
     session.wait_for_nodes(config, tracker.announce)
     tracker.announce("Ray: " + ("started here." if started_here else "joined a running cluster."))
     turn = None
@@ -192,7 +192,7 @@ def join_cluster(
         turn = session.start_turn(config, run_name(state), activity.begin, tracker.announce)
         end_with_run(turn.end)
         activity.begin(STARTING)
-    watch(config, pulse, heartbeat, tracker, interrupts, ending)
+    watch(config, heartbeat, sender, tracker, interrupts, ending)
     return end_with_run, turn
 
 

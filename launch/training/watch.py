@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from actors.rollouts.service import RolloutService
-from launch.health.heartbeat import Heartbeat, Pulse
+from launch.health.heartbeat import HeartbeatSender, RunHeartbeat
 from launch.health.inspection import inspect, raylets_here
 from launch.health.interrupt import Interrupts
-from launch.health.run_state import described
+from launch.health.run_report import report_text
 from launch.health.watchdog import Watchdog
 from launch.reporting.tracker import Tracker
 from launch.settings.tree import TrainConfig
@@ -26,16 +26,16 @@ def run_name(state: RunState) -> str:
     return f"the run {state.directory.resolve()} (process {os.getpid()} on {socket.gethostname()})"
 
 
-def present_pulse(
+def present_heartbeat(
     state: RunState, activity: Activity, services: Sequence[RolloutService | RecordedService]
-) -> Pulse:
+) -> RunHeartbeat:
     """What the run is doing now. Its services may not have been started yet."""
     times = [service.stream.last_arrival for service in services]
     arrivals = [each for each in times if each is not None]
     trajectory = {"a trajectory": time.monotonic() - max(arrivals)} if arrivals else {}
     progress = trajectory | activity.seconds_since_results()
     seconds = time.monotonic() - activity.since
-    return Pulse(
+    return RunHeartbeat(
         folder=str(state.directory.resolve()),
         pid=os.getpid(),
         host=socket.gethostname(),
@@ -45,14 +45,14 @@ def present_pulse(
         idle_seconds=min([seconds, *progress.values()]),
         num_updates=state.progress.step,
         progress=progress,
-        told_at=time.time(),
+        sent_at=time.time(),
     )
 
 
 def watch(
     config: TrainConfig,
-    pulse: Callable[[], Pulse],
-    heartbeat: Heartbeat,
+    heartbeat: Callable[[], RunHeartbeat],
+    sender: HeartbeatSender,
     tracker: Tracker,
     interrupts: Interrupts,
     ending: ExitStack,
@@ -62,11 +62,11 @@ def watch(
     watchdog = Watchdog(
         config.run.stall_report_seconds,
         config.run.stall_limit_seconds,
-        lambda: pulse().idle_seconds,
-        lambda: described(inspect(pulse())),
+        lambda: heartbeat().idle_seconds,
+        lambda: report_text(inspect(heartbeat())),
         tracker.announce,
         interrupts.end_with,
-        heartbeat,
+        sender,
         raylets[0] if len(raylets) == 1 else None,
     )
     ending.callback(watchdog.stop)

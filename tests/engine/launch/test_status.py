@@ -27,10 +27,10 @@ from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.service import RolloutService
 from actors.settings import FleetConfig
 from environments import BaseEnv
-from launch.health.heartbeat import Heartbeat, Pulse, pulses
+from launch.health.heartbeat import HeartbeatSender, RunHeartbeat, run_heartbeats
 from launch.health.inspection import inspect
 from launch.health.members import members
-from launch.health.run_state import verdict
+from launch.health.run_report import verdict
 from launch.training.activity import PHRASES
 from policies import GameAgent
 from policies.sampler import ScriptedSampler
@@ -71,8 +71,8 @@ class Sleepy(BaseEnv):
 def told(service: RolloutService, activity: str) -> Iterator[None]:
     """A run that has this rollout service, as far as the cluster knows."""
 
-    def pulse() -> Pulse:
-        return Pulse(
+    def heartbeat() -> RunHeartbeat:
+        return RunHeartbeat(
             folder="runs/test",
             pid=os.getpid(),
             host=socket.gethostname(),
@@ -82,18 +82,18 @@ def told(service: RolloutService, activity: str) -> Iterator[None]:
             idle_seconds=9,
             num_updates=1,
             progress={},
-            told_at=time.time(),
+            sent_at=time.time(),
         )
 
-    heartbeat = Heartbeat(pulse)
+    sender = HeartbeatSender(heartbeat)
     try:
-        assert within(240, lambda: pulses())
-        assert len(pulses()) == 1
+        assert within(240, lambda: run_heartbeats())
+        assert len(run_heartbeats()) == 1
         yield
     finally:
-        heartbeat.stop()
+        sender.stop()
         service.stop()
-    assert within(240, lambda: not pulses()), "its thread takes it out, at the latest after its last beat"
+    assert within(240, lambda: not run_heartbeats()), "its thread takes it out, at the latest after one more"
 
 
 def within(seconds: float, holds: Callable[[], Any]) -> Any:
@@ -106,9 +106,10 @@ def within(seconds: float, holds: Callable[[], Any]) -> Any:
 def assert_verdict(text: str) -> None:
     """``text`` is in the verdict once all has started; beside other tests that takes a while.
 
-    Each verdict is on a new pulse: an old one says that the driver has told nothing for long.
+    Each verdict is on a new heartbeat: an old one says that the driver has told nothing for long.
     """
-    assert within(240, lambda: text in verdict(inspect(pulses()[0]))), verdict(inspect(pulses()[0]))
+    found = inspect(run_heartbeats()[0])
+    assert within(240, lambda: text in verdict(inspect(run_heartbeats()[0]))), verdict(found)
 
 
 def started(
@@ -149,7 +150,7 @@ def test_the_youngest_failure_of_each_rollout_actor_is_told(ray_cluster: None) -
     def failures_of_both() -> Sequence[ActorFailure]:
         """Both have failed once both are up."""
         service.submit([request(next(numbers), 0.0) for _ in range(4)])
-        fleet = inspect(pulses()[0]).fleet
+        fleet = inspect(run_heartbeats()[0]).fleet
         return fleet.failures if fleet is not None and len(fleet.failures) == 2 else ()
 
     with told(service, PHRASES["time/wait"]):

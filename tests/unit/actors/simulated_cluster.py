@@ -67,7 +67,7 @@ class Node:
     draining_since: float | None = None
     silent_since: float | None = None
     actors: set[Actor] = field(default_factory=set)
-    pulses: set[Pulse] = field(default_factory=set)
+    probes: set[Probe] = field(default_factory=set)
     late: list[Callable[[], None]] = field(default_factory=list)
     """What it would have said while it was silent."""
 
@@ -79,17 +79,17 @@ class Node:
             self.late.append(word)
 
 
-class Pulse:
-    """Stands in for ``NodePulse``: where its node is dead, Ray cannot start it again."""
+class Probe:
+    """Stands in for ``NodeProbe``: where its node is dead, Ray cannot start it again."""
 
     def __init__(self, cluster: Cluster, node: Node | None) -> None:
         self._node = node
         self._calls: list[asyncio.Future[None]] = []
-        self.beat = SimpleNamespace(remote=self._beat)
+        self.respond = SimpleNamespace(remote=self._respond)
         if node is not None:
-            node.pulses.add(self)
+            node.probes.add(self)
 
-    def _beat(self) -> asyncio.Future[None]:
+    def _respond(self) -> asyncio.Future[None]:
         call: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._node is None:
             call.set_exception(ActorUnschedulableError("its node is dead"))
@@ -102,7 +102,7 @@ class Pulse:
         for call in self._calls:
             _fail(call, ActorUnschedulableError("its node is dead"))
         if self._node is not None:
-            self._node.pulses.discard(self)
+            self._node.probes.discard(self)
             self._node = None
 
 
@@ -205,7 +205,7 @@ class Cluster:
                 self.waiting.remove(actor)
                 actor.put_on(min(able, key=lambda node: len(node.actors)))
 
-    def kill(self, actor: Actor | Pulse) -> None:
+    def kill(self, actor: Actor | Probe) -> None:
         """``ray.kill``."""
         if isinstance(actor, Actor) and actor in self.waiting:
             self.waiting.remove(actor)
@@ -232,8 +232,8 @@ class Cluster:
         """It ends, and Ray knows."""
         if self.nodes.pop(node.name, None) is None:
             return
-        for pulse in list(node.pulses):
-            pulse.end()
+        for probe in list(node.probes):
+            probe.end()
         for actor in list(node.actors):
             actor.end(is_placed_again=True)
         node.late.clear()
@@ -326,8 +326,8 @@ def simulated_fleet(cluster: Cluster, loop: SimulatedLoop, retries: int) -> Iter
         avoided = options.get("label_selector", {}).get("ray.io/node-id", "")
         return Actor(cluster, avoided.removeprefix("!in(").removesuffix(")").split(","))
 
-    def make_pulse(options: dict[str, Any]) -> Pulse:
-        return Pulse(cluster, cluster.nodes.get(options["scheduling_strategy"].node_id))
+    def make_probe(options: dict[str, Any]) -> Probe:
+        return Probe(cluster, cluster.nodes.get(options["scheduling_strategy"].node_id))
 
     async def put(trajectory: Trajectory) -> None:
         cluster.delivered.append(trajectory)
@@ -339,7 +339,7 @@ def simulated_fleet(cluster: Cluster, loop: SimulatedLoop, retries: int) -> Iter
     context = SimpleNamespace(get_node_id=lambda: HEAD, current_actor=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(actor_factory, "RolloutActor", Options(make_actor))
-        patch.setattr(node_watch, "NodePulse", Options(make_pulse))
+        patch.setattr(node_watch, "NodeProbe", Options(make_probe))
         patch.setattr(fleet, "draining_nodes", cluster.draining)
         patch.setattr(actor_factory, "num_cores", lambda: 2 * len(cluster.nodes))
         patch.setattr(fleet.asyncio, "to_thread", here)

@@ -129,8 +129,8 @@ def test_actors_that_died_while_they_were_idle_cost_a_rollout_no_attempt() -> No
 def test_a_node_that_ray_has_declared_dead_does_not_end_the_fleet() -> None:
     async def work(cluster: Cluster, fleet: Any) -> None:
         await fleet.resize(NUM_ACTORS)
-        await asyncio.sleep(5)  # its pulse is up
-        cluster.cut(next(node for node in cluster.nodes.values() if node.pulses), DECLARED_DEAD_SECONDS)
+        await asyncio.sleep(5)  # its probe is up
+        cluster.cut(next(node for node in cluster.nodes.values() if node.probes), DECLARED_DEAD_SECONDS)
         await asyncio.sleep(DECLARED_DEAD_SECONDS + 5)
         await fleet.status()
 

@@ -15,7 +15,7 @@ import pytest
 from actors.ray_tools import connect
 from environments.errors import ConfigError, TroupeError
 from launch.cluster import session
-from launch.health.heartbeat import Pulse
+from launch.health.heartbeat import RunHeartbeat
 from launch.settings.compose import compose
 
 ROOT = Path(__file__).parents[3]
@@ -88,7 +88,7 @@ def test_what_others_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_room_is_had_by_trainings_that_are_alive_and_not_by_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = Pulse(
+    here = RunHeartbeat(
         folder="here",
         pid=os.getpid(),
         host=socket.gethostname(),
@@ -98,13 +98,13 @@ def test_room_is_had_by_trainings_that_are_alive_and_not_by_this_one(monkeypatch
         idle_seconds=0,
         num_updates=0,
         progress={},
-        told_at=time.time(),
+        sent_at=time.time(),
     )
-    killed = replace(here, folder="killed", pid=1, told_at=time.time() - 3600)
+    killed = replace(here, folder="killed", pid=1, sent_at=time.time() - 3600)
     in_a_container = replace(here, folder="in a container", host="another")  # with the same number by chance
-    monkeypatch.setattr(session, "pulses", lambda: [here, killed, in_a_container])
+    monkeypatch.setattr(session, "run_heartbeats", lambda: [here, killed, in_a_container])
     assert session.others() == "others here are in a container"
-    monkeypatch.setattr(session, "pulses", lambda: [here, killed])
+    monkeypatch.setattr(session, "run_heartbeats", lambda: [here, killed])
     assert session.others() == "`ray status` shows who has them"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
-from launch.health.death import told
+from launch.health.death import describe_death
 
 NODE_DIED = """\
 The actor died unexpectedly before finishing this task.
@@ -45,4 +45,4 @@ task name=LearnerWorker.update, required resources={}, pid=23350, actual memory 
     ],
 )
 def test_a_death_is_one_sentence_with_name_place_and_reason(error: RayError, sentence: str) -> None:
-    assert told(error) == sentence
+    assert describe_death(error) == sentence

@@ -8,7 +8,7 @@ import pytest
 
 from environments.errors import TroupeError
 from launch import train
-from launch.run_folder.disk import full_disk_told
+from launch.run_folder.disk import full_disk_explained
 
 
 def test_a_full_disk_ends_a_training_with_one_sentence(
@@ -23,10 +23,10 @@ def test_a_full_disk_ends_a_training_with_one_sentence(
 
 
 def test_a_full_disk_is_told_from_another_error_by_what_led_to_it(tmp_path: Path) -> None:
-    with pytest.raises(TroupeError, match="A disk is full"), full_disk_told(tmp_path):
+    with pytest.raises(TroupeError, match="A disk is full"), full_disk_explained(tmp_path):
         try:
             raise OSError(28, "No space left on device")
         except OSError:
             raise RuntimeError("the plot was not drawn") from None
-    with pytest.raises(RuntimeError, match="not drawn"), full_disk_told(tmp_path):
+    with pytest.raises(RuntimeError, match="not drawn"), full_disk_explained(tmp_path):
         raise RuntimeError("the plot was not drawn")

@@ -30,7 +30,7 @@ class Run:
 def watched(
     run: Run, limit: float = 0.0, head_silent: float = 0.0, raylet: psutil.Process | None = None
 ) -> Iterator[None]:
-    heartbeat: Any = SimpleNamespace(last_told=time.monotonic() + 1000 if not head_silent else -head_silent)
+    sender: Any = SimpleNamespace(last_sent=time.monotonic() + 1000 if not head_silent else -head_silent)
     dog = Watchdog(
         5.0,
         limit,
@@ -38,7 +38,7 @@ def watched(
         lambda: "state\nThe verdict.",
         run.announced.append,
         run.ended.append,
-        heartbeat,
+        sender,
         raylet,
     )
     yield

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from actors.rollouts.fleet_report import ActorFailure, FleetReport, FleetStatus, RolloutInPlay
-from launch.health.heartbeat import START_PHRASES, Pulse
-from launch.health.run_state import Process, RunState, described, verdict
+from launch.health.heartbeat import START_PHRASES, RunHeartbeat
+from launch.health.run_report import Process, RunReport, report_text, verdict
 from launch.training.activity import PHRASES, Activity
 from launch.training.clock import Clock
 from policies.sampler import EngineStats, QueueStatus, ReplicaStatus
 
-WAITS = Pulse(
+WAITS = RunHeartbeat(
     folder="runs/a",
     pid=7,
     host="head",
@@ -24,7 +24,7 @@ WAITS = Pulse(
     idle_seconds=40,
     num_updates=3,
     progress={"a trajectory": 40.0, "an update": 47.0},
-    told_at=0,
+    sent_at=0,
 )
 STATUS = FleetStatus(
     num_actors=4,
@@ -49,7 +49,7 @@ def replicas(**changes: Any) -> QueueStatus:
     return QueueStatus(num_waiting=0, num_late_tokens=0, replicas={"policy#a": replace(replica, **changes)})
 
 
-HEALTHY = RunState(pulse=WAITS, fleet=fleet(), sampling=replicas(), stream=(0, 1024), free={"CPU": 1.0})
+HEALTHY = RunReport(heartbeat=WAITS, fleet=fleet(), sampling=replicas(), stream=(0, 1024), free={"CPU": 1.0})
 SAMPLED = {"00000001/0001": 41.0, "00000001/0002": 2.0}
 
 
@@ -86,26 +86,26 @@ SAMPLED = {"00000001/0001": 41.0, "00000001/0002": 2.0}
             "none of 4 rollout actors is up. Each needs 2 CPU, and 1 CPU is free in the cluster: add a node",
         ),
         (
-            replace(HEALTHY, pulse=replace(WAITS, activity=PHRASES["time/learn"])),
+            replace(HEALTHY, heartbeat=replace(WAITS, activity=PHRASES["time/learn"])),
             "The training loop waits for the learner's update, for 45 s now.",
         ),
         (
-            replace(HEALTHY, fleet=None, pulse=replace(WAITS, activity=START_PHRASES["server"])),
+            replace(HEALTHY, fleet=None, heartbeat=replace(WAITS, activity=START_PHRASES["server"])),
             "waits for the policy server to start, for 45 s now. In the cluster 1 CPUs, 0 GPUs are free",
         ),
         (
-            replace(HEALTHY, fleet=None, pulse=replace(WAITS, activity="waits for room: 2 Ray CPUs")),
+            replace(HEALTHY, fleet=None, heartbeat=replace(WAITS, activity="waits for room: 2 Ray CPUs")),
             "The training loop waits for room: 2 Ray CPUs, for 45 s now.",
         ),
         (
-            replace(HEALTHY, stream=(1024, 1024), pulse=replace(WAITS, activity=PHRASES["time/learn"])),
+            replace(HEALTHY, stream=(1024, 1024), heartbeat=replace(WAITS, activity=PHRASES["time/learn"])),
             "The rollout actors wait for it: the stream is full.",
         ),
     ],
 )
-def test_the_verdict_names_what_holds_up_the_others(state: RunState, said: str) -> None:
+def test_the_verdict_names_what_holds_up_the_others(state: RunReport, said: str) -> None:
     assert said in verdict(state)
-    assert described(state).splitlines()[-1] == verdict(state)
+    assert report_text(state).splitlines()[-1] == verdict(state)
 
 
 def test_the_text_says_what_every_part_is_doing() -> None:
@@ -115,7 +115,7 @@ def test_the_text_says_what_every_part_is_doing() -> None:
         ActorFailure(number, "n", f"00000000/{number}", error, 5.0 + number) for number in range(7)
     )
     state = replace(HEALTHY, fleet=replace(fleet(), failures=failures), hosts={"n": "gpu1"})
-    text = described(replace(state, processes=processes, waiting={"00000001/0002": 2.0}))
+    text = report_text(replace(state, processes=processes, waiting={"00000001/0002": 2.0}))
     for part in (
         "runs/a: driver 7 on head, 3 updates",
         "4 of 4 rollout actors up, 0 lost so far; 2 rollouts of SleepyEnv in play, 0 wait",

@@ -1,6 +1,6 @@
 """The state of a run at one moment: its text, and a verdict on what holds it up. Used by ``launch.status``.
 
-``inspection`` asks the actors and makes a ``RunState``; here nothing is asked.
+``inspection`` asks the actors and makes a ``RunReport``; here nothing is asked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from actors.rollouts.fleet_report import ActorFailure, FleetReport, RolloutInPlay
 from actors.timing import DRIVER_SILENCE_SECONDS
-from launch.health.heartbeat import START_PHRASES, Pulse
+from launch.health.heartbeat import START_PHRASES, RunHeartbeat
 from policies.sampler import QueueStatus, ReplicaStatus
 
 MAX_SHOWN = 5
@@ -46,11 +46,11 @@ class Process:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunState:
+class RunReport:
     """A run at one moment.
 
     Args:
-        pulse: what its driver has last told.
+        heartbeat: what its driver has last told.
         silent_seconds: since then.
         processes: of its cluster's nodes.
         fleet: what its fleet tells; ``None`` where there is none, or it does not answer.
@@ -63,7 +63,7 @@ class RunState:
         hosts: name of a node's machine, by Ray's id of the node.
     """
 
-    pulse: Pulse
+    heartbeat: RunHeartbeat
     silent_seconds: float = 0.0
     processes: Sequence[Process] = ()
     fleet: FleetReport | None = None
@@ -79,9 +79,9 @@ class RunState:
 # -- the verdict -------------------------------------------------------------------------------------
 
 
-def verdict(state: RunState) -> str:
+def verdict(state: RunReport) -> str:
     """The part that holds up the others, in a sentence or two."""
-    pulse = state.pulse
+    heartbeat = state.heartbeat
     stopped = sorted(each for each in state.processes if each.stopped)
     if stopped:
         names = " and ".join(each.name for each in stopped)
@@ -90,7 +90,7 @@ def verdict(state: RunState) -> str:
         return f"{_sentence(names)} {verb} stopped (SIGSTOP): `kill -CONT {pids}` there lets it go on."
     if state.silent_seconds > DRIVER_SILENCE_SECONDS:
         return (
-            f"The driver (process {pulse.pid} on {pulse.host}) has told nothing for "
+            f"The driver (process {heartbeat.pid} on {heartbeat.host}) has told nothing for "
             f"{state.silent_seconds:.0f} s: it is dead, hangs, or its node was cut off."
         )
     if state.errors:
@@ -99,10 +99,10 @@ def verdict(state: RunState) -> str:
         return (
             f"{_sentence(' and '.join(state.unanswered))} did not answer: it hangs, or its node was cut off."
         )
-    loop = f"The training loop {pulse.activity}, for {pulse.seconds:.0f} s now"
-    if state.fleet is not None and pulse.activity in ("waits for rollouts", "waits for an evaluation"):
+    loop = f"The training loop {heartbeat.activity}, for {heartbeat.seconds:.0f} s now"
+    if state.fleet is not None and heartbeat.activity in ("waits for rollouts", "waits for an evaluation"):
         return f"{loop}: {_rollouts(state, state.fleet)}"
-    if pulse.activity in START_PHRASES.values():
+    if heartbeat.activity in START_PHRASES.values():
         free = ", ".join(f"{state.free.get(name, 0):g} {name}s" for name in ("CPU", "GPU"))
         return f"{loop}. In the cluster {free} are free for it."
     if _stream_is_full(state):
@@ -110,7 +110,7 @@ def verdict(state: RunState) -> str:
     return f"{loop}."
 
 
-def _rollouts(state: RunState, fleet: FleetReport) -> str:
+def _rollouts(state: RunReport, fleet: FleetReport) -> str:
     """What holds up the rollouts that the loop waits for."""
     status = fleet.status
     if not status.num_ready:
@@ -136,7 +136,7 @@ def _rollouts(state: RunState, fleet: FleetReport) -> str:
     )
 
 
-def _no_room(state: RunState, fleet: FleetReport) -> str:
+def _no_room(state: RunReport, fleet: FleetReport) -> str:
     lacking = {name: most for name, most in fleet.needs.items() if most > state.free.get(name, 0)}
     if not lacking:
         return f"none of {fleet.status.num_actors} rollout actors is up yet; there is room for them."
@@ -164,7 +164,7 @@ def _server(sampling: QueueStatus | None) -> str:
     return f"The policy server has them: {busy}."
 
 
-def _stream_is_full(state: RunState) -> bool:
+def _stream_is_full(state: RunReport) -> bool:
     return state.stream is not None and state.stream[0] >= state.stream[1]
 
 
@@ -175,13 +175,13 @@ def _sentence(text: str) -> str:
 # -- the text ----------------------------------------------------------------------------------------
 
 
-def described(state: RunState) -> str:
+def report_text(state: RunReport) -> str:
     """The state in lines, and the verdict as the last one."""
-    pulse = state.pulse
+    heartbeat = state.heartbeat
     lines = [
-        f"{pulse.folder}: driver {pulse.pid} on {pulse.host}, {pulse.num_updates} updates",
-        _line("loop", f"{pulse.activity}, for {pulse.seconds:.0f} s"),
-        _line("progress", _progress(pulse)),
+        f"{heartbeat.folder}: driver {heartbeat.pid} on {heartbeat.host}, {heartbeat.num_updates} updates",
+        _line("loop", f"{heartbeat.activity}, for {heartbeat.seconds:.0f} s"),
+        _line("progress", _progress(heartbeat)),
     ]
     if state.fleet is not None:
         lines += _fleet_lines(state, state.fleet)
@@ -198,12 +198,12 @@ def described(state: RunState) -> str:
     return "\n".join([*lines, verdict(state)])
 
 
-def as_data(state: RunState) -> dict[str, Any]:
+def as_data(state: RunReport) -> dict[str, Any]:
     """The state and the verdict for ``json.dumps``: for the page of ``launch.view``, and for scripts."""
-    pulse, fleet, sampling = state.pulse, state.fleet, state.sampling
+    heartbeat, fleet, sampling = state.heartbeat, state.fleet, state.sampling
     replicas = sampling.replicas if sampling is not None else {}
     return {
-        **{name: value for name, value in asdict(pulse).items() if name not in ("fleets", "told_at")},
+        **{name: value for name, value in asdict(heartbeat).items() if name not in ("fleets", "sent_at")},
         "silent_seconds": state.silent_seconds,
         "verdict": verdict(state),
         "processes": [asdict(each) for each in state.processes],
@@ -219,7 +219,7 @@ def as_data(state: RunState) -> dict[str, Any]:
     }
 
 
-def _rollout_data(rollout: RolloutInPlay, state: RunState) -> dict[str, Any]:
+def _rollout_data(rollout: RolloutInPlay, state: RunReport) -> dict[str, Any]:
     waited = state.waiting.get(rollout.rollout_id)
     return {
         "id": rollout.rollout_id,
@@ -230,13 +230,13 @@ def _rollout_data(rollout: RolloutInPlay, state: RunState) -> dict[str, Any]:
     }
 
 
-def _failure_data(failure: ActorFailure, state: RunState) -> dict[str, Any]:
+def _failure_data(failure: ActorFailure, state: RunReport) -> dict[str, Any]:
     return asdict(failure) | {"node": state.hosts.get(failure.node, failure.node)}
 
 
-def _progress(pulse: Pulse) -> str:
+def _progress(heartbeat: RunHeartbeat) -> str:
     """The last result of each stage, the youngest first."""
-    results = sorted(pulse.progress.items(), key=lambda item: item[1])
+    results = sorted(heartbeat.progress.items(), key=lambda item: item[1])
     return ", ".join(f"{name} {seconds:.0f} s ago" for name, seconds in results) or "none yet"
 
 
@@ -244,7 +244,7 @@ def _line(title: str, text: str) -> str:
     return f"  {title:<10}{text}"
 
 
-def _fleet_lines(state: RunState, fleet: FleetReport) -> list[str]:
+def _fleet_lines(state: RunReport, fleet: FleetReport) -> list[str]:
     status = fleet.status
     actors = f"{status.num_ready} of {status.num_actors} rollout actors up, {status.num_lost} lost so far"
     rollouts = f"{len(fleet.in_play)} rollouts of {fleet.env_class} in play, {status.num_waiting} wait"
@@ -263,7 +263,7 @@ def _replica(name: str, replica: ReplicaStatus) -> str:
     )
 
 
-def _played(rollout: RolloutInPlay, state: RunState) -> str:
+def _played(rollout: RolloutInPlay, state: RunReport) -> str:
     waited = state.waiting.get(rollout.rollout_id)
     doing = (
         f"in {state.fleet.env_class} or its agent for {rollout.seconds_since_turn:.0f} s"
@@ -273,7 +273,7 @@ def _played(rollout: RolloutInPlay, state: RunState) -> str:
     return f"rollout {rollout.rollout_id}, {rollout.seconds:.0f} s old, {doing}"
 
 
-def _failed(failure: ActorFailure, state: RunState) -> str:
+def _failed(failure: ActorFailure, state: RunReport) -> str:
     return (
         f"rollout actor {failure.actor} on {state.hosts.get(failure.node, failure.node)}, "
         f"{failure.seconds:.0f} s ago, rollout {failure.rollout_id}: {_ends(failure.error)}"
