@@ -108,8 +108,11 @@ def assert_verdict(text: str) -> None:
 
     Each verdict is on a new heartbeat: an old one says that the driver has told nothing for long.
     """
-    found = inspect(run_heartbeats()[0])
-    assert within(240, lambda: text in verdict(inspect(run_heartbeats()[0]))), verdict(found)
+
+    def now() -> str:
+        return verdict(inspect(run_heartbeats()[0]))
+
+    assert within(240, lambda: text in now()), now()
 
 
 def started(
