@@ -17,6 +17,7 @@ _threads: set[threading.Thread] = set()
 def in_background(work: Callable[[], Result], name: str) -> Future[Result]:
     """Do ``work`` in a daemon thread, so that a program that is interrupted need not wait for it."""
     future = Future[Result]()
+    future.set_running_or_notify_cancel()  # so that a caller who waits no more cannot cancel it
 
     def run() -> None:
         try:

@@ -20,7 +20,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from actors.ray_tools.background import in_background
-from actors.ray_tools.calls import get_or_raise
+from actors.ray_tools.calls import detached_call, get_or_raise
 from actors.ray_tools.placement import beside_driver
 from actors.rollouts.actor_factory import actor_options, check_room
 from actors.rollouts.fleet import RolloutFleet
@@ -181,9 +181,13 @@ class RolloutService:
         """Have ``requests`` rolled out; ``stream.trajectories`` yields them as they end."""
         get_or_raise([self._playing.submit.remote(list(requests))], "The fleet")
 
+    async def submit_detached(self, request: RolloutRequest) -> None:
+        """Have one request rolled out, which goes on when the call that asks for it is cancelled."""
+        await detached_call(self._playing.submit.remote, [request])
+
     def cancel(self, rollout_id: str) -> None:
         """Have nothing more sampled for a rollout; its trajectory does not come. This does not wait."""
-        self._playing.cancel.options(num_returns=0).remote(rollout_id)
+        detached_call(self._playing.cancel.options(num_returns=0).remote, rollout_id)
 
     def forget(self, rollout_id: str) -> None:
         """No follow-up comes after a rollout: its environment is closed. This does not wait."""

@@ -87,7 +87,7 @@ class A2AFrontend:
 
     async def card(self, name: str, url: str, request: Request) -> Response:
         """The agent card of ``name``, which answers at ``url``."""
-        description = await self._pools[name].description()
+        description = (await self._pools[name].profile()).description
         (route,) = create_agent_card_routes(self._card(name, url, description))
         response: Response = await route.endpoint(request)
         return response
@@ -280,13 +280,15 @@ class _Episodes(AgentExecutor):
 
     async def withdraw(self, owner: str, task_id: str) -> bool:
         """End the episode of a task, and return whether it had not ended."""
-        return await self._pool.withdraw(owner, task_id)
+        was_under_way: bool = await self._pool.messages.withdraw(owner, task_id)
+        return was_under_way
 
     async def _play(self, context: MessageContext, updater: TaskUpdater) -> None:
         charge = context.call_context.state["caller"].charge_for(self._name)
         owner = context.call_context.user.user_name
         try:
-            session = context.context_id if await self._pool.takes_follow_ups() else None
+            profile = await self._pool.profile()
+            session = context.context_id if profile.takes_follow_ups else None
             place = RequestContext(owner=owner, session=session, withdraw_key=updater.task_id)
             answer = await self._agents.answer(self._name, context.get_user_input(), charge, place)
         except TroupeError as error:

@@ -45,21 +45,21 @@ class PoolTaskStore(TaskStore):
         self._pool, self._running = pool, running
 
     async def save(self, task: Task, context: ServerCallContext) -> None:
-        await self._pool.keep_task(context.user.user_name, task.id, task.SerializeToString())
+        await self._pool.tasks.keep(context.user.user_name, task.id, task.SerializeToString())
 
     async def get(self, task_id: str, context: ServerCallContext) -> Task | None:
-        kept = await self._pool.kept_task(context.user.user_name, task_id)
+        kept = await self._pool.tasks.kept(context.user.user_name, task_id)
         return None if kept is None else await self._checked(Task.FromString(kept), context)
 
     async def list(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
-        kept = map(Task.FromString, await self._pool.kept_tasks(context.user.user_name))
+        kept = map(Task.FromString, await self._pool.tasks.all_kept(context.user.user_name))
         found = InMemoryTaskStore()  # it knows how to filter, to sort and to page
         for task in await asyncio.gather(*(self._checked(task, context) for task in kept)):
             await found.save(task, context)
         return await found.list(params, context)
 
     async def delete(self, task_id: str, context: ServerCallContext) -> None:
-        await self._pool.forget_task(context.user.user_name, task_id)
+        await self._pool.tasks.forget(context.user.user_name, task_id)
 
     async def _checked(self, task: Task, context: ServerCallContext) -> Task:
         """The task, as failed if no replica has it any more."""
@@ -70,12 +70,12 @@ class PoolTaskStore(TaskStore):
         if not await self._is_lost(task, owner):
             return task
         end_task(task, TaskState.TASK_STATE_FAILED, LOST)
-        if await self._pool.replace_task(owner, task.id, before, task.SerializeToString()):
+        if await self._pool.tasks.replace(owner, task.id, before, task.SerializeToString()):
             return task
-        newest = await self._pool.kept_task(owner, task.id)  # its replica has written meanwhile
+        newest = await self._pool.tasks.kept(owner, task.id)  # its replica has written meanwhile
         return task if newest is None else Task.FromString(newest)
 
     async def _is_lost(self, task: Task, owner: str) -> bool:
         if task.status.state in ENDED or task.id in self._running:
             return False
-        return not await self._pool.is_under_way(owner, task.id)
+        return not await self._pool.messages.is_under_way(owner, task.id)

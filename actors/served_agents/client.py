@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable
+from functools import partial
 from typing import Any, TypeVar
 
 import ray
@@ -11,14 +12,15 @@ from ray.exceptions import RayError, RayTaskError
 from actors.ray_tools.calls import detached_call
 from environments.errors import SamplerError
 from environments.types import StepEvent, Trajectory
-from policies.agent_api.context import ReplayedAnswer, RequestContext, TokenUsage
+from policies.agent_api.context import AgentProfile, ReplayedAnswer, RequestContext, TokenUsage
+from policies.agent_api.responses import ResponseStore
 from policies.sampler import SamplingParams
 
 T = TypeVar("T")
 
 
 class PoolClient:
-    """The pool of one agent, which all replicas reach. It is a ``ResponseStore`` too.
+    """The pool of one agent, which all replicas reach.
 
     Its calls last: a task of an A2A client goes on when the client hangs up, and only ``play`` decides that
     an episode ends with its request.
@@ -26,6 +28,11 @@ class PoolClient:
 
     def __init__(self, pool: ray.actor.ActorHandle) -> None:
         self._pool = pool
+        self.responses: ResponseStore = self._part("responses")
+        self.messages = self._part("messages")
+        """``served_agents.messages.Messages``, whose methods are asynchronous here."""
+        self.tasks = self._part("tasks")
+        """Tasks of A2A: a ``PerKeyLRU`` of bytes, whose methods are asynchronous here."""
 
     async def play(
         self, message: str, params: SamplingParams, context: RequestContext
@@ -38,60 +45,29 @@ class PoolClient:
         finally:
             ray.cancel(parts)  # it has ended, or the client has gone
 
-    async def withdraw(self, owner: str, key: str) -> bool:
-        """``AgentPool.withdraw``."""
-        return await _call(self._pool.withdraw.remote, owner, key)
-
-    async def is_under_way(self, owner: str, key: str) -> bool:
-        """``AgentPool.is_under_way``."""
-        return await _call(self._pool.is_under_way.remote, owner, key)
-
     async def check(self) -> None:
         """Raise ``TroupeError`` if the agent cannot answer a message now."""
-        await _call(self._pool.check.remote)
+        await _answer(detached_call(self._pool.check.remote))
 
-    async def description(self) -> str:
-        """What the agent does."""
-        return await _call(self._pool.description.remote)
+    async def profile(self) -> AgentProfile:
+        """What clients may know of the agent."""
+        return await _answer(detached_call(self._pool.profile.remote))
 
-    async def takes_follow_ups(self) -> bool:
-        """Whether a conversation can go on."""
-        return await _call(self._pool.takes_follow_ups.remote)
-
-    # -- responses, as in ``ResponseStore`` ----------------------------------------------------------
-
-    async def keep(self, owner: str, response: dict[str, Any]) -> None:
-        await _call(self._pool.keep.remote, owner, response)
-
-    async def kept(self, owner: str, response_id: str) -> dict[str, Any] | None:
-        return await _call(self._pool.kept.remote, owner, response_id)
-
-    async def forget(self, owner: str, response_id: str) -> bool:
-        return await _call(self._pool.forget.remote, owner, response_id)
-
-    async def end_session(self, owner: str, session: str) -> None:
-        await _call(self._pool.end_session.remote, owner, session)
-
-    # -- tasks of A2A, as in ``AgentPool`` -----------------------------------------------------------
-
-    async def keep_task(self, owner: str, task_id: str, task: bytes) -> None:
-        await _call(self._pool.keep_task.remote, owner, task_id, task)
-
-    async def kept_task(self, owner: str, task_id: str) -> bytes | None:
-        return await _call(self._pool.kept_task.remote, owner, task_id)
-
-    async def kept_tasks(self, owner: str) -> list[bytes]:
-        return await _call(self._pool.kept_tasks.remote, owner)
-
-    async def replace_task(self, owner: str, task_id: str, old: bytes, new: bytes) -> bool:
-        return await _call(self._pool.replace_task.remote, owner, task_id, old, new)
-
-    async def forget_task(self, owner: str, task_id: str) -> None:
-        await _call(self._pool.forget_task.remote, owner, task_id)
+    def _part(self, name: str) -> Any:
+        return _Part(self._pool, name)
 
 
-async def _call(method: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-    return await _answer(detached_call(method, *arguments))
+class _Part:
+    """A part of a pool. Each of its methods is called by its own name: see ``AgentPool.call``."""
+
+    def __init__(self, pool: ray.actor.ActorHandle, name: str) -> None:
+        self._pool, self._name = pool, name
+
+    def __getattr__(self, method: str) -> Any:
+        return partial(self._call, method)
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        return await _answer(detached_call(self._pool.call.remote, self._name, method, *arguments))
 
 
 async def _answer(call: Awaitable[T]) -> T:

@@ -14,7 +14,7 @@ from policies.agent_api.context import ReplayedAnswer, RequestContext, TokenUsag
 from policies.model_api.errors import KeyReusedError
 
 Part = StepEvent | Trajectory | TokenUsage
-MAX_RECORDINGS = 256
+MAX_ANSWERS = 256
 """Answers of one key that can be repeated: the oldest are forgotten first."""
 
 
@@ -24,12 +24,12 @@ class IdempotentAnswer:
     def __init__(self, context: RequestContext) -> None:
         self.context = context
         self.is_forgotten = False
-        """Whether its answer must not be kept any more."""
+        """True once its client has deleted the answer."""
         self._parts: list[Part] = []
         self._error: Exception | None = None
         self._has_ended = False
         self._num_played = 0
-        """Parts that somebody has got: their tokens are paid."""
+        """Number of parts already delivered and charged."""
         self._news = asyncio.Condition()
 
     async def record(self, parts: AsyncGenerator[Part, None]) -> bool:
@@ -50,7 +50,7 @@ class IdempotentAnswer:
         """Yield the parts that are there and those that come; tokens only to who comes first.
 
         Raises:
-            What has ended the episode.
+            The error that has ended the episode.
         """
         for number in itertools.count():
             async with self._news:
@@ -76,51 +76,62 @@ class IdempotentAnswers:
     What has failed is not kept: the same request may be tried again.
     """
 
-    def __init__(self, most: int = MAX_RECORDINGS) -> None:
-        self._recordings: PerKeyLRU[IdempotentAnswer] = PerKeyLRU(most)
+    def __init__(self, most: int = MAX_ANSWERS) -> None:
+        self._answers: PerKeyLRU[IdempotentAnswer] = PerKeyLRU(most)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def find(self, context: RequestContext) -> IdempotentAnswer | None:
-        """The answer that a request has got, or gets. Raises ``KeyReusedError`` for another body."""
+    async def play(
+        self, context: RequestContext, parts: AsyncGenerator[Part, None]
+    ) -> AsyncGenerator[Part | ReplayedAnswer, None]:
+        """Yield the answer that this request or an equal one before it gets: of ``parts`` if it is the first.
+
+        Raises:
+            KeyReusedError: the key came with another body before.
+            The error that has ended the episode.
+        """
+        answer = self._find(context)
+        if answer is None:
+            answer = self._start(context, parts)
+        else:
+            yield ReplayedAnswer(answer.context.answer_id, answer.context.created)
+        async with aclosing(answer.play()) as answer_parts:
+            async for part in answer_parts:
+                yield part
+
+    def _find(self, context: RequestContext) -> IdempotentAnswer | None:
         assert context.idempotency_key is not None
         check_name("The idempotency key", context.idempotency_key)
-        recording = self._recordings.kept(context.owner, context.idempotency_key)
-        if recording is not None and recording.context.body != context.body:
+        answer = self._answers.kept(context.owner, context.idempotency_key)
+        if answer is not None and answer.context.body != context.body:
             raise KeyReusedError(
                 f"The Idempotency-Key {context.idempotency_key!r} came with another body before: send a new "
                 "key, or the same body.",
                 code="idempotency_key_reused",
             )
-        return recording
+        return answer
 
-    def start(self, context: RequestContext, parts: AsyncGenerator[Part, None]) -> IdempotentAnswer:
-        """Play ``parts`` for this request and all that repeat it."""
+    def _start(self, context: RequestContext, parts: AsyncGenerator[Part, None]) -> IdempotentAnswer:
         assert context.idempotency_key is not None
-        recording = IdempotentAnswer(context)
-        self._recordings.keep(context.owner, context.idempotency_key, recording)
-        task = asyncio.create_task(self._record(recording, parts))
+        answer = IdempotentAnswer(context)
+        self._answers.keep(context.owner, context.idempotency_key, answer)
+        task = asyncio.create_task(self._record(answer, parts))
         self._tasks.add(task)  # asyncio itself keeps no reference to a running task
         task.add_done_callback(self._tasks.discard)
-        return recording
+        return answer
 
     def forget_answer(self, owner: str, answer_id: str) -> None:
         """The client has deleted an answer: a request that repeats its own does not bring it back."""
-        for recording in self._recordings.all_kept(owner):
-            recording.is_forgotten |= recording.context.answer_id == answer_id
+        for answer in self._answers.all_kept(owner):
+            answer.is_forgotten |= answer.context.answer_id == answer_id
 
     def is_forgotten(self, owner: str, answer_id: str) -> bool:
         """Whether the client has deleted this answer."""
-        recordings = self._recordings.all_kept(owner)
-        return any(each.is_forgotten and each.context.answer_id == answer_id for each in recordings)
+        answers = self._answers.all_kept(owner)
+        return any(each.is_forgotten and each.context.answer_id == answer_id for each in answers)
 
-    async def _record(self, recording: IdempotentAnswer, parts: AsyncGenerator[Part, None]) -> None:
-        if await recording.record(parts):
+    async def _record(self, answer: IdempotentAnswer, parts: AsyncGenerator[Part, None]) -> None:
+        if await answer.record(parts):
             return
-        owner, key = recording.context.owner, recording.context.idempotency_key or ""
-        if self._recordings.kept(owner, key) is recording:
-            self._recordings.forget(owner, key)
-
-
-def repeated(recording: IdempotentAnswer) -> ReplayedAnswer:
-    """What those who ask again hear first."""
-    return ReplayedAnswer(recording.context.answer_id, recording.context.created)
+        owner, key = answer.context.owner, answer.context.idempotency_key or ""
+        if self._answers.kept(owner, key) is answer:
+            self._answers.forget(owner, key)

@@ -62,7 +62,7 @@ class AgentTools:
                 Tool(
                     name=tool,
                     title=name.removeprefix(PREFIX).replace("_", " ").capitalize(),
-                    description=await self._pools[name].description(),
+                    description=(await self._pools[name].profile()).description,
                     input_schema=ARGUMENTS,
                 )
                 for tool, name in self._names.items()

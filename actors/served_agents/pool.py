@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import ray
@@ -17,25 +16,22 @@ from actors.rollouts.rollout import FollowUp, Pair, RolloutLimits, RolloutReques
 from actors.rollouts.scaling import PoolSize
 from actors.rollouts.service import RolloutService
 from actors.served_agents.conversations import Conversation, Conversations, check_single, lost
-from actors.served_agents.idempotency import IdempotentAnswers, repeated
+from actors.served_agents.idempotency import IdempotentAnswers, Part
+from actors.served_agents.messages import Events, Messages
+from actors.served_agents.responses import Responses
 from actors.served_agents.store import PerKeyLRU
 from actors.settings import MANY_CALLS, AgentsConfig, FleetConfig
 from environments.errors import EnvironmentFailure, SamplerError
 from environments.types import StepEvent, Trajectory
-from policies.agent_api.context import ReplayedAnswer, RequestContext, TokenUsage
+from policies.agent_api.context import AgentProfile, ReplayedAnswer, RequestContext, TokenUsage
 from policies.agent_api.history import with_message
-from policies.model_api.errors import ConflictError, RateLimitError, UnavailableError
+from policies.model_api.errors import UnavailableError
 from policies.sampler import Sampler, SamplingParams
 
-Part = StepEvent | Trajectory | TokenUsage
-Event = StepEvent | Trajectory | Exception
-"""What happens in an episode, in its order."""
 SCALING_SECONDS = 1.0
 """Seconds between two autoscaling decisions."""
 STARTING_SECONDS = 2
 """After which a client may ask again whether the agents have started."""
-MAX_WAITING_PER_ACTOR = 16
-"""Messages that may be in play or wait, for each rollout actor: more are sent away."""
 
 
 @ray.remote(num_cpus=0, max_concurrency=MANY_CALLS)
@@ -65,46 +61,38 @@ class AgentPool:
         description: str = "",
         agents: AgentsConfig = AgentsConfig(),  # noqa: B008  # nobody changes it
     ) -> None:
-        self._description, self._pair, self._keep_seconds = description, pair, agents.keep_seconds
-        self._conversations = Conversations(waits=agents.second_message == "wait")
-        self._recordings = IdempotentAnswers()
-        self._task_from_message, self._num_actors = task_from_message, fleet.num_actors
-        self._smallest, self._largest = fleet.bounds
-        self._following: asyncio.Task[None] | None = None
+        self._pair, self._description, self._keep_seconds = pair, description, agents.keep_seconds
+        self._task_from_message, self._fleet = task_from_message, fleet
         own_handle = ray.get_runtime_context().current_actor
         self._service = RolloutService(pair, make_sampler, limits, fleet, listener=own_handle)
-        # Not in the client's own call: Ray cancels with it the calls that it has made. In one thread, so that
-        # no cancellation comes before its request.
-        self._sending = ThreadPoolExecutor(1, "requests to the fleet")
-        self._numbers = itertools.count()
-        self._responses: PerKeyLRU[dict[str, Any]] = PerKeyLRU()
-        self._tasks: PerKeyLRU[bytes] = PerKeyLRU()
-        """Tasks of A2A clients, in the SDK's own bytes."""
-        self._episodes: dict[str, asyncio.Queue[Event]] = {}
-        """The events of the episodes that clients wait for."""
-        self._rollouts: dict[tuple[str, str], str] = {}
-        """The rollout of each message that is in play or waits, by its owner and its key to withdraw it."""
-        self._collecting: Future[None] | None = None  # until it is open
+        self._conversations = Conversations(waits=agents.second_message == "wait")
+        self._answers = IdempotentAnswers()
+        self._messages = Messages(fleet.bounds[1])
+        responses = Responses(self._conversations, self._answers, self._messages, self._service.forget)
+        tasks: PerKeyLRU[bytes] = PerKeyLRU()  # of A2A, in the SDK's own bytes
+        self._parts = {"messages": self._messages, "responses": responses, "tasks": tasks}
+        self._loops: list[asyncio.Task[None]] = []  # none until it is open
 
     async def open(self) -> None:
         """Start the rollout actors, and connect to the policy server. Raises ``SamplerError`` without one."""
-        await asyncio.to_thread(self._service.start, self._num_actors)
-        loop = asyncio.get_running_loop()
-        self._collecting = in_background(lambda: self._collect(loop), "answers of agents")
-        if self._smallest < self._largest:
-            self._following = asyncio.create_task(self._follow_conversations())
+        await asyncio.to_thread(self._service.start, self._fleet.num_actors)
+        loops = [self._collect()]
+        smallest, largest = self._fleet.bounds
+        if smallest < largest:
+            loops.append(self._follow_conversations(PoolSize(smallest, largest)))
+        self._loops = [asyncio.create_task(loop) for loop in loops]
 
     async def check(self) -> None:
         """Raise ``SamplerError`` if no message can be answered any more, ``UnavailableError`` if not yet."""
         self._check_alive()
 
-    async def description(self) -> str:
-        """What the agent does."""
-        return self._description
+    async def profile(self) -> AgentProfile:
+        """What clients may know of the agent."""
+        return AgentProfile(self._description, self._pair.env_class.takes_follow_ups())
 
-    async def takes_follow_ups(self) -> bool:
-        """Whether a message can go on with a conversation."""
-        return self._pair.env_class.takes_follow_ups()
+    async def call(self, part: str, method: str, *arguments: Any) -> Any:
+        """Call a method of ``Messages`` ("messages"), ``Responses`` ("responses") or the "tasks" of A2A."""
+        return getattr(self._parts[part], method)(*arguments)
 
     async def play(
         self,
@@ -124,13 +112,9 @@ class AgentPool:
             EnvironmentFailure: the workload makes no task of the message.
             SamplerError: the rollout service has failed.
         """
-        if context.idempotency_key is None:
-            parts = self._play(message, params, context)
-        elif (recording := self._recordings.find(context)) is not None:
-            yield repeated(recording)
-            parts = recording.play()
-        else:
-            parts = self._recordings.start(context, self._play(message, params, context)).play()
+        episode = self._play(message, params, context)
+        has_key = context.idempotency_key is not None
+        parts = self._answers.play(context, episode) if has_key else episode
         async with aclosing(parts):
             async for part in parts:
                 yield part
@@ -141,7 +125,8 @@ class AgentPool:
         if not self._pair.env_class.takes_follow_ups():
             check_single(context, self._pair.env_class.__name__)
         place = self._conversations.find(context)
-        with self._listening(context) as (rollout_id, events):
+        self._check_alive()
+        with self._messages.begin(context) as (rollout_id, events):
             async with place.conversation.turn(events):
                 conversation, after = place.conversation, place.rollout_id or place.conversation.newest
                 if after is None and context.has_earlier_turns:
@@ -156,24 +141,6 @@ class AgentPool:
                             history = with_message(context.history, "assistant", said)
                             self._conversations.advance(conversation, rollout_id, context, history)
                         yield part
-
-    @contextmanager
-    def _listening(self, context: RequestContext) -> Iterator[tuple[str, asyncio.Queue[Event]]]:
-        """A new rollout's id, and its events while the block lasts."""
-        most = MAX_WAITING_PER_ACTOR * self._largest
-        if len(self._episodes) >= most:
-            raise RateLimitError(f"{most} messages are in play or wait already: try again later.")
-        self._check_alive()
-        rollout_id = f"{next(self._numbers):08d}/0000"
-        events = self._episodes[rollout_id] = asyncio.Queue()
-        if context.withdraw_key is not None:
-            self._rollouts[context.owner, context.withdraw_key] = rollout_id
-        try:
-            yield rollout_id, events
-        finally:
-            del self._episodes[rollout_id]
-            if context.withdraw_key is not None:
-                del self._rollouts[context.owner, context.withdraw_key]
 
     def _request(
         self,
@@ -197,14 +164,11 @@ class AgentPool:
             keep_seconds=self._keep_seconds if is_kept else None,
         )
 
-    async def _episode(
-        self, request: RolloutRequest, events: asyncio.Queue[Event]
-    ) -> AsyncGenerator[Part, None]:
+    async def _episode(self, request: RolloutRequest, events: Events) -> AsyncGenerator[Part, None]:
         steps: list[StepEvent] = []
         num_used, part = 0, None
         try:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._sending, self._service.submit, [request])
+            await self._service.submit_detached(request)
             while not isinstance(part, Trajectory):
                 part = await events.get()
                 if isinstance(part, Exception):
@@ -221,68 +185,19 @@ class AgentPool:
                 yield part
         finally:
             if not isinstance(part, Trajectory):
-                self._sending.submit(self._service.cancel, request.rollout_id)
-
-    async def withdraw(self, owner: str, key: str) -> bool:
-        """End the episode of a message, or take it back if it waits; return whether it had not ended."""
-        if not await self.is_under_way(owner, key):
-            return False
-        error = ConflictError("The message was withdrawn.", code="withdrawn")
-        self._add_event(self._rollouts[owner, key], error)
-        return True
-
-    async def is_under_way(self, owner: str, key: str) -> bool:
-        """Whether the message that can be withdrawn by ``key`` waits or is played."""
-        return (owner, key) in self._rollouts
+                self._service.cancel(request.rollout_id)
 
     async def on_step(self, rollout_id: str, step: StepEvent) -> None:
-        """Pass a step of an episode on to whoever waits for that."""
-        self._add_event(rollout_id, step)
+        """Take a step of a rollout as soon as it has ended; a rollout actor calls this."""
+        self._messages.add(rollout_id, step)
 
     async def on_conversation_lost(self, rollout_id: str, why: str) -> None:
-        """End a message that the fleet cannot play: what it goes on with is gone."""
-        self._add_event(rollout_id, lost(why))
-
-    async def end_session(self, owner: str, session: str) -> None:
-        """Close the environment of a session, whose name is free then; ``NotFoundError`` without one."""
-        if (rollout_id := self._conversations.end_session(owner, session)) is not None:
-            self._service.forget(rollout_id)
+        """End a message that the fleet cannot play, since what it goes on with is gone."""
+        self._messages.add(rollout_id, lost(why))
 
     async def end(self) -> None:
         """Close the environments that wait for a message. Nothing can be played afterwards."""
         await asyncio.to_thread(self._service.end_idle)
-
-    async def keep(self, owner: str, response: dict[str, Any]) -> None:
-        """Keep a response for clients that ask for it again: see ``ResponseStore``, as for the next two."""
-        if not self._recordings.is_forgotten(owner, response["id"]):
-            self._responses.keep(owner, response["id"], response)
-
-    async def kept(self, owner: str, response_id: str) -> dict[str, Any] | None:
-        return self._responses.kept(owner, response_id)
-
-    async def forget(self, owner: str, response_id: str) -> bool:
-        """Also closes the environment that waits for a message after this response."""
-        if (rollout_id := self._conversations.end_response(owner, response_id)) is not None:
-            self._service.forget(rollout_id)
-        if was_kept := self._responses.forget(owner, response_id):
-            self._recordings.forget_answer(owner, response_id)
-        return was_kept
-
-    async def keep_task(self, owner: str, task_id: str, task: bytes) -> None:
-        """Keep a task of A2A, new or changed. This and the next four are for ``PoolTaskStore``."""
-        self._tasks.keep(owner, task_id, task)
-
-    async def kept_task(self, owner: str, task_id: str) -> bytes | None:
-        return self._tasks.kept(owner, task_id)
-
-    async def kept_tasks(self, owner: str) -> list[bytes]:
-        return self._tasks.all_kept(owner)
-
-    async def replace_task(self, owner: str, task_id: str, old: bytes, new: bytes) -> bool:
-        return self._tasks.replace(owner, task_id, old, new)
-
-    async def forget_task(self, owner: str, task_id: str) -> None:
-        self._tasks.forget(owner, task_id)
 
     def _task(self, message: str) -> dict[str, Any]:
         try:
@@ -293,18 +208,16 @@ class AgentPool:
             ) from error
 
     def _check_alive(self) -> None:
-        if self._collecting is None:
+        if not self._loops:
             raise UnavailableError(
-                "The agents are still starting: ask again in some seconds.",
-                retry_after=STARTING_SECONDS,
+                "The agents are still starting: ask again in some seconds.", retry_after=STARTING_SECONDS
             )
-        for work in (self._collecting, self._following):
-            if work is not None and work.done():
-                raise SamplerError(f"The agents have failed: {work.exception()!r}")
+        for loop in self._loops:
+            if loop.done():
+                raise SamplerError(f"The agents have failed: {loop.exception()!r}")
 
-    async def _follow_conversations(self) -> None:
+    async def _follow_conversations(self, size: PoolSize) -> None:
         """consumes the fleet's counts · waits for the clock · produces another number of rollout actors"""
-        size = PoolSize(self._smallest, self._largest)
         while True:
             status = await asyncio.to_thread(self._service.fleet_status)
             number = size.decide(status, time.monotonic())
@@ -312,22 +225,13 @@ class AgentPool:
                 await asyncio.to_thread(self._service.resize, number)
             await asyncio.sleep(SCALING_SECONDS)
 
-    # -- in a thread of its own ----------------------------------------------------------------------
-
-    def _collect(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _collect(self) -> None:
         """consumes trajectories · waits for the stream · produces the answers that are waited for"""
         try:
             while True:
-                for trajectory in self._service.stream.trajectories(1):
-                    loop.call_soon_threadsafe(self._add_event, trajectory.rollout_id, trajectory)
+                arrival = partial(next, self._service.stream.trajectories(1))
+                trajectory = await asyncio.wrap_future(in_background(arrival, "answers of agents"))
+                self._messages.add(trajectory.rollout_id, trajectory)
         except Exception as error:
-            loop.call_soon_threadsafe(self._fail, error)
+            self._messages.fail(SamplerError(f"The agents have failed: {error!r}"))
             raise
-
-    def _add_event(self, rollout_id: str, event: Event) -> None:
-        if rollout_id in self._episodes:
-            self._episodes[rollout_id].put_nowait(event)
-
-    def _fail(self, error: Exception) -> None:
-        for rollout_id in self._episodes:
-            self._add_event(rollout_id, SamplerError(f"The agents have failed: {error!r}"))

@@ -126,7 +126,9 @@ class PolicyServer:
         players = {name: pool.play for name, pool in pools.items()}
         own = config.agents
         self._agents = AgentFrontend(players, own.temperature, own.instructions, self.access.metrics.episode)
-        self._responses = ResponsesFrontend(self._agents, pools)
+        self._responses = ResponsesFrontend(
+            self._agents, {name: pool.responses for name, pool in pools.items()}
+        )
         self.agent_protocols = AgentProtocols(pools, self._agents, bool(keys), lambda: self._engine.version)
         self._queue_workers: dict[ray.actor.ActorHandle, QueueWorker] = {}
         self._followers: list[asyncio.Task[None]] = []

@@ -41,6 +41,15 @@ class RequestContext:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentProfile:
+    """What clients may know of an agent."""
+
+    description: str
+    takes_follow_ups: bool
+    """Whether a message can go on with a conversation."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenUsage:
     """Comes before a part of an answer: tokens that the model has read and sampled for it.
 

@@ -98,11 +98,11 @@ def test_a_message_is_withdrawn_while_it_waits_and_while_it_is_played(
     agents = pool(app, tiny_model)
     for key in ("first", "second"):
         parts = agents.play.remote("What is 12+34?", SamplingParams(), RequestContext(withdraw_key=key))
-        wait_until(lambda key=key: ray.get(agents.withdraw.remote("", key)))
+        wait_until(lambda key=key: ray.get(agents.call.remote("messages", "withdraw", "", key)))
         with pytest.raises(RayTaskError) as raised:
             [ray.get(part, timeout=200) for part in parts]
         assert isinstance(raised.value.cause, RequestError) and raised.value.cause.code == "withdrawn"
-    assert not any(ray.get(agents.withdraw.remote("", key)) for key in ("first", "none"))
+    assert not any(ray.get(agents.call.remote("messages", "withdraw", "", key)) for key in ("first", "none"))
     assert isinstance(played(agents, SamplingParams())[-1], Trajectory), "the rollout actor is free"
     ray.kill(agents)
 

@@ -212,7 +212,7 @@ def test_a_killed_environment_that_cannot_be_rebuilt_is_an_error_and_no_fresh_wo
         error = error_of(lambda: say(pool, session="a"))
         assert (status_of(error), error.code) == (409, "conversation_lost")
         assert why in error.message and "Start a new conversation" in error.message
-    ray.get(pool.end_session.remote("", "a"))
+    ray.get(pool.call.remote("responses", "end_session", "", "a"))
     assert say(pool, session="a")["pages"] == ["page 1"]
 
 

@@ -59,13 +59,12 @@ class ScriptedService:
     def start(self, num_actors: int) -> None:
         pass
 
-    def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        self.asked += requests
-        for request in requests:
-            if self.is_busy:
-                self.waiting[request.rollout_id] = request
-            else:
-                self.finish(request)
+    async def submit_detached(self, request: RolloutRequest) -> None:
+        self.asked.append(request)
+        if self.is_busy:
+            self.waiting[request.rollout_id] = request
+        else:
+            self.finish(request)
 
     def cancel(self, rollout_id: str) -> None:
         self.waiting.pop(rollout_id, None)
@@ -106,7 +105,7 @@ class ScriptedService:
         for _ in range(count):
             trajectory = self._finished.get()
             if trajectory is None:
-                raise SystemExit
+                raise ConnectionError("the test has ended")
             yield trajectory
 
 

@@ -323,7 +323,7 @@ def test_a_failed_episode_is_a_failed_task_without_its_traceback(server: AgentSe
 def test_a_message_of_which_there_are_too_many_is_rejected(
     server: AgentServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.served_agents.pool.MAX_WAITING_PER_ACTOR", 0)
+    monkeypatch.setattr("actors.served_agents.messages.MAX_WAITING_PER_ACTOR", 0)
 
     async def talk() -> Task:
         async with connected(server.url, streaming=False) as (client, _):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from a2a.server.context import ServerCallContext
@@ -24,26 +25,28 @@ class Pool:
     """Keeps tasks as an agent's pool does; the test says which are under way."""
 
     def __init__(self) -> None:
-        self.tasks: PerKeyLRU[bytes] = PerKeyLRU()
+        self.kept: PerKeyLRU[bytes] = PerKeyLRU()
         self.under_way: set[str] = set()
-        self.before_replacing: Callable[[], None] | None = None
+        self.before_replacing: Callable[[], None] = lambda: None
+        self.tasks = Asynchronous(self.kept, replace=self._replace)
+        self.messages = Asynchronous(is_under_way=lambda owner, key: key in self.under_way)
 
-    async def keep_task(self, owner: str, task_id: str, task: bytes) -> None:
-        self.tasks.keep(owner, task_id, task)
+    def _replace(self, owner: str, task_id: str, old: bytes, new: bytes) -> bool:
+        self.before_replacing()
+        return self.kept.replace(owner, task_id, old, new)
 
-    async def kept_task(self, owner: str, task_id: str) -> bytes | None:
-        return self.tasks.kept(owner, task_id)
 
-    async def kept_tasks(self, owner: str) -> list[bytes]:
-        return self.tasks.all_kept(owner)
+class Asynchronous:
+    """Calls the methods of ``instance``, or those of these names, as a replica calls a part of the pool."""
 
-    async def is_under_way(self, owner: str, key: str) -> bool:
-        return key in self.under_way
+    def __init__(self, instance: Any = None, **methods: Callable[..., Any]) -> None:
+        self._instance, self._methods = instance, methods
 
-    async def replace_task(self, owner: str, task_id: str, old: bytes, new: bytes) -> bool:
-        if self.before_replacing is not None:
-            self.before_replacing()
-        return self.tasks.replace(owner, task_id, old, new)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        async def call(*arguments: Any) -> Any:
+            return (self._methods.get(name) or getattr(self._instance, name))(*arguments)
+
+        return call
 
 
 def working(task_id: str) -> Task:
@@ -71,7 +74,7 @@ def test_a_task_whose_replica_has_ended_fails_and_the_others_go_on(pool: Pool) -
     assert listed_states(store) == {"here": WORKING, "elsewhere": WORKING, "nowhere": FAILED}
     lost = asyncio.run(store.get("nowhere", ServerCallContext()))
     assert lost is not None and "send the message again" in lost.status.message.parts[0].text
-    kept = Task.FromString(pool.tasks.kept("", "nowhere") or b"")
+    kept = Task.FromString(pool.kept.kept("", "nowhere") or b"")
     assert kept.status.state == FAILED, "the next client finds it so at once"
 
 
@@ -82,12 +85,12 @@ def test_a_task_whose_end_is_written_at_the_last_moment_does_not_fail(pool: Pool
     def write_end() -> None:
         task = working("ending")
         end_task(task, COMPLETED, "46")
-        pool.tasks.keep("", "ending", task.SerializeToString())
+        pool.kept.keep("", "ending", task.SerializeToString())
 
     pool.before_replacing = write_end
     found = asyncio.run(store.get("ending", ServerCallContext()))
     assert found is not None and found.status.state == COMPLETED
-    assert Task.FromString(pool.tasks.kept("", "ending") or b"").status.state == COMPLETED
+    assert Task.FromString(pool.kept.kept("", "ending") or b"").status.state == COMPLETED
 
 
 def test_a_task_that_has_not_begun_yet_is_waited_for(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -314,9 +314,15 @@ class Pool:
         def keep(owner: str, response: dict[str, Any]) -> None:
             store.keep(owner, response["id"], response)
 
-        for name, method in {"keep": keep, "kept": store.kept, "forget": store.forget}.items():
-            setattr(self, name, SimpleNamespace(remote=asynchronous(method)))
-        self.withdraw = SimpleNamespace(remote=asynchronous(lambda owner, key: False))
+        methods = {
+            "keep": keep,
+            "kept": store.kept,
+            "forget": store.forget,
+            "withdraw": lambda owner, key: False,
+        }
+        self.call = SimpleNamespace(
+            remote=asynchronous(lambda part, method, *arguments: methods[method](*arguments))
+        )
         self.play = SimpleNamespace(remote=partial(Parts, play))
 
 

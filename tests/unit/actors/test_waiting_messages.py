@@ -65,7 +65,7 @@ def test_a_message_is_withdrawn_while_it_waits_and_its_conversation_goes_on(
 ) -> None:
     async def talk() -> None:
         first, second, third = await three_messages(pool, service)
-        assert await pool.withdraw("", "second")
+        assert await pool.call("messages", "withdraw", "", "second")
         with pytest.raises(RequestError, match="withdrawn"):
             await asyncio.wait_for(second, 60)
         service.finish(service.take())
