@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from ray import serve
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.serving.address import public_address, public_path
-from actors.serving.allowance import Allowance
-from actors.serving.cors import allow_page, answer_preflight, is_preflight
 from actors.serving.errors import HttpError, error_body, reject, status_of
 from actors.serving.events import EVENTS, event
 from actors.serving.intake import OPEN_PATHS
@@ -35,12 +34,54 @@ from policies.model_api.frontend import Charge
 logger = logging.getLogger("ray.serve")
 MAX_LOGGED = 200
 """Characters of a path in the log, and of a name in an error."""
+CORS_METHODS = "GET, POST, DELETE, OPTIONS"
+SHOWN_HEADERS = "x-policy-version, retry-after, mcp-session-id"
+CORS_SECONDS = "600"
+
+
+class TokenBucket:
+    """So much a minute. What is not used is saved, up to what a minute gives.
+
+    The cost of a request may be known only afterwards, so an allowance can be overdrawn: nothing is allowed
+    until time has made up for it.
+
+    Args:
+        per_minute: ``None`` allows everything.
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, per_minute: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_minute = per_minute
+        self._most = max(1.0, per_minute or 0)
+        self._left = self._most
+        self._clock = clock
+        self._time = clock()
+
+    def spend(self, amount: float) -> None:
+        """Take ``amount`` away."""
+        self._refill()
+        self._left -= amount
+
+    def seconds_to_wait(self) -> float:
+        """Until there is at least 1 left; 0 if there is now."""
+        if self._per_minute is None:
+            return 0.0
+        self._refill()
+        return max(0.0, (1 - self._left) * 60 / self._per_minute)
+
+    def _refill(self) -> None:
+        now = self._clock()
+        if self._per_minute is not None:
+            self._left = min(self._most, self._left + (now - self._time) * self._per_minute / 60)
+        self._time = now
 
 
 class Caller:
     """The client of a request, and what it may still use. Routes find it as ``request.state.caller``."""
 
-    def __init__(self, name: str | None, metrics: Metrics, requests: Allowance, tokens: Allowance) -> None:
+    def __init__(
+        self, name: str | None, metrics: Metrics, requests: TokenBucket, tokens: TokenBucket
+    ) -> None:
         self.name, self._metrics = name, metrics
         self._requests, self._tokens = requests, tokens
 
@@ -58,8 +99,8 @@ class Caller:
 
     def check_allowance(self) -> None:
         """Raise ``HttpError`` (429) where the caller has used too much."""
-        for kind, allowance in (("requests", self._requests), ("tokens", self._tokens)):
-            if seconds := allowance.seconds_to_wait():
+        for kind, bucket in (("requests", self._requests), ("tokens", self._tokens)):
+            if seconds := bucket.seconds_to_wait():
                 retry_after = math.ceil(seconds)
                 raise HttpError(
                     429,
@@ -90,7 +131,7 @@ class Access:
         self._file = None if keys.file is None else KeysFile(keys.file, keys)
         limits = (access.requests_per_minute, access.tokens_per_minute)
         self._shares = [limit and limit / config.most_replicas for limit in limits]
-        self._anybody = Caller(None, self.metrics, Allowance(None), Allowance(None))
+        self._anybody = Caller(None, self.metrics, TokenBucket(None), TokenBucket(None))
         self._needs_key = False
         self._callers: dict[str, Caller] = {}
         self._use(keys)
@@ -100,7 +141,7 @@ class Access:
         self._keys = keys
         self._needs_key |= bool(keys)  # a file that has lost its last key lets nobody in
         self._callers = {
-            name: self._callers.get(name) or Caller(name, self.metrics, *map(Allowance, self._shares))
+            name: self._callers.get(name) or Caller(name, self.metrics, *map(TokenBucket, self._shares))
             for name in keys.digests
         }
 
@@ -181,13 +222,13 @@ class AccessControl:
         scope = _as_served(scope, access.path)
         headers = Headers(scope=scope)
         start = time.monotonic()
-        answer = _Answer(allow_page(access.page_of(headers), send), lambda: time.monotonic() - start)
+        answer = _Answer(_allow_page(access.page_of(headers), send), lambda: time.monotonic() - start)
         name = None
         access.metrics.begin()
         try:
-            if is_preflight(scope, headers):
+            if _is_preflight(scope, headers):
                 access.check_addresses(headers)
-                await answer_preflight(scope, receive, answer.send)
+                await _answer_preflight(scope, receive, answer.send)
                 return
             with access.admitted(scope["path"], headers) as caller:
                 name = caller.name
@@ -241,6 +282,41 @@ def _page_address(origin: str) -> str:
 def _title(scope: Scope) -> str:
     """A request in a line of the log, which no client makes longer than this."""
     return f"{scope['method'][:20]} {scope['path'][:MAX_LOGGED]!r}"
+
+
+# -- pages in browsers: which of them may read an answer (CORS) -----------------------------------------
+
+
+def _is_preflight(scope: Scope, headers: Headers) -> bool:
+    """Whether a browser asks what a page may ask for. It sends no key with it."""
+    return scope["method"] == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers
+
+
+async def _answer_preflight(scope: Scope, receive: Receive, send: Send) -> None:
+    """Allow a page whatever the routes have."""
+    wanted = Headers(scope=scope).get("access-control-request-headers", "")
+    headers = {
+        "access-control-allow-methods": CORS_METHODS,
+        "access-control-allow-headers": wanted,
+        "access-control-max-age": CORS_SECONDS,
+    }
+    await Response(status_code=204, headers=headers)(scope, receive, send)
+
+
+def _allow_page(origin: str | None, send: Send) -> Send:
+    """``send``, which lets the page ``origin`` read the answer."""
+    if origin is None:
+        return send
+
+    async def allowing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers["access-control-allow-origin"] = origin
+            headers["access-control-expose-headers"] = SHOWN_HEADERS
+            headers.add_vary_header("origin")
+        await send(message)
+
+    return allowing
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from actors.serving.access import AccessControl
 from actors.serving.errors import HttpError, error_body, error_response, reject
 from actors.serving.events import EVENTS, event
-from actors.serving.intake import Intake
+from actors.serving.intake import AdmissionPacing
 from environments.command_name import command_name
 from environments.errors import TroupeError
 from policies.agent_api.context import RequestContext
@@ -72,7 +72,7 @@ def _check_size(number: int) -> None:
 http = FastAPI(title="Troupe policy server")
 http.add_middleware(BodyLimit)
 http.add_middleware(AccessControl)
-http.add_middleware(Intake)  # the last one comes first
+http.add_middleware(AdmissionPacing)  # the last one comes first
 
 
 @http.exception_handler(TroupeError)

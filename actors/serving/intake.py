@@ -21,10 +21,10 @@ ROUTES_PATH = "/-/routes"
 AT_ONCE, SECONDS = 2, 0.002
 """As many requests begin in so many seconds. A busy loop has longer rounds, and begins as many a round."""
 PROXY_ENVIRONMENT = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{__name__}:proxy_middlewares"}
-"""Has Serve's proxies use ``Intake``, where it is in the environment of Serve's controller."""
+"""Has Serve's proxies use ``AdmissionPacing``, where it is in the environment of Serve's controller."""
 
 
-class Intake:
+class AdmissionPacing:
     """ASGI middleware: requests begin in the order in which they come, and not all at once."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -46,4 +46,4 @@ class Intake:
 
 def proxy_middlewares() -> list[Middleware]:
     """What Serve's proxies put in front of all applications."""
-    return [Middleware(Intake)]
+    return [Middleware(AdmissionPacing)]

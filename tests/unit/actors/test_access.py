@@ -20,8 +20,7 @@ from fastapi.testclient import TestClient
 from ray import serve
 from starlette.datastructures import Headers
 
-from actors.serving.access import Access, AccessControl
-from actors.serving.allowance import Allowance
+from actors.serving.access import Access, AccessControl, TokenBucket
 from actors.serving.keys import ApiKeys, access_keys, read_keys
 from actors.settings import AccessConfig, ServerConfig
 from environments.errors import ConfigError
@@ -370,14 +369,14 @@ def test_the_replicas_share_what_a_key_may_use() -> None:
 
 def test_an_allowance_is_refilled_over_a_minute_and_saves_no_more() -> None:
     now = 0.0
-    allowance = Allowance(6, lambda: now)
-    allowance.spend(6)
-    assert allowance.seconds_to_wait() == pytest.approx(10)
+    bucket = TokenBucket(6, lambda: now)
+    bucket.spend(6)
+    assert bucket.seconds_to_wait() == pytest.approx(10)
     now = 10.0
-    assert allowance.seconds_to_wait() == 0
+    assert bucket.seconds_to_wait() == 0
     now = 1000.0
-    allowance.spend(6)
-    assert allowance.seconds_to_wait() == pytest.approx(10)
+    bucket.spend(6)
+    assert bucket.seconds_to_wait() == pytest.approx(10)
 
 
 def test_one_request_too_many_is_rejected_at_once_and_health_still_answers() -> None:

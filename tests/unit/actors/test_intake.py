@@ -7,7 +7,7 @@ import time
 
 from starlette.types import Receive, Scope, Send
 
-from actors.serving.intake import AT_ONCE, OPEN_PATHS, SECONDS, Intake
+from actors.serving.intake import AT_ONCE, OPEN_PATHS, SECONDS, AdmissionPacing
 
 COUNT = 40
 
@@ -29,9 +29,9 @@ class Application:
 async def crowd(paths: list[str]) -> list[tuple[str, float]]:
     """When each of ``paths`` begins, if all come at the same moment."""
     application = Application()
-    intake = Intake(application)
+    paced = AdmissionPacing(application)
     # The application asks for nothing and says nothing.
-    requests = [intake({"type": "http", "path": path}, None, None) for path in paths]  # type: ignore[arg-type]
+    requests = [paced({"type": "http", "path": path}, None, None) for path in paths]  # type: ignore[arg-type]
     await asyncio.wait_for(asyncio.gather(*requests), 20)
     return application.begun
 
@@ -47,11 +47,11 @@ def test_requests_begin_in_their_order_a_few_at_a_time_and_do_not_wait_for_answe
 
 def test_an_application_can_be_served_by_one_loop_after_the_other() -> None:
     application = Application()
-    intake = Intake(application)
+    paced = AdmissionPacing(application)
 
     async def serve() -> None:
         application.begun.clear()
-        requests = [intake({"type": "http", "path": "/"}, None, None) for _ in range(COUNT)]  # type: ignore[arg-type]
+        requests = [paced({"type": "http", "path": "/"}, None, None) for _ in range(COUNT)]  # type: ignore[arg-type]
         await asyncio.wait_for(asyncio.gather(*requests), 20)
 
     for _ in range(2):
