@@ -114,7 +114,7 @@ def simulate(work: Callable[[Cluster, Any], Awaitable[None]], seed: int, retries
         loop.close()
 
 
-def test_actors_that_died_while_they_were_idle_cost_a_rollout_no_attempt() -> None:
+def test_actors_that_died_idle_cost_a_rollout_no_attempt() -> None:
     async def work(cluster: Cluster, fleet: Any) -> None:
         await fleet.resize(NUM_ACTORS)
         await asyncio.sleep(5)
@@ -126,7 +126,7 @@ def test_actors_that_died_while_they_were_idle_cost_a_rollout_no_attempt() -> No
     simulate(work, seed=0, retries=0)
 
 
-def test_a_node_that_ray_has_declared_dead_does_not_end_the_fleet() -> None:
+def test_node_that_ray_declares_dead_does_not_end_the_fleet() -> None:
     async def work(cluster: Cluster, fleet: Any) -> None:
         await fleet.resize(NUM_ACTORS)
         await asyncio.sleep(5)  # its probe is up
@@ -140,9 +140,7 @@ def test_a_node_that_ray_has_declared_dead_does_not_end_the_fleet() -> None:
 @pytest.mark.slow
 @given(script=events, seed=st.integers(0, 2**16))
 @settings(max_examples=1000, deadline=None, derandomize=True)  # a failure is of the change under test
-def test_every_rollout_is_delivered_once_whatever_happens_to_the_nodes(
-    script: list[Event], seed: int
-) -> None:
+def test_rollouts_are_delivered_once_whatever_happens_to_nodes(script: list[Event], seed: int) -> None:
     async def work(cluster: Cluster, fleet: Any) -> None:
         await play(script, cluster, fleet)
 

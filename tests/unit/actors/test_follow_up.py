@@ -42,7 +42,7 @@ def call(expression: str) -> str:
     return f"<tool_call>\n{tool_call}\n</tool_call>"
 
 
-def test_the_next_message_goes_on_in_the_same_agent_and_environment() -> None:
+def test_next_message_goes_on_in_the_same_agent_and_environment() -> None:
     agent = ToolAgent(tools=["calculator"])
     env = ToolEnvironment(FIRST.task, tools=["calculator"], reward_fn=math_reward_fn, max_steps=2)
     replies = [call("12+34"), "\\boxed{46}", call("2*46"), "\\boxed{92}"]
@@ -89,7 +89,7 @@ def test_each_message_has_the_whole_budget_however_long_the_conversation_is() ->
     assert lengths[-1] > 60 + 30
 
 
-def test_a_message_over_the_prompt_limit_does_not_begin() -> None:
+def test_message_over_the_prompt_limit_does_not_begin() -> None:
     agent, env = GameAgent(), TalkEnv()
     play(agent, env, FIRST, ["yes"], max_prompt_tokens=60)
     long = RolloutRequest(

@@ -49,7 +49,7 @@ def played(env: BaseEnv) -> tuple[Trajectory, dict[int, bytes]]:
 
 
 @pytest.mark.parametrize("env_class", [ReplayedEnv, RestoredEnv])
-def test_a_resumed_episode_ends_as_it_would_have(env_class: type[ReplayedEnv]) -> None:
+def test_resumed_episode_ends_as_it_would_have(env_class: type[ReplayedEnv]) -> None:
     whole, entries = played(env_class())
     sampler, env = SeedSampler(), env_class()
     sampler.seeds = [0, 0]  # so that its later log-probabilities are those of the whole episode
@@ -61,18 +61,18 @@ def test_a_resumed_episode_ends_as_it_would_have(env_class: type[ReplayedEnv]) -
     assert len(env.actions) == NUM_TURNS
 
 
-def test_an_environment_that_does_not_resume_keeps_no_journal() -> None:
+def test_environment_that_does_not_resume_keeps_no_journal() -> None:
     _, entries = played(RestartedEnv())
     assert entries == {}
 
 
-def test_a_replay_with_other_answers_is_an_error_and_no_other_episode() -> None:
+def test_replay_with_other_answers_is_an_error() -> None:
     _, entries = played(MoodyEnv())
     with pytest.raises(ContractError, match=r"MoodyEnv cannot be resumed: step\(\) of turn 1 was"):
         play(MoodyEnv(), SeedSampler(), [entries[0]], lambda index, entry: None)
 
 
-def test_a_turn_that_cannot_be_pickled_ends_the_journal_and_not_the_episode(
+def test_turn_that_cannot_be_pickled_ends_only_the_journal(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class LockedEnv(ReplayedEnv):
@@ -87,7 +87,7 @@ def test_a_turn_that_cannot_be_pickled_ends_the_journal_and_not_the_episode(
     assert "LockedEnv cannot be resumed" in caplog.text
 
 
-def test_a_store_keeps_the_turns_before_the_first_gap_of_the_present_attempt_only() -> None:
+def test_store_has_the_turns_before_the_first_gap() -> None:
     store = JournalStore()
     assert store.open("a", 1) == []
     store.record("a", 1, 0, b"first")
@@ -100,7 +100,7 @@ def test_a_store_keeps_the_turns_before_the_first_gap_of_the_present_attempt_onl
     assert store.open("a", 1) == []
 
 
-def test_a_full_store_drops_the_episode_that_does_not_fit() -> None:
+def test_full_store_drops_the_episode_that_does_not_fit() -> None:
     store = JournalStore(max_bytes=10)
     for name in "ab":
         store.open(name, 1)

@@ -32,7 +32,7 @@ def actor(ready: asyncio.Future[str]) -> Any:
     return SimpleNamespace(ready=SimpleNamespace(remote=lambda: ready))
 
 
-def test_an_actor_without_room_is_given_up_when_the_silent_node_is_back(watch: NodeWatch) -> None:
+def test_actor_without_room_is_given_up_when_its_node_is_back(watch: NodeWatch) -> None:
     async def play() -> None:
         with watch.watched("there"):
             watch._judge("there", NODE_SILENCE_SECONDS)
@@ -47,7 +47,7 @@ def test_an_actor_without_room_is_given_up_when_the_silent_node_is_back(watch: N
     asyncio.run(play())
 
 
-def test_an_actor_that_starts_elsewhere_is_taken_and_one_without_silence_is_waited_for(
+def test_actor_that_starts_elsewhere_is_taken(
     watch: NodeWatch,
 ) -> None:
     async def play() -> None:

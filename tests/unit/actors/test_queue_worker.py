@@ -126,7 +126,7 @@ def test_requests_of_all_kinds_are_answered() -> None:
 
 
 @pytest.mark.parametrize("logprob", [-math.inf, math.nan])
-def test_a_log_probability_that_is_not_finite_fails_its_request_alone_and_names_the_engine(
+def test_log_probability_that_is_not_finite_fails_its_request(
     logprob: float,
 ) -> None:
     async def test() -> None:
@@ -142,7 +142,7 @@ def test_a_log_probability_that_is_not_finite_fails_its_request_alone_and_names_
     run(test())
 
 
-def test_an_unknown_error_of_the_engine_fails_its_request_alone_and_is_named() -> None:
+def test_unknown_error_of_an_engine_fails_its_request_alone() -> None:
     async def test() -> None:
         queue = RequestQueue("policy")
         link = asyncio.create_task(QueueWorker("a", EchoEngine(), queue.poll, nothing_new).run())
@@ -171,7 +171,7 @@ def test_new_requests_are_fetched_while_others_are_sampled() -> None:
     run(test())
 
 
-def test_a_link_calls_only_when_there_is_something_to_tell() -> None:
+def test_worker_polls_only_when_there_is_something_to_report() -> None:
     async def test() -> None:
         queue, engine, answers = RequestQueue("policy", lease_seconds=60), EchoEngine(), []
 
@@ -194,7 +194,7 @@ def test_a_link_calls_only_when_there_is_something_to_tell() -> None:
     run(test())
 
 
-def test_a_new_version_is_told_at_once() -> None:
+def test_new_version_is_reported_at_once() -> None:
     async def test() -> None:
         queue, engine = RequestQueue("policy", lease_seconds=60), EchoEngine()
         link = QueueWorker("a", engine, queue.poll, nothing_new)
@@ -223,7 +223,7 @@ def test_what_is_revoked_is_not_sampled_any_further() -> None:
     run(test())
 
 
-def test_a_link_whose_engine_breaks_ends_and_another_replica_answers() -> None:
+def test_worker_with_a_broken_engine_ends_and_another_answers() -> None:
     async def test() -> None:
         queue, broken, whole = RequestQueue("policy", lease_seconds=0.3), EchoEngine(), EchoEngine()
         link = asyncio.create_task(QueueWorker("broken", broken, queue.poll, nothing_new).run())

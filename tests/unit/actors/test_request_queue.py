@@ -57,7 +57,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, 120))
 
 
-def test_requests_that_arrive_together_are_fetched_together_and_answered_by_ticket() -> None:
+def test_requests_that_arrive_together_are_fetched_together() -> None:
     async def test() -> None:
         there = queue()
         waiting = ask(there, request(1), request(2))
@@ -70,7 +70,7 @@ def test_requests_that_arrive_together_are_fetched_together_and_answered_by_tick
     run(test())
 
 
-def test_a_call_without_work_is_answered_before_the_lease_ends() -> None:
+def test_call_without_work_is_answered_before_the_lease_ends() -> None:
     async def test() -> None:
         lease = 6.0  # so that a busy machine is not taken for a late answer
         start = time.monotonic()
@@ -80,7 +80,7 @@ def test_a_call_without_work_is_answered_before_the_lease_ends() -> None:
     run(test())
 
 
-def test_the_next_call_of_a_replica_ends_the_one_before() -> None:
+def test_next_call_of_a_replica_ends_the_one_before() -> None:
     async def test() -> None:
         there = RequestQueue("policy", lease_seconds=60)
         earlier = asyncio.create_task(call(there))
@@ -94,7 +94,7 @@ def test_the_next_call_of_a_replica_ends_the_one_before() -> None:
     run(test())
 
 
-def test_an_error_of_one_request_reaches_who_asked() -> None:
+def test_error_of_one_request_reaches_who_asked() -> None:
     async def test() -> None:
         there = queue()
         (waiting,) = ask(there, request())
@@ -106,7 +106,7 @@ def test_an_error_of_one_request_reaches_who_asked() -> None:
     run(test())
 
 
-def test_a_request_waits_for_a_replica_with_its_version() -> None:
+def test_request_waits_for_a_replica_with_its_version() -> None:
     async def test() -> None:
         there = queue()
         waiting = ask(there, request(1), request(2, min_version=5))
@@ -152,7 +152,7 @@ def test_share_of_replicas_that_still_load_is_left_to_them() -> None:
     run(test())
 
 
-def test_first_to_load_goes_on_with_what_waits_and_never_holds_more_than_its_share() -> None:
+def test_first_to_load_goes_on_and_holds_no_more_than_its_share() -> None:
     async def test() -> None:
         there = RequestQueue("policy")
         await asyncio.gather(call(there, "a"), call(there, "b"))
@@ -168,7 +168,7 @@ def test_first_to_load_goes_on_with_what_waits_and_never_holds_more_than_its_sha
 
 
 @pytest.mark.parametrize("goes_on_polling", [True, False])
-def test_share_of_a_replica_that_is_late_or_dead_goes_to_the_others(goes_on_polling: bool) -> None:
+def test_share_of_a_late_or_dead_replica_goes_to_the_others(goes_on_polling: bool) -> None:
     async def test() -> None:
         there = queue()
         await asyncio.gather(call(there, "a"), call(there, "b"))
@@ -210,7 +210,7 @@ def test_replicas_that_load_one_after_the_other_are_not_late() -> None:
     run(test())
 
 
-def test_conversations_stay_at_their_replica_where_it_polls_first() -> None:
+def test_conversations_stay_at_a_replica_that_polls_first() -> None:
     async def test() -> None:
         there = RequestQueue("policy")
         calls = [asyncio.create_task(call(there, name)) for name in "ab"]
@@ -241,7 +241,7 @@ def test_work_is_spread_and_a_conversation_stays_where_it_is() -> None:
     run(test())
 
 
-def test_work_is_spread_though_only_one_of_the_replicas_polls_when_it_comes() -> None:
+def test_work_is_spread_though_only_one_replica_polls_in_time() -> None:
     async def test() -> None:
         there = RequestQueue("policy")
         await asyncio.gather(call(there, "a"), call(there, "b"))
@@ -254,7 +254,7 @@ def test_work_is_spread_though_only_one_of_the_replicas_polls_when_it_comes() ->
     run(test())
 
 
-def test_a_conversation_leaves_a_replica_that_has_too_much_to_do() -> None:
+def test_conversation_leaves_a_replica_that_has_too_much_to_do() -> None:
     async def test() -> None:
         there = queue()
         waiting = ask(there, *(request(index, session="the same") for index in range(20)))
@@ -268,7 +268,7 @@ def test_a_conversation_leaves_a_replica_that_has_too_much_to_do() -> None:
     run(test())
 
 
-def test_a_silent_replica_loses_its_requests_and_its_late_answers_do_not_count() -> None:
+def test_silent_replica_loses_its_requests_and_late_answers() -> None:
     async def test() -> None:
         there = queue()
         (waiting,) = ask(there, request(1))
@@ -286,7 +286,7 @@ def test_a_silent_replica_loses_its_requests_and_its_late_answers_do_not_count()
     run(test())
 
 
-def test_a_replica_that_was_silent_is_given_work_again_once_it_calls() -> None:
+def test_replica_that_was_silent_gets_work_once_it_polls() -> None:
     async def test() -> None:
         there = queue()
         (waiting,) = ask(there, request(1))
@@ -299,7 +299,7 @@ def test_a_replica_that_was_silent_is_given_work_again_once_it_calls() -> None:
     run(test())
 
 
-def test_a_request_that_outlives_too_many_replicas_fails() -> None:
+def test_request_that_outlives_too_many_replicas_fails() -> None:
     async def test() -> None:
         there = queue()
         (waiting,) = ask(there, request(1))
@@ -311,7 +311,7 @@ def test_a_request_that_outlives_too_many_replicas_fails() -> None:
     run(test())
 
 
-def test_with_no_replica_at_work_requests_fail_and_the_silent_one_is_named() -> None:
+def test_requests_without_a_replica_fail_and_name_the_silent_one() -> None:
     async def test() -> None:
         there = queue()
         waiting = ask(there, request(1), request(2))
@@ -324,7 +324,7 @@ def test_with_no_replica_at_work_requests_fail_and_the_silent_one_is_named() -> 
     run(test())
 
 
-def test_a_request_that_comes_late_is_waited_with_as_long_as_the_first() -> None:
+def test_late_request_waits_as_long_as_the_first() -> None:
     async def test() -> None:
         there = queue()
         (first,) = ask(there, request(1))
@@ -340,7 +340,7 @@ def test_a_request_that_comes_late_is_waited_with_as_long_as_the_first() -> None
     run(test())
 
 
-def test_a_request_without_a_caller_is_revoked() -> None:
+def test_request_without_a_caller_is_revoked() -> None:
     async def test() -> None:
         there = queue()
         (waiting, unfetched) = ask(there, request(1), request(2, min_version=9))
@@ -354,7 +354,7 @@ def test_a_request_without_a_caller_is_revoked() -> None:
     run(test())
 
 
-def test_tickets_of_an_actor_that_was_started_anew_are_other_ones() -> None:
+def test_tickets_of_an_actor_started_anew_are_others() -> None:
     async def test() -> None:
         before, after = queue(), queue()
         waiting = ask(before, request(1)) + ask(after, request(2))
@@ -368,7 +368,7 @@ def test_tickets_of_an_actor_that_was_started_anew_are_other_ones() -> None:
     run(test())
 
 
-def test_the_status_counts_what_replicas_have_done() -> None:
+def test_status_counts_what_replicas_have_done() -> None:
     async def test() -> None:
         there = queue()
         waiting = ask(there, request(1), request(2))

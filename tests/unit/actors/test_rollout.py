@@ -59,7 +59,7 @@ def play(
     return run_rollout(agent or GameAgent(), env, sample, ORDER, RolloutLimits(**limits), Journal()), requests
 
 
-def test_a_finished_game_is_env_done_with_everything_filled_in() -> None:
+def test_finished_game_is_env_done_with_everything_filled_in() -> None:
     trajectory, _ = play(CountdownEnv(2), ["one", "two"])
     assert trajectory.termination_reason is TerminationReason.ENV_DONE
     assert (trajectory.rollout_id, trajectory.task, trajectory.reward) == ("7/2", {"level": 1}, 1.0)
@@ -72,13 +72,13 @@ def test_a_finished_game_is_env_done_with_everything_filled_in() -> None:
     assert trajectory.error is None
 
 
-def test_the_step_limit_ends_a_rollout() -> None:
+def test_step_limit_ends_a_rollout() -> None:
     trajectory, requests = play(CountdownEnv(9), ["a", "b", "c"], max_steps=2)
     assert trajectory.termination_reason is TerminationReason.MAX_STEPS
     assert len(trajectory.steps) == len(requests) == 2
 
 
-def test_a_first_prompt_over_its_limit_ends_a_rollout_before_the_first_step() -> None:
+def test_first_prompt_over_its_limit_ends_a_rollout_at_once() -> None:
     trajectory, _ = play(CountdownEnv(), ["a"], max_prompt_tokens=5)
     assert trajectory.termination_reason is TerminationReason.PROMPT_TOO_LONG
     assert trajectory.steps == []
@@ -92,7 +92,7 @@ def test_later_prompts_may_grow_over_the_limit_of_the_first() -> None:
     assert trajectory.termination_reason is TerminationReason.ENV_DONE
 
 
-def test_an_observation_that_overflows_the_budget_ends_a_rollout() -> None:
+def test_observation_that_overflows_the_budget_ends_a_rollout() -> None:
     class Talkative(CountdownEnv):
         def step(self, action: Any) -> tuple[Any, float, bool, dict]:
             return "x" * 1000, *super().step(action)[1:]
@@ -103,7 +103,7 @@ def test_an_observation_that_overflows_the_budget_ends_a_rollout() -> None:
     assert trajectory.reward == 0.5
 
 
-def test_a_spent_budget_ends_a_rollout_and_no_completion_exceeds_it() -> None:
+def test_spent_budget_ends_a_rollout_and_is_never_exceeded() -> None:
     trajectory, _ = play(CountdownEnv(), ["long" * 10, "never"], max_response_tokens=20)
     assert trajectory.termination_reason is TerminationReason.RESPONSE_BUDGET_SPENT
     (step,) = trajectory.steps
@@ -111,7 +111,7 @@ def test_a_spent_budget_ends_a_rollout_and_no_completion_exceeds_it() -> None:
     assert (len(step.completion.completion_ids), step.completion.finish_reason) == (20, "length")
 
 
-def test_a_turn_is_limited_on_its_own() -> None:
+def test_turn_is_limited_on_its_own() -> None:
     trajectory, requests = play(CountdownEnv(1), ["long" * 10], max_turn_tokens=7)
     assert requests[0].params.max_tokens == 7
     assert trajectory.steps[0].model_response == "longlon"
@@ -139,7 +139,7 @@ def test_later_turns_do_not_change_the_messages_of_earlier_requests() -> None:
     assert [len(request.messages) for request in requests] == [1, 3, 5]
 
 
-def test_an_agent_plays_one_rollout_after_the_other() -> None:
+def test_agent_plays_one_rollout_after_the_other() -> None:
     agent = GameAgent()
     first, _ = play(CountdownEnv(2), ["a", "b"], agent)
     second, _ = play(CountdownEnv(1), ["c"], agent)
@@ -147,7 +147,7 @@ def test_an_agent_plays_one_rollout_after_the_other() -> None:
     assert [step.model_response for step in second.steps] == ["c"]
 
 
-def test_an_agent_that_appends_no_step_is_named_with_the_remedy() -> None:
+def test_agent_that_appends_no_step_is_named_with_the_remedy() -> None:
     class Forgetful(GameAgent):
         def update_from_model(self, response: str, **kwargs: Any) -> Any:
             action = super().update_from_model(response)
@@ -159,7 +159,7 @@ def test_an_agent_that_appends_no_step_is_named_with_the_remedy() -> None:
         play(CountdownEnv(), ["a"], Forgetful())
 
 
-def test_an_agent_that_appends_two_steps_is_named_too() -> None:
+def test_agent_that_appends_two_steps_is_named_too() -> None:
     class Eager(GameAgent):
         def update_from_model(self, response: str, **kwargs: Any) -> Any:
             self.trajectory.steps.append(Step())
@@ -170,7 +170,7 @@ def test_an_agent_that_appends_two_steps_is_named_too() -> None:
 
 
 @pytest.mark.parametrize("method", ["reset", "update_from_env", "update_from_model"])
-def test_an_agent_that_raises_is_named_with_its_method(method: str) -> None:
+def test_agent_that_raises_is_named_with_its_method(method: str) -> None:
     def fail(self: GameAgent, *args: Any, **kwargs: Any) -> None:
         raise ValueError("of its own")
 
@@ -181,19 +181,19 @@ def test_an_agent_that_raises_is_named_with_its_method(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["reset", "step"])
-def test_an_environment_that_raises_is_named_with_its_method(method: str) -> None:
+def test_environment_that_raises_is_named_with_its_method(method: str) -> None:
     message = rf"environment raised in CountdownEnv\.{method}: RuntimeError: no {method} today"
     with pytest.raises(EnvironmentFailure, match=message) as raised:
         play(CountdownEnv(raises=method), ["a"])
     assert isinstance(raised.value.__cause__, RuntimeError)
 
 
-def test_a_sampler_that_fails_ends_the_rollout_with_its_own_error() -> None:
+def test_sampler_that_fails_ends_the_rollout_with_its_own_error() -> None:
     with pytest.raises(SamplerError, match=re.escape("has 1 replies and was asked for number 2")):
         play(CountdownEnv(), ["a"])
 
 
-def test_a_failed_rollout_is_a_trajectory_of_its_request() -> None:
+def test_failed_rollout_is_a_trajectory_of_its_request() -> None:
     trajectory = failed(ORDER, TerminationReason.TIMEOUT, "Too slow.")
     assert (trajectory.rollout_id, trajectory.task) == ("7/2", {"level": 1})
     assert (trajectory.termination_reason, trajectory.error) == (TerminationReason.TIMEOUT, "Too slow.")
@@ -215,7 +215,7 @@ def test_sampling_parameters_of_the_request_are_kept() -> None:
 
 
 @pytest.mark.parametrize("returned", ["an answer", None])
-def test_an_agent_that_returns_no_action_is_told_what_to_return(returned: Any) -> None:
+def test_agent_that_returns_no_action_is_told_what_to_return(returned: Any) -> None:
     class Bare(GameAgent):
         def update_from_model(self, response: str, **kwargs: Any) -> Any:
             super().update_from_model(response)
@@ -225,7 +225,7 @@ def test_an_agent_that_returns_no_action_is_told_what_to_return(returned: Any) -
         play(CountdownEnv(), ["a"], Bare())
 
 
-def test_an_environment_that_exits_is_named_and_does_not_end_the_process() -> None:
+def test_environment_that_exits_is_named_and_ends_no_process() -> None:
     class Quitting(CountdownEnv):
         def step(self, action: Any) -> Any:
             raise SystemExit(3)
@@ -256,7 +256,7 @@ def test_nonsense_of_an_environment_is_named_with_the_remedy(returned: Any, word
         play(Babbling(), ["a"])
 
 
-def test_the_verdict_on_the_whole_episode_replaces_the_last_reward() -> None:
+def test_verdict_on_the_whole_episode_replaces_the_last_reward() -> None:
     class Judging(CountdownEnv):
         def compute_final_reward(self) -> float:
             return 10.0
@@ -284,7 +284,7 @@ class Winning(CountdownEnv):
         (None, None, "reward above 0", True),
     ],
 )
-def test_the_environment_says_whether_it_was_a_success(
+def test_environment_says_whether_it_was_a_success(
     said: Any, is_correct: bool | None, judge: str, succeeded: bool
 ) -> None:
     env = Winning(2)
@@ -309,7 +309,7 @@ class Reckless(SingleTurnEnvironment):
         (RewardOutput(0.1), True, "environment"),
     ],
 )
-def test_the_reward_function_is_asked_before_the_environment(
+def test_reward_function_is_asked_before_the_environment(
     verdict: RewardOutput, is_correct: bool, judge: str
 ) -> None:
     env = Reckless({"question": "q"}, reward_fn=lambda task_info, action: verdict)
@@ -319,14 +319,14 @@ def test_the_reward_function_is_asked_before_the_environment(
 
 
 @pytest.mark.parametrize("said", ["yes", 1, 0.5])
-def test_a_success_that_is_no_bool_is_an_error_that_names_the_environment(said: Any) -> None:
+def test_success_that_is_no_bool_is_an_error_of_the_environment(said: Any) -> None:
     env = Winning(1)
     env.said = said
     with pytest.raises(EnvironmentFailure, match=r"Winning\.is_correct\(\) returned .*True, False or None"):
         play(env, ["a"])
 
 
-def test_an_attribute_of_an_older_environment_is_read_as_what_it_says() -> None:
+def test_is_correct_attribute_of_an_older_environment_is_read() -> None:
     env = CountdownEnv(1)
     env.is_correct = False  # type: ignore[method-assign,assignment]
     trajectory, _ = play(env, ["a"])
@@ -395,7 +395,7 @@ def test_what_was_sampled_counts_even_where_the_agent_drops_it_from_its_history(
     assert [step.info["cur_tokens"] for step in trajectory.steps] == [30, 60, 90, 100]
 
 
-def test_a_prompt_that_shrinks_gives_no_budget_back_and_one_that_grows_again_costs() -> None:
+def test_prompt_that_shrinks_gives_no_budget_back() -> None:
     budget, trajectory = TokenBudget(RolloutLimits(max_response_tokens=100)), Trajectory()
     for prompt, sampled, left, most in ((20, 30, 70, 120), (15, 10, 60, 85), (40, 5, 40, 85)):
         completion = Completion(text="", finish_reason="stop", usage=(prompt, sampled))
@@ -406,7 +406,7 @@ def test_a_prompt_that_shrinks_gives_no_budget_back_and_one_that_grows_again_cos
     assert budget.report({})["cur_tokens"] == 60
 
 
-def test_a_history_that_only_grows_has_one_limit_for_all_its_turns() -> None:
+def test_history_that_only_grows_has_one_limit_for_all_its_turns() -> None:
     budget = TokenBudget(RolloutLimits(max_response_tokens=100))
     for prompt, sampled in ((20, 30), (57, 10), (80, 40)):
         budget.count(Completion(text="", finish_reason="stop", usage=(prompt, sampled)))
@@ -446,7 +446,7 @@ def test_only_an_environment_that_wants_a_seed_is_given_one(wanted: bool) -> Non
     assert env.info == ({"seed": 5, "level": 1} if wanted else {"level": 1})
 
 
-def test_an_environment_knows_the_position_of_its_task_unless_it_has_an_index_of_its_own() -> None:
+def test_environment_has_the_index_of_its_task_or_its_own() -> None:
     class Numbered(CountdownEnv):
         @staticmethod
         def from_dict(info: dict) -> CountdownEnv:

@@ -44,9 +44,7 @@ def single_turn() -> BaseEnv:
         (ToolAgent(), ToolEnvironment(task={"question": "Tell."}, tools=[], reward_fn=pays)),
     ],
 )
-def test_an_answer_that_the_budget_has_cut_is_masked_and_keeps_its_reward(
-    agent: BaseAgent, env: BaseEnv
-) -> None:
+def test_answer_cut_by_the_budget_is_masked_and_has_its_reward(agent: BaseAgent, env: BaseEnv) -> None:
     trajectory = play(agent, env, ["x" * 50], max_response_tokens=20, overlong_filter=True)
     assert trajectory.termination_reason is TerminationReason.RESPONSE_BUDGET_SPENT
     assert trajectory.masked
@@ -58,13 +56,13 @@ class JudgesTheWhole(SingleTurnEnvironment):
         return 0.25
 
 
-def test_a_cut_answer_that_is_masked_has_its_environments_verdict() -> None:
+def test_cut_answer_that_is_masked_has_its_environments_verdict() -> None:
     env = JudgesTheWhole(task={"question": "1+1?"}, reward_fn=pays)
     cut = play(GameAgent(), env, ["x" * 50], max_response_tokens=20, overlong_filter=True)
     assert (cut.masked, cut.reward) == (True, 0.25)
 
 
-def test_an_answer_that_only_fits_or_is_cut_by_the_turns_own_limit_is_whole() -> None:
+def test_answer_that_fits_or_is_cut_by_its_turn_limit_is_whole() -> None:
     exact = play(GameAgent(), single_turn(), ["x" * 19], max_response_tokens=20, overlong_filter=True)
     limits = {"max_response_tokens": 90, "max_turn_tokens": 20, "overlong_filter": True}
     turn = play(GameAgent(), single_turn(), ["x" * 50], **limits)
@@ -89,7 +87,7 @@ class Board(BaseEnv):
         return Board()
 
 
-def test_a_step_holds_the_observation_that_it_answers() -> None:
+def test_step_holds_the_observation_that_it_answers() -> None:
     steps = play(GameAgent(), Board(), ["a", "b", "c"]).steps
     assert [step.observation for step in steps[:2]] == [[], [0]]
     assert "lock" in steps[2].observation
@@ -101,7 +99,7 @@ class OwnRecord(GameAgent):
         return Action(action=response)
 
 
-def test_an_agents_own_observation_stays() -> None:
+def test_agents_own_observation_stays() -> None:
     assert play(OwnRecord(), single_turn(), ["a"]).steps[0].observation == "mine"
 
 
@@ -113,7 +111,7 @@ class TakesTheObservationOnly(GameAgent):
         super().update_from_env(observation, **kwargs)
 
 
-def test_an_agent_that_takes_the_rest_by_name_is_played() -> None:
+def test_agent_that_takes_the_rest_by_name_is_played() -> None:
     trajectory = play(TakesTheObservationOnly(), single_turn(), ["a"])
     assert trajectory.termination_reason is TerminationReason.ENV_DONE
 
@@ -123,7 +121,7 @@ class Renamed(GameAgent):
         raise AssertionError("it is never called")
 
 
-def test_an_agent_with_other_parameter_names_is_told_the_right_ones_at_once() -> None:
+def test_agent_with_other_parameter_names_gets_the_right_ones() -> None:
     message = r"Renamed\.update_from_env .*'obs'.*def update_from_env\(self, observation, reward, done, info"
     with pytest.raises(AgentError, match=message):
         Pair(agent_class=Renamed, env_class=Board).make_agent()

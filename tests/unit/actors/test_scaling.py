@@ -61,7 +61,7 @@ seconds = st.floats(0.1, 100)
 
 @given(rollout_seconds=seconds, learner_seconds=seconds, start=st.integers(1, 300))
 @settings(max_examples=1000, deadline=None)
-def test_a_steady_load_is_followed_without_flapping_to_a_fleet_that_is_hardly_too_small(
+def test_steady_load_is_followed_without_flapping(
     rollout_seconds: float, learner_seconds: float, start: int
 ) -> None:
     policy = ScalingPolicy(1, 1000)
@@ -81,7 +81,7 @@ def test_a_steady_load_is_followed_without_flapping_to_a_fleet_that_is_hardly_to
     room=st.integers(1, 300),
 )
 @settings(max_examples=300, deadline=None)
-def test_the_number_stays_between_its_bounds_and_waits_for_room(
+def test_number_stays_between_its_bounds_and_waits_for_room(
     phases: list[tuple[float, float]], smallest: int, more: int, room: int
 ) -> None:
     numbers = sizes(ScalingPolicy(smallest, smallest + more), smallest, phases, 20, room)
@@ -90,12 +90,12 @@ def test_the_number_stays_between_its_bounds_and_waits_for_room(
         assert before <= room or after <= before, "where there is no room left, it asks once and waits for it"
 
 
-def test_a_fleet_that_waits_for_room_shrinks_when_it_needs_none() -> None:
+def test_fleet_that_waits_for_room_shrinks_when_it_needs_none() -> None:
     numbers = sizes(ScalingPolicy(4, 100), 4, [(20, 64), (1, 64)], 20, room=20)
     assert numbers[19] > 20 and numbers[-1] < 10
 
 
-def test_a_load_that_alternates_is_followed_in_both_directions() -> None:
+def test_load_that_alternates_is_followed_in_both_directions() -> None:
     # The learner takes 64 s; 256 rollouts of 4 s need 16 actors, of 16 s 64.
     numbers = sizes(ScalingPolicy(4, 128), 16, [(4, 64), (16, 64), (4, 64)], 30)
     assert 12 <= numbers[29] <= 32 and 48 <= numbers[59] <= 96 and numbers[89] < numbers[59]
@@ -116,23 +116,23 @@ def test_one_slow_update_and_a_few_idle_ones_change_nothing() -> None:
     assert decisions(*[IDLE] * (TO_SHRINK - 1), CALM, *[IDLE] * (TO_SHRINK - 1)) == [8] * (2 * TO_SHRINK - 1)
 
 
-def test_slow_updates_are_followed_at_once_to_the_size_that_would_be_in_time() -> None:
+def test_slow_updates_are_followed_at_once() -> None:
     assert decisions(*[SLOW] * TO_GROW) == [8] * (TO_GROW - 1) + [32]
     # Every other update is a slow one, as with a staleness of 1.
     assert decisions(SLOW, CALM, SLOW) == [8, 8, 32]
     assert decisions(SLOW, IDLE, SLOW) == [8, 8, 32]
 
 
-def test_a_fleet_does_not_grow_beyond_the_rollouts_that_wait_for_actors() -> None:
+def test_fleet_does_not_grow_beyond_the_waiting_rollouts() -> None:
     assert decisions(*[replace(SLOW, requests_waiting=2)] * TO_GROW)[-1] == 10
 
 
-def test_a_fleet_keeps_half_of_its_actors_and_some_to_spare() -> None:
+def test_fleet_keeps_half_of_its_actors_and_some_to_spare() -> None:
     assert decisions(*[IDLE] * TO_SHRINK) == [8] * (TO_SHRINK - 1) + [4]
     assert decisions(*[replace(IDLE, actors_idle=0.6)] * TO_SHRINK)[-1] == math.ceil(8 * 0.4 / 0.7)
 
 
-def test_what_an_update_with_fewer_actors_has_shown_does_not_count() -> None:
+def test_updates_with_fewer_actors_do_not_count() -> None:
     grown = replace(IDLE, num_actors=32, num_ready=32)
     assert decisions(*[IDLE] * (TO_SHRINK - 1), *[grown] * (TO_SHRINK - 1))[-1] == 32
 
@@ -154,7 +154,7 @@ def pool_status(
     )
 
 
-def test_a_served_agent_has_an_actor_for_each_message_and_conversation_and_one_to_spare() -> None:
+def test_served_agent_has_an_actor_per_message_and_one_spare() -> None:
     size = PoolSize(2, 8)
     assert size.decide(pool_status(2), 0) == 2
     assert size.decide(pool_status(2, playing=1, kept=1), 1) == 3
@@ -162,7 +162,7 @@ def test_a_served_agent_has_an_actor_for_each_message_and_conversation_and_one_t
     assert size.decide(pool_status(6, playing=6, waiting=50), 3) == 8
 
 
-def test_actors_that_are_not_needed_go_after_a_while_but_never_those_of_a_conversation() -> None:
+def test_unneeded_actors_go_but_never_those_of_a_conversation() -> None:
     size, end = PoolSize(2, 8), SPARE_SECONDS
     assert size.decide(pool_status(8, kept=1, last=5), 0) == 8
     assert size.decide(pool_status(8, playing=7, kept=1), 1) == 8, "they are needed again"

@@ -30,7 +30,7 @@ def request(rollout_id: str) -> RolloutRequest:
     return RolloutRequest(rollout_id=rollout_id, group_id=rollout_id.partition("/")[0], task={})
 
 
-def test_the_first_that_is_complete_is_taken_and_the_others_keep_what_has_come_of_them() -> None:
+def test_first_complete_group_is_taken_and_others_lose_nothing() -> None:
     stream = ListedStream(["a/0", "c/0", "c/1", "b/0", "b/1", "a/1"])
     assert stream.take("a", "b").group_id == "b", "c was complete before, and was not asked for"
     assert [each.rollout_id for each in stream.finished()] == ["a/0", "c/0", "c/1"]
@@ -67,7 +67,7 @@ class InterruptedStream(ListedStream):
         return super()._next()
 
 
-def test_groups_that_are_asked_for_again_after_an_error_are_not_played_twice() -> None:
+def test_groups_requested_again_after_an_error_play_once() -> None:
     stream = InterruptedStream(["b/1", "a/0", "b/0", "a/1"], left=2)
     requests = [request(name) for name in ("a/0", "a/1", "b/0", "b/1")]
     with pytest.raises(RuntimeError, match="has died"):

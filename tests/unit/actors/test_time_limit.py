@@ -30,7 +30,7 @@ def alarm() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def test_a_block_that_is_too_slow_is_interrupted_once(limit: TimeLimit) -> None:
+def test_block_that_is_too_slow_is_interrupted_once(limit: TimeLimit) -> None:
     interruptions = 0
     start = time.monotonic()
     with pytest.raises(TimeLimitReached), limit.of(0.05):
@@ -51,7 +51,7 @@ def test_nothing_is_interrupted_after_a_block_that_was_in_time(limit: TimeLimit)
     time.sleep(0.2)
 
 
-def test_a_signal_that_comes_too_late_hits_neither_what_follows_nor_the_next_block(
+def test_late_signal_hits_nothing_that_follows(
     limit: TimeLimit,
 ) -> None:
     with limit.of(0.05):
@@ -61,7 +61,7 @@ def test_a_signal_that_comes_too_late_hits_neither_what_follows_nor_the_next_blo
         signal.raise_signal(time_limit.SIGNAL)
 
 
-def test_an_alarm_of_the_environment_s_own_leaves_the_limit_alone(limit: TimeLimit, alarm: None) -> None:
+def test_alarm_of_an_environment_leaves_the_limit_alone(limit: TimeLimit, alarm: None) -> None:
     with pytest.raises(TimeLimitReached), limit.of(0.1):
         signal.setitimer(signal.ITIMER_REAL, 0.02)
         time.sleep(0.05)
@@ -70,14 +70,14 @@ def test_an_alarm_of_the_environment_s_own_leaves_the_limit_alone(limit: TimeLim
         pytest.fail("nobody interrupted the block")
 
 
-def test_the_limit_leaves_an_alarm_of_the_environment_s_own_alone(limit: TimeLimit, alarm: None) -> None:
+def test_limit_leaves_an_alarm_of_an_environment_alone(limit: TimeLimit, alarm: None) -> None:
     signal.alarm(100)
     with limit.of(0.05):
         pass
     assert signal.alarm(0) > 90
 
 
-def test_a_signal_that_has_got_lost_is_sent_again(limit: TimeLimit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_that_has_got_lost_is_sent_again(limit: TimeLimit, monkeypatch: pytest.MonkeyPatch) -> None:
     send, sent = signal.pthread_kill, []
 
     def lossy(thread: int, number: int) -> None:
@@ -93,7 +93,7 @@ def test_a_signal_that_has_got_lost_is_sent_again(limit: TimeLimit, monkeypatch:
     assert sent == [time_limit.SIGNAL] * 3  # and none after it got through
 
 
-def test_a_block_that_is_interrupted_can_be_followed_by_another_one(limit: TimeLimit) -> None:
+def test_block_that_was_interrupted_can_be_followed_by_another(limit: TimeLimit) -> None:
     for _ in range(3):
         with pytest.raises(TimeLimitReached), limit.of(0.02):
             time.sleep(HANG_SECONDS)

@@ -46,7 +46,7 @@ def warm(*names: str | None) -> list[Slot]:
     ]
 
 
-def test_message_goes_to_its_pair_and_any_other_to_a_slot_without() -> None:
+def test_message_goes_to_its_pair_and_others_to_slots_without() -> None:
     slots = warm("a", "b", None)
     for name, index in (("a", 0), ("b", 1)):
         chosen = [choose_rollout([waiting("x", after=name)], each, slots) for each in slots]
@@ -205,7 +205,7 @@ def test_pair_that_cannot_be_rebuilt_is_lost(
     assert why in str(result.trajectory.error) and env_class.__name__ in str(result.trajectory.error)
 
 
-def test_world_that_failed_is_tried_again_only_where_it_can_be_rebuilt() -> None:
+def test_failed_world_is_retried_only_where_it_can_be_rebuilt() -> None:
     failed, died = TerminationReason.ENV_ERROR, TerminationReason.CRASHED
     follow_up = waiting("b", after="a")
     assert follow_up.may_be_retried(failed, GuessEnvironment.resumes_by)
@@ -214,7 +214,7 @@ def test_world_that_failed_is_tried_again_only_where_it_can_be_rebuilt() -> None
     assert not follow_up.may_be_retried(failed, lost)
 
 
-def test_past_messages_take_limited_memory_and_the_oldest_go_first() -> None:
+def test_past_messages_are_limited_and_the_oldest_go_first() -> None:
     past = PastMessages(max_bytes=30)
     for name, after in (("a", None), ("b", None), ("c", "b")):
         past.retain(PastMessage(message(name, after), (b"x" * (10 if after is None else 4),)))
