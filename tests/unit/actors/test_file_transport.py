@@ -10,10 +10,9 @@ import resource
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from actors.settings import WeightsConfig
 from actors.weights import follower
@@ -24,11 +23,16 @@ from actors.weights.transport import VersionGoneError, WeightTransportError, mak
 from environments.errors import ConfigError
 from policies.engines.weights import WeightBucket
 
-Tensors = dict[str, torch.Tensor]
+if TYPE_CHECKING:
+    import torch
+
+Tensors = dict[str, "torch.Tensor"]
 
 
 def weights(seed: int) -> Tensors:
     """Tensors of several types and shapes; in buckets of 256 bytes they take several files."""
+    import torch
+
     generator = torch.Generator().manual_seed(seed)
     return {
         "matrix": torch.randn(5, 7, generator=generator),
@@ -66,6 +70,8 @@ def fetched(transport: FileTransport, version: int, location: str) -> Tensors:
 
 
 def assert_equal(found: Tensors, expected: Tensors) -> None:
+    import torch
+
     assert list(found) == list(expected)
     for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
@@ -148,6 +154,7 @@ def test_a_file_too_few_in_the_manifest_is_not_overlooked(transport: FileTranspo
 def test_a_version_that_is_half_written_is_never_seen_and_leaves_nothing(
     transport: FileTransport, folder: Path
 ) -> None:
+
     def interrupted() -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in weights(1).items():
             assert not list(folder.glob("version-*"))

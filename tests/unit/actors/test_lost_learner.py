@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from actors.learning import worker_group
 from actors.learning.rank_worker import RankWorker
@@ -22,6 +21,8 @@ def test_weights_that_are_published_in_another_form_rebuild_no_learner(verl_on_c
     """Experts are published one by one, and held as one: the run goes on from its checkpoint, as it would
     where the learner was lost for another reason.
     """
+    import torch
+
     from actors.learning.publishing_learner import FetchedWeights
     from policies.engines.weights import pack
     from policies.learning.verl.weights import fill

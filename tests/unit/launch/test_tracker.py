@@ -5,8 +5,6 @@ import time
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
-from matplotlib.image import imread
 
 from launch.reporting.plots import draw_curve, draw_timeline
 from launch.reporting.tracker import ALARMS, METRICS, OVER, Tracker, read_metrics
@@ -224,6 +222,8 @@ def test_a_run_that_ends_before_its_first_update_has_no_pictures(tmp_path: Path)
 
 
 def test_the_learning_curve_has_a_panel_for_what_the_environment_names(tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
     standard = [{"step": step, "rollout/reward_mean": 0.5, "rollout/pass_at_8": 1.0} for step in (1, 2)]
     named = [{**record, "rollout/called": 0.3, "eval/called": 0.4} for record in standard]
     draw_curve(standard, tmp_path / "standard.png")
@@ -235,6 +235,8 @@ def test_the_learning_curve_has_a_panel_for_what_the_environment_names(tmp_path:
 def test_the_learning_curve_shows_rewards_of_any_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from matplotlib.figure import Figure
+
     drawn: list[tuple[float, float]] = []
     monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self.axes[0].get_ylim()))
     for rewards in ((0.25, 0.5), (-0.8, -0.4), (3.0, 12.5)):

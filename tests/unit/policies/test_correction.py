@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
 from environments.errors import ConfigError
 from policies.learning.algorithm import Algorithm
@@ -51,6 +50,8 @@ SAMPLES = [sample(sample_id, ratios) for sample_id, ratios in RATIOS.items()]
 
 
 def test_a_weight_is_the_ratio_of_a_token_or_the_product_over_a_sample() -> None:
+    import torch
+
     ratios = torch.tensor([[0.25, 1.0, 3.0], [1.1, 0.5, 7.0]])
     mask = torch.tensor([[True, True, True], [True, True, False]])
     weights = importance_weights(ratios.log(), mask, "token")
@@ -61,6 +62,7 @@ def test_a_weight_is_the_ratio_of_a_token_or_the_product_over_a_sample() -> None
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_weights_are_those_of_verl_and_stay_finite_however_far_the_policies_are_apart(level: str) -> None:
+    import torch
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
     gap = torch.tensor([[-60.0, 0.5, 0.0], [60.0, -1.0, 0.0], [0.1, 0.2, 0.3], [0.0, -500.0, 0.0]])
@@ -72,6 +74,8 @@ def test_weights_are_those_of_verl_and_stay_finite_however_far_the_policies_are_
 
 
 def test_what_is_not_trained_may_be_any_number() -> None:
+    import torch
+
     gap, mask = torch.tensor([[math.nan, 0.0], [math.inf, math.inf]]), torch.tensor([[0, 1], [0, 0]]).bool()
     for level in ("token", "sequence"):
         assert importance_weights(gap, mask, level).tolist() == [[0.0, 1.0], [0.0, 0.0]]

@@ -5,9 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils.logging import enable_progress_bar
 
 from environments.errors import ConfigError
 from environments.types import Message
@@ -85,6 +82,9 @@ def test_vocabulary_that_cannot_hold_all_bytes_is_refused() -> None:
 
 
 def test_model_has_the_measured_shape_and_loads(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     assert build_model(tmp_path, [CONVERSATION] * 20) == tmp_path
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
@@ -104,6 +104,8 @@ def test_model_has_the_measured_shape_and_loads(tmp_path: Path) -> None:
 
 
 def test_generation_ends_at_the_end_of_a_message(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
     build_model(tmp_path, [CONVERSATION])
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     generation = json.loads((tmp_path / "generation_config.json").read_text())
@@ -112,6 +114,9 @@ def test_generation_ends_at_the_end_of_a_message(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_embeddings_are_tied_on_request(tmp_path: Path, tied: bool) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
     build_model(tmp_path, [CONVERSATION], tie_word_embeddings=tied)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert model.config.tie_word_embeddings is tied
@@ -130,12 +135,16 @@ def test_same_seed_gives_the_same_files_and_another_seed_others(tmp_path: Path) 
 
 
 def test_building_leaves_the_callers_random_state_alone(tmp_path: Path) -> None:
+    import torch
+
     before = torch.random.get_rng_state()
     build_model(tmp_path, [CONVERSATION], seed=7)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_building_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from transformers.utils.logging import enable_progress_bar
+
     enable_progress_bar()  # as in a new process
     build_model(tmp_path, [CONVERSATION])
     assert capfd.readouterr() == ("", "")
