@@ -67,6 +67,7 @@ def pytest_collection() -> Iterator[None]:
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.enable()
 
 
