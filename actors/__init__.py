@@ -1,18 +1,6 @@
-"""Where agents, environments and the policy run: every Ray actor of a run.
+"""Every Ray actor of a run: agents and environments, engines, learner.
 
-Who runs where, and what passes between them::
-
-    driver                                                            learner's ranks
-    training loop ─── requests ──▶ RolloutFleet ─▶ RolloutActor (N)   LearnerWorker (R)
-        ▲   │                           │            │      ▲               │
-        │   └── batches ────────────────┼────────────┼──────┼──────────────▶│ published
-     groups                       trajectories    requests  completions     │ versions
-        │                               │            ▼      │               ▼
-    TrajectoryStream ◀─ queue ──────────┘         SamplerActor          WeightStore
-                                                     ▲      │               │
-                                              answers│      │requests       │ newest version
-                                                     │      ▼               ▼
-                                                  PolicyServer: replicas with an engine each
+The head of ``launch/training/loop.py`` draws them, and what passes between them.
 
 Each loop that runs beside others, what it consumes, what it waits for and what it produces:
 

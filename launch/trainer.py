@@ -132,8 +132,6 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
     from launch.health.inspection import ray_lives
     from launch.health.interrupt import Interrupts
     from launch.reporting.tracker import Tracker
-    from launch.training.loop import train
-    from launch.training.milestones import save_failed, save_interrupted
     from launch.training.run_state import RunState
     from launch.training.stages.chosen import check_earlier_stages
     from launch.training.start import start
@@ -148,13 +146,13 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
         tracker = Tracker(lock.directory, num_updates, state.progress.step)
         ending.callback(tracker.close)
         tracker.settings(config)
-        run, interrupts = None, Interrupts()
+        loop, interrupts = None, Interrupts()
         with interrupts.installed():
             try:
                 for notice in notices(config):
                     tracker.announce(notice)
-                run = start(config, workload, stages, lock, state, tracker, interrupts, ending)
-                train(stages, run, state, budget)
+                loop = start(config, workload, stages, lock, state, tracker, interrupts, ending)
+                loop.train(stages, budget)
             except (PartLostError, RayActorError) as error:
                 if interrupts.is_pending or not ray_lives() or not budget.allow(time.monotonic()):
                     raise
@@ -162,12 +160,13 @@ def _train(config: TrainConfig, workload: Workload, lock: RunLock, budget: Resta
                 tracker.announce(f"{lost} {lost_updates(state.progress.step, state.saved_step)}")
                 return False
             except (Exception, KeyboardInterrupt) as raised:
-                reason, save = interrupts.error or raised, save_failed
-                if isinstance(reason, KeyboardInterrupt):
+                reason = interrupts.error or raised
+                was_interrupted = isinstance(reason, KeyboardInterrupt)
+                if was_interrupted:
                     tracker.announce("Interrupted.")
-                    save = save_interrupted
-                if run is not None and ray_lives():
-                    save(run, state)
+                if loop is not None and ray_lives():
+                    milestones = loop.milestones
+                    milestones.save_interrupted() if was_interrupted else milestones.save_failed()
                 if state.checkpoints.latest() is not None:
                     tracker.announce(f"Go on with run.directory={config.run.directory} run.resume=true")
                 if reason is not raised:

@@ -1,4 +1,4 @@
-"""Rollouts that take seconds of a clock of their own: for tests and benchmarks of the group scheduler."""
+"""Rollouts that take seconds of a clock of their own: for tests and benchmarks of ``Rollouts``."""
 
 from __future__ import annotations
 
@@ -8,25 +8,34 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
 from actors.rollouts.rollout import RolloutRequest
 from environments.types import Completion, Step, Trajectory, TrajectoryGroup
+from launch.run_folder.checkpoint import Progress, StreamState
 from launch.settings.tree import RolloutConfig
-from launch.training.group_order import chosen_order
-from launch.training.group_scheduler import GroupScheduler
 from launch.training.rollout_requests import group_name
+from launch.training.rollouts import Rollouts
+from launch.training.task_plan import TaskPlan
 
 LONGEST = 60.0
 """Times the median, at which a rollout is given up."""
 
 
-def make_requests(group_size: int, number: int, version: int) -> list[RolloutRequest]:
-    """The requests of a group."""
-    name = group_name(number)
-    return [
-        RolloutRequest(rollout_id=f"{name}/{member:04d}", group_id=name, task={}, min_version=version)
-        for member in range(group_size)
-    ]
+@dataclass(frozen=True)
+class SimulatedPlan:
+    """Requests of groups without tasks, none of which fails."""
+
+    group_size: int
+
+    def requests(self, number: int, version: int) -> list[RolloutRequest]:
+        name = group_name(number)
+        return [
+            RolloutRequest(rollout_id=f"{name}/{member:04d}", group_id=name, task={}, min_version=version)
+            for member in range(self.group_size)
+        ]
+
+    def record_failures(self, group: TrajectoryGroup, num_requested: int) -> None: ...
 
 
 @dataclass
@@ -49,10 +58,7 @@ class SimulatedStream:
     def __post_init__(self) -> None:
         self._free = [self.seconds] * self.num_actors
 
-    def request(self, requests: Sequence[RolloutRequest]) -> None:
-        self.restore(requests, [])
-
-    def restore(self, requests: Sequence[RolloutRequest], finished: Sequence[Trajectory]) -> None:
+    def request(self, requests: Sequence[RolloutRequest], finished: Sequence[Trajectory] = ()) -> None:
         there = {trajectory.rollout_id: trajectory for trajectory in finished}
         for request in requests:
             played = there.get(request.rollout_id)
@@ -78,10 +84,6 @@ class SimulatedStream:
         members = tuple(each for _, each in self._groups.pop(group_id).values())
         return TrajectoryGroup(group_id=group_id, task={}, trajectories=members)
 
-    def put_back(self, groups: Sequence[TrajectoryGroup]) -> None:
-        for group in groups:
-            self._groups[group.group_id] = {each.rollout_id: (self.seconds, each) for each in group.rollouts}
-
     def complete(self) -> set[str]:
         """The groups that could be taken without a wait."""
         return {group_id for group_id in self._groups if self.end(group_id) <= self.seconds}
@@ -96,9 +98,6 @@ class SimulatedStream:
     def num_groups(self) -> int:
         """Groups that were requested and not taken."""
         return len(self._groups)
-
-    def drain(self) -> None:
-        """Nothing lies anywhere but here."""
 
     def finished(self) -> list[Trajectory]:
         played = (each for group in self._groups.values() for each in group.values())
@@ -131,26 +130,21 @@ class SimulatedRun:
             groups_per_step=self.groups_per_step, max_staleness=self.max_staleness, group_order=group_order
         )
         stream = SimulatedStream(self.num_actors, partial(log_normal, self.seed, self.sigma))
-        scheduler = GroupScheduler(
-            stream,  # type: ignore[arg-type]
-            partial(make_requests, self.group_size),
-            chosen_order(rollout),
-            num_slots=(self.max_staleness + 1) * self.groups_per_step,
-            first=0,
-        )
+        plan = cast(TaskPlan, SimulatedPlan(self.group_size))
+        progress = Progress()
+        rollouts = Rollouts(stream, plan, rollout, progress, self.num_updates)
+        rollouts.begin(StreamState())
         staleness = []
         for version in range(self.num_updates):
-            num_wanted = (self.num_updates - version) * self.groups_per_step
-            scheduler.fill(version, num_wanted)
             num_selected = 0
             while num_selected < self.groups_per_step:
-                group = scheduler.take(version)
+                group = rollouts.take()
                 if random.Random(f"{self.seed}/{group.group_id}").random() < self.replaced_share:
-                    scheduler.drop()
-                    scheduler.fill(version, num_wanted - num_selected)
+                    rollouts.replace(num_selected)
                 else:
                     num_selected += 1
                     staleness.append(version - group.trajectories[0].completions[0].policy_version)
             stream.seconds += 1.0
-            scheduler.commit()
+            progress.step = progress.version = version + 1
+            rollouts.commit()
         return stream.seconds, statistics.mean(staleness)

@@ -68,11 +68,17 @@ class TrajectoryStream:
         for _ in range(count):
             yield self._next()
 
-    def request(self, requests: Sequence[RolloutRequest]) -> None:
-        """Have ``requests`` rolled out. All requests of a group have to come in the same call."""
+    def request(self, requests: Sequence[RolloutRequest], finished: Sequence[Trajectory] = ()) -> None:
+        """Have ``requests`` rolled out, except those that are ``finished`` already: a resumed run plays
+        nothing twice. All requests of a group have to come in the same call.
+        """
+        there = {trajectory.rollout_id: trajectory for trajectory in finished}
         for request in requests:
-            self._groups.setdefault(request.group_id, {})[request.rollout_id] = None
-        self._send(requests)
+            trajectory = there.get(request.rollout_id)
+            if trajectory is not None:
+                trajectory.task = request.task  # the run's own, not what a file has kept of it
+            self._groups.setdefault(request.group_id, {})[request.rollout_id] = trajectory
+        self._send([request for request in requests if request.rollout_id not in there])
 
     def take(self, *group_ids: str) -> TrajectoryGroup:
         """The first of the groups ``group_ids`` that is complete. Raises as ``trajectories`` does.
@@ -87,11 +93,6 @@ class TrajectoryStream:
                 complete = group_id
         return _group(complete, self._groups.pop(complete))
 
-    def put_back(self, groups: Sequence[TrajectoryGroup]) -> None:
-        """Have ``groups`` taken again."""
-        for group in groups:
-            self._groups[group.group_id] = {each.rollout_id: each for each in group.rollouts}
-
     def groups(self, requests: Sequence[RolloutRequest]) -> Iterator[TrajectoryGroup]:
         """Have ``requests`` rolled out; their groups, each as soon as it is complete.
 
@@ -105,10 +106,8 @@ class TrajectoryStream:
             del waiting[group.group_id]
             yield group
 
-    # -- what a checkpoint holds ---------------------------------------------------------------------
-
-    def drain(self) -> None:
-        """Take over what lies in the queue, and wait for nothing that is still being played.
+    def finished(self) -> list[Trajectory]:
+        """Trajectories that are here or in the queue, and were not taken yet. For a checkpoint.
 
         Quiet about a queue that has died: what it held is played again, and the next ``take`` raises.
         """
@@ -116,20 +115,7 @@ class TrajectoryStream:
         with suppress(RayActorError):
             while time.monotonic() < deadline and (trajectory := self._arrived(DRAIN_SECONDS / 10)):
                 self._keep(trajectory)
-
-    def finished(self) -> list[Trajectory]:
-        """The trajectories that are there and were not taken yet."""
         return [each for members in self._groups.values() for each in members.values() if each is not None]
-
-    def restore(self, requests: Sequence[RolloutRequest], finished: Sequence[Trajectory]) -> None:
-        """Do as ``request``, but for what is ``finished`` already: a resumed run plays nothing twice."""
-        there = {trajectory.rollout_id: trajectory for trajectory in finished}
-        for request in requests:
-            trajectory = there.get(request.rollout_id)
-            if trajectory is not None:
-                trajectory.task = request.task  # the run's own, not what a file has kept of it
-            self._groups.setdefault(request.group_id, {})[request.rollout_id] = trajectory
-        self._send([request for request in requests if request.rollout_id not in there])
 
     def close(self) -> None:
         """End the queue's actor."""

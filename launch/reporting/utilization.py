@@ -19,8 +19,8 @@ class Counted(Protocol):
         """Ask for the counts; ``status`` waits for the answers."""
         ...
 
-    def status(self, asked: list[ray.ObjectRef]) -> tuple[FleetStatus, QueueStatus] | None:
-        """The counts of the fleet and of the engines; ``None`` where there are none."""
+    def status(self, asked: list[ray.ObjectRef]) -> tuple[FleetStatus, QueueStatus]:
+        """The counts of the fleet and of the engines."""
         ...
 
 
@@ -48,8 +48,7 @@ class Utilization:
     def since_last(self) -> dict[str, float]:
         """The metrics of the time between the last two questions; none while Ray starts an actor anew."""
         try:
-            counts = self._service.status(self._asked)
-            return {} if counts is None else self._counts.since_last(*counts)
+            return self._counts.since_last(*self._service.status(self._asked))
         except ActorUnavailableError:
             self._counts = CountDifference()
             return {}

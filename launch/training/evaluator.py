@@ -13,11 +13,10 @@ import ray
 from actors.ray_tools.background import in_background
 from actors.rollouts.service import RolloutService
 from actors.settings import ServerConfig
+from environments.data.datasets import Dataset
 from environments.types import TrajectoryGroup
 from launch.settings.tree import TrainConfig
-from launch.training.recording import RecordedService
 from launch.training.rollout_requests import evaluation_requests
-from launch.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,7 @@ class Evaluator:
     A service of its own has a weight store of its own, in which the evaluated version stays the newest.
 
     Args:
+        tasks: held out from training.
         service: plays the held-out tasks.
         store: the weight store of the training.
         pinned: the weight store of ``service``, if that is not the training's.
@@ -43,12 +43,12 @@ class Evaluator:
     def __init__(
         self,
         config: TrainConfig,
-        workload: Workload,
-        service: RolloutService | RecordedService,
+        tasks: Dataset,
+        service: RolloutService,
         store: ray.actor.ActorHandle,
         pinned: ray.actor.ActorHandle | None,
     ) -> None:
-        self._config, self._workload, self._service = config, workload, service
+        self._config, self._tasks, self._service = config, tasks, service
         self._store, self._pinned = store, pinned
         self._pinned_version = 0
         self._running: tuple[int, Future[Evaluation]] | None = None
@@ -86,11 +86,9 @@ class Evaluator:
         return evaluation
 
     def _evaluate(self, step: int, version: int) -> Evaluation:
-        tasks = self._workload.val_dataset
-        assert tasks is not None
         self._service.wait_until_up()
         start = time.monotonic()
-        requests = evaluation_requests(self._config, tasks, step, version)
+        requests = evaluation_requests(self._config, self._tasks, step, version)
         groups = sorted(self._service.stream.groups(requests), key=lambda group: group.group_id)
         return Evaluation(step, groups, time.monotonic() - start)
 

@@ -1,61 +1,219 @@
-"""The training loop: it takes the stages of a run through their steps."""
+"""The training loop, and the whole system around it on one page.
+
+``w:`` says what a part waits for. Each of these waits ends by itself or with the error of what it waits for::
+
+      driver                          :   nodes of the cluster
+                                      :
+      TaskPlan                        :
+         │ the task of each group     :
+         ▼                            :
+    ┌─▶ Rollouts ───── request ───────:─▶ RolloutFleet ─── a rollout ───▶ RolloutActor, N of them
+    │    w: a free slot               :    w: an idle actor, and           an agent, an environment
+    │    │ take                       :    │  room in the stream           w: the completion
+    │    ▼                            :    ▼ trajectories                  │ messages   ▲ completion
+    │   Stage.step ◀─── groups ───────:── TrajectoryStream                 ▼            │
+    │    w: a group's last rollout    :    a bounded queue                SamplerActor
+    │    │                            :                                    w: the poll of a replica
+    │    ├─── score, update ──────────:─▶ LearnerGroup                     │ requests   ▲ tokens
+    │    │    w: all ranks            :    ranks of verl: policy, critic   ▼            │
+    │    │                            :    │ weights                      PolicyServer ◀── clients,
+    │    ├─── publish ────────────────:─▶  ▼                               replicas         evaluation
+    │    │                            :   WeightStore ─ newest version ─▶  w: requests, weights
+    │    │ commit: the slots are free :
+    └────┘
+     Milestones    evaluates and saves between two updates
+     UpdateReport  metrics of each update, and the number of rollout actors that follows from them
+
+A group holds its slot from its request until the weights that it trained are published. With
+(max_staleness + 1) * groups_per_step slots, no group is more than max_staleness versions old when it is used.
+A lost rollout actor, replica or node costs time and no rollout. A lost learner is rebuilt from the published
+weights, or the run goes on from its checkpoint (``launch/trainer.py``). In a replay ``RecordedRollouts``
+stands in the place of all on the right but the learner and the store.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
+from actors.rollouts.service import RolloutService
 from environments.command_name import command_name
-from environments.errors import LearnerLostError
+from environments.errors import LearnerLostError, SamplerError
+from launch.cluster.serve_address import check_answers, client_url
 from launch.health.restart_budget import RestartBudget
+from launch.run_folder.checkpoint import CheckpointFolder
+from launch.training.activity import Activity
 from launch.training.clock import Clock
 from launch.training.components import Components
-from launch.training.milestones import evaluate_and_save
-from launch.training.rebuild import rebuild_or_raise
+from launch.training.milestones import Milestones
 from launch.training.run_state import RunState
 from launch.training.stages.base import Stage
-from launch.training.start import begin_rollouts
+from launch.training.task_plan import TaskPlan
+
+SERVER_REMIND_SECONDS = 120.0
+"""Between two lines that say what a run waits for."""
 
 
-def train(stages: Sequence[Stage], run: Components, state: RunState, budget: RestartBudget) -> None:
-    """Train the policy through ``stages``, from where ``state.progress`` says to their last step.
+class TrainingLoop:
+    """Takes the stages of a run through their steps.
 
     Args:
-        budget: how often a lost learner may be rebuilt.
-
-    Raises:
-        LearnerLostError: it was lost, and could not be rebuilt, or too often.
+        run: parts that the stages work with.
+        state: progress, and the checkpoints from which a run goes on.
+        milestones: evaluations and checkpoints.
+        plan: tasks of the groups.
+        services: the training's, and that of the evaluations where these have engines of their own; none in a
+            replay.
+        activity: what this loop is doing, for those who watch it.
     """
-    for stage in stages:
+
+    def __init__(
+        self,
+        run: Components,
+        state: RunState,
+        milestones: Milestones,
+        plan: TaskPlan,
+        services: Sequence[RolloutService],
+        activity: Activity,
+    ) -> None:
+        self._run, self._state, self.milestones, self._plan = run, state, milestones, plan
+        self._services, self._activity = services, activity
+
+    def train(self, stages: Sequence[Stage], budget: RestartBudget) -> None:
+        """Train the policy through ``stages``, from where the run's progress is to their last step.
+
+        Args:
+            budget: how often a lost learner may be rebuilt.
+
+        Raises:
+            LearnerLostError: it was lost, and could not be rebuilt, or too often.
+        """
+        run = self._run
+        for stage in stages:
+            while stage.num_done(self._state) < stage.num_steps:
+                run.interrupts.raise_if_interrupted()
+                try:
+                    self._train_stage(stage)
+                except LearnerLostError as error:
+                    self._rebuild_learner(error, stage, budget)
+        self._begin_rollouts()  # not begun yet where no stage rolls out: its policy is evaluated all the same
+        run.interrupts.raise_if_interrupted()
+        self.milestones.evaluate_and_save(Clock(self._activity))
+        self._plan.announce_set_aside()
+        run.tracker.summary()
+        # The agent with its tools too, if it can answer.
+        agent = "" if run.workload.task_from_message is None else f"workload={run.config.workload} "
+        run.tracker.announce(f"Serve it: {command_name('serve')} {agent}model.path={self._state.directory}")
+
+    def _train_stage(self, stage: Stage) -> None:
+        """Do the steps of ``stage`` that are left."""
+        run, state = self._run, self._state
+        if stage.num_done(state) == 0:  # else the checkpoint has brought optimizer, schedule and reference
+            with run.interrupts.atomic_section():
+                run.learner.begin_phase(stage.optimizer, stage.num_schedule_steps)
+        if stage.rolls_out:
+            self._begin_rollouts()
         while stage.num_done(state) < stage.num_steps:
             run.interrupts.raise_if_interrupted()
+            clock = Clock(self._activity)
+            if stage.rolls_out:
+                self.milestones.evaluate_and_save(clock)
+            stage.step(run, state, clock)
+            if not stage.rolls_out:  # else the wait for rollouts finds out
+                for service in self._services:
+                    service.check_start()
+
+    # -- the first rollouts --------------------------------------------------------------------------
+
+    def _begin_rollouts(self) -> None:
+        """Wait for the policy server and request the first rollouts, unless that was done before."""
+        run = self._run
+        if run.rollouts.have_begun:
+            return
+        for service in self._services[:1]:
+            with self._activity.during_start("server"):
+                self._wait_for_server(service)
+            self._announce_server()
+            service.stream.watch(run.learner.check_ranks)
+        run.report.begin()
+        run.rollouts.begin(self._plan.still_wanted(self._state.saved_stream()))
+        run.tracker.begin_steps()
+
+    def _wait_for_server(self, service: RolloutService) -> None:
+        """Return when rollouts can be requested. Raises the error that has kept the service from starting."""
+        if not service.is_up:
+            self._run.tracker.announce("Waiting for the policy server.")
+        while not service.wait_until_up(SERVER_REMIND_SECONDS):
+            self._run.tracker.announce(
+                "Still waiting for it: its replicas load the model, or wait for room (`ray status` shows "
+                "what is free, Serve's logs what keeps them)."
+            )
+
+    def _announce_server(self) -> None:
+        """Say what serves the policy, and where OpenAI clients find it if they do: a run needs no clients."""
+        announce, config, server = self._run.tracker.announce, self._run.config, self._run.config.server
+        announce(
+            f"Policy server: {server.num_replicas} replica(s); {config.fleet.num_actors} rollout actors."
+        )
+        if server.http_port is None:
+            return
+        url = client_url(server.http_host, server.http_port)
+        try:
+            check_answers(url)
+            announce(f"OpenAI clients find {', '.join(server.model_names)} at {url}.")
+        except SamplerError as error:
+            announce(str(error))
+
+    # -- a lost learner ------------------------------------------------------------------------------
+
+    def _rebuild_learner(self, error: LearnerLostError, stage: Stage, budget: RestartBudget) -> None:
+        """Rebuild the learner from the published weights, while engines and fleet go on; the step is done
+        again, so no update is lost.
+
+        Raises:
+            error: the run has to go on from its checkpoint as a whole, or to end.
+            LearnerLostError: the published weights make no learner, or a rank has died again. Then, too, the
+                run has to go on from its checkpoint.
+        """
+        run, state = self._run, self._state
+        folder = state.checkpoints.latest()
+        if folder is None or not self._can_rebuild(stage, CheckpointFolder.progress(folder).stage_steps):
+            raise error
+        if run.interrupts.is_pending or not budget.allow(time.monotonic()):
+            raise error
+        run.tracker.announce(f"{error} The learner is being rebuilt; engines and rollout actors go on.")
+        with run.interrupts.atomic_section(), Clock(self._activity).measure("time/rebuild"):
             try:
-                train_stage(stage, run, state)
-            except LearnerLostError as error:
-                rebuild_or_raise(error, stage, run, state, budget)
-    begin_rollouts(run)  # not begun yet where no stage rolls out: its policy is evaluated all the same
-    run.interrupts.raise_if_interrupted()
-    evaluate_and_save(run, state, Clock(run.activity))
-    run.rollouts.announce_set_aside()
-    run.tracker.summary()
-    run.tracker.announce(f"Serve it: {serve_command(run, state)}")
+                version = run.learner.rebuild(stage.optimizer, stage.num_schedule_steps, str(folder))
+            except LearnerLostError:
+                budget.take_back()  # the run goes on from its checkpoint, and that is counted
+                raise
+            run.kl.go_back(state.progress.kl_coef)
+            run.rollouts.put_back()
+            run.interrupts.was_cut = False  # learner and rollouts are whole again
+        behind = state.progress.step - state.saved_step
+        weights = (
+            f"weights of {folder.name}" if version is None else f"published weights of version {version}"
+        )
+        run.tracker.announce(
+            f"The learner has the {weights}, and its optimizer's moments from {folder.name}, {behind} "
+            "update(s) earlier. No update is lost."
+        )
 
+    def _can_rebuild(self, stage: Stage, saved_steps: dict[str, int]) -> bool:
+        """Whether the published weights and the newest checkpoint make a learner.
 
-def serve_command(run: Components, state: RunState) -> str:
-    """The command that serves what was trained to clients: the agent with its tools too, if it can answer."""
-    agent = "" if run.workload.task_from_message is None else f"workload={run.config.workload} "
-    return f"{command_name('serve')} {agent}model.path={state.directory}"
+        Not where a run promises to repeat (``rollout.max_staleness=0``): moments that are older than the
+        weights change what comes after. Not with adapters: they are published merged with the weights. And
+        not before the stage has a checkpoint, which has the moments and the reference policy.
 
-
-def train_stage(stage: Stage, run: Components, state: RunState) -> None:
-    """Do the steps of ``stage`` that are left."""
-    if stage.num_done(state) == 0:  # else the checkpoint has brought optimizer, schedule and reference
-        with run.interrupts.atomic_section():
-            run.learner.begin_phase(stage.optimizer, stage.num_schedule_steps)
-    if stage.rolls_out:
-        begin_rollouts(run)
-    while stage.num_done(state) < stage.num_steps:
-        run.interrupts.raise_if_interrupted()
-        clock = Clock(run.activity)
-        if stage.rolls_out:
-            evaluate_and_save(run, state, clock)
-        stage.step(run, state, clock)
+        Args:
+            saved_steps: of the stages, in the newest checkpoint.
+        """
+        config = self._run.config
+        return (
+            config.rollout.max_staleness > 0
+            and stage.rolls_out
+            and config.learner.lora.rank == 0
+            and saved_steps.get(stage.name, 0) > 0
+        )

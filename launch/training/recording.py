@@ -1,14 +1,10 @@
-"""The rollouts of another run, in the place of a rollout service. The setting ``run.replay`` chooses it."""
+"""Rollouts of another run as a source, which the setting ``run.replay`` chooses, in place of a service."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import ray
-
-from actors.rollouts.fleet_report import FleetStatus
 from actors.rollouts.rollout import RolloutRequest
 from environments.errors import ConfigError, TroupeError
 from environments.thoughts import is_unfinished
@@ -24,33 +20,32 @@ from launch.run_folder.trajectory_log import (
     read_kept,
 )
 from launch.training.rollout_requests import group_name
-from policies.sampler import QueueStatus, TokenRequest
 
 MOST_MISREAD = 0.1
 """Share of texts that may be read differently: vLLM leaves out a character of which it has a part only."""
 
 
-class RecordedStream:
+class RecordedRollouts:
     """The groups that a run has kept, numbered in the order in which its updates took them.
 
-    A stream in which all is there at once. In the order of the tasks the groups have the numbers of the
-    recorded run; one of another order has left gaps, and here they have none. A group is read with the update
-    that took it, so memory holds one update at a time.
+    A source of rollouts in which all are there at once. In the order of the tasks the groups have the numbers
+    of the recorded run; one of another order has left gaps, and here they have none. A group is read with the
+    update that took it, so memory holds one update at a time.
 
     Args:
-        folder: of the run.
+        folder: of the run whose rollouts are used. ``check_tokenizer`` says whether a model can read them.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._steps = iter(kept_steps(folder, TRAIN))
         self._num_read = 0
+        self._requested: set[str] = set()
         self._groups: dict[str, list[KeptTrajectory]] = {}
-        self._put_back: dict[str, TrajectoryGroup] = {}
-        self.last_arrival: float | None = None
 
-    def request(self, requests: Sequence[RolloutRequest]) -> None:
-        """Nothing is to be done: the rollouts are there."""
+    def request(self, requests: Sequence[RolloutRequest], finished: Sequence[Trajectory] = ()) -> None:
+        """Note the groups of ``requests``: they may be taken."""
+        self._requested.update(each.group_id for each in requests)
 
     def take(self, *group_ids: str) -> TrajectoryGroup:
         """The first of ``group_ids``: all are there.
@@ -59,8 +54,6 @@ class RecordedStream:
             TroupeError: the run has not kept it.
         """
         group_id = group_ids[0]
-        if group_id in self._put_back:
-            return self._put_back.pop(group_id)
         while group_id not in self._groups:
             step = next(self._steps, None)
             if step is None:
@@ -70,8 +63,12 @@ class RecordedStream:
                     "rollout.groups_per_step and selection."
                 )
             self._groups = self._read(step)
-        self.last_arrival = time.monotonic()
+        self._requested.remove(group_id)
         return _group(group_id, self._groups.pop(group_id))
+
+    def finished(self) -> list[Trajectory]:
+        """None: a resumed run reads the recording again."""
+        return []
 
     def _read(self, step: int) -> dict[str, list[KeptTrajectory]]:
         """The groups of an update, by the names that their places in the recording give them."""
@@ -83,75 +80,6 @@ class RecordedStream:
         return {
             group_name(number): groups[name] for number, name in zip(numbers, sorted(groups), strict=True)
         }
-
-    def put_back(self, groups: Sequence[TrajectoryGroup]) -> None:
-        """Have ``groups`` taken again."""
-        self._put_back |= {group.group_id: group for group in groups}
-
-    def groups(self, requests: Sequence[RolloutRequest]) -> Iterator[TrajectoryGroup]:
-        """Raise ``TroupeError``: these are groups of no recorded update, such as those of an evaluation."""
-        raise TroupeError("A replay plays nothing, so nothing can be evaluated.")
-
-    def drain(self) -> None:
-        """Nothing is under way."""
-
-    def finished(self) -> list[Trajectory]:
-        """None waits: a resumed run reads the recording again."""
-        return []
-
-    def restore(self, requests: Sequence[RolloutRequest], finished: Sequence[Trajectory]) -> None:
-        """Nothing is to be done: ``take`` finds the groups that come next."""
-
-    def watch(self, check: Callable[[], None]) -> None:
-        """Nothing is waited for, so there is nothing to check meanwhile."""
-
-
-class RecordedService:
-    """Stands where ``RolloutService`` does, and answers from a recording. No process is started.
-
-    Args:
-        folder: of the run whose rollouts are used.
-        model_path: folder of the model that learns from them.
-
-    Raises:
-        ConfigError: the run was recorded with another tokenizer.
-    """
-
-    fleet_name = "none"
-    is_up = True
-
-    def __init__(self, folder: Path, model_path: str) -> None:
-        check_tokenizer(folder, model_path)
-        self.stream = RecordedStream(folder)
-
-    def start_in_background(self, num_actors: int) -> None:
-        """Nothing is started."""
-
-    def check_start(self) -> None:
-        """Nothing can have failed."""
-
-    def wait_until_up(self, seconds: float = 0.0) -> bool:
-        """Whether rollouts can be requested, which they can."""
-        return True
-
-    def stop(self) -> None:
-        """Nothing was started."""
-
-    def resize(self, num_actors: int) -> None:
-        """There are no rollout actors."""
-
-    def sample(self, request: TokenRequest) -> ray.ObjectRef:
-        """Raise ``TroupeError``: there is no engine."""
-        raise TroupeError("A replay has no engine to ask: set rollout.max_staleness=0.")
-
-    def ask_status(self) -> list[ray.ObjectRef]:
-        """Nothing is asked."""
-        return []
-
-    @staticmethod
-    def status(asked: list[ray.ObjectRef]) -> tuple[FleetStatus, QueueStatus] | None:
-        """There is neither a fleet nor an engine."""
-        return None
 
 
 def _group(group_id: str, kept: Sequence[KeptTrajectory]) -> TrajectoryGroup:

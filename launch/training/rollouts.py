@@ -1,170 +1,179 @@
-"""The rollouts that a training learns from: requested ahead of the learner, taken group by group."""
+"""Rollouts that a training learns from: requested ahead of the learner, taken group by group."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections import defaultdict
+from dataclasses import dataclass
 
-from actors.rollouts.service import RolloutService
 from environments.types import TrajectoryGroup
-from launch.reporting.tracker import Tracker
-from launch.run_folder.checkpoint import StreamState
-from launch.settings.tree import TrainConfig
-from launch.training.failures import FailureBudget, fails_everywhere
-from launch.training.group_order import chosen_order
-from launch.training.group_scheduler import GroupScheduler
-from launch.training.recording import RecordedService
-from launch.training.rollout_requests import group_requests, task_index, tasks_digest
-from launch.training.run_state import SET_ASIDE, RunState
-from launch.workload import Workload
+from launch.run_folder.checkpoint import Progress, StreamState
+from launch.settings.tree import RolloutConfig
+from launch.training.group_order import RequestedGroup, chosen_order, oldest_version
+from launch.training.rollout_requests import group_name
+from launch.training.rollout_source import RolloutSource
+from launch.training.task_plan import TaskPlan
 
-SERVER_REMIND_SECONDS = 120.0
-"""Between two lines that say what a run waits for."""
+
+@dataclass(frozen=True)
+class TakenGroup:
+    """A group that the present update is made of, or that was dropped for it."""
+
+    requested: RequestedGroup
+    group: TrajectoryGroup
 
 
 class Rollouts:
-    """Keeps groups of rollouts on their way until the last update has its groups.
+    """Keeps a bounded number of groups on their way until the last update has its groups.
+
+    A group holds a slot while it waits, and while it is taken::
+
+        free slot ──request──▶ waiting ──take──▶ taken ──commit──▶ trained on and published: slot free
+                                  ▲               │ │
+                                  └───put_back────┘ └──replace───▶ dropped: slot free at once
+
+    There are (max_staleness + 1) * groups_per_step slots. A group that is requested under version v therefore
+    has fewer than that many before it. In the order of the tasks it is trained on by the update of version
+    v + max_staleness at the latest, and no token of it is older than v: that is what bounds staleness.
+    ``CompletionOrder`` says how another order keeps that bound.
 
     Args:
-        config, workload: of the run.
-        greedy_baseline: whether each task is also rolled out greedily.
-        service: plays the requests.
-        state: says how far the run has come.
-        tracker: for what a person should know meanwhile.
+        source: where groups are requested and come back.
+        plan: the task of each group.
+        rollout: slots, and the order in which groups are taken.
+        progress: how far the run has come. ``commit`` counts its groups.
         num_updates: policy updates of the whole run.
     """
 
     def __init__(
         self,
-        config: TrainConfig,
-        workload: Workload,
-        greedy_baseline: bool,
-        service: RolloutService | RecordedService,
-        state: RunState,
-        tracker: Tracker,
+        source: RolloutSource,
+        plan: TaskPlan,
+        rollout: RolloutConfig,
+        progress: Progress,
         num_updates: int,
     ) -> None:
-        self._config, self._tasks = config, workload.train_dataset
-        self._service, self._state, self._tracker = service, state, tracker
-        self._num_updates = num_updates
-        self._set_aside = state.progress.set_aside
-        self._budget = FailureBudget(workload.env_class.__name__, config.fleet.failure_budget)
-        make_requests = partial(
-            group_requests, config, self._tasks, greedy_baseline, set_aside=self._set_aside
-        )
-        num_slots = (config.rollout.max_staleness + 1) * config.rollout.groups_per_step
-        self._scheduler = GroupScheduler(
-            service.stream,
-            make_requests,
-            chosen_order(config.rollout),
-            num_slots,
-            first=state.progress.num_groups,
-        )
+        self._source, self._plan, self._progress = source, plan, progress
+        self._order = chosen_order(rollout)
+        self._groups_per_step = rollout.groups_per_step
+        self._num_slots = (rollout.max_staleness + 1) * rollout.groups_per_step
+        self._num_wanted = num_updates * rollout.groups_per_step
+        self.num_requested = progress.num_groups
+        """Number of the next group that will be requested."""
+        self._waiting: list[RequestedGroup] = []
+        """Requested and not taken, by their numbers."""
+        self._taken: list[TakenGroup] = []
+        """Taken since the last ``commit``."""
+        self._num_dropped = 0
+        """Groups of ``_taken`` that gave back their slots."""
+        self._put_back: dict[str, TrajectoryGroup] = {}
+        """Groups of ``_waiting`` that were taken once, by an update that was not made."""
         self.have_begun = False
-        """Whether groups have been requested, so that their state is in the scheduler and not in a file."""
+        """Whether groups have been requested, so that their state is here and not in a file."""
 
-    def wait_until_up(self) -> None:
-        """Return when rollouts can be requested.
+    # -- one update after the other ------------------------------------------------------------------
 
-        Raises:
-            The error that has kept the policy server or the fleet from starting.
+    def begin(self, saved: StreamState) -> None:
+        """Request the first groups: those of a checkpoint, and others for the slots that are left.
+
+        What was ready is not played again, what was under way is. All groups were requested that are behind
+        us or in ``saved``: so the next one has the number of both together, also where the order of
+        completion has left gaps between those that are behind us.
         """
-        if not self._service.is_up:
-            self._tracker.announce("Waiting for the policy server.")
-        while not self._service.wait_until_up(SERVER_REMIND_SECONDS):
-            self._tracker.announce(
-                "Still waiting for it: its replicas load the model, or wait for room (`ray status` shows "
-                "what is free, Serve's logs what keeps them)."
-            )
-
-    def begin(self, check_learner: Callable[[], None]) -> None:
-        """Request the first groups, or those of the checkpoint. ``wait_until_up`` comes first.
-
-        Args:
-            check_learner: called while a group is waited for: its error ends the wait.
-        """
-        self._service.stream.watch(check_learner)
-        self._restore()
+        version = self._progress.version
+        ages: dict[int, list[float]] = defaultdict(list)
+        for trajectory in saved.ready:
+            ages[_number(trajectory.rollout_id)].append(oldest_version(trajectory))
+        for rollout_id in saved.in_flight:  # it is played anew
+            ages[_number(rollout_id)].append(version)
+        self._waiting = [
+            RequestedGroup(number=number, version=int(min(version, *ages[number]))) for number in sorted(ages)
+        ]
+        self.num_requested += len(self._waiting)
+        requests = [
+            request for each in self._waiting for request in self._plan.requests(each.number, version)
+        ]
+        if requests:
+            self._source.request(requests, saved.ready)
+        self.have_begun = True
         self.request()
 
-    def _restore(self) -> None:
-        progress, waiting = self._state.progress, self._state.saved_stream()
-        digest = tasks_digest(self._config, self._tasks)
-        if digest != progress.tasks_digest:
-            if waiting.ready:
-                self._tracker.announce(
-                    f"The tasks, their order or the temperature have changed: {len(waiting.ready)} finished "
-                    "rollouts of the old ones are not used."
-                )
-            waiting = waiting.with_played_again(lambda _: True)
-            if self._set_aside:
-                self._tracker.announce(
-                    f"{len(self._set_aside)} of the old tasks were set aside. All of the new ones are played."
-                )
-                self._set_aside.clear()  # they are known by their place
-        self._scheduler.restore(waiting, progress.version)
-        progress.tasks_digest = digest
-        self.have_begun = True
-
     def request(self, num_selected: int = 0) -> None:
-        """Request groups for the free slots.
+        """Request groups for the free slots, and no more than the updates that are left will take.
 
         Args:
             num_selected: groups that are there already for the update that is being made.
         """
-        progress = self._state.progress
-        wanted = (self._num_updates - progress.step) * self._config.rollout.groups_per_step
-        self._scheduler.fill(progress.version, wanted - num_selected)
+        version = self._progress.version
+        num_held = len(self._waiting) + len(self._taken) - self._num_dropped
+        num_left = self._num_wanted - self._progress.step * self._groups_per_step - num_selected
+        num_new = max(0, min(self._num_slots - num_held, num_left - len(self._waiting)))
+        numbers = range(self.num_requested, self.num_requested + num_new)
+        requests = [request for number in numbers for request in self._plan.requests(number, version)]
+        if requests:
+            self._source.request(requests)
+        self._waiting += [RequestedGroup(number=number, version=version) for number in numbers]
+        self.num_requested += num_new
 
     def take(self) -> TrajectoryGroup:
-        """The next group of ``rollout.group_order``, once complete; its task is set aside if it always fails.
+        """The next group of ``rollout.group_order``, once it is complete.
 
         Raises:
             EnvironmentFailure: too many rollouts have failed.
-            The errors of ``TrajectoryStream.take``.
+            The errors of ``RolloutSource.take``.
         """
-        group = self._scheduler.take(self._state.progress.version)
-        self._budget.record(group.rollouts)
-        if fails_everywhere(group, self._config.fleet.retries + 1):
-            self._set_task_aside(group)
+        num_used = len(self._taken) - self._num_dropped
+        candidates = self._order.candidates(self._waiting, self._progress.version, num_used)
+        by_name = {group_name(each.number): each for each in candidates}
+        again = next(filter(self._put_back.__contains__, by_name), None)
+        group = self._source.take(*by_name) if again is None else self._put_back.pop(again)
+        requested = by_name[group.group_id]
+        self._waiting.remove(requested)
+        self._taken.append(TakenGroup(requested, group))
+        self._plan.record_failures(group, self.num_requested)
         return group
-
-    def _set_task_aside(self, group: TrajectoryGroup) -> None:
-        index = task_index(self._config, self._tasks, int(group.group_id), self._set_aside)
-        if str(index) in self._set_aside:  # groups of the same task were under way
-            return
-        self._set_aside[str(index)] = self._scheduler.num_requested
-        error = group.trajectories[0].error
-        self._state.record_set_aside(index, self._tasks[index], error)
-        self._tracker.announce(f"Task {index} is set aside: it failed in all of its rollouts. {error}")
-
-    def announce_set_aside(self) -> None:
-        """Say which tasks were set aside, if there are any."""
-        if self._set_aside:
-            self._tracker.announce(
-                f"{len(self._set_aside)} of {len(self._tasks)} tasks failed everywhere and were set aside: "
-                f"see {self._state.directory / SET_ASIDE}."
-            )
 
     def put_back(self) -> None:
         """Have the groups taken again that were taken for an update which was not made."""
-        self._scheduler.put_back()
+        self._put_back |= {each.group.group_id: each.group for each in self._taken}
+        self._waiting = self._uncommitted()
+        self._taken, self._num_dropped = [], 0
 
     def replace(self, num_selected: int) -> None:
         """Request another group for the one that was taken last and is dropped."""
-        self._scheduler.drop()
+        self._num_dropped += 1
         self.request(num_selected)
 
     def commit(self) -> None:
-        """The groups that were taken are used up, and the weights published: request those that come next."""
-        self._scheduler.commit()
-        self._state.progress.num_groups = self._scheduler.num_committed
+        """Free the slots of the groups that were taken: they are used up, and the weights published."""
+        self._taken, self._num_dropped = [], 0
+        self._progress.num_groups = self.num_requested - len(self._waiting)
         self.request()
 
-    def resize(self, num_actors: int) -> None:
-        """Play with ``num_actors`` rollout actors from now on; no rollout is lost."""
-        self._service.resize(num_actors)
+    # -- what a checkpoint holds ---------------------------------------------------------------------
 
     def state(self) -> StreamState:
-        """Finished and requested rollouts: until rollouts begin, those of the last checkpoint."""
-        return self._scheduler.state() if self.have_begun else self._state.saved_stream()
+        """What has been rolled out and not trained on yet, and what is under way."""
+        kept = [*(each.group for each in self._taken), *self._put_back.values()]
+        here = [each for group in kept for each in group.rollouts]
+        here += [each for each in self._source.finished() if _is_of_training(each.rollout_id)]
+        there = {trajectory.rollout_id for trajectory in here}
+        requested = [
+            request.rollout_id
+            for each in self._uncommitted()
+            for request in self._plan.requests(each.number, 0)
+        ]
+        return StreamState(
+            ready=tuple(here), in_flight=tuple(each for each in requested if each not in there)
+        )
+
+    def _uncommitted(self) -> list[RequestedGroup]:
+        taken = [each.requested for each in self._taken]
+        return sorted([*taken, *self._waiting], key=lambda each: each.number)
+
+
+def _number(rollout_id: str) -> int:
+    return int(rollout_id.partition("/")[0])
+
+
+def _is_of_training(rollout_id: str) -> bool:
+    return rollout_id.partition("/")[0].isdigit()

@@ -1,4 +1,4 @@
-"""Starts the components of a run, in the order that wastes no time, and ends them with it."""
+"""Start of a run's parts, in the order that wastes no time, and their end with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ import ray
 from actors.learning.learner_group import LearnerGroup
 from actors.ray_tools.background import end_background_work, in_background
 from actors.ray_tools.placement import beside_driver
-from actors.rollouts.scaling import ScalingPolicy
 from actors.rollouts.service import RolloutService
 from actors.sampling.serve_sampler import ServeSampler
 from actors.serving.policy_app import PolicyApp, start_serve
@@ -26,27 +25,29 @@ from actors.settings import ServerConfig
 from actors.timing import FLEET_START_SECONDS
 from actors.weights.store import WeightStore
 from actors.weights.transport import make_transport
-from environments.errors import SamplerError
 from launch.cluster import session
-from launch.cluster.serve_address import check_answers, client_url
 from launch.cluster.threads import with_threads
 from launch.cluster.turns import Turn
 from launch.health.heartbeat import HeartbeatSender
 from launch.health.interrupt import Interrupts
 from launch.reporting.tracker import Tracker
-from launch.reporting.utilization import Utilization
 from launch.run_folder.lock import RunLock
 from launch.run_folder.model_paths import model_folder
 from launch.settings.tree import TrainConfig, algorithm_of
 from launch.training.activity import STARTING, Activity
 from launch.training.components import Components
+from launch.training.engine_comparison import EngineComparison, LogprobProbe
 from launch.training.evaluator import Evaluator, evaluation_server
-from launch.training.logprob_probe import LogprobProbe
+from launch.training.loop import TrainingLoop
 from launch.training.memory import memory_notice
-from launch.training.recording import RecordedService
+from launch.training.milestones import Milestones
+from launch.training.recording import RecordedRollouts, check_tokenizer
+from launch.training.rollout_source import RolloutSource
 from launch.training.rollouts import Rollouts
 from launch.training.run_state import RunState
-from launch.training.stages.base import Stage, publish
+from launch.training.stages.base import Stage
+from launch.training.task_plan import TaskPlan
+from launch.training.update_report import UpdateReport
 from launch.training.watch import present_heartbeat, run_name, watch
 from launch.workload import Workload
 from policies.learning.algorithm import Algorithm
@@ -62,7 +63,7 @@ def start(
     tracker: Tracker,
     interrupts: Interrupts,
     ending: ExitStack,
-) -> Components:
+) -> TrainingLoop:
     """Start everything that the run needs. Engines and fleet start in the background: nothing waits for them.
 
     Args:
@@ -76,7 +77,7 @@ def start(
         tracker.announce(f"No checkpoint to go on from in {state.directory}: a new run begins.")
     tracker.announce(f"Run folder: {state.directory}")
     start_model = model_in_background(config, workload, state, ending)
-    activity, services = Activity(), list[RolloutService | RecordedService]()
+    activity, services = Activity(), list[RolloutService]()
     end, turn = join_cluster(config, state, activity, services, tracker, interrupts, ending)
     model_path = start_model()
     config = with_threads(config, model_path)
@@ -84,16 +85,22 @@ def start(
         tracker.announce(notice)
     algorithm = algorithm_of(config)
     store = weight_store(config, state, "training", ending, end)
+    source: RolloutSource
+    evaluator = None
     if config.run.replay is not None:
-        workload = replace(workload, val_dataset=None)  # nothing can play them
-    service = rollout_service(config, config.server, workload, model_path, store)
-    services.append(service)
-    pinned = None
-    end(service.stop)
-    if config.evaluation.num_replicas:
-        pinned = weight_store(config, state, "evaluation", ending, end)
-        services.append(rollout_service(config, evaluation_server(config), workload, model_path, pinned))
-        end(services[-1].stop)
+        check_tokenizer(Path(config.run.replay), model_path)
+        source = RecordedRollouts(Path(config.run.replay))
+    else:
+        pinned = None
+        services.append(rollout_service(config, config.server, workload, model_path, store))
+        source = services[0].stream
+        end(services[0].stop)
+        if config.evaluation.num_replicas:
+            pinned = weight_store(config, state, "evaluation", ending, end)
+            services.append(rollout_service(config, evaluation_server(config), workload, model_path, pinned))
+            end(services[1].stop)
+        if workload.val_dataset is not None:
+            evaluator = Evaluator(config, workload.val_dataset, services[-1], store, pinned)
     stage = next((each for each in stages if each.num_done(state) < each.num_steps), stages[-1])
     if stage.rolls_out:
         start_services(config, services)
@@ -104,31 +111,29 @@ def start(
         start_services(config, services)
     if turn is not None:
         in_background(partial(end_when_up, turn, tuple(services), config.fleet.num_actors), "turn")
+    with activity.during_start("checkpoint"):
+        restore(learner, state, stages, tracker)
+    tracker.announce(f"Learner: {config.learner.num_workers} rank(s) on {config.learner.device}.")
     num_updates = sum(each.num_steps for each in stages if each.rolls_out)
+    plan = TaskPlan(config, workload, algorithm.uses_greedy_baseline, state, tracker)
+    rollouts = Rollouts(source, plan, config.rollout, state.progress, num_updates)
+    milestones = Milestones(config, num_updates, state, evaluator, learner, rollouts, tracker, interrupts)
+    service = services[0] if services else None
+    probe = None if service is None else LogprobProbe(service.sample, config.rollout.temperature)
     run = Components(
         config=config,
         workload=workload,
         algorithm=algorithm,
         model_path=model_path,
-        num_updates=num_updates,
+        learner=learner,
+        rollouts=rollouts,
+        comparison=EngineComparison(config, algorithm, learner, probe, tracker),
+        kl=KLController(algorithm, state.progress.kl_coef),
+        report=UpdateReport(config, state, tracker, service),
         tracker=tracker,
         interrupts=interrupts,
-        learner=learner,
-        services=tuple(services),
-        rollouts=Rollouts(
-            config, workload, algorithm.uses_greedy_baseline, service, state, tracker, num_updates
-        ),
-        evaluator=Evaluator(config, workload, services[-1], store, pinned),
-        probe=LogprobProbe(service.sample, config.rollout.temperature),
-        kl=KLController(algorithm, state.progress.kl_coef),
-        utilization=Utilization(service),
-        scaling=ScalingPolicy(*config.fleet.bounds),
-        activity=activity,
     )
-    with activity.during_start("checkpoint"):
-        restore(run, state, stages)
-    tracker.announce(f"Learner: {config.learner.num_workers} rank(s) on {config.learner.device}.")
-    return run
+    return TrainingLoop(run, state, milestones, plan, services, activity)
 
 
 def weight_store(
@@ -157,7 +162,7 @@ def join_cluster(
     config: TrainConfig,
     state: RunState,
     activity: Activity,
-    services: Sequence[RolloutService | RecordedService],
+    services: Sequence[RolloutService],
     tracker: Tracker,
     interrupts: Interrupts,
     ending: ExitStack,
@@ -196,14 +201,14 @@ def join_cluster(
     return end_with_run, turn
 
 
-def end_when_up(turn: Turn, services: Sequence[RolloutService | RecordedService], num_actors: int) -> None:
+def end_when_up(turn: Turn, services: Sequence[RolloutService], num_actors: int) -> None:
     """End the turn when all that the run needs has its place, or will not get it."""
     try:
         deadline = math.inf
         for service in services:
             service.wait_until_up()
             deadline = min(deadline, time.monotonic() + FLEET_START_SECONDS)
-            while isinstance(service, RolloutService) and time.monotonic() < deadline:
+            while time.monotonic() < deadline:
                 if service.fleet_status().num_ready >= num_actors:
                     break
                 time.sleep(0.5)
@@ -245,10 +250,8 @@ def rollout_service(
     workload: Workload,
     model_path: str,
     store: ray.actor.ActorHandle,
-) -> RolloutService | RecordedService:
-    """A rollout service with a policy server of its own, whose engines follow ``store``; or a recording."""
-    if config.run.replay is not None:
-        return RecordedService(Path(config.run.replay), model_path)
+) -> RolloutService:
+    """A rollout service with a policy server of its own, whose engines follow ``store``."""
     options = config.model.chat_template_kwargs
     name = f"policy-{uuid.uuid4().hex[:8]}"
     app = PolicyApp(name, model_path, server, store, chat_template_kwargs=options)
@@ -276,7 +279,7 @@ def start_learner(
     )
 
 
-def start_services(config: TrainConfig, services: Sequence[RolloutService | RecordedService]) -> None:
+def start_services(config: TrainConfig, services: Sequence[RolloutService]) -> None:
     """Start the rollout services in the background."""
     if len(services) > 1:  # their threads would both start Serve, and one of them fail
         start_serve(config.server)
@@ -284,45 +287,17 @@ def start_services(config: TrainConfig, services: Sequence[RolloutService | Reco
         service.start_in_background(config.fleet.num_actors)
 
 
-def restore(run: Components, state: RunState, stages: Sequence[Stage]) -> None:
+def restore(learner: LearnerGroup, state: RunState, stages: Sequence[Stage], tracker: Tracker) -> None:
     """Give the learner the state of the checkpoint that the run goes on from, and publish its weights."""
     if state.checkpoint is None:
         return
-    not_restored = run.learner.load(str(state.checkpoint))
-    if state.progress.version:
-        run.learner.publish(state.progress.version)
-    elif state.progress.stage_steps and not any(
-        0 < each.num_done(state) < each.num_steps for each in stages
-    ):  # what was learned came from a stage that ends sooner now than the one that was interrupted
-        publish(run, state)
+    not_restored = learner.load(str(state.checkpoint))
+    progress = state.progress
+    if progress.version:
+        learner.publish(progress.version)
+    elif progress.stage_steps and not any(0 < each.num_done(state) < each.num_steps for each in stages):
+        # What was learned came from a stage that ends sooner now than the one that was interrupted.
+        learner.publish(progress.version + 1)
+        progress.version += 1
     note = f" {not_restored}" if not_restored else ""
-    run.tracker.announce(f"Resumed from {state.checkpoint.name}.{note}")
-
-
-def begin_rollouts(run: Components) -> None:
-    """Wait for the policy server and request the first rollouts, unless that was done before."""
-    if run.rollouts.have_begun:
-        return
-    with run.activity.during_start("server"):
-        run.rollouts.wait_until_up()
-    server = run.config.server
-    if run.config.run.replay is None:
-        run.tracker.announce(
-            f"Policy server: {server.num_replicas} replica(s); {run.config.fleet.num_actors} rollout actors."
-        )
-    if server.http_port is not None:
-        announce_address(run, server.http_port)
-    run.utilization.begin()
-    run.rollouts.begin(run.learner.check_ranks)
-    run.tracker.begin_steps()
-
-
-def announce_address(run: Components, port: int) -> None:
-    """Say where OpenAI clients find the policy, or that they do not: a run needs no clients."""
-    server = run.config.server
-    url = client_url(server.http_host, port)
-    try:
-        check_answers(url)
-        run.tracker.announce(f"OpenAI clients find {', '.join(server.model_names)} at {url}.")
-    except SamplerError as error:
-        run.tracker.announce(str(error))
+    tracker.announce(f"Resumed from {state.checkpoint.name}.{note}")

@@ -1,70 +1,88 @@
-"""What an update of the policy reports, whichever stage of training has made it."""
+"""The report of a policy update, whichever stage of training has made it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from actors.rollouts.scaling import Load
+from actors.rollouts.scaling import Load, ScalingPolicy
+from actors.rollouts.service import RolloutService
 from launch.reporting import metrics
+from launch.reporting.tracker import Tracker
+from launch.reporting.utilization import Utilization
+from launch.settings.tree import TrainConfig
 from launch.training.clock import Clock
-from launch.training.components import Components
 from launch.training.run_state import RunState
 from launch.training.selection import Selection
 
 
-def report_update(
-    run: Components,
-    state: RunState,
-    version: int,
-    selection: Selection,
-    learning: dict[str, float],
-    clock: Clock,
-) -> None:
-    """Record the newest update.
+class UpdateReport:
+    """Records updates, and has as many rollout actors as their metrics ask for.
 
     Args:
-        version: of the policy that learned.
-        selection: the groups that the update was made of.
-        learning: metrics of the learner.
-        clock: started with the update.
+        service: the training's; ``None`` in a replay.
     """
-    staleness = run.config.rollout.max_staleness
-    if alarm := metrics.mismatch_alarm(learning, run.config.learner.mismatch_alarm):
-        run.tracker.alarm(alarm)
-    played = [*selection.groups, *selection.all_dropped]
-    if change := state.note_judge("rollout", played):
-        run.tracker.announce(change)
-    numbers = {
-        **metrics.rollout_metrics(played),
-        **metrics.staleness_metrics(selection.groups, version, staleness),
-        **metrics.token_metrics(selection.useful, selection.unused, selection.not_imitated),
-        **learning,
-        **metrics.time_metrics(clock.seconds, clock.total),
-        **run.utilization.since_last(),
-    }
-    histograms: dict[str, Sequence[float]] = {
-        "stream/staleness": metrics.staleness(selection.groups, version),
-        "rollout/reward": [each.reward for group in played for each in group.trajectories],
-    }
-    run.tracker.step(state.progress.step, numbers, histograms)
-    if "stream/actors" in numbers:
-        scale(run, numbers)
 
+    def __init__(
+        self, config: TrainConfig, state: RunState, tracker: Tracker, service: RolloutService | None
+    ) -> None:
+        self._config, self._state, self._tracker, self._service = config, state, tracker, service
+        self._utilization = Utilization(service) if service is not None else None
+        self._scaling = ScalingPolicy(*config.fleet.bounds)
 
-def scale(run: Components, numbers: Mapping[str, float]) -> None:
-    """Have as many rollout actors as the update's metrics ask for, and say so if that is another number."""
-    load = Load(
-        learner_waits=numbers["time/wait"] / numbers["time/step"],
-        actors_idle=numbers["time/fleet_idle"],
-        requests_waiting=numbers["time/requests_waiting"],
-        num_actors=int(numbers["stream/actors"]),
-        num_ready=int(numbers["time/actors_ready"]),
-    )
-    number = run.scaling.decide(load)
-    if number != load.num_actors:
-        run.rollouts.resize(number)
-        run.tracker.announce(
-            f"Rollout actors: {load.num_actors} -> {number}. The learner waited for {load.learner_waits:.0%} "
-            f"of the update, {load.requests_waiting:.1f} requests for an actor; actors were idle for "
-            f"{load.actors_idle:.0%}."
+    def begin(self) -> None:
+        """Count the work of fleet and engines from here on."""
+        if self._utilization is not None:
+            self._utilization.begin()
+
+    def request_counts(self) -> None:
+        """Request the counts of fleet and engines: once an update, when they are busy."""
+        if self._utilization is not None:
+            self._utilization.ask()
+
+    def record(self, version: int, selection: Selection, learning: dict[str, float], clock: Clock) -> None:
+        """Record the newest update.
+
+        Args:
+            version: of the policy that learned.
+            selection: the groups that the update was made of.
+            learning: metrics of the learner.
+            clock: started with the update.
+        """
+        if alarm := metrics.mismatch_alarm(learning, self._config.learner.mismatch_alarm):
+            self._tracker.alarm(alarm)
+        played = [*selection.groups, *selection.all_dropped]
+        if change := self._state.note_judge("rollout", played):
+            self._tracker.announce(change)
+        numbers = {
+            **metrics.rollout_metrics(played),
+            **metrics.staleness_metrics(selection.groups, version, self._config.rollout.max_staleness),
+            **metrics.token_metrics(selection.useful, selection.unused, selection.not_imitated),
+            **learning,
+            **metrics.time_metrics(clock.seconds, clock.total),
+            **(self._utilization.since_last() if self._utilization is not None else {}),
+        }
+        histograms: dict[str, Sequence[float]] = {
+            "stream/staleness": metrics.staleness(selection.groups, version),
+            "rollout/reward": [each.reward for group in played for each in group.trajectories],
+        }
+        self._tracker.step(self._state.progress.step, numbers, histograms)
+        if self._service is not None and "stream/actors" in numbers:
+            self._scale(self._service, numbers)
+
+    def _scale(self, service: RolloutService, numbers: Mapping[str, float]) -> None:
+        """Have as many rollout actors as the update's metrics ask for, and say so if that changes."""
+        load = Load(
+            learner_waits=numbers["time/wait"] / numbers["time/step"],
+            actors_idle=numbers["time/fleet_idle"],
+            requests_waiting=numbers["time/requests_waiting"],
+            num_actors=int(numbers["stream/actors"]),
+            num_ready=int(numbers["time/actors_ready"]),
         )
+        number = self._scaling.decide(load)
+        if number != load.num_actors:
+            service.resize(number)
+            self._tracker.announce(
+                f"Rollout actors: {load.num_actors} -> {number}. The learner waited for "
+                f"{load.learner_waits:.0%} of the update, {load.requests_waiting:.1f} requests for an actor; "
+                f"actors were idle for {load.actors_idle:.0%}."
+            )

@@ -17,7 +17,6 @@ from launch.health.watchdog import Watchdog
 from launch.reporting.tracker import Tracker
 from launch.settings.tree import TrainConfig
 from launch.training.activity import Activity
-from launch.training.recording import RecordedService
 from launch.training.run_state import RunState
 
 
@@ -26,9 +25,7 @@ def run_name(state: RunState) -> str:
     return f"the run {state.directory.resolve()} (process {os.getpid()} on {socket.gethostname()})"
 
 
-def present_heartbeat(
-    state: RunState, activity: Activity, services: Sequence[RolloutService | RecordedService]
-) -> RunHeartbeat:
+def present_heartbeat(state: RunState, activity: Activity, services: Sequence[RolloutService]) -> RunHeartbeat:
     """What the run is doing now. Its services may not have been started yet."""
     times = [service.stream.last_arrival for service in services]
     arrivals = [each for each in times if each is not None]

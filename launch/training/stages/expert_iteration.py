@@ -14,11 +14,9 @@ from environments.types import Trajectory
 from launch.training.clock import Clock
 from launch.training.components import Components
 from launch.training.mini_batches import make_batches
-from launch.training.mismatch import mismatch
 from launch.training.run_state import RunState
 from launch.training.selection import Selection, select_groups
 from launch.training.stages.base import Stage, publish
-from launch.training.update_report import report_update
 from policies.learning.samples import LearnerUpdate, TrainBatch, is_judged
 from policies.learning.settings import OptimizerConfig
 
@@ -54,13 +52,13 @@ class ExpertIteration(Stage):
         algorithm = replace(run.algorithm, zero_signal_groups="keep")
         with clock.measure("time/wait"):
             selection = select_groups(self.config, algorithm, run.rollouts, version, run.tracker)
-        run.utilization.ask()
+        run.report.request_counts()
         with clock.measure("time/score"):
             batches = self._batches(self._successes(selection), progress.step)
             imitated = {sample.rollout_id for batch in batches for sample in batch.samples}
             played = {each.rollout_id for group in selection.groups for each in group.trajectories}
             selection.not_imitated = frozenset(played - imitated)
-            learning = mismatch(run, version, batches)
+            learning = run.comparison.before_update(version, batches)
         with run.interrupts.atomic_section():  # the weights and what we say of them change together
             with clock.measure("time/learn"):
                 learned = run.learner.fit(batches) if batches else NOTHING_LEARNED
@@ -78,7 +76,7 @@ class ExpertIteration(Stage):
                 "learn/num_optimizer_steps": learned.num_optimizer_steps,
                 "learn/num_imitated_trajectories": len(imitated),
             }
-            report_update(run, state, version, selection, learning, clock)
+            run.report.record(version, selection, learning, clock)
 
     def _successes(self, selection: Selection) -> list[Trajectory]:
         least = self.config.expert_iteration.min_reward

@@ -10,12 +10,12 @@ from environments.types import TrajectoryGroup
 from launch.training.clock import Clock
 from launch.training.components import Components
 from launch.training.mini_batches import in_epochs, make_batches
-from launch.training.mismatch import measured_mismatch, mismatch
 from launch.training.run_state import RunState
 from launch.training.selection import select_groups
 from launch.training.stages.base import Stage, publish
-from launch.training.update_report import report_update
+from policies.learning.algorithm import Algorithm
 from policies.learning.credit import assign_credit
+from policies.learning.kl import KLController
 from policies.learning.samples import LearnerUpdate, TrainBatch, TrainingSample
 from policies.learning.settings import OptimizerConfig
 
@@ -41,15 +41,15 @@ class Reinforce(Stage):
         version = progress.version
         with clock.measure("time/wait"):
             selection = select_groups(config, run.algorithm, run.rollouts, version, run.tracker)
-        run.utilization.ask()
+        run.report.request_counts()
         with clock.measure("time/score"):
             rollouts = (each for group in selection.useful for each in group.trajectories)
             batches = make_batches(config, rollouts, f"batches/{progress.step}")
             batches = run.learner.score(batches) if batches else []
             # Without staleness all rollouts are fresh, and the update itself finds the difference.
-            learning = mismatch(run, version, batches) if config.rollout.max_staleness else {}
+            learning = run.comparison.before_update(version, batches) if config.rollout.max_staleness else {}
         with clock.measure("time/credit"):
-            batches, credit = with_credit(run, selection.groups, batches)
+            batches, credit = with_credit(run.algorithm, run.kl, selection.groups, batches)
             taken = in_epochs(config, batches, f"epochs/{progress.step}")
         with run.interrupts.atomic_section():  # the weights and what we say of them change together
             with clock.measure("time/learn"):
@@ -67,15 +67,18 @@ class Reinforce(Stage):
             )
             run.rollouts.commit()
             if not config.rollout.max_staleness:
-                learning |= measured_mismatch(run, learned)
+                learning |= run.comparison.after_update(learned)
             elif learned.num_optimizer_steps:
-                run.probe.begin(selection.groups, progress.version)
+                run.comparison.begin_probe(selection.groups, progress.version)
             learning |= credit | learned.metrics | {"learn/num_optimizer_steps": learned.num_optimizer_steps}
-            report_update(run, state, version, selection, learning, clock)
+            run.report.record(version, selection, learning, clock)
 
 
 def with_credit(
-    run: Components, groups: Sequence[TrajectoryGroup], batches: Sequence[TrainBatch]
+    algorithm: Algorithm,
+    kl: KLController,
+    groups: Sequence[TrajectoryGroup],
+    batches: Sequence[TrainBatch],
 ) -> tuple[list[TrainBatch], dict[str, float]]:
     """The scored batches with advantages, over all of them at once, and the metrics of the advantages."""
     if not batches:
@@ -84,9 +87,9 @@ def with_credit(
     for batch in batches:
         for sample in batch.samples:
             samples[sample.rollout_id].append(sample)
-    credited, credit = assign_credit(groups, samples, run.algorithm, run.kl.coef)
+    credited, credit = assign_credit(groups, samples, algorithm, kl.coef)
     by_id = {sample.sample_id: sample for each in credited.values() for sample in each}
-    numbers = credit | run.kl.update(credit, len(samples))
+    numbers = credit | kl.update(credit, len(samples))
     return [
         replace(batch, samples=tuple(by_id[sample.sample_id] for sample in batch.samples))
         for batch in batches

@@ -59,7 +59,6 @@ class WarmStart(Stage):
             if last == self.num_steps:
                 publish(run, state)
         run.tracker.warm_start(last, self.num_steps, learned.metrics)
-        run.check_services()
 
 
 def demonstrations(run: Components) -> list[TrainingSample]:

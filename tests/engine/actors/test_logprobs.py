@@ -12,7 +12,7 @@ from transformers_reference import load, token_logprobs, weights_of
 
 from environments.types import Completion, Step, Trajectory, TrajectoryGroup
 from launch.reporting.metrics import FRESH_MISMATCH, mismatch_alarm, mismatch_metrics
-from launch.training.logprob_probe import LogprobProbe
+from launch.training.engine_comparison import LogprobProbe
 from policies.learning.samples import TrainBatch, training_samples
 from policies.learning.settings import LearnerConfig
 from policies.sampler import SampleRequest, SamplingParams
@@ -100,7 +100,7 @@ def test_one_wrong_weight_in_the_engine_raises_the_alarm(
 def test_the_probe_raises_the_alarm_where_nothing_else_is_fresh(
     policy_app: ServedPolicy, sampler: Any, make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.training.logprob_probe.MAX_MISSED", 0)  # wait for each answer
+    monkeypatch.setattr("launch.training.engine_comparison.MAX_MISSED", 0)  # wait for each answer
     learner, right = make_learner(), weights_of(policy_app.model_path)
     probe = LogprobProbe(sampler.sample_tokens.remote, temperature=0.7)
     rollout = Trajectory(steps=[Step(completion=sample(sampler, 0.7)[0])])

@@ -121,7 +121,7 @@ def test_a_queue_that_dies_ends_the_wait_of_its_consumer(pipeline: Pipeline) -> 
     names = pipeline.play(2, seconds=60)
     with killed_soon(pipeline.stream.queue.actor), pytest.raises(RayActorError, match="_QueueActor"):
         pipeline.take(names)
-    pipeline.stream.drain()  # a checkpoint is written all the same
+    pipeline.stream.finished()  # a checkpoint is written all the same
 
 
 def test_a_fleet_whose_queue_has_died_does_not_look_healthy(pipeline: Pipeline) -> None:
@@ -168,8 +168,6 @@ def test_a_checkpoint_holds_what_has_not_been_taken_yet(
     pipeline.order(["slow"], seconds=60.0)
     while (status := ray.get(pipeline.fleet.status.remote())).num_waiting or status.num_running > 1:
         time.sleep(0.05)
-    assert pipeline.stream.finished() == []
-    pipeline.stream.drain()
     assert [each.rollout_id for each in pipeline.stream.finished()] == [f"{name}/0" for name in names]
     assert [group.group_id for group in pipeline.take(names)] == names
 

@@ -10,7 +10,7 @@ from ray.exceptions import RayError
 
 from environments.errors import SamplerError
 from environments.types import Completion, Step, Trajectory, TrajectoryGroup
-from launch.training.logprob_probe import LogprobProbe
+from launch.training.engine_comparison import LogprobProbe
 from policies.sampler import TokenOutput, TokenRequest
 
 
@@ -69,7 +69,7 @@ def test_without_a_prompt_nothing_is_asked() -> None:
 def test_an_engine_that_cannot_answer_is_an_error_once(
     ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.training.logprob_probe.MAX_MISSED", 0)  # wait for the answer
+    monkeypatch.setattr("launch.training.engine_comparison.MAX_MISSED", 0)  # wait for the answer
 
     @ray.remote(num_cpus=0)
     def fail() -> TokenOutput:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.health.interrupt import Interrupts
@@ -13,8 +13,10 @@ from launch.settings.compose import compose
 from launch.settings.tree import algorithm_of
 from launch.training.activity import Activity
 from launch.training.clock import Clock
+from launch.training.engine_comparison import EngineComparison
 from launch.training.run_state import RunState
 from launch.training.stages.expert_iteration import ExpertIteration
+from launch.training.update_report import UpdateReport
 from policies.learning.samples import LearnerUpdate, TrainBatch
 
 
@@ -58,18 +60,20 @@ def test_only_what_was_imitated_counts_as_trained(tmp_path: Path) -> None:
         ["rollout.groups_per_step=1", "rollout.group_size=4", f"run.directory={tmp_path}", "run.replay=a"]
     )
     learner, state, reported = FakeLearner(), RunState(config, tmp_path), {}
+    algorithm = algorithm_of(config)
+    tracker: Any = SimpleNamespace(
+        announce=print,
+        failures=lambda groups: None,
+        step=lambda step, numbers, histograms: reported.update(numbers),
+    )
     run: Any = SimpleNamespace(
-        config=config,
-        algorithm=algorithm_of(config),
+        algorithm=algorithm,
         learner=learner,
         interrupts=Interrupts(),
         rollouts=SimpleNamespace(take=lambda: GROUP, commit=lambda: None),
-        utilization=SimpleNamespace(ask=lambda: None, since_last=dict),
-        tracker=SimpleNamespace(
-            announce=print,
-            failures=lambda groups: None,
-            step=lambda step, numbers, histograms: reported.update(numbers),
-        ),
+        comparison=EngineComparison(config, algorithm, cast(Any, learner), None, tracker),
+        report=UpdateReport(config, state, tracker, None),
+        tracker=tracker,
     )
     ExpertIteration(config).step(run, state, Clock(Activity()))
 

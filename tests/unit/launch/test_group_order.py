@@ -7,17 +7,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_rollouts import SimulatedRun, SimulatedStream, log_normal, make_requests
+from simulated_rollouts import SimulatedPlan, SimulatedRun, SimulatedStream, log_normal
 
 from environments.types import TrajectoryGroup
-from launch.run_folder.checkpoint import StreamState
+from launch.run_folder.checkpoint import Progress, StreamState
+from launch.settings.tree import RolloutConfig
 from launch.training.group_order import CompletionOrder, RequestedGroup, TaskOrder, oldest_version
-from launch.training.group_scheduler import GroupScheduler
 from launch.training.rollout_requests import group_name
+from launch.training.rollouts import Rollouts
+from launch.training.task_plan import TaskPlan
 
 
 def requested(*versions: int) -> list[RequestedGroup]:
@@ -101,32 +104,31 @@ class Run:
     """Plays a script, and checks at each step what has to hold."""
 
     script: Script
-    version: int = 0
-    step: int = 0
+    progress: Progress = field(default_factory=Progress)
     consumed: list[str] = field(default_factory=list)
     was_interrupted: bool = False
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.script.seed)
         self._stream = self._new_stream(0.0)
-        self._scheduler = self._new_scheduler(first=0)
-        self._scheduler.fill(0, self._num_wanted(0))
+        self._put_back: dict[str, TrajectoryGroup] = {}
+        self._rollouts = self._new_rollouts()
+        self._rollouts.begin(StreamState())
 
     def play(self) -> None:
         """Make all updates."""
-        while self.step < self.script.num_updates:
+        while self.progress.step < self.script.num_updates:
             groups = self._select()
             if groups is None:
                 continue
             self.consumed += [each.group_id for each in groups]
             self._stream.seconds += 1.0
-            self.step += 1
-            self.version += self._rng.random() >= self.script.unpublished_share
-            self._scheduler.commit()
-            self._scheduler.fill(self.version, self._num_wanted(0))
+            self.progress.step += 1
+            self.progress.version += self._rng.random() >= self.script.unpublished_share
+            self._rollouts.commit()
         assert self._stream.num_groups() == 0, "nothing was requested that nobody took"
         assert sorted(self.consumed) == [group_name(number) for number in range(len(self.consumed))]
-        assert self._scheduler.num_committed == len(self.consumed)
+        assert self.progress.num_groups == len(self.consumed)
 
     def _select(self) -> list[TrajectoryGroup] | None:
         """The groups of an update, as ``select_groups`` takes them; ``None`` if it was interrupted."""
@@ -135,23 +137,24 @@ class Run:
         num_selected = num_replaced = 0
         while num_selected < wanted and len(taken) < wanted + most:
             if self._rng.random() < self.script.interrupted_share:
-                self._interrupt()
+                self._interrupt(taken)
                 return None
             taken.append(self._take(wanted - len(taken) + num_replaced))
             if random.Random(taken[-1].group_id).random() >= self.script.dropped_share:
                 num_selected += 1
             elif len(taken) - num_selected <= most:
                 num_replaced += 1
-                self._scheduler.drop()
-                self._scheduler.fill(self.version, self._num_wanted(num_selected))
+                self._rollouts.replace(num_selected)
         assert num_selected == wanted or len(taken) == wanted + most
         return taken
 
     def _take(self, num_left: int) -> TrajectoryGroup:
-        complete, before = self._stream.complete(), self._stream.seconds
-        waiting = self._stream.oldest_allowed()
-        group = self._scheduler.take(self.version)
-        assert self.version - min(map(oldest_version, group.trajectories)) <= self.script.max_staleness
+        before, version = self._stream.seconds, self.progress.version
+        oldest = {name: int(min(map(oldest_version, each.rollouts))) for name, each in self._put_back.items()}
+        complete, waiting = self._stream.complete() | set(oldest), self._stream.oldest_allowed() | oldest
+        group = self._rollouts.take()
+        self._put_back.pop(group.group_id, None)
+        assert version - min(map(oldest_version, group.trajectories)) <= self.script.max_staleness
         # What an interrupted update has dropped is there again, besides as many groups as there are slots.
         if self._stream.seconds > before and not (self.was_interrupted and self.script.dropped_share):
             late = [each for each in complete if self._could_be_taken(each, waiting, num_left)]
@@ -160,46 +163,48 @@ class Run:
 
     def _could_be_taken(self, group_id: str, waiting: dict[str, int], num_left: int) -> bool:
         """Whether all the others can still be in time after it: by placing them one by one, oldest first."""
-        places = [self.version] * (num_left - 1)
+        places = [self.progress.version] * (num_left - 1)
         for ahead in range(1, self.script.max_staleness + 1):
-            places += [self.version + ahead] * self.script.groups_per_step
+            places += [self.progress.version + ahead] * self.script.groups_per_step
         others = sorted(oldest for name, oldest in waiting.items() if name != group_id)
         return len(others) <= len(places) and all(
             place <= oldest + self.script.max_staleness for place, oldest in zip(places, others, strict=False)
         )
 
-    def _interrupt(self) -> None:
+    def _interrupt(self, taken: Sequence[TrajectoryGroup]) -> None:
         self.was_interrupted = True
         if self._rng.random() < 0.5:
-            self._scheduler.put_back()
+            self._rollouts.put_back()
+            self._put_back |= {each.group_id: each for each in taken}
             return
-        state, first = self._scheduler.state(), self._scheduler.num_committed
-        assert first == len(self.consumed), "what an interrupted update has taken is not behind us"
+        state = self._rollouts.state()
+        assert self.progress.num_groups == len(self.consumed), "what was taken meanwhile is not behind us"
         there = Counter([*(each.rollout_id for each in state.ready), *state.in_flight])
         assert set(there.values()) <= {1}
         assert not {rollout_id.partition("/")[0] for rollout_id in there} & set(self.consumed)
-        self._stream = self._new_stream(self._stream.seconds)
-        self._scheduler = self._new_scheduler(first)
-        self._scheduler.restore(state, self.version)
-        assert self._stream.num_sent == len(state.in_flight), "nothing that is ready is played again"
-        self._scheduler.fill(self.version, self._num_wanted(0))
-
-    def _num_wanted(self, num_selected: int) -> int:
-        return (self.script.num_updates - self.step) * self.script.groups_per_step - num_selected
+        self._stream, self._put_back = self._new_stream(self._stream.seconds), {}
+        self._rollouts = self._new_rollouts()
+        free = self._stream.num_sent
+        self._rollouts.begin(state)
+        sent = self._stream.num_sent - free - len(state.in_flight)
+        assert sent % self.script.group_size == 0 and sent >= 0, "nothing that is ready is played again"
 
     def _new_stream(self, seconds: float) -> SimulatedStream:
         duration = partial(log_normal, self.script.seed, self.script.sigma)
         return SimulatedStream(self.script.num_actors, duration, seconds)
 
-    def _new_scheduler(self, first: int) -> GroupScheduler:
+    def _new_rollouts(self) -> Rollouts:
         script = self.script
-        return GroupScheduler(
-            self._stream,  # type: ignore[arg-type]
-            partial(make_requests, script.group_size),
-            CompletionOrder(script.groups_per_step, script.max_staleness),
-            num_slots=(script.max_staleness + 1) * script.groups_per_step,
-            first=first,
+        rollout = RolloutConfig(
+            groups_per_step=script.groups_per_step,
+            max_staleness=script.max_staleness,
+            group_order="completion",
         )
+        return Rollouts(self._stream, plan_of(script.group_size), rollout, self.progress, script.num_updates)
+
+
+def plan_of(group_size: int) -> TaskPlan:
+    return cast(TaskPlan, SimulatedPlan(group_size))
 
 
 @settings(max_examples=300, deadline=None)
@@ -210,35 +215,31 @@ def test_a_run_takes_each_group_once_in_time_and_waits_only_where_it_has_to(scri
 
 def test_a_resumed_run_requests_no_number_again_that_has_overtaken_others() -> None:
     stream = SimulatedStream(4, lambda rollout_id: 50.0 if rollout_id.startswith(group_name(1)) else 1.0)
-    order = CompletionOrder(groups_per_step=2, max_staleness=1)
-    scheduler = GroupScheduler(stream, partial(make_requests, 1), order, num_slots=4, first=0)  # type: ignore[arg-type]
-    scheduler.fill(0, 8)
-    taken = [scheduler.take(0).group_id for _ in range(2)]
-    scheduler.commit()
+    order = RolloutConfig(groups_per_step=2, max_staleness=1, group_order="completion")
+    progress = Progress()
+    rollouts = Rollouts(stream, plan_of(1), order, progress, num_updates=4)
+    rollouts.begin(StreamState())
+    taken = [rollouts.take().group_id for _ in range(2)]
     assert taken == [group_name(0), group_name(2)]
-    state = scheduler.state()
+    progress.step = progress.version = 1
+    rollouts.commit()
+    state = rollouts.state()
     assert [each.rollout_id for each in state.ready] == ["00000003/0000"]
-    assert state.in_flight == ("00000001/0000",)
+    assert state.in_flight == ("00000001/0000", "00000004/0000", "00000005/0000")
 
     for resumed_state in (state, state.with_played_again(lambda _: True)):
         later = SimulatedStream(4, lambda rollout_id: 1.0)
-        resumed = GroupScheduler(
-            later,  # type: ignore[arg-type]
-            partial(make_requests, 1),
-            TaskOrder(),  # the order may be another one now
-            num_slots=4,
-            first=scheduler.num_committed,
-        )
-        resumed.restore(resumed_state, version=1)
-        resumed.fill(1, 6)
-        assert [resumed.take(1).group_id for _ in range(4)] == [group_name(each) for each in (1, 3, 4, 5)]
+        tasks = RolloutConfig(groups_per_step=2, max_staleness=1)  # the order may be another one now
+        resumed = Rollouts(later, plan_of(1), tasks, Progress(step=1, version=1, num_groups=2), num_updates=4)
+        resumed.begin(resumed_state)
+        assert [resumed.take().group_id for _ in range(4)] == [group_name(each) for each in (1, 3, 4, 5)]
 
 
 def test_nothing_is_restored_from_nothing() -> None:
-    stream = SimulatedStream(1, lambda rollout_id: 1.0)
-    scheduler = GroupScheduler(stream, partial(make_requests, 1), TaskOrder(), num_slots=1, first=7)  # type: ignore[arg-type]
-    scheduler.restore(StreamState(), version=3)
-    assert (scheduler.num_committed, scheduler.num_requested, stream.num_sent) == (7, 7, 0)
+    stream, progress = SimulatedStream(1, lambda rollout_id: 1.0), Progress(version=3, num_groups=7)
+    rollouts = Rollouts(stream, plan_of(1), RolloutConfig(groups_per_step=1), progress, num_updates=0)
+    rollouts.begin(StreamState())
+    assert (progress.num_groups, rollouts.num_requested, stream.num_sent) == (7, 7, 0)
 
 
 def test_completion_saves_time_where_groups_are_replaced_and_next_to_none_where_none_is() -> None:

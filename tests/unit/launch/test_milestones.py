@@ -13,7 +13,7 @@ from launch.health.interrupt import Interrupts
 from launch.run_folder.checkpoint import Progress, StreamState
 from launch.settings.tree import RunConfig
 from launch.training.evaluator import Evaluation
-from launch.training.milestones import checkpoint_due, record_evaluation, save_interrupted
+from launch.training.milestones import Milestones
 from launch.training.run_state import RunState
 
 
@@ -22,11 +22,10 @@ def state_of(directory: Path, resume: bool = False, checkpoints_kept: int = 2) -
     return RunState(SimpleNamespace(run=run), directory)  # type: ignore[arg-type]
 
 
-def run_of(num_updates: int, checkpoint_every: int) -> Any:
-    return SimpleNamespace(
-        num_updates=num_updates,
-        config=SimpleNamespace(run=SimpleNamespace(checkpoint_every=checkpoint_every)),
-    )
+def saving(state: RunState, num_updates: int = 5, checkpoint_every: int = 2) -> Milestones:
+    config: Any = SimpleNamespace(run=SimpleNamespace(checkpoint_every=checkpoint_every))
+    nothing: Any = None
+    return Milestones(config, num_updates, state, None, nothing, nothing, nothing, nothing)
 
 
 @pytest.mark.parametrize(
@@ -43,21 +42,22 @@ def run_of(num_updates: int, checkpoint_every: int) -> Any:
 def test_a_checkpoint_is_due(tmp_path: Path, progress: Progress, due: bool) -> None:
     state = state_of(tmp_path)
     state.progress = progress
-    assert checkpoint_due(run_of(5, 2), state) == due
+    assert saving(state).checkpoint_due() == due
 
 
 def test_a_warm_start_that_was_interrupted_is_saved_once_more_when_it_is_done(tmp_path: Path) -> None:
-    run, interrupted = run_of(5, 2), state_of(tmp_path)
+    interrupted = state_of(tmp_path)
     interrupted.progress = Progress(stage_steps={"warm_start": 10})
     interrupted.save(StreamState(), lambda folder: None)
     interrupted.close()
 
     state = state_of(tmp_path, resume=True)
-    assert not checkpoint_due(run, state), "nothing is new"
+    milestones = saving(state)
+    assert not milestones.checkpoint_due(), "nothing is new"
     state.progress.stage_steps["warm_start"] = 30
-    assert checkpoint_due(run, state)
+    assert milestones.checkpoint_due()
     state.save(StreamState(), lambda folder: None)
-    assert not checkpoint_due(run, state)
+    assert not milestones.checkpoint_due()
     assert state.saved_step == 0
 
 
@@ -76,33 +76,32 @@ class FakeEvaluator:
         return Evaluation(step, [group], seconds=1.0)
 
 
-def run_under_way(best_metric: str = "eval/reward_mean") -> Any:
+def under_way(
+    state: RunState, best_metric: str = "eval/reward_mean", evaluator: Any = None
+) -> tuple[Milestones, list[str]]:
+    """The milestones of a run under way, and what it says."""
     said: list[str] = []
-    return SimpleNamespace(
-        config=SimpleNamespace(run=SimpleNamespace(best_metric=best_metric)),
-        num_updates=9,
-        interrupts=Interrupts(),
-        rollouts=SimpleNamespace(state=StreamState),
-        learner=SimpleNamespace(save=lambda folder: None),
-        evaluator=SimpleNamespace(running_step=None),
-        tracker=SimpleNamespace(
-            said=said,
-            announce=said.append,
-            alarm=said.append,
-            failures=lambda groups: None,
-            evaluation=lambda step, numbers: None,
-        ),
+    config: Any = SimpleNamespace(run=SimpleNamespace(best_metric=best_metric))
+    tracker: Any = SimpleNamespace(
+        announce=said.append,
+        alarm=said.append,
+        failures=lambda groups: None,
+        evaluation=lambda step, numbers: None,
     )
+    learner: Any = SimpleNamespace(save=lambda folder: None)
+    rollouts: Any = SimpleNamespace(state=StreamState, have_begun=True)
+    return Milestones(config, 9, state, evaluator, learner, rollouts, tracker, Interrupts()), said
 
 
 def test_an_evaluation_whose_rollouts_have_all_failed_has_no_result(tmp_path: Path) -> None:
-    state, run = state_of(tmp_path), run_under_way()
+    state = state_of(tmp_path)
+    milestones, said = under_way(state)
     state.progress = Progress(step=4)
     state.save(StreamState(), lambda folder: None)
     crashed = Trajectory(rollout_id="eval-4/0000", termination_reason=TerminationReason.CRASHED)
     group = TrajectoryGroup(group_id="eval-4", task={}, trajectories=(crashed,))
-    record_evaluation(run, state, Evaluation(4, [group], seconds=1.0))
-    assert run.tracker.said == ["All rollouts of the evaluation after step 4 failed: no result."]
+    milestones.record_evaluation(Evaluation(4, [group], seconds=1.0))
+    assert said == ["All rollouts of the evaluation after step 4 failed: no result."]
     assert state.checkpoints.best() is None
 
 
@@ -113,9 +112,8 @@ def test_an_interrupted_run_keeps_the_policy_that_is_under_evaluation_if_it_is_t
     state.progress = Progress(step=4)
     state.save(StreamState(), lambda folder: None)
     state.progress = Progress(step=5)
-    run = run_under_way()
-    run.evaluator = FakeEvaluator(step=4)
-    save_interrupted(run, state)
+    milestones, _ = under_way(state, evaluator=FakeEvaluator(step=4))
+    milestones.save_interrupted()
     best = state.checkpoints.best()
     assert best is not None
     assert best.name == "step_000004"
@@ -145,33 +143,35 @@ def test_the_best_of_before_is_not_compared_by_another_judge(tmp_path: Path, met
     begun.save(StreamState(), lambda folder: None)
     (tmp_path / "checkpoints" / "best").write_text(f"step_000001 {metric} 1.0\n")
 
-    state, run = state_of(tmp_path, resume=True), run_under_way(metric)
+    state = state_of(tmp_path, resume=True)
+    milestones, said = under_way(state, metric)
     state.progress.step = 2
     state.save(StreamState(), lambda folder: None)
-    record_evaluation(run, state, evaluated(2, True, False, reward=0.5))
+    milestones.record_evaluation(evaluated(2, True, False, reward=0.5))
     best = state.checkpoints.best()
     assert best is not None
     assert best.name == ("step_000002" if metric == "eval/pass_at_1" else "step_000001"), "rewards stay"
     change = "success was judged by reward above 0 up to here, and from step 2 on by reward function"
-    assert change in run.tracker.said[0]
-    assert ("anew" in run.tracker.said[0]) == (metric == "eval/pass_at_1")
+    assert change in said[0]
+    assert ("anew" in said[0]) == (metric == "eval/pass_at_1")
     state.progress.step = 3
     state.save(StreamState(), lambda folder: None)
-    run.tracker.said.clear()
-    record_evaluation(run, state, evaluated(3, False, False))
-    assert run.tracker.said == [], "it is said once, and by the same judge values are compared"
+    said.clear()
+    milestones.record_evaluation(evaluated(3, False, False))
+    assert said == [], "it is said once, and by the same judge values are compared"
     assert state.checkpoints.best() == best
 
 
 def test_an_evaluation_in_which_nothing_was_judged_is_compared_with_all(tmp_path: Path) -> None:
-    state, run = state_of(tmp_path), run_under_way("eval/pass_at_1")
+    state = state_of(tmp_path)
+    milestones, said = under_way(state, "eval/pass_at_1")
     for step, evaluation in enumerate(
         [evaluated(1, None, reward=0.0), evaluated(2, True), evaluated(3, None, reward=0.0)], 1
     ):
         state.progress.step = step
         state.save(StreamState(), lambda folder: None)
-        record_evaluation(run, state, evaluation)
+        milestones.record_evaluation(evaluation)
     best = state.checkpoints.best()
     assert best is not None
     assert best.name == "step_000002"
-    assert not any("judged" in line for line in run.tracker.said)
+    assert not any("judged" in line for line in said)

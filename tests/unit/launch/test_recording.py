@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,9 +14,10 @@ from environments.errors import ConfigError, TroupeError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.run_folder.trajectory_log import TrajectoryLog
 from launch.settings.compose import compose
+from launch.settings.tree import algorithm_of
 from launch.trainer import check_training
-from launch.training.mismatch import measured_mismatch, mismatch
-from launch.training.recording import RecordedStream, check_tokenizer
+from launch.training.engine_comparison import EngineComparison
+from launch.training.recording import RecordedRollouts, check_tokenizer
 from launch.validation.replay import check_recording, check_replay
 from launch.validation.resources import num_gpus, num_replicas, num_rollout_actors
 from launch.workload import load_workload
@@ -65,9 +65,16 @@ def recorded_update(folder: Path, *trajectories: Trajectory) -> Path:
     return folder
 
 
+def source(folder: Path, num_groups: int) -> RecordedRollouts:
+    """The recording in ``folder``, of which so many groups were requested."""
+    rollouts = RecordedRollouts(folder)
+    names = [f"{number:08d}" for number in range(num_groups)]
+    rollouts.request([RolloutRequest(rollout_id=f"{each}/0000", group_id=each, task={}) for each in names])
+    return rollouts
+
+
 def test_groups_come_whole_and_those_that_were_left_out_too(tmp_path: Path) -> None:
-    stream = RecordedStream(recorded(tmp_path))
-    stream.request([RolloutRequest(rollout_id="00000000/0000", group_id="00000000", task={})])
+    stream = source(recorded(tmp_path), 7)
     for number in range(6):
         taken = stream.take(f"{number:08d}")
         assert taken == group(number)
@@ -81,19 +88,17 @@ def test_groups_of_a_run_in_another_order_come_in_the_order_of_its_updates_witho
     log = TrajectoryLog(tmp_path, 10)
     log.record_update(1, [group(5), group(0)], {"zero_signal": [group(2)]}, {})
     log.record_update(2, [group(4), group(1)], {}, {})
-    stream = RecordedStream(tmp_path)
+    stream = source(tmp_path, 3)
     taken = [stream.take(f"{number:08d}") for number in range(3)]
     assert [each.task["group"] for each in taken] == [0, 2, 5]
     assert [each.rollout_id for each in taken[2].rollouts] == [
         f"00000002/{member}" for member in ("0000", "0001", "greedy")
     ]
-    stream.put_back(taken)
-    assert [stream.take(f"{number:08d}") for number in range(3)] == taken
-    assert RecordedStream(tmp_path).take("00000004").task == {"group": 4}, "a resumed replay goes on there"
+    assert source(tmp_path, 5).take("00000004").task == {"group": 4}, "a resumed replay goes on there"
 
 
 def test_a_resumed_replay_finds_the_groups_that_come_next(tmp_path: Path) -> None:
-    assert RecordedStream(recorded(tmp_path)).take("00000004") == group(4)
+    assert source(recorded(tmp_path), 5).take("00000004") == group(4)
 
 
 def test_a_recording_that_is_not_whole_is_an_error_that_says_so(tmp_path: Path) -> None:
@@ -253,6 +258,7 @@ def test_a_prompt_that_another_vocabulary_reads_otherwise_is_an_error(tmp_path: 
 
 
 def test_a_replay_does_not_compare_the_learner_with_an_engine_that_had_other_weights() -> None:
-    run: Any = SimpleNamespace(config=compose(["run.replay=runs/a"]))
+    config, nothing = compose(["run.replay=runs/a"]), cast(Any, None)
+    comparison = EngineComparison(config, algorithm_of(config), nothing, None, nothing)
     update = LearnerUpdate(metrics={"learn/rollout_logprob_diff_mean": 0.3}, num_optimizer_steps=1)
-    assert measured_mismatch(run, update) == mismatch(run, 0, []) == {}
+    assert comparison.after_update(update) == comparison.before_update(0, []) == {}

@@ -20,7 +20,7 @@ from launch.run_folder.checkpoint import Progress, StreamState
 from launch.run_folder.lock import RunLock
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig
-from launch.training.milestones import save_failed
+from launch.training.milestones import Milestones
 from launch.training.run_state import RunState
 from launch.training.stages.chosen import check_earlier_stages, chosen_stages
 from launch.training.start import restore
@@ -128,20 +128,19 @@ def test_a_run_that_ends_early_saves_its_updates_if_its_learner_is_whole(
 
     def start(*arguments: Any) -> Any:
         tracker, interrupts = arguments[5:7]
-        return SimpleNamespace(
-            interrupts=interrupts,
-            tracker=tracker,
-            rollouts=SimpleNamespace(state=lambda: stream),
-            learner=SimpleNamespace(save=lambda folder: None),
-            evaluator=SimpleNamespace(running_step=None),
-        )
+        state = arguments[4]
+        rollouts: Any = SimpleNamespace(state=lambda: stream, have_begun=True)
+        learner: Any = SimpleNamespace(save=lambda folder: None)
 
-    def train(stages: Any, run: Any, state: RunState, budget: Any) -> None:
-        state.progress.step, state.progress.stage_steps = 3, {"reinforce": 3}
-        if in_whole_work:
-            with run.interrupts.atomic_section():
-                raise error
-        raise error
+        def train(stages: Any, budget: Any) -> None:
+            state.progress.step, state.progress.stage_steps = 3, {"reinforce": 3}
+            if in_whole_work:
+                with interrupts.atomic_section():
+                    raise error
+            raise error
+
+        milestones = Milestones(arguments[0], 9, state, None, learner, rollouts, tracker, interrupts)
+        return SimpleNamespace(train=train, milestones=milestones)
 
     class Closed:
         def write(self, text: str) -> None:
@@ -151,7 +150,6 @@ def test_a_run_that_ends_early_saves_its_updates_if_its_learner_is_whole(
             return False
 
     monkeypatch.setattr("launch.training.start.start", start)
-    monkeypatch.setattr("launch.training.loop.train", train)
     monkeypatch.setattr("launch.health.inspection.ray_lives", lambda: True)
     monkeypatch.setattr(sys, "stdout", Closed())
     config = config_of(tmp_path, "run.resume=true")
@@ -165,5 +163,6 @@ def test_a_run_that_ends_early_saves_its_updates_if_its_learner_is_whole(
 
 def test_a_run_that_has_learned_nothing_leaves_no_checkpoint(tmp_path: Path) -> None:
     state = RunState(config_of(tmp_path), tmp_path)
-    save_failed(SimpleNamespace(interrupts=Interrupts()), state)  # type: ignore[arg-type]
+    nothing: Any = None
+    Milestones(nothing, 9, state, None, nothing, nothing, nothing, Interrupts()).save_failed()
     assert state.checkpoints.latest() is None

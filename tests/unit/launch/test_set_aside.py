@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,8 +15,10 @@ from environments.data.datasets import Dataset
 from environments.errors import EnvironmentFailure
 from environments.types import TerminationReason, Trajectory, TrajectoryGroup
 from launch.settings.tree import TrainConfig
+from launch.training.rollout_source import RolloutSource
 from launch.training.rollouts import Rollouts
 from launch.training.run_state import RunState
+from launch.training.task_plan import TaskPlan
 from launch.workload import Workload
 from policies.agents.base import BaseAgent
 
@@ -31,13 +33,7 @@ class PlayedAtOnce:
         self._broken = broken
         self._groups: dict[str, list[RolloutRequest]] = {}
 
-    def watch(self, check: Callable[[], None]) -> None:
-        check()
-
-    def request(self, requests: Sequence[RolloutRequest]) -> None:
-        self.restore(requests, [])
-
-    def restore(self, requests: Sequence[RolloutRequest], finished: Sequence[Trajectory]) -> None:
+    def request(self, requests: Sequence[RolloutRequest], finished: Sequence[Trajectory] = ()) -> None:
         assert not finished
         for request in requests:
             self._groups.setdefault(request.group_id, []).append(request)
@@ -59,24 +55,19 @@ class PlayedAtOnce:
 
 def begun(
     folder: Path, broken: set[int], said: list[str], tasks: Dataset = TASKS, before: RunState | None = None
-) -> tuple[Rollouts, RunState]:
+) -> tuple[Rollouts, TaskPlan, RunState]:
     """A run on ``tasks``, which goes on from the progress of ``before``."""
     config = TrainConfig()
     config.rollout.groups_per_step = 2
     state = RunState(config, folder)
     if before is not None:
         state.progress = before.progress
-    rollouts = Rollouts(
-        config,
-        Workload(agent_class=BaseAgent, env_class=BaseEnv, train_dataset=tasks),
-        False,
-        cast(Any, SimpleNamespace(stream=PlayedAtOnce(broken))),
-        state,
-        cast(Any, SimpleNamespace(announce=said.append)),
-        num_updates=1000,
-    )
-    rollouts.begin(lambda: None)
-    return rollouts, state
+    workload = Workload(agent_class=BaseAgent, env_class=BaseEnv, train_dataset=tasks)
+    plan = TaskPlan(config, workload, False, state, cast(Any, SimpleNamespace(announce=said.append)))
+    source = cast(RolloutSource, PlayedAtOnce(broken))
+    rollouts = Rollouts(source, plan, config.rollout, state.progress, num_updates=1000)
+    rollouts.begin(plan.still_wanted(state.saved_stream()))
+    return rollouts, plan, state
 
 
 def take_groups(rollouts: Rollouts, count: int) -> list[int]:
@@ -89,12 +80,12 @@ def take_groups(rollouts: Rollouts, count: int) -> list[int]:
 
 def test_a_broken_task_is_met_once_and_then_no_more(tmp_path: Path) -> None:
     said: list[str] = []
-    rollouts, state = begun(tmp_path, {4}, said)
+    rollouts, plan, state = begun(tmp_path, {4}, said)
     taken = take_groups(rollouts, 60)
     assert taken.count(4) == 1
     assert set(taken) == set(range(6))
     assert list(state.progress.set_aside) == ["4"]
-    rollouts.announce_set_aside()
+    plan.announce_set_aside()
     assert "Task 4 is set aside" in said[0] and "no shop" in said[0]
     assert "1 of 6 tasks failed everywhere" in said[-1] and "set_aside_tasks.jsonl" in said[-1]
     state.close()
@@ -102,11 +93,11 @@ def test_a_broken_task_is_met_once_and_then_no_more(tmp_path: Path) -> None:
 
 def test_other_tasks_are_played_whatever_was_set_aside_of_the_old_ones(tmp_path: Path) -> None:
     said: list[str] = []
-    rollouts, state = begun(tmp_path, {4}, said)
+    rollouts, _, state = begun(tmp_path, {4}, said)
     take_groups(rollouts, 60)
     state.close()
     repaired = Dataset([{"number": number} for number in (0, 1, 2, 3, 7, 5)])
-    rollouts, resumed = begun(tmp_path, set(), said, repaired, before=state)
+    rollouts, _, resumed = begun(tmp_path, set(), said, repaired, before=state)
     assert set(take_groups(rollouts, 60)) == {0, 1, 2, 3, 7, 5}
     assert said[-1] == "1 of the old tasks were set aside. All of the new ones are played."
     resumed.close()
@@ -114,15 +105,15 @@ def test_other_tasks_are_played_whatever_was_set_aside_of_the_old_ones(tmp_path:
 
 def test_nothing_is_said_of_tasks_where_all_can_be_played(tmp_path: Path) -> None:
     said: list[str] = []
-    rollouts, state = begun(tmp_path, set(), said)
+    rollouts, plan, state = begun(tmp_path, set(), said)
     take_groups(rollouts, 12)
-    rollouts.announce_set_aside()
+    plan.announce_set_aside()
     assert said == []
     state.close()
 
 
 def test_an_environment_that_never_works_ends_the_run_with_its_own_error(tmp_path: Path) -> None:
-    rollouts, state = begun(tmp_path, set(range(6)), [])
+    rollouts, _, state = begun(tmp_path, set(range(6)), [])
     with pytest.raises(EnvironmentFailure, match=r"times OSError in Shop.reset"):
         take_groups(rollouts, 60)
     state.close()

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import GetTimeoutError, RayError
-from test_group_scheduler import FakeStream
+from test_rollouts import FakeStream
 
 from environments import BaseEnv, Dataset
 from environments.errors import TroupeError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.reporting.tracker import Tracker
+from launch.run_folder.checkpoint import StreamState
 from launch.settings.tree import SelectionConfig, TrainConfig
+from launch.training.engine_comparison import EngineComparison
 from launch.training.mini_batches import in_epochs, make_batches
-from launch.training.mismatch import mismatch
 from launch.training.rollout_requests import group_name
 from launch.training.rollouts import Rollouts
 from launch.training.run_state import RunState
 from launch.training.selection import Selection, select_groups
+from launch.training.task_plan import TaskPlan
 from launch.workload import Workload
 from policies.agents.base import BaseAgent
 from policies.learning.algorithm import Algorithm
@@ -203,9 +204,9 @@ def test_updates_that_make_do_leave_nothing_behind_that_grows_stale(
     tasks = Dataset([{"question": str(index)} for index in range(5)])
     workload = Workload(agent_class=BaseAgent, env_class=BaseEnv, train_dataset=tasks)
     state = RunState(settings, tmp_path)
-    service = SimpleNamespace(stream=Stream())
-    rollouts = Rollouts(settings, workload, False, service, state, tracker, num_updates)
-    rollouts.request()
+    plan = TaskPlan(settings, workload, False, state, tracker)
+    rollouts = Rollouts(Stream(), plan, settings.rollout, state.progress, num_updates)
+    rollouts.begin(StreamState())
     for _ in range(num_updates):
         selection = select_groups(settings, REFILL, rollouts, state.progress.version, tracker)
         assert not selection.dropped["stale"]
@@ -251,47 +252,43 @@ def sampled(sample_id: str, version: int, old: float | None = None, engine: floa
     )
 
 
-@dataclass
-class FakeRun:
-    """The components that are compared."""
-
-    algorithm: Algorithm
-    probe: FakeProbe
-    config: TrainConfig = field(default_factory=config)
-    learner: FakeLearner = field(default_factory=FakeLearner)
-    tracker: FakeTracker = field(default_factory=FakeTracker)
-
-
-def compared(probe: FakeProbe, *samples: TrainingSample, bypass: bool = False) -> tuple[float, FakeRun]:
-    """The difference that is found under version 3, and the run."""
-    run = FakeRun(replace(GRPO, bypass=bypass), probe)
-    numbers = mismatch(run, 3, [TrainBatch(samples=samples)])
-    return numbers.get("learn/fresh_logprob_diff_mean", -1.0), run
+def compared(
+    probe: FakeProbe, *samples: TrainingSample, bypass: bool = False
+) -> tuple[float, FakeLearner, FakeTracker]:
+    """The difference that is found under version 3, and the learner and the tracker then."""
+    learner, tracker = FakeLearner(), FakeTracker()
+    comparison = EngineComparison(config(), replace(GRPO, bypass=bypass), learner, probe, tracker)
+    numbers = comparison.before_update(3, [TrainBatch(samples=samples)])
+    return numbers.get("learn/fresh_logprob_diff_mean", -1.0), learner, tracker
 
 
 def test_what_is_trained_on_is_compared_where_the_newest_version_has_sampled_it() -> None:
-    difference, run = compared(
+    difference, learner, _ = compared(
         FakeProbe(sampled("probe", 3)), sampled("new", 3, -1.25), sampled("old", 2, -9)
     )
     assert difference == 0.25
-    assert run.learner.asked == []
+    assert learner.asked == []
 
 
 def test_the_probe_is_compared_where_nothing_that_is_trained_on_is_fresh() -> None:
-    difference, run = compared(FakeProbe(sampled("probe", 3)), sampled("old", 2, -9))
+    difference, learner, _ = compared(FakeProbe(sampled("probe", 3)), sampled("old", 2, -9))
     assert difference == 0.5
-    assert run.learner.asked == ["probe"]
+    assert learner.asked == ["probe"]
     assert compared(FakeProbe())[0] == -1
 
 
 def test_in_bypass_mode_the_learner_is_asked_for_its_own_log_probabilities() -> None:
-    difference, run = compared(FakeProbe(), sampled("new", 3, -1.5), sampled("old", 2, -9), bypass=True)
+    difference, learner, _ = compared(
+        FakeProbe(), sampled("new", 3, -1.5), sampled("old", 2, -9), bypass=True
+    )
     assert difference == 0.5
-    assert run.learner.asked == ["new"]
+    assert learner.asked == ["new"]
     assert compared(FakeProbe(sampled("probe", 3)), sampled("old", 2, -9), bypass=True)[0] == 0.5
 
 
 def test_a_probe_that_fails_is_reported_and_training_goes_on() -> None:
-    difference, run = compared(FakeProbe(error=GetTimeoutError("No engine answers.")), sampled("old", 2, -9))
+    difference, _, tracker = compared(
+        FakeProbe(error=GetTimeoutError("No engine answers.")), sampled("old", 2, -9)
+    )
     assert difference == -1
-    assert run.tracker.said == ["Engine and learner were not compared under version 3: No engine answers."]
+    assert tracker.said == ["Engine and learner were not compared under version 3: No engine answers."]

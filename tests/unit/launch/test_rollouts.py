@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
-from simulated_rollouts import SimulatedRun
+from simulated_rollouts import SimulatedPlan, SimulatedRun
 
 from actors.rollouts.rollout import RolloutRequest
 from environments.types import Completion, Step, Trajectory, TrajectoryGroup
-from launch.run_folder.checkpoint import StreamState
-from launch.training.group_order import TaskOrder
-from launch.training.group_scheduler import GroupScheduler
+from launch.run_folder.checkpoint import Progress, StreamState
+from launch.settings.tree import RolloutConfig
 from launch.training.rollout_requests import group_name
+from launch.training.rollouts import Rollouts
+from launch.training.task_plan import TaskPlan
 
 GROUP_SIZE = 3
 
@@ -27,10 +29,7 @@ class FakeStream:
         self._requests: dict[str, list[RolloutRequest]] = {}
         self._finished: dict[str, Trajectory] = {}
 
-    def request(self, requests: Sequence[RolloutRequest]) -> None:
-        self.restore(requests, [])
-
-    def restore(self, requests: Sequence[RolloutRequest], finished: Sequence[Trajectory]) -> None:
+    def request(self, requests: Sequence[RolloutRequest], finished: Sequence[Trajectory] = ()) -> None:
         for request in requests:
             self._requests.setdefault(request.group_id, []).append(request)
         self._finished |= {trajectory.rollout_id: trajectory for trajectory in finished}
@@ -65,24 +64,20 @@ class FakeStream:
         members = tuple(self._finished.pop(request.rollout_id) for request in requests)
         return TrajectoryGroup(group_id=group_id, task=members[0].task, trajectories=members)
 
-    def put_back(self, groups: Sequence[TrajectoryGroup]) -> None:
-        for group in groups:
-            self._requests[group.group_id] = make_requests(int(group.group_id), 0)
-            self._finished |= {each.rollout_id: each for each in group.rollouts}
-
-    def drain(self) -> None:
-        """Nothing lies anywhere but here."""
-
     def finished(self) -> list[Trajectory]:
         return list(self._finished.values())
 
 
-def make_requests(number: int, version: int) -> list[RolloutRequest]:
-    name = group_name(number)
-    return [
-        RolloutRequest(rollout_id=f"{name}/{member}", group_id=name, task={}, min_version=version)
-        for member in range(GROUP_SIZE)
-    ]
+PLAN = cast(TaskPlan, SimulatedPlan(GROUP_SIZE))
+
+
+def rollouts_of(
+    stream: FakeStream, groups_per_step: int, num_updates: int, max_staleness: int = 0, **progress: int
+) -> tuple[Rollouts, Progress]:
+    """Rollouts in the order of the tasks, and the progress that they follow."""
+    settings = RolloutConfig(groups_per_step=groups_per_step, max_staleness=max_staleness)
+    at = Progress(**progress)
+    return Rollouts(stream, PLAN, settings, at, num_updates), at
 
 
 def oldest(group: TrajectoryGroup) -> int:
@@ -102,25 +97,24 @@ def test_no_group_is_older_than_allowed_and_none_is_left_over(
     rng = random.Random(f"{max_staleness}/{dropped_share}")
     num_steps, per_step = 20, 4
     stream = FakeStream()
-    scheduler = GroupScheduler(stream, make_requests, TaskOrder(), (max_staleness + 1) * per_step, first=0)
-    scheduler.fill(0, num_steps * per_step)
+    rollouts, progress = rollouts_of(stream, per_step, num_steps, max_staleness)
+    rollouts.begin(StreamState())
     trained, worst = [], 0
     for version in range(num_steps):
         kept: list[str] = []
         while len(kept) < per_step:
-            group = scheduler.take(version)
+            group = rollouts.take()
             worst = max(worst, version - oldest(group))
             if random.Random(f"{dropped_share}/{group.group_id}").random() < dropped_share:
-                scheduler.drop()
-                scheduler.fill(version, (num_steps - version) * per_step - len(kept))
+                rollouts.replace(len(kept))
             else:
                 kept.append(group.group_id)
             if rng.random() < 0.1:  # the learner was lost: the update is made again
-                scheduler.put_back()
+                rollouts.put_back()
                 kept.clear()
         trained += kept
-        scheduler.commit()
-        scheduler.fill(version + 1, (num_steps - version - 1) * per_step)
+        progress.step, progress.version = version + 1, version + 1
+        rollouts.commit()
 
     assert worst <= max_staleness
     assert dropped_share or worst == max_staleness, "the fleet is kept as busy as is allowed"
@@ -131,67 +125,71 @@ def test_no_group_is_older_than_allowed_and_none_is_left_over(
 
 def test_slots_bound_what_is_under_way() -> None:
     stream = FakeStream()
-    scheduler = GroupScheduler(stream, make_requests, TaskOrder(), num_slots=6, first=0)
-    scheduler.fill(0, 100)
-    scheduler.fill(0, 100)
+    rollouts, _ = rollouts_of(stream, 2, 50, max_staleness=2)
+    rollouts.begin(StreamState())
+    rollouts.request()
     assert stream.num_groups() == 6
-    scheduler.take(0)
-    scheduler.fill(0, 100)
+    rollouts.take()
+    rollouts.request()
     assert stream.num_groups() == 5, "what is in training keeps its slot"
-    scheduler.drop()
-    scheduler.fill(0, 100)
+    rollouts.replace(0)
     assert stream.num_groups() == 6, "what is dropped does not"
-    scheduler.commit()
-    scheduler.fill(1, 100)
+    rollouts.commit()
     assert stream.num_groups() == 6
 
 
-def test_a_scheduler_that_is_restored_anywhere_plays_the_rest_and_only_the_rest() -> None:
+def test_groups_that_are_put_back_come_again_as_they_were() -> None:
+    rollouts, _ = rollouts_of(FakeStream(), 3, 1)
+    rollouts.begin(StreamState())
+    taken = [rollouts.take() for _ in range(2)]
+    rollouts.put_back()
+    state = rollouts.state()
+    assert {each.rollout_id for each in state.ready} == {
+        each.rollout_id for one in taken for each in one.rollouts
+    }
+    assert [rollouts.take() for _ in range(2)] == taken
+    assert rollouts.take().group_id == group_name(2)
+
+
+def test_a_run_that_is_restored_anywhere_plays_the_rest_and_only_the_rest() -> None:
     for num_taken in range(5):
         stream = FakeStream()
-        scheduler = GroupScheduler(stream, make_requests, TaskOrder(), num_slots=4, first=8)
-        scheduler.fill(3, 4)
+        rollouts, progress = rollouts_of(stream, 4, 1, num_groups=8, version=3)
+        rollouts.begin(StreamState())
         for number in (9, 11):
-            stream.play(f"{group_name(number)}/1")
+            stream.play(f"{group_name(number)}/0001")
         for _ in range(num_taken):  # taken by an update that was interrupted
-            scheduler.take(3)
-        state = scheduler.state()
-        everything = {request.rollout_id for number in range(8, 12) for request in make_requests(number, 0)}
+            rollouts.take()
+        state = rollouts.state()
+        everything = {each.rollout_id for number in range(8, 12) for each in PLAN.requests(number, 0)}
         assert {each.rollout_id for each in state.ready} | set(state.in_flight) == everything
         assert len(state.ready) + len(state.in_flight) == len(everything)
+        assert progress.num_groups == 8, "what an interrupted update has taken is not behind us"
 
         later = FakeStream()
-        resumed = GroupScheduler(
-            later, make_requests, TaskOrder(), num_slots=4, first=scheduler.num_committed
-        )
-        resumed.restore(state, version=3)
-        resumed.fill(3, 4)
+        resumed, _ = rollouts_of(later, 4, 1, num_groups=8, version=3)
+        resumed.begin(state)
         assert {request.rollout_id for request in later.waiting()} == set(state.in_flight)
-        groups = [resumed.take(3) for _ in range(4)]
+        groups = [resumed.take() for _ in range(4)]
         assert [group.group_id for group in groups] == [group_name(number) for number in range(8, 12)]
         assert set(later.played) == set(state.in_flight)
 
 
 def test_a_dropped_group_of_an_interrupted_update_is_judged_again() -> None:
-    stream = FakeStream()
-    scheduler = GroupScheduler(stream, make_requests, TaskOrder(), num_slots=2, first=0)
-    scheduler.fill(0, 2)
-    scheduler.take(0)
-    scheduler.drop()
-    scheduler.fill(0, 2)  # a third group is under way, more than there are slots
-    state = scheduler.state()
-    resumed = GroupScheduler(
-        FakeStream(), make_requests, TaskOrder(), num_slots=2, first=scheduler.num_committed
-    )
-    resumed.restore(state, version=0)
-    assert [resumed.take(0).group_id for _ in range(3)] == [group_name(number) for number in range(3)]
+    rollouts, _ = rollouts_of(FakeStream(), 2, 1)
+    rollouts.begin(StreamState())
+    rollouts.take()
+    rollouts.replace(0)  # a third group is under way, more than there are slots
+    resumed, _ = rollouts_of(FakeStream(), 2, 1)
+    resumed.begin(rollouts.state())
+    assert [resumed.take().group_id for _ in range(3)] == [group_name(number) for number in range(3)]
 
 
 def test_trajectories_of_an_evaluation_are_not_the_feeds() -> None:
     stream = FakeStream()
-    stream.restore([], [Trajectory(rollout_id="eval-3-000001/0000")])
-    scheduler = GroupScheduler(stream, make_requests, TaskOrder(), num_slots=1, first=0)
-    assert scheduler.state() == StreamState(ready=(), in_flight=())
+    stream.request([], [Trajectory(rollout_id="eval-3-000001/0000")])
+    rollouts, _ = rollouts_of(stream, 1, 0)
+    assert rollouts.state() == StreamState(ready=(), in_flight=())
 
 
 def test_a_staleness_of_k_makes_a_run_faster_but_at_most_k_plus_one_times() -> None:

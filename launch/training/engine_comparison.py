@@ -1,0 +1,153 @@
+"""The distance of engine and learner: the same tokens, the same weights, two implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import ray
+from ray.exceptions import RayError
+
+from actors.learning.learner_group import LearnerGroup
+from environments.types import TrajectoryGroup
+from launch.reporting import metrics
+from launch.reporting.tracker import Tracker
+from launch.settings.tree import TrainConfig
+from policies.learning.algorithm import Algorithm
+from policies.learning.samples import LearnerUpdate, TrainBatch, TrainingSample
+from policies.sampler import SamplingParams, TokenOutput, TokenRequest
+
+NUM_COMPARED = 8
+"""Samples that are compared where the learner scores them for nothing else."""
+NUM_TOKENS = 16
+MAX_MISSED = 9
+"""Versions in a row that may go without an answer in time; the next one is waited for."""
+PROBE_ANSWER_SECONDS = 30.0
+
+
+class LogprobProbe:
+    """Samples by the newest version what the learner can score while it still has the same weights.
+
+    Where rollouts run ahead of the updates hardly one of their tokens is like that, and how far engine and
+    learner are apart on the others is what was learnt since.
+
+    Args:
+        sample: asks for a completion; the reference is to a ``TokenOutput``.
+        temperature: of the rollouts.
+    """
+
+    def __init__(self, sample: Callable[[TokenRequest], ray.ObjectRef], temperature: float) -> None:
+        self._sample, self._temperature = sample, temperature
+        self._prompt_ids: tuple[int, ...] = ()
+        self._answer: ray.ObjectRef | None = None
+        self._num_missed = 0
+
+    def begin(self, groups: Sequence[TrajectoryGroup], version: int) -> None:
+        """Request a continuation by ``version``, the newest, of the first prompt in ``groups``.
+
+        A continuation that was requested before and is not there yet is of no use any more.
+        """
+        if self._answer is not None:
+            ray.cancel(self._answer)
+            self._answer = None
+        rollouts = (trajectory for group in groups for trajectory in group.trajectories)
+        prompts = (completion.prompt_ids for rollout in rollouts for completion in rollout.completions)
+        if prompt_ids := next(filter(None, prompts), None):
+            params = SamplingParams(temperature=self._temperature, max_tokens=NUM_TOKENS, seed=version)
+            self._answer = self._sample(TokenRequest(prompt_ids, params, min_version=version))
+            self._prompt_ids = prompt_ids
+
+    def take(self, version: int) -> list[TrainingSample]:
+        """The sample, if it is there and all of it is by ``version``; once only.
+
+        Where the learner finds its rollouts ready, nothing would ever be there: now and then this waits.
+
+        Raises:
+            RayError: the sampling actor was lost, or no engine answers in ``PROBE_ANSWER_SECONDS``.
+        """
+        if self._answer is None:
+            return []
+        self._num_missed += 1
+        if self._num_missed <= MAX_MISSED and not ray.wait([self._answer], timeout=0)[0]:
+            return []
+        answer, self._answer, self._num_missed = self._answer, None, 0
+        output: TokenOutput = ray.get(answer, timeout=PROBE_ANSWER_SECONDS)
+        if set(output.token_versions) != {version}:
+            return []
+        return [
+            TrainingSample(
+                sample_id=f"probe/{version}#0",
+                prompt_ids=self._prompt_ids,
+                response_ids=output.token_ids,
+                loss_mask=(1,) * len(output.token_ids),
+                rollout_logprobs=output.logprobs,
+                policy_version=version,
+            )
+        ]
+
+
+class EngineComparison:
+    """Compares log-probabilities of engine and learner on tokens that the newest version has sampled.
+
+    In a replay it finds nothing: a recording was sampled by the weights of another run.
+
+    Args:
+        learner: scores samples that nothing else has scored.
+        probe: samples where no rollout is by the newest version; ``None`` in a replay.
+        tracker: for a probe that fails.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        algorithm: Algorithm,
+        learner: LearnerGroup,
+        probe: LogprobProbe | None,
+        tracker: Tracker,
+    ) -> None:
+        self._is_replay, self._temperature = config.run.replay is not None, config.rollout.temperature
+        self._bypass, self._learner, self._probe, self._tracker = algorithm.bypass, learner, probe, tracker
+
+    def before_update(self, version: int, batches: Sequence[TrainBatch]) -> dict[str, float]:
+        """Metrics of the difference under ``version``, the newest, if there are any tokens by it.
+
+        Args:
+            batches: the mini-batches of an update, before the update. Where none of them is scored, and in
+                bypass mode, a few samples are scored here.
+        """
+        if self._is_replay:
+            return {}
+        fresh = [sample for batch in batches for sample in batch.samples if sample.policy_version == version]
+        if self._bypass or not any(sample.old_logprobs for sample in fresh):
+            # In bypass mode the old log-probabilities are the engine's own.
+            fresh = self._scored(fresh[:NUM_COMPARED])
+        return metrics.mismatch_metrics(fresh or self._scored(self._probed(version)), version)
+
+    def after_update(self, update: LearnerUpdate) -> dict[str, float]:
+        """The same metrics as ``update`` has found them, where the newest version has sampled all tokens."""
+        if self._is_replay or not update.num_optimizer_steps:
+            return {}
+        return {
+            metrics.FRESH_MISMATCH: update.metrics["learn/rollout_logprob_diff_mean"],
+            metrics.FRESH_MISMATCH_MAX: update.metrics["learn/rollout_logprob_diff_max"],
+        }
+
+    def begin_probe(self, groups: Sequence[TrajectoryGroup], version: int) -> None:
+        """Have ``version``, which was just published, sample for the next ``before_update``."""
+        if self._probe is not None:
+            self._probe.begin(groups, version)
+
+    def _probed(self, version: int) -> list[TrainingSample]:
+        try:
+            return [] if self._probe is None else self._probe.take(version)
+        except RayError as error:  # the rollouts live without it
+            last = str(error).strip().splitlines()[-1]
+            self._tracker.announce(f"Engine and learner were not compared under version {version}: {last}")
+            return []
+
+    def _scored(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+        """The samples with the learner's log-probabilities."""
+        if not samples:
+            return []
+        rows = self._learner.logprobs(TrainBatch(samples=tuple(samples), temperature=self._temperature))
+        return [replace(sample, old_logprobs=tuple(row)) for sample, row in zip(samples, rows, strict=True)]
