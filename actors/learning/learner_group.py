@@ -1,4 +1,7 @@
-"""The learner: groups of verl workers for the policy and its critic. The training loop calls it."""
+"""The learner: groups of ranks for the policy and its critic. The training loop calls it.
+
+``learner_calls.py`` lists what the ranks can be asked for.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ import ray
 from ray.exceptions import RayTaskError
 
 from actors.learning.call_timeouts import num_scored_tokens, num_trained_tokens
-from actors.learning.rank_worker import CriticWorker, LearnerWorker
-from actors.learning.worker_group import WorkerGroup, create_placement_group
+from actors.learning.learner_calls import CriticCalls, PolicyCalls
+from actors.learning.ranks import CriticWorker, LearnerWorker, RankGroup, create_placement_group
 from actors.weights.store import PublishedWeights
 from policies.learning.algorithm import Algorithm
 from policies.learning.samples import LearnerUpdate, TrainBatch
@@ -57,7 +60,7 @@ class LearnerGroup:
             "shared_file": shared_file,
         }
         places = create_placement_group(learner)
-        self._policy = WorkerGroup(
+        self._policy = RankGroup(
             LearnerWorker, places, learner, **arguments, algorithm=algorithm, store=store
         )
         self._critic = None
@@ -68,38 +71,37 @@ class LearnerGroup:
             except BaseException:
                 self._policy.close()
                 raise
-            self._critic = WorkerGroup(CriticWorker, places, learner, **arguments)
+            self._critic = RankGroup(CriticWorker, places, learner, **arguments)
         self._critic_optimizer = learner.critic.optimizer
         self._store, self._algorithm = store, algorithm
         self._schedule: dict[str, Any] = {}
-        """Of the learning rate, at the time of this phase's last publish; empty before it."""
+        """State of the learning rate's schedule at this phase's last publish; empty before it."""
 
     # -- learning ------------------------------------------------------------------------------------
 
     def begin_phase(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
         """A fresh optimizer and schedule on the present weights, which become the reference policy."""
         self._schedule = {}
-        answers = [self._policy.begin("begin_phase", optimizer, num_schedule_steps)]
+        begun = [self._policy.begin(0, PolicyCalls.begin_phase, optimizer, num_schedule_steps)]
         if self._critic is not None:
-            answers.append(self._critic.begin("begin_phase", self._critic_optimizer, num_schedule_steps))
-        for answer in answers:
-            answer()
+            optimizer = self._critic_optimizer
+            begun.append(self._critic.begin(0, CriticCalls.begin_phase, optimizer, num_schedule_steps))
+        for wait in begun:
+            wait()
 
     def fit(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
         """Supervised learning: one optimizer step per batch."""
-        return self._policy.call("fit", ray.put(list(batches)), num_tokens=num_trained_tokens(batches))
+        return self._policy.begin(num_trained_tokens(batches), PolicyCalls.fit, batches)()
 
     def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
         """The mini-batches of one update with ``old_logprobs``, and, where the algorithm needs them,
         ``reference_logprobs`` and ``values``. The first takes its old log-probabilities in its own step,
         unless the algorithm needs all of them before.
         """
-        reference = ray.put(list(batches))
-        num_scored, num_tokens = num_scored_tokens(batches, self._algorithm), num_trained_tokens(batches)
-        scored = self._policy.begin("score", reference, num_tokens=num_scored)
+        scored = self._policy.begin(num_scored_tokens(batches, self._algorithm), PolicyCalls.score, batches)
         if self._critic is None:
             return scored()
-        values = self._critic.begin("values", reference, num_tokens=num_tokens)
+        values = self._critic.begin(num_trained_tokens(batches), CriticCalls.values, batches)
         pairs = zip(scored(), values(), strict=True)
         return [batch.with_column("values", rows) for batch, rows in pairs]
 
@@ -109,23 +111,23 @@ class LearnerGroup:
         Args:
             batches: as ``score`` has returned them, with advantages; each as often as it is to be taken.
         """
-        reference, num_tokens = ray.put(list(batches)), num_trained_tokens(batches)
-        of_policy = self._policy.begin("update", reference, num_tokens=num_tokens)
+        num_tokens = num_trained_tokens(batches)
+        of_policy = self._policy.begin(num_tokens, PolicyCalls.update, batches)
         if self._critic is None:
             return of_policy()
-        of_critic = self._critic.begin("update", reference, num_tokens=num_tokens)
-        update: LearnerUpdate = of_policy()
+        of_critic = self._critic.begin(num_tokens, CriticCalls.update, batches)
+        update = of_policy()
         return replace(update, metrics=update.metrics | of_critic())
 
     def logprobs(self, batch: TrainBatch) -> list[list[float]]:
         """Log-probabilities of every response token of each sample."""
-        return self._policy.call("logprobs", ray.put(batch), num_tokens=num_trained_tokens([batch]))
+        return self._policy.begin(num_trained_tokens([batch]), PolicyCalls.logprobs, batch)()
 
     # -- weights and checkpoints ---------------------------------------------------------------------
 
     def publish(self, version: int) -> None:
         """Make the present weights the newest version in the store, adapters merged."""
-        location, schedule = self._policy.call("publish_weights", version)
+        location, schedule = self._policy.call(PolicyCalls.publish_weights, version)
         try:
             ray.get(self._store.publish.remote(version, location))
         except RayTaskError:  # mostly: a rank has died, and the weights with it
@@ -137,9 +139,9 @@ class LearnerGroup:
         """Write weights (Hugging Face format), optimizer, schedule, generators, reference policy and critic
         to ``folder``.
         """
-        self._policy.call("save", folder)
+        self._policy.call(PolicyCalls.save, folder)
         if self._critic is not None:
-            self._critic.call("save", os.path.join(folder, CRITIC))
+            self._critic.call(CriticCalls.save, os.path.join(folder, CRITIC))
 
     def load(self, folder: str) -> str | None:
         """Restore a checkpoint of ``save``. The number of ranks may be another one.
@@ -150,9 +152,9 @@ class LearnerGroup:
         Raises:
             ConfigError: the checkpoint lacks a part that this algorithm needs, or is of another model.
         """
-        left_out: str | None = self._policy.call("load", folder)
+        left_out = self._policy.call(PolicyCalls.load, folder)
         if self._critic is not None:
-            self._critic.call("load", os.path.join(folder, CRITIC))
+            self._critic.call(CriticCalls.load, os.path.join(folder, CRITIC))
         return left_out
 
     def rebuild(self, optimizer: OptimizerConfig, num_schedule_steps: int, folder: str) -> int | None:
@@ -178,7 +180,7 @@ class LearnerGroup:
         published: PublishedWeights | None = ray.get(self._store.newest.remote())
         if published is None:
             return None
-        self._policy.call("take_over", published, self._schedule)
+        self._policy.call(PolicyCalls.take_over, published, self._schedule)
         return published.version
 
     def check_ranks(self) -> None:

@@ -1,0 +1,59 @@
+"""Calls that the ranks of a learner take: all that a driver can have a learner do.
+
+``LearnerGroup`` makes them, for the training loop. Each is called on all ranks at once with the same arguments,
+and the first rank's result counts. ``PublishingLearner`` and ``VerlCritic`` implement them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from actors.weights.store import PublishedWeights
+from policies.learning.samples import LearnerUpdate, TrainBatch
+from policies.learning.settings import OptimizerConfig
+
+
+class RankCalls(Protocol):
+    """Calls of any model in training."""
+
+    def begin_phase(self, optimizer: OptimizerConfig, num_schedule_steps: int, /) -> None:
+        """Start with a fresh optimizer and schedule on the present weights, which become the reference."""
+
+    def save(self, folder: str, /) -> None:
+        """Write a checkpoint."""
+
+    def load(self, folder: str, /) -> str | None:
+        """Restore a checkpoint; return a sentence on parts that could not be restored."""
+
+
+class PolicyCalls(RankCalls, Protocol):
+    """Calls of the policy."""
+
+    def fit(self, batches: Sequence[TrainBatch], /) -> LearnerUpdate:
+        """Learn from demonstrations: one optimizer step per batch."""
+
+    def score(self, batches: Sequence[TrainBatch], /) -> list[TrainBatch]:
+        """Add old log-probabilities, and those of the reference."""
+
+    def update(self, batches: Sequence[TrainBatch], /) -> LearnerUpdate:
+        """Learn from scored batches with advantages."""
+
+    def logprobs(self, batch: TrainBatch, /) -> list[list[float]]:
+        """Log-probability of each response token."""
+
+    def publish_weights(self, version: int, /) -> tuple[Any, dict[str, Any]]:
+        """Write the weights where replicas find them; return their location and the schedule's state."""
+
+    def take_over(self, published: PublishedWeights, schedule: dict[str, Any], /) -> None:
+        """Go on from published weights and a schedule's state."""
+
+
+class CriticCalls(RankCalls, Protocol):
+    """Calls of the critic."""
+
+    def values(self, batches: Sequence[TrainBatch], /) -> list[list[tuple[float, ...]]]:
+        """Value of the state before each sampled token."""
+
+    def update(self, batches: Sequence[TrainBatch], /) -> dict[str, float]:
+        """Learn from returns; the result is its metrics."""

@@ -1,0 +1,275 @@
+"""Ranks of a learner: actors that hold one model together, the policy's or the critic's.
+
+Importing this is light: verl and torch are imported where a rank loads its model. So the program that starts
+the ranks, which computes nothing, has none of it: 4 s of CPU time and 0.4 GB.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from operator import methodcaller
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from actors.learning.call_timeouts import CallTimeouts, Limit
+from actors.timing import CALL_ANSWER_SECONDS, PLACE_RETURN_SECONDS
+from environments.errors import ConfigError, LearnerError, LearnerLostError, TroupeError
+from policies.learning.settings import LearnerConfig, OptimizerConfig
+
+if TYPE_CHECKING:
+    from actors.learning.learner_calls import CriticCalls, PolicyCalls, RankCalls
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+class RankWorker(ABC):
+    """One rank, as an actor. It loads its model in a call: Ray returns an exception as it was raised from a
+    call, but not from a constructor.
+
+    Args:
+        shared_file: path and text of a file in the run's folder; ``None`` if there is no folder to share.
+        arguments: of the model.
+    """
+
+    def __init__(self, shared_file: tuple[str, str] | None, **arguments: Any) -> None:
+        self._shared_file = shared_file
+        self._arguments = arguments
+
+    def open_store(self) -> tuple[str, int]:
+        """Open the store of torch's rendezvous, and return its address. The first rank's first call."""
+        from torch.distributed import TCPStore
+
+        host = ray.util.get_node_ip_address()
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return host, self._store.port
+
+    def open(self, rendezvous: tuple[str, int]) -> None:
+        """Join the other ranks and load the model.
+
+        Args:
+            rendezvous: the address that ``open_store`` of the first rank has returned.
+
+        Raises:
+            ConfigError: the run's folder on this node is not the one on the driver's node.
+        """
+        if self._shared_file is not None:
+            check_shared(*self._shared_file)
+        host, port = rendezvous
+        # To torch, the store is one that was opened before the ranks: none of them opens another.
+        os.environ |= {
+            "MASTER_ADDR": host,
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        self._model = self._load(**self._arguments)
+
+    @abstractmethod
+    def _load(self, **arguments: Any) -> RankCalls:
+        """The model. This imports verl."""
+
+    def work(self, method: str, *args: Any) -> Any:
+        """Call ``method`` of the model, as all ranks do at the same time.
+
+        Raises:
+            LearnerError: the GPU's memory is full.
+        """
+        from torch import OutOfMemoryError
+
+        try:
+            return methodcaller(method, *args)(self._model)
+        except OutOfMemoryError as error:
+            most = self._arguments["learner"].micro_batch_tokens
+            raise LearnerError(
+                f"The GPU of a learner rank on {socket.gethostname()} has no memory left ({error}). Lower "
+                f"learner.micro_batch_tokens={most}, or raise learner.num_workers, which divide the model."
+            ) from error
+
+
+class LearnerWorker(RankWorker):
+    """A rank of the policy."""
+
+    def _load(self, **arguments: Any) -> PolicyCalls:
+        from actors.learning.publishing_learner import PublishingLearner
+
+        return PublishingLearner(**arguments)
+
+
+class CriticWorker(RankWorker):
+    """A rank of the critic."""
+
+    def _load(self, **arguments: Any) -> CriticCalls:
+        from policies.learning.verl.critic import VerlCritic
+
+        return VerlCritic(**arguments)
+
+
+def check_shared(path: str, text: str) -> None:
+    """Raise ``ConfigError`` unless the file ``path`` holds ``text`` on this node, too."""
+    try:
+        seen = Path(path).read_text(encoding="utf-8")
+    except OSError:
+        seen = ""
+    if seen != text:
+        raise ConfigError(
+            f"run.directory={Path(path).parent} is another folder on {socket.gethostname()}, where a rank of "
+            "the learner is, than on the driver's node: put it on a disk that all nodes share."
+        )
+
+
+class RankGroup:
+    """Calls methods of the model on all ranks at once, and returns the first rank's result.
+
+    A method is given as that of ``PolicyCalls`` or ``CriticCalls``, which has its types.
+
+    Args:
+        worker: the class of a rank.
+        places: of ``create_placement_group``. Two groups may have the same.
+        settings: of the learner.
+        arguments: of ``worker``.
+    """
+
+    def __init__(
+        self, worker: type[RankWorker], places: PlacementGroup, settings: LearnerConfig, **arguments: Any
+    ) -> None:
+        self._worker, self._places, self._settings, self._arguments = worker, places, settings, arguments
+        self._start()
+
+    def _start(self) -> None:
+        settings = self._settings
+        self._timeouts = CallTimeouts(settings.max_call_seconds)
+        actor_class = ray.remote(self._worker)
+        # Without any number a rank takes its CPU while it starts only, so that a critic fits beside it.
+        devices = {} if settings.device == "cpu" else {"num_gpus": 1}
+        self._ranks = [
+            actor_class.options(
+                **devices,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._places, rank),
+                runtime_env={"env_vars": rank_environment(settings, rank)},
+            ).remote(**self._arguments)
+            for rank in range(settings.num_workers)
+        ]
+        rendezvous = self._ranks[0].open_store.remote()
+        self._opened = [rank.open.remote(rendezvous) for rank in self._ranks]
+
+    def start_anew(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
+        """End the ranks that are left, and start as many where those had their place.
+
+        Raises:
+            LearnerLostError: a place was lost with its node, and no other node has room for it.
+        """
+        self._kill()
+        if not self._places.wait(PLACE_RETURN_SECONDS):
+            raise LearnerLostError("A learner rank was lost with its node, and no other has room for it.")
+        learner = replace(self._arguments["learner"], optimizer=optimizer)
+        self._arguments |= {"learner": learner, "num_schedule_steps": num_schedule_steps}
+        self._start()
+
+    def call(self, method: Callable[Concatenate[Any, P], Result], *args: P.args, **none: P.kwargs) -> Result:
+        """The first rank's result, when all have returned. Raises as ``begin`` and its result do."""
+        return self.begin(0, method, *args, **none)()
+
+    def begin(
+        self,
+        num_tokens: int,
+        method: Callable[Concatenate[Any, P], Result],
+        *args: P.args,
+        **none: P.kwargs,
+    ) -> Callable[[], Result]:
+        """Call all ranks, and return a function that waits for their results and returns the first rank's.
+
+        Raises the error of loading the model, if any.
+
+        Args:
+            num_tokens: that go through the model in this call: its time limit grows with them.
+            none: methods take no keyword arguments.
+        """
+        self._wait_for(self._opened, None)
+        name, shared = method.__name__, [ray.put(each) for each in args]
+        references = [rank.work.remote(name, *shared) for rank in self._ranks]
+        since = time.monotonic()
+
+        def result() -> Result:
+            first: Result = self._wait_for(references, self._timeouts.limit(name, num_tokens))
+            self._timeouts.record(name, time.monotonic() - since, num_tokens)
+            return first
+
+        return result
+
+    def check_ranks(self) -> None:
+        """Raise ``LearnerLostError`` if a rank has died or hangs."""
+        self._wait_for(self._opened, None)  # first: a rank that loads its model for minutes does not hang
+        self._wait_for(self._ping(), Limit(seconds=CALL_ANSWER_SECONDS, origin="for a call without work"))
+
+    def _ping(self) -> list[ray.ObjectRef]:
+        return [rank.__ray_ready__.remote() for rank in self._ranks]
+
+    def _wait_for(self, references: list[ray.ObjectRef], limit: Limit | None) -> Any:
+        try:
+            return ray.get(references, timeout=limit and limit.seconds)[0]
+        except GetTimeoutError as error:
+            assert limit is not None  # without one nothing times out
+            raise LearnerLostError(limit.exceeded) from error
+        except RayActorError as error:
+            raise LearnerLostError("A learner rank has died.") from error
+        except RayTaskError as error:
+            if isinstance(error.cause, TroupeError):  # without Ray's traceback: its text is for the user
+                raise error.cause from error
+            self._raise_if_dead()  # the ranks that are left report the lost connection first
+            raise
+
+    def _raise_if_dead(self) -> None:
+        try:
+            ray.get(self._ping(), timeout=CALL_ANSWER_SECONDS)
+        except RayActorError as error:
+            raise LearnerLostError("A learner rank has died.") from error
+        except GetTimeoutError:  # it waits for the rank that has raised an error, which is what is to be told
+            return
+
+    def _kill(self) -> None:
+        for rank in self._ranks:
+            ray.kill(rank)
+
+    def close(self) -> None:
+        """End the ranks and give back their places, those of another group in the same places too."""
+        self._kill()
+        ray.util.remove_placement_group(self._places)
+
+
+def rank_environment(settings: LearnerConfig, rank: int) -> dict[str, str]:
+    """Variables in which torch and verl find their rank, their device and their threads."""
+    num_threads = str(settings.num_threads or 1)
+    on_cpu = {"OMP_NUM_THREADS": num_threads, "MKL_NUM_THREADS": num_threads, "VERL_PLATFORM": "cpu"}
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(settings.num_workers),
+        "VERL_LOGGING_LEVEL": "WARNING",  # verl tells which platform it was given
+        **(on_cpu if settings.device == "cpu" else {}),
+    }
+
+
+def create_placement_group(settings: LearnerConfig) -> PlacementGroup:
+    """Places for the ranks, on nodes that ``learner.nodes`` allows. Returns when the cluster has them."""
+    on_gpu = settings.device != "cpu"
+    place = {"CPU": 1.0, **({"GPU": 1.0} if on_gpu else {}), **settings.nodes.resources}
+    places = placement_group(
+        [place] * settings.num_workers,
+        strategy="PACK",  # ranks may spread over nodes
+        bundle_label_selector=[dict(settings.nodes.labels)] * settings.num_workers,
+    )
+    try:
+        ray.get(places.ready())
+    except BaseException:  # an interrupt, for example: no other part of the program knows of them yet
+        ray.util.remove_placement_group(places)
+        raise
+    return places
