@@ -1,7 +1,7 @@
 """Calls that the ranks of a learner take: all that a driver can have a learner do.
 
-``LearnerGroup`` makes them, for the training loop. Each is called on all ranks at once with the same arguments,
-and the first rank's result counts. ``PublishingLearner`` and ``VerlCritic`` implement them.
+``LearnerGroup`` makes them, for the training loop. Each is called on all ranks with the same arguments.
+The first rank's result counts. ``PublishingLearner`` and ``VerlCritic`` implement them.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class PublishingLearner(VerlLearner):
         """
         fetched = FetchedWeights()
         asyncio.run(self._transport.fetch(published.version, published.location, fetched))
-        verl_weights.fill(self._tensors(), fetched.whole)
+        verl_weights.fill(self._tensors(), fetched.tensor)
         if schedule:
             self.set_schedule(schedule)
 
@@ -72,7 +72,7 @@ class FetchedWeights:
     async def load_weights(self, version: int, buckets: Sequence[WeightBucket]) -> None:
         self._tensors = {name: tensor for bucket in buckets for name, tensor in bucket.tensors()}
 
-    def whole(self, name: str) -> torch.Tensor:
+    def tensor(self, name: str) -> torch.Tensor:
         """The tensor of this name.
 
         Raises:

@@ -29,7 +29,7 @@ TRAJECTORY_SHARE = "trajectory_share"
 where a trajectory has several samples, since its history was rewritten."""
 
 
-class Share:
+class RankShard:
     """One rank's rows of a batch.
 
     The batch is filled up with padding rows until every rank has equally many; then the ranks' work is made

@@ -38,7 +38,7 @@ def write(tensors: Iterable[tuple[str, torch.Tensor]], path: str) -> None:
     rank = dist.get_rank()
     state = {}
     for name, tensor in tensors:
-        full = whole(tensor)
+        full = full_tensor(tensor)
         if rank == 0:
             state[name] = full.detach().cpu().contiguous()
     if rank == 0:
@@ -83,7 +83,7 @@ def take_share(tensor: torch.Tensor, full: torch.Tensor) -> None:
     local(tensor).copy_(local(full))
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """All shards of ``tensor`` put together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -147,10 +147,10 @@ def merged(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, tensor in state.items():
         if ".lora_" in name:
             continue
-        weight = whole(tensor)
+        weight = full_tensor(tensor)
         stem = name.removesuffix(".base_layer.weight")
         if stem != name:
-            down, up = (whole(state[f"{stem}.lora_{part}.{ADAPTER}.weight"]) for part in "AB")
+            down, up = (full_tensor(state[f"{stem}.lora_{part}.{ADAPTER}.weight"]) for part in "AB")
             delta = up @ down
             layer = layers[stem]
             weight = weight + layer.scaling[ADAPTER] * (delta.T if layer.fan_in_fan_out else delta)

@@ -20,7 +20,7 @@ from policies.learning.settings import LearnerConfig, OptimizerConfig
 from policies.learning.verl import dropout
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.config import optimizer_config
-from policies.learning.verl.data import Share
+from policies.learning.verl.data import RankShard
 from policies.learning.verl.shards import restore_model, restore_optimizer
 from policies.learning.verl.state_files import StateFiles
 
@@ -87,9 +87,9 @@ class VerlWorker(TrainingWorker):
 
     # -- one pass over a batch -----------------------------------------------------------------------
 
-    def _share(self, batch: TrainBatch) -> Share:
+    def _share(self, batch: TrainBatch) -> RankShard:
         most = self._learner.micro_batch_tokens
-        return Share(batch, dist.get_rank(), dist.get_world_size(), most, self._shares_prompts)
+        return RankShard(batch, dist.get_rank(), dist.get_world_size(), most, self._shares_prompts)
 
     def _step(self, data: TensorDict, advance_schedule: bool, entropy: bool = False) -> dict[str, float]:
         """One optimizer step under ``self.loss_fn``, and what verl reports of it."""

@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 from several_nodes import WhereEnvironment, nodes
 
-from actors.learning.worker_group import create_placement_group
+from actors.learning.ranks import create_placement_group
 from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.ray_tools.placement import beside_driver
 from actors.rollouts.actor_factory import actor_options, check_room

@@ -65,7 +65,7 @@ def test_two_ranks_load_what_one_has_saved(
 
 
 def test_a_rank_whose_disk_is_another_is_refused(tmp_path: Path) -> None:
-    from actors.learning.rank_worker import check_shared
+    from actors.learning.ranks import check_shared
 
     shared = tmp_path / ".lock"
     shared.write_text("this run")

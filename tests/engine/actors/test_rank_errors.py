@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from actors.learning import worker_group
-from actors.learning.rank_worker import RankWorker
-from actors.learning.worker_group import WorkerGroup, create_placement_group
+from actors.learning import ranks as rank_actors
+from actors.learning.ranks import RankGroup, RankWorker, create_placement_group
 from environments.errors import LearnerError
 from policies.learning.settings import LearnerConfig
 
@@ -36,21 +35,21 @@ class FaultyRank(RankWorker):
 
 
 @pytest.fixture
-def ranks(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerGroup]:
-    monkeypatch.setattr(worker_group, "CALL_ANSWER_SECONDS", 1.0)
+def ranks(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[RankGroup]:
+    monkeypatch.setattr(rank_actors, "CALL_ANSWER_SECONDS", 1.0)
     settings = LearnerConfig(num_workers=2, micro_batch_tokens=4096)
-    group = WorkerGroup(
+    group = RankGroup(
         FaultyRank, create_placement_group(settings), settings, shared_file=None, learner=settings
     )
     yield group
     group.close()
 
 
-def test_an_error_of_one_rank_is_told_while_another_waits_for_it(ranks: WorkerGroup) -> None:
+def test_an_error_of_one_rank_is_told_while_another_waits_for_it(ranks: RankGroup) -> None:
     with pytest.raises(IndexError, match="no such row"):
-        ranks.call("fail", "index")
+        ranks.call(FaultyModel.fail, "index")
 
 
-def test_a_full_gpu_names_the_setting_to_lower(ranks: WorkerGroup) -> None:
+def test_a_full_gpu_names_the_setting_to_lower(ranks: RankGroup) -> None:
     with pytest.raises(LearnerError, match=r"2 GiB wanted.*Lower learner\.micro_batch_tokens=4096"):
-        ranks.call("fail", "memory")
+        ranks.call(FaultyModel.fail, "memory")

@@ -172,7 +172,7 @@ def test_rollouts_and_evaluations_go_on_while_the_learner_learns(
     ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "launch.training.logprob_probe.MAX_MISSED", 0
+        "launch.training.engine_comparison.MAX_MISSED", 0
     )  # compare engine and learner after each update
     small_run(
         tmp_path,

@@ -107,14 +107,14 @@ def through_verl(
     from verl.utils import tensordict_utils as tu
     from verl.workers.engine.utils import prepare_micro_batches
 
-    from policies.learning.verl.data import Share
+    from policies.learning.verl.data import RankShard
 
     num_ranks, max_tokens = cut
     batch = TrainBatch(samples=samples)
     nested = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
     total, metrics = torch.tensor(0.0), []
     for rank in range(num_ranks):
-        share = Share(batch, rank, num_ranks, max_tokens, shares_prompts=True)
+        share = RankShard(batch, rank, num_ranks, max_tokens, shares_prompts=True)
         data = share.scored(columns)
         tu.assign_non_tensor(
             data,

@@ -14,16 +14,16 @@ from environments.errors import LearnerError
 from policies.learning.samples import TrainBatch, TrainingSample
 
 if TYPE_CHECKING:
-    from policies.learning.verl.data import Share
+    from policies.learning.verl.data import RankShard
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 
-def shares(samples: Sequence[TrainingSample], num_ranks: int, max_tokens: int = 1000) -> list[Share]:
-    from policies.learning.verl.data import Share
+def shares(samples: Sequence[TrainingSample], num_ranks: int, max_tokens: int = 1000) -> list[RankShard]:
+    from policies.learning.verl.data import RankShard
 
     batch = TrainBatch(samples=tuple(samples))
-    return [Share(batch, rank, num_ranks, max_tokens, shares_prompts=True) for rank in range(num_ranks)]
+    return [RankShard(batch, rank, num_ranks, max_tokens, shares_prompts=True) for rank in range(num_ranks)]
 
 
 def test_one_rank_keeps_the_order() -> None:

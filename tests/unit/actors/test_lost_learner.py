@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from actors.learning import worker_group
-from actors.learning.rank_worker import RankWorker
+from actors.learning import ranks as rank_actors
+from actors.learning.learner_calls import PolicyCalls
+from actors.learning.ranks import RankWorker
 from actors.weights.store import PublishedWeights
 from environments.errors import LearnerLostError
 from policies.learning.settings import LearnerConfig, OptimizerConfig
@@ -32,10 +34,10 @@ def test_weights_that_are_published_in_another_form_rebuild_no_learner(verl_on_c
     published = [("norm.weight", torch.ones(3)), *((f"experts.{i}.weight", experts[i]) for i in range(2))]
     asyncio.run(fetched.load_weights(7, list(pack(published))))
     held = {"norm.weight": torch.zeros(3)}
-    fill(held, fetched.whole)
+    fill(held, fetched.tensor)
     assert held["norm.weight"].tolist() == [1, 1, 1]
     with pytest.raises(LearnerLostError, match=r"lack 'experts\.weight': they make no learner"):
-        fill({"experts.weight": torch.zeros(2, 3, 4)}, fetched.whole)
+        fill({"experts.weight": torch.zeros(2, 3, 4)}, fetched.tensor)
 
 
 class Ranks:
@@ -46,9 +48,11 @@ class Ranks:
 
     def start_anew(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None: ...
 
-    def call(self, method: str, *args: Any) -> Any:
-        self.calls.append((method, *args))
-        return (f"place {args[0]}", {"last_epoch": args[0]}) if method == "publish_weights" else None
+    def call(self, method: Callable[..., Any], *args: Any) -> Any:
+        self.calls.append((method.__name__, *args))
+        if method is PolicyCalls.publish_weights:
+            return f"place {args[0]}", {"last_epoch": args[0]}
+        return None
 
 
 class StoreOfOneVersion:
@@ -70,9 +74,9 @@ class StoreOfOneVersion:
 def test_a_place_that_no_node_has_any_more_is_not_waited_for_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_group.WorkerGroup, "_start", lambda group: None)
+    monkeypatch.setattr(rank_actors.RankGroup, "_start", lambda group: None)
     places: Any = SimpleNamespace(wait=lambda seconds: False)
-    group = worker_group.WorkerGroup(RankWorker, places, LearnerConfig(), learner=LearnerConfig())
+    group = rank_actors.RankGroup(RankWorker, places, LearnerConfig(), learner=LearnerConfig())
     group._ranks = []
     with pytest.raises(LearnerLostError, match="lost with its node, and no other has room"):
         group.start_anew(LearnerConfig().optimizer, 10)
@@ -84,10 +88,10 @@ def test_places_are_given_back_where_ctrl_c_ends_the_wait_for_them(monkeypatch: 
 
     given_back: list[Any] = []
     places = SimpleNamespace(ready=interrupted)
-    monkeypatch.setattr(worker_group, "placement_group", lambda *_, **__: places)
-    monkeypatch.setattr(worker_group.ray.util, "remove_placement_group", given_back.append)
+    monkeypatch.setattr(rank_actors, "placement_group", lambda *_, **__: places)
+    monkeypatch.setattr(rank_actors.ray.util, "remove_placement_group", given_back.append)
     with pytest.raises(KeyboardInterrupt):
-        worker_group.create_placement_group(LearnerConfig())
+        rank_actors.create_placement_group(LearnerConfig())
     assert given_back == [places]
 
 

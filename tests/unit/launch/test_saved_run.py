@@ -94,12 +94,10 @@ def test_what_a_stage_has_learned_that_is_cut_short_is_published(
 ) -> None:
     state = state_at(tmp_path, stage_steps={"warm_start": 50})
     versions: list[int] = []
-    run: Any = SimpleNamespace(
-        learner=SimpleNamespace(load=lambda folder: "", publish=versions.append),
-        tracker=SimpleNamespace(announce=lambda text: None),
-    )
+    learner: Any = SimpleNamespace(load=lambda folder: "", publish=versions.append)
+    tracker: Any = SimpleNamespace(announce=lambda text: None)
     config = config_of(tmp_path, "recipe=calculator", f"warm_start.num_steps={num_steps}")
-    restore(run, state, chosen_stages(config))
+    restore(learner, state, chosen_stages(config), tracker)
     assert versions == published
     assert state.progress.version == len(published)
 
