@@ -25,7 +25,9 @@ def run_name(state: RunState) -> str:
     return f"the run {state.directory.resolve()} (process {os.getpid()} on {socket.gethostname()})"
 
 
-def present_heartbeat(state: RunState, activity: Activity, services: Sequence[RolloutService]) -> RunHeartbeat:
+def present_heartbeat(
+    state: RunState, activity: Activity, services: Sequence[RolloutService]
+) -> RunHeartbeat:
     """What the run is doing now. Its services may not have been started yet."""
     times = [service.stream.last_arrival for service in services]
     arrivals = [each for each in times if each is not None]
