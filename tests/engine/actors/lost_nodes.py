@@ -21,7 +21,7 @@ from several_nodes import drain, stopped
 from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 
 STALL_SECONDS = 120.0
-"""For which no update may be made, whatever becomes of a node."""
+"""Seconds for which no update may be made, whatever becomes of a node."""
 
 
 def main() -> None:

@@ -75,7 +75,7 @@ def main() -> None:
         ray.get(fleet.submit.remote(requests))
 
     def nodes_of(name: str) -> set[str]:
-        """Where a group is played of which no rollout may fail."""
+        """Nodes on which a group is played, of which no rollout may fail."""
         order(name, 2 * NUM_ACTORS)
         played = list(stream.trajectories(2 * NUM_ACTORS))
         assert not any(each.failed for each in played), [each.error for each in played]

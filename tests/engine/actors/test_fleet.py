@@ -26,7 +26,7 @@ from policies.sampler import ScriptedSampler
 NUM_ACTORS = 3
 RETRIES = 1
 TIMEOUT_SECONDS = 15.0
-"""What hangs takes so long; whatever else is played has to be over before, on a busy machine too."""
+"""Time for a rollout that hangs; all others have to be over before, on a busy machine too."""
 
 
 class UnrulyEnv(BaseEnv):

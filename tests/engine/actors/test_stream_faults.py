@@ -30,7 +30,7 @@ from policies.sampler import ScriptedSampler
 
 NUM_ACTORS = 2
 MOST_SECONDS = 45.0
-"""From a death until whoever waits is told."""
+"""Seconds from a death until the wait for it ends."""
 
 
 class SlowEnv(BaseEnv):

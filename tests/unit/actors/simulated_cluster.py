@@ -30,7 +30,7 @@ DECLARED_DEAD_SECONDS = 60.0
 NOTICE_SECONDS = 30.0
 """A node that drains leaves after so long."""
 NOTICED_SECONDS = node_watch.SILENT_SECONDS + 3.01 * node_watch.BEAT_SECONDS
-"""After so long the fleet knows that a node is silent."""
+"""Seconds after which the fleet knows that a node is silent."""
 CAPACITY = 2
 """Rollout actors that a node has room for."""
 HEAD = "f" * 56
@@ -69,7 +69,7 @@ class Node:
     actors: set[Actor] = field(default_factory=set)
     probes: set[Probe] = field(default_factory=set)
     late: list[Callable[[], None]] = field(default_factory=list)
-    """What it would have said while it was silent."""
+    """Answers that it could not send while it was silent."""
 
     def say(self, word: Callable[[], None]) -> None:
         """Tell the cluster something, as soon as the network is there."""
@@ -229,7 +229,7 @@ class Cluster:
         self.place_waiting()
 
     def die(self, node: Node) -> None:
-        """It ends, and Ray knows."""
+        """End a node, as Ray knows."""
         if self.nodes.pop(node.name, None) is None:
             return
         for probe in list(node.probes):
@@ -240,7 +240,7 @@ class Cluster:
         self.place_waiting()
 
     def drain(self, node: Node) -> None:
-        """It will leave."""
+        """Announce that a node leaves."""
         if node.draining_since is None:
             node.draining_since = self.now
             asyncio.get_running_loop().call_later(NOTICE_SECONDS, self.die, node)
@@ -263,13 +263,13 @@ class Cluster:
                 word()
 
     def crash(self, node: Node) -> None:
-        """One of its actors dies."""
+        """End one of a node's actors."""
         if node.actors:
             min(node.actors, key=id).end()
             self.place_waiting()
 
     def silent_seconds(self, name: str) -> float:
-        """For how long a node has been silent."""
+        """Seconds for which a node has been silent."""
         node = self.nodes.get(name)
         return 0.0 if node is None or node.silent_since is None else self.now - node.silent_since
 

@@ -26,10 +26,10 @@ NUM_NODES, NUM_ACTORS, NUM_ROLLOUTS = 200, 80, 100
 MAX_STRUCK = 80
 """Nodes to which the same happens at the same time."""
 LIMIT_SECONDS = 120.0
-"""By then all is delivered: a minute after the last event Ray has declared every silent node dead."""
+"""Time until all is delivered: a minute after the last event Ray has declared every silent node dead."""
 
 Event = tuple[str, float, int]
-"""What happens, how long after the event before, and a number that says where or how many."""
+"""Kind of an event, seconds since the event before, and a number for where or how many."""
 events = st.lists(
     st.tuples(
         st.sampled_from(["join", "drain", "die", "cut", "return", "crash", "resize"]),
@@ -83,7 +83,7 @@ def happen(kind: str, number: int, cluster: Cluster) -> None:
 
 
 async def check(cluster: Cluster, fleet: Any) -> None:
-    """What holds at any time; what holds when a rollout begins, ``Cluster.check_start`` checks."""
+    """Check what holds at any time; ``Cluster.check_start`` checks what holds when a rollout begins."""
     ids = [each.rollout_id for each in cluster.delivered]
     assert len(ids) == len(set(ids)), "none is delivered twice"
     report = await fleet.report()  # raises if one of the fleet's tasks has died

@@ -1,4 +1,4 @@
-"""What becomes of an actor that was kept away from a silent node, when that node is back."""
+"""End of the wait for an actor that was kept away from a silent node, when that node is back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> NodeWatch:
 
 
 def actor(ready: asyncio.Future[str]) -> Any:
-    """One that is up when ``ready`` is done."""
+    """An actor that is up when ``ready`` is done."""
     return SimpleNamespace(ready=SimpleNamespace(remote=lambda: ready))
 
 

@@ -1,4 +1,4 @@
-"""How a rollout ends whose last answer was cut, and what its steps hold then."""
+"""End of a rollout whose last answer was cut, and what its steps hold then."""
 
 from __future__ import annotations
 

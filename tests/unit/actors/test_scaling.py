@@ -25,7 +25,7 @@ NUM_ROLLOUTS = 256
 
 
 def load(num_actors: int, rollout_seconds: float, learner_seconds: float, room: int) -> Load:
-    """What an update shows that learns while the rollouts of the next one are played."""
+    """Load of an update that learns while the rollouts of the next one are played."""
     num_ready = min(num_actors, room)
     playing = NUM_ROLLOUTS * rollout_seconds / min(num_ready, NUM_ROLLOUTS)
     seconds = max(playing, learner_seconds)
@@ -51,7 +51,7 @@ def sizes(
 
 
 def num_turns(numbers: list[int]) -> int:
-    """How often growing and shrinking change into each other."""
+    """Number of changes between growing and shrinking."""
     steps = [after - before for before, after in itertools.pairwise(numbers) if after != before]
     return sum(one * other < 0 for one, other in itertools.pairwise(steps))
 

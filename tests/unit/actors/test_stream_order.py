@@ -1,4 +1,4 @@
-"""Which of several groups a stream hands out, without a queue: trajectories come from a list."""
+"""Order in which a stream hands out groups, without a queue: trajectories come from a list."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ListedStream(TrajectoryStream):
         self.request([request(rollout_id) for rollout_id in sorted(rollout_ids)])
 
     def _send(self, requests: Sequence[RolloutRequest]) -> None:
-        """They are in the list already."""
+        """Nothing to do: they are in the list already."""
 
     def _arrived(self, seconds: float) -> None:
         """Nothing lies in a queue."""

@@ -1,4 +1,4 @@
-"""Which slot plays a message while pairs wait for theirs, and what rebuilds a lost one. Without processes."""
+"""Choice of a slot while pairs wait for their messages, and rebuilding of a lost pair. Without processes."""
 
 from __future__ import annotations
 
