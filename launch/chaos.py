@@ -1,6 +1,6 @@
 """``python -m launch.chaos``: kill and stop processes of a running job, to see what it does.
 
-    python -m launch.chaos                          what runs on this node, by role
+    python -m launch.chaos                          list the processes on this node, by role
     python -m launch.chaos kill replica --below 42  SIGKILL to one of them, drawn at random
     python -m launch.chaos stop actor --below 42    SIGSTOP to one of them
     python -m launch.chaos go-on actor --below 42   SIGCONT to one of them

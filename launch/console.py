@@ -22,7 +22,7 @@ COMMANDS = {
 
 
 def run() -> int:
-    """What the program ``troupe`` calls: ``main`` with the arguments of the process."""
+    """Run ``main`` with the arguments of the process: the program ``troupe``."""
     # As `python -m` does: the user's own module is in the working directory.
     sys.path.insert(0, os.getcwd())
     return main(sys.argv[1:])
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 
 def help_text() -> str:
-    """What ``troupe --help`` prints: the commands, one a line."""
+    """Text of ``troupe --help``: the commands, one a line."""
     commands = "\n".join(f"  {name:<10}{summary}" for name, summary in COMMANDS.items())
     return f"""\
 Reinforcement learning for language-model agents.

@@ -34,7 +34,7 @@ SETTINGS_OF_A_MODEL = ("rollout.temperature", "model.chat_template_kwargs")
 
 
 class Shown:
-    """Shows the messages of a conversation as they are added."""
+    """Prints the messages of a conversation as they are added."""
 
     def __init__(self) -> None:
         self._num_shown = 0

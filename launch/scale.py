@@ -50,7 +50,7 @@ def chosen(option: str, present: Sequence[str], name: str | None) -> str:
 
 
 def summary_line(status: FleetStatus) -> str:
-    """A fleet in a line."""
+    """Line on a fleet."""
     return (
         f"{status.num_actors} actors, {status.num_ready} of them up, {status.num_running} playing; "
         f"{status.num_waiting} requests wait"

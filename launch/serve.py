@@ -38,7 +38,7 @@ from policies.model_files import check_loadable
 from policies.settings import ADAPTER, adapter_config
 
 SERVE_CHECK_SECONDS = 5.0
-"""Between two looks whether all parts that answers need are alive."""
+"""Seconds between two checks that all parts which answers need are alive."""
 
 
 def serve(config: TrainConfig) -> None:
@@ -175,7 +175,7 @@ def served_versions(server: ServerConfig, model_path: str) -> list[PinnedVersion
 
 
 def greeting(url: str, models: Sequence[str], server: ServerConfig) -> str:
-    """What to do with the server now."""
+    """Text on what can be done with the server now."""
     # The agent, if there is one: a policy alone lacks the instructions and tools that it was trained with.
     body = json.dumps({"model": models[-1], "messages": [{"role": "user", "content": "What is 12+34?"}]})
     key = " -H 'Authorization: Bearer KEY'" if access_keys(server) else ""
@@ -194,7 +194,7 @@ Ctrl-C ends it.
 
 
 def agent_addresses(url: str, models: Sequence[str]) -> str:
-    """Where other agents find those that are served."""
+    """Lines with the addresses of served agents for other agents."""
     names = [model.removeprefix(PREFIX) for model in models if model.startswith(PREFIX)]
     if not names:
         return ""

@@ -39,7 +39,7 @@ def seconds(text: str) -> float:
 
 
 def render(states: list[RunReport], is_json: bool) -> str:
-    """What the command prints of one look."""
+    """Text or data of one reading, to print."""
     if is_json:
         return json.dumps({"runs": [as_data(state) for state in states]}) + "\n"
     return "".join(f"{report_text(state)}\n" for state in states) or NOTHING

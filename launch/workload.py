@@ -1,4 +1,4 @@
-"""What is trained on: agent, environment and tasks, as one value that a recipe or a user's module returns."""
+"""Workload: agent, environment and tasks, as one value that a recipe or a user's module returns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Workload:
 
     @property
     def pair(self) -> Pair:
-        """What the rollout actors put together."""
+        """Pair of classes that the rollout actors make."""
         return Pair(
             agent_class=self.agent_class,
             env_class=self.env_class,

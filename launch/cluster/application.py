@@ -21,7 +21,7 @@ class Arguments(BaseModel, extra="forbid"):
     """``args`` of the application in the Serve config file."""
 
     settings: list[str]
-    """As on the command line of ``launch.serve``; model.path is one of them."""
+    """Settings as on the command line of ``launch.serve``; model.path is one of them."""
 
 
 def build(arguments: Arguments) -> Application:

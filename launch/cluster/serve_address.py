@@ -22,7 +22,7 @@ ADDRESS_POLL_SECONDS = 0.5
 
 
 def claim_address(server: ServerConfig) -> None:
-    """See that Serve has the address of ``server``, or will have it: before a model is loaded.
+    """Check that Serve has the address of ``server``, or will have it: before a model is loaded.
 
     A training or an evaluation leaves Serve behind, without an address. One that serves nothing gives way.
 
@@ -45,7 +45,7 @@ def claim_address(server: ServerConfig) -> None:
 
 
 def check_address(host: str, port: int) -> None:
-    """The address can be listened on. Raises ``ConfigError``."""
+    """Check that the address can be listened on. Raises ``ConfigError``."""
     with socket.socket() as probe:
         # As servers do: connections that were closed a moment ago do not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -77,7 +77,7 @@ def check_answers(url: str) -> None:
 
 
 def _present() -> tuple[str, dict[str, dict[str, Any]]] | None:
-    """Where this cluster's Serve listens, "" for nowhere, and its applications by name; or no Serve."""
+    """Address of this cluster's Serve, "" for none, and its applications by name; ``None`` without Serve."""
     try:
         client = _get_global_client()
     except RayServeException:
@@ -89,7 +89,7 @@ def _present() -> tuple[str, dict[str, dict[str, Any]]] | None:
 
 
 def _conflict(wanted: str, there: str, applications: dict[str, dict[str, Any]]) -> str | None:
-    """Why Serve cannot have the address ``wanted``, and what to do; ``None`` if it can."""
+    """Reason for which Serve cannot have the address ``wanted``, with the remedy; ``None`` if it can."""
     if there == wanted:
         at_root = {name: each for name, each in applications.items() if each["route_prefix"] == "/"}
         if not at_root:

@@ -28,7 +28,7 @@ LOCAL_CPUS = 64
 """Ray's CPUs only count: on one machine they must not keep small actors from starting."""
 
 NODE_SECONDS = 1.0
-"""Between two looks at the nodes that have come."""
+"""Seconds between two counts of the nodes that have come."""
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_SERVE_LOG_TO_STDERR": "0",
@@ -70,7 +70,7 @@ def end() -> None:
 def wait_for_nodes(config: TrainConfig, announce: Callable[[str], None]) -> None:
     """Return when the cluster can hold the run: at once, or within ``run.node_wait_seconds``.
 
-    Meanwhile Ray's autoscaler is told again and again what is needed: the cluster has one such request, and
+    Meanwhile Ray's autoscaler gets the need again and again: the cluster has one such request, and
     another run may put its own in its place. Later it sees for itself which actors find no room.
 
     Raises:
@@ -98,7 +98,7 @@ def wait_for_nodes(config: TrainConfig, announce: Callable[[str], None]) -> None
 
 
 def _missing(config: TrainConfig) -> tuple[str, str] | None:
-    """What to do about something that the cluster has too little of, and a sentence about it."""
+    """Remedy for a resource that the cluster has too little of, and a sentence about it."""
     for _, labels in bundles_of(config):
         if labels and not any(has_labels(node, labels) for node in ray.nodes() if node["Alive"]):
             return f"change {NODES}", f"The run needs a node{with_labels(labels)} and the cluster has none"
@@ -146,7 +146,7 @@ def start_turn(
 
 
 def shortage(config: TrainConfig) -> str:
-    """What the run needs and others have."""
+    """Sentence on what the run needs and others have."""
     free = ray.available_resources()
     short = [
         f"{needed:g} Ray {name}s, of which {free.get(name, 0):g} are free"
@@ -157,7 +157,7 @@ def shortage(config: TrainConfig) -> str:
 
 
 def others() -> str:
-    """Who has what the run needs, as far as that is known."""
+    """Clause on the programs that have what the run needs, as far as that is known."""
     here, now = (socket.gethostname(), os.getpid()), time.time()
     trainings = [
         each.folder

@@ -1,4 +1,4 @@
-"""How many CPU threads learner and engines compute with, where the settings leave that open."""
+"""Number of CPU threads of learner and engines, where the settings leave it open."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def with_threads(config: TrainConfig, model_path: str) -> TrainConfig:
 
 
 def is_small(model_path: str) -> bool:
-    """Whether one thread computes a model best. One on the hub, whose size is not known here, is large."""
+    """Return whether one thread computes a model best. One on the hub, of unknown size, is large."""
     weights = list(Path(model_path).glob("*.safetensors"))
     return bool(weights) and sum(file.stat().st_size for file in weights) < SMALL_MODEL_BYTES

@@ -22,7 +22,7 @@ NAMESPACE, NAME = "troupe", "start-turn"
 TURN_POLL_SECONDS = 1.0
 HOLDER_SECONDS = 5.0
 TURN_REMIND_SECONDS = 300.0
-"""Between two lines that say what a start waits for."""
+"""Seconds between two lines on what a start waits for."""
 
 
 @ray.remote(num_cpus=0)

@@ -75,7 +75,7 @@ def _for_all(processes: Sequence[psutil.Process], action: Callable[[psutil.Proce
 
 
 def choose_member(present: Sequence[Member], role: str, rng: random.Random) -> Member:
-    """One of the members of ``role``. Raises ``ConfigError`` if there is none."""
+    """Draw one of the members of ``role``. Raises ``ConfigError`` if there is none."""
     candidates = [member for member in present if member.role == role]
     if not candidates:
         running = ", ".join(sorted({member.role for member in present})) or "nothing of Troupe's"

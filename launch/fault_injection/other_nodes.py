@@ -28,7 +28,7 @@ class FaultInjector:
         self._node, self._raylet = node, psutil.Process(os.getppid())
 
     def present(self) -> list[Member]:
-        """Those with a role that live below this node's raylet, and the raylet itself."""
+        """Processes with a role that live below this node's raylet, and the raylet itself."""
         return [Member(each.role, each.pid, each.stopped, self._node) for each in members(self._raylet.pid)]
 
     def inject(self, fault: Fault) -> None:
@@ -37,7 +37,7 @@ class FaultInjector:
 
 
 class OtherNodes:
-    """All nodes of the cluster at ``address`` but the one of this process, also those that come later.
+    """Nodes of the cluster at ``address`` but the one of this process, also those that come later.
 
     Raises:
         ConfigError: the cluster does not answer.

@@ -31,7 +31,7 @@ class ProcessTree:
         self._seen = {self._root}
 
     def is_alive(self) -> bool:
-        """Whether the first of them lives. Its descendants are noted."""
+        """Return whether the first of them lives. Its descendants are noted."""
         with suppress(psutil.NoSuchProcess):
             self._seen.update(self._root.children(recursive=True))
         return is_alive(self._root)
@@ -43,7 +43,7 @@ class ProcessTree:
                 time.sleep(RUN_POLL_SECONDS)
 
     def present(self) -> list[Member]:
-        """Those with a role that live; none if the first of them has just ended."""
+        """Living processes with a role; none if the first of them has just ended."""
         with suppress(ConfigError):
             return members(self.below)
         return []
@@ -65,7 +65,7 @@ class ProcessTree:
         )
 
     def left_over(self, seconds: float = PROCESSES_END_SECONDS) -> Finding:
-        """Whether all of them have ended, for which they get so many ``seconds``."""
+        """Check that all of them end within ``seconds``."""
         deadline = time.monotonic() + seconds
         while (left := [each for each in self._seen if is_alive(each)]) and time.monotonic() < deadline:
             time.sleep(RUN_POLL_SECONDS)

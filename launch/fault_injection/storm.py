@@ -112,7 +112,7 @@ class StormRecord:
     num_updates: int
     faults: Counter[str] = field(default_factory=Counter)
     longest_pause: float = 0.0
-    """Most seconds between two faults at which the number of updates differed."""
+    """Longest time between two faults at which the number of updates differed."""
 
 
 def num_updates(folder: Path) -> int:
@@ -175,7 +175,7 @@ def run_storm(
 def makes_progress(
     tree: ProcessTree, made: Callable[[], int], num_planned: int, seconds: float = STORM_CALM_SECONDS
 ) -> Finding:
-    """Whether a run makes another update after the storm, unless it has ended or made all ``num_planned``.
+    """Check that a run makes another update after the storm, unless it has ended or made all ``num_planned``.
 
     Args:
         made: returns the number of updates that it has made.

@@ -1,1 +1,1 @@
-"""Whether a run moves, and what holds it up if not: told to the cluster, asked of the parts, judged."""
+"""Signs of life of a run: heartbeat, watchdog, inspection, verdict, interrupts, and causes of deaths."""

@@ -1,4 +1,4 @@
-"""What a Ray error says of a process that has died: who it was, where it ran, and why."""
+"""Description of a process that has died, by Ray's error: its name, its place, and the cause."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REASON = re.compile(r"^The actor is dead because (.+?)\.?$", re.MULTILINE)
 
 
 def describe_death(error: RayError) -> str:
-    """One sentence on the process whose death ``error`` reports, and for a full memory one on the remedy."""
+    """Sentence on the process whose death ``error`` reports, and for a full memory one on the remedy."""
     text = str(error)
     if full := FULL.search(text):
         node, used, limit = full.groups()

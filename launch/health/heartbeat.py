@@ -1,7 +1,6 @@
-"""A training tells the cluster every second that it lives and what it is doing; ``launch.status`` reads it.
+"""Heartbeats of trainings: each writes every second what it is doing, and ``launch.status`` reads it.
 
-Ray's head process keeps what is told, in its key-value store: no actor is needed, and those of the run may
-all hang.
+Ray's head process keeps them in its key-value store: no actor is needed, and those of the run may all hang.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ START_PHRASES = {
     "checkpoint": "waits for the learner to load the checkpoint",
     "server": "waits for the policy server to start",
 }
-"""What the start of a run waits for, by its part."""
+"""Activities of a run that starts, by the part that it waits for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunHeartbeat:
-    """What a training has last told of itself.
+    """State of a training at its last heartbeat.
 
     Args:
         folder: of the run.
@@ -71,7 +70,7 @@ def run_heartbeats() -> list[RunHeartbeat]:
 
 
 class HeartbeatSender:
-    """Tells the cluster a training's heartbeat, from a thread, until ``stop``.
+    """Sends a training's heartbeat every second, from a thread, until ``stop``.
 
     Args:
         heartbeat: returns the present heartbeat.
@@ -82,7 +81,7 @@ class HeartbeatSender:
         self._key = PREFIX + f"{socket.gethostname()}-{os.getpid()}".encode()
         self._stopped = threading.Event()
         self.last_sent = time.monotonic()
-        """When Ray's head process last took a heartbeat."""
+        """Time at which Ray's head process last took a heartbeat."""
         self._thread = in_background(self._beat, "heartbeat")
 
     def _beat(self) -> None:

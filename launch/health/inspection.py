@@ -1,4 +1,4 @@
-"""Asks the parts of a run for its state, all at the same time and for two seconds at most.
+"""Inspection of a run: all of its parts report their state at the same time, within two seconds.
 
 Used by ``launch.status`` from another process, and by the run's own watchdog.
 """
@@ -109,7 +109,7 @@ def raylets_here() -> list[psutil.Process]:
 
 
 def ray_lives() -> bool:
-    """Whether this machine has a raylet of this cluster that runs: without one, Ray ends this process."""
+    """Return whether a raylet of this cluster runs on this machine: without one, Ray ends this process."""
     return any(is_alive(raylet) for raylet in raylets_here())
 
 

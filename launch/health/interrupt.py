@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM arrive between two pieces of work, never inside one that must be whole."""
+"""Interrupts: Ctrl-C and SIGTERM arrive between two pieces of work, never inside one that must be whole."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Interrupts:
         self._pending = False
         self._raised = False
         self.was_cut = False
-        """Whether an error or a second signal has ended an atomic section early: its state is not saved."""
+        """True once an error or a second signal has ended an atomic section early: its state is not saved."""
         self.error: Exception | None = None
-        """Why the run ended itself, where it was not a person who did."""
+        """Cause of the run's end, where it was not a person."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -48,7 +48,7 @@ class Interrupts:
                 signal.signal(each, self._handle)
 
     def end_with(self, error: Exception) -> None:
-        """Have the main thread raise ``KeyboardInterrupt``, whatever it is doing, because of ``error``.
+        """Raise ``KeyboardInterrupt`` in the main thread, whatever it is doing, because of ``error``.
 
         Another thread calls this when it finds that the run cannot go on.
         """
@@ -66,7 +66,7 @@ class Interrupts:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a signal came in an atomic section that an error has ended before it could be raised."""
+        """Signal in an atomic section that an error has ended before the interrupt could be raised."""
         return self._pending
 
     @contextmanager

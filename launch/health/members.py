@@ -27,7 +27,7 @@ ROLES = {
     "raylet": r"\S*/raylet ",
     "gcs": r"\S*/gcs_server ",
 }
-"""What the command line of a process of each role starts with. Ray writes its actors' there."""
+"""Beginning of the command line of a process of each role. Ray writes the names of its actors there."""
 
 
 @dataclass(frozen=True, order=True)
@@ -84,7 +84,7 @@ def _processes(below: int | None) -> list[psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether ``process`` runs: one that has ended stays there until its parent has taken note."""
+    """Return whether ``process`` runs: one that has ended stays there until its parent has taken note."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

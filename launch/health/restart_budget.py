@@ -1,4 +1,4 @@
-"""How often a run may go on from its checkpoint before it ends with the cause."""
+"""Number of times that a run may go on from its checkpoint before it ends with the cause."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RestartBudget:
         self._times: list[float] = []
 
     def allow(self, now: float) -> bool:
-        """Whether the run may recover at the time ``now`` in seconds. If so, this recovery is counted."""
+        """Decide whether the run may recover at ``now``, in seconds. If so, this recovery is counted."""
         self._times = [each for each in self._times if now - each < self._seconds]
         if len(self._times) >= self._most:
             return False

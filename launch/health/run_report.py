@@ -1,6 +1,6 @@
 """The state of a run at one moment: its text, and a verdict on what holds it up. Used by ``launch.status``.
 
-``inspection`` asks the actors and makes a ``RunReport``; here nothing is asked.
+``inspection`` calls the actors and makes a ``RunReport``; here none is called.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class RunReport:
     """A run at one moment.
 
     Args:
-        heartbeat: what its driver has last told.
+        heartbeat: the newest of its driver.
         silent_seconds: since then.
         processes: of its cluster's nodes.
-        fleet: what its fleet tells; ``None`` where there is none, or it does not answer.
+        fleet: report of its fleet; ``None`` where there is none, or it does not answer.
         waiting: seconds for which rollouts have waited for a completion, by rollout id.
         sampling: the requests and replicas of its sampling actor, if that samples a policy server.
         stream: trajectories that lie in the stream, and how many it holds; ``None`` if it does not answer.
@@ -111,7 +111,7 @@ def verdict(state: RunReport) -> str:
 
 
 def _rollouts(state: RunReport, fleet: FleetReport) -> str:
-    """What holds up the rollouts that the loop waits for."""
+    """Cause for which the rollouts that the loop waits for do not come."""
     status = fleet.status
     if not status.num_ready:
         return _no_room(state, fleet)

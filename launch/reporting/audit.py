@@ -69,12 +69,12 @@ def read_run(directory: Path) -> RunRecords:
 
 
 def audit(run: RunRecords) -> list[Finding]:
-    """All checks of a run: it may still be going on."""
+    """Findings of all checks of a run, which may still be going on."""
     return [check(run) for check in CHECKS]
 
 
 def each_rollout_once(run: RunRecords) -> Finding:
-    """No update consumes a rollout that one has consumed already."""
+    """Check that no update consumes a rollout that one has consumed already."""
     counts = Counter(_consumed(run))
     twice = [rollout_id for rollout_id, count in counts.items() if count > 1]
     return _finding(
@@ -83,7 +83,7 @@ def each_rollout_once(run: RunRecords) -> Finding:
 
 
 def no_rollout_lost(run: RunRecords) -> Finding:
-    """Groups are consumed with all of their members, and none is left out but those that may be under way."""
+    """Check that groups are consumed whole, and none is left out but those that may be under way."""
     ids = set(_consumed(run))
     consumed = {int(rollout_id.partition("/")[0]) for rollout_id in ids}
     num_groups = max(consumed, default=-1) + 1
@@ -97,7 +97,7 @@ def no_rollout_lost(run: RunRecords) -> Finding:
 
 
 def most_overtaken(run: RunRecords) -> int:
-    """Most groups that others may have overtaken, and that are not consumed yet.
+    """Largest number of groups that others may have overtaken, and that are not consumed yet.
 
     None in the order of the tasks. In that of completion as many as are under way after an update, as long as
     there are updates to come: a run requests no group that it does not consume.
@@ -110,7 +110,7 @@ def most_overtaken(run: RunRecords) -> int:
 
 
 def staleness_within_bound(run: RunRecords) -> Finding:
-    """No update has learned from a token that was older than it may be."""
+    """Check that no update has learned from a token that was older than it may be."""
     bound, seen = int(run.settings["rollout"]["max_staleness"]), _by_step(run, "stream/staleness_max")
     too_old = [f"update {step} ({staleness:g})" for step, staleness in seen.items() if staleness > bound]
     most = max(seen.values(), default=0)
@@ -118,13 +118,13 @@ def staleness_within_bound(run: RunRecords) -> Finding:
 
 
 def versions_ascend(run: RunRecords) -> Finding:
-    """Within an episode the policy only becomes newer: nothing was sampled by an engine that fell back."""
+    """Check that within an episode the policy only becomes newer: no engine fell back."""
     backwards = [rollout_id for rollout_id, versions in run.versions.items() if versions != sorted(versions)]
     return _finding(backwards, f"versions ascend within all {len(run.versions)} kept rollouts", "fell back")
 
 
 def tokens_are_of_their_version(run: RunRecords) -> Finding:
-    """Learner and engine agree on the log-probabilities of tokens that the present weights have sampled."""
+    """Check that learner and engine agree on tokens that the present weights have sampled."""
     alarm = float(run.settings["learner"]["mismatch_alarm"])
     seen = _by_step(run, FRESH_MISMATCH)
     off = [f"update {step} ({difference:.2g})" for step, difference in seen.items() if difference > alarm]
@@ -136,21 +136,21 @@ def tokens_are_of_their_version(run: RunRecords) -> Finding:
 
 
 def updates_were_made(run: RunRecords) -> Finding:
-    """There is something to judge a run by."""
+    """Check that there is an update to judge the run by."""
     if run.consumed:
         return Finding(True, f"{run.consumed[-1]['step']} updates were made")
     return Finding(False, "no update was made: there is nothing to judge the run by")
 
 
 def is_complete(run: RunRecords) -> Finding:
-    """A run that has ended has made all of its updates. For one that was not interrupted by a person."""
+    """Check that a run which has ended, and was not interrupted by a person, has made all of its updates."""
     made, planned = _num_made(run), num_planned(run.settings)
     text = f"the run has ended after {made} of {planned} updates"
     return Finding(True, text) if made >= planned else Finding(False, f"{text}: its last lines say why")
 
 
 def score_reached(run: RunRecords, score: float) -> Finding:
-    """The newest evaluation has a mean reward of at least ``score``."""
+    """Check that the newest evaluation has a mean reward of at least ``score``."""
     scores = [record[SCORE] for record in run.metrics if SCORE in record]
     if not scores:
         return Finding(False, f"no evaluation is recorded, and {score:g} was asked for: set evaluation.every")
@@ -179,7 +179,7 @@ def _num_made(run: RunRecords) -> int:
 
 
 def _has_ended(run: RunRecords) -> bool:
-    """Whether all updates are made; nobody knows how many a stage of somebody's own makes."""
+    """Return whether all updates are made; of a stage of somebody's own, nobody knows the number."""
     known = set(run.settings["stages"]) <= {*SECTIONS, "warm_start"}
     return known and _num_made(run) >= num_planned(run.settings)
 

@@ -9,7 +9,7 @@ from environments.types import Message, Trajectory
 
 INDENT = "  "
 MAX_LINES = 12
-"""Of one message; the middle of a longer one is left out."""
+"""Lines of one message; the middle of a longer one is left out."""
 MAX_WIDTH = 160
 
 
@@ -24,7 +24,7 @@ def conversation(trajectory: Trajectory) -> str:
 
 
 def best_and_worst(trajectories: Sequence[Trajectory], number: int) -> list[Trajectory]:
-    """At most ``number`` of the trajectories: the best and the worst by turns, the best one first."""
+    """Choose at most ``number`` of the trajectories: the best and the worst by turns, the best one first."""
     ordered = sorted(trajectories, key=lambda each: -each.reward)
     chosen: list[Trajectory] = []
     while ordered and len(chosen) < number:

@@ -41,7 +41,7 @@ STOP_REASONS = {"stop": "stop", "length": "max_tokens", "tool_calls": "tool_call
 
 @dataclass(frozen=True, kw_only=True)
 class InspectLog:
-    """One update or evaluation of a run as a log.
+    """Log of one update or evaluation of a run.
 
     Args:
         run: the run's folder.
@@ -217,7 +217,7 @@ class InspectLog:
 
 
 def written_at(path: Path) -> datetime:
-    """When ``path`` was written."""
+    """Time at which ``path`` was written."""
     return datetime.fromtimestamp(int(path.stat().st_mtime), UTC)
 
 

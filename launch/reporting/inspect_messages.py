@@ -18,15 +18,15 @@ FIELDS = {
     "assistant": {"role", "content", "tool_calls"},
     "tool": {"role", "content", "tool_call_id"},
 }
-"""By role: what the form has a place for."""
+"""Fields of a message in the form, by role."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What was new before a turn, and what the model was asked."""
+    """Messages that were new before a turn, and the prompt of the model."""
 
     places: list[tuple[int, int]]
-    """Of the prompt's messages in the pool: ranges, each with its end."""
+    """Places of the prompt's messages in the pool: ranges, each with its end."""
     answers: list[Json]
     """The tool calls that were answered since the turn before, with their results."""
 
@@ -39,7 +39,7 @@ class MessagePool:
     """
 
     messages: list[Json] = field(default_factory=list)
-    """All that was said in any turn: the pool that the turns refer to."""
+    """Messages of all turns: the pool that the turns refer to."""
     first: list[Json] = field(default_factory=list)
     """The first prompt."""
     _places: list[int] = field(default_factory=list)
@@ -98,7 +98,7 @@ class MessagePool:
 
 
 def output_message(pool: MessagePool, step: Step, turn: int) -> Json:
-    """What was said in ``step``, whose messages ``pool`` has taken in."""
+    """Message of the model in ``step``, whose messages ``pool`` has taken in."""
     if ends_with_response(step.chat_completions):
         return pool.now[-1]
     return inspect_message({"role": "assistant", "content": step.model_response}, f"response-{turn}")
@@ -140,7 +140,7 @@ def _text(content: Any) -> str:
 
 
 def _are_calls(value: Any) -> bool:
-    """Whether ``value`` is a list of tool calls in OpenAI's shape."""
+    """Return whether ``value`` is a list of tool calls in OpenAI's shape."""
     return (
         isinstance(value, list)
         and bool(value)

@@ -55,7 +55,7 @@ def environment_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def is_standard(name: str) -> bool:
-    """Whether a metric ``rollout/...`` is one of every run, and no environment's own."""
+    """Return whether a metric ``rollout/...`` is one of every run, and no environment's own."""
     taken = {*_standard_metrics([]), "rollout/num_tasks"}
     return name.startswith("rollout/pass_at_") or name in taken
 
@@ -190,7 +190,7 @@ def token_metrics(
 
 
 def has_failed(trajectory: Trajectory) -> bool:
-    """Whether a rollout failed or ran out of time: ``error`` says how."""
+    """Return whether a rollout failed or ran out of time: ``error`` has the cause."""
     return trajectory.failed or trajectory.termination_reason is TerminationReason.TIMEOUT
 
 

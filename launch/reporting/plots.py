@@ -19,7 +19,7 @@ PARTS = {
     "time/checkpoint": "#8c6bb1",
     "time/evaluate": "#5aa469",
 }
-"""What the seconds of an update are spent on, from the bottom of the plot upward, with the colours."""
+"""Parts of the seconds of an update, from the bottom of the plot upward, with the colours."""
 OTHER = "#ececec"
 STALE = "#c44e52"
 MAX_COLUMNS = 150
@@ -94,7 +94,7 @@ def _stack_parts(axes: Any, columns: Sequence[Records], edges: Sequence[float]) 
 
 
 def _columns(steps: Records) -> list[Records]:
-    """At most ``MAX_COLUMNS`` runs of as many consecutive steps each."""
+    """Columns of the plot, ``MAX_COLUMNS`` at most: runs of as many consecutive steps each."""
     width = math.ceil(len(steps) / MAX_COLUMNS)
     return [steps[start : start + width] for start in range(0, len(steps), width)]
 

@@ -172,7 +172,7 @@ class Tracker:
                 self._board.add_histogram(name, np.asarray(values), step)
 
     def _step_line(self, step: int, metrics: Mapping[str, float], seconds_left: float) -> str:
-        """At most ``LINE_WIDTH`` characters: the less important parts are left out where there is no room."""
+        """Line of a step of at most ``LINE_WIDTH`` characters: less important parts go for want of room."""
         line = (
             f"{self._bar(step, self._num_steps)} step {step:4d}/{self._num_steps}"
             f"  reward {metrics['rollout/reward_mean']:.3f}  loss {metrics.get('learn/loss', 0.0):+.4f}"

@@ -1,4 +1,4 @@
-"""How busy fleet and engines are, as shares of the time between two looks."""
+"""Utilization of fleet and engines, as shares of the time between two readings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Utilization:
         self._asked = self._service.ask_status()
 
     def since_last(self) -> dict[str, float]:
-        """The metrics of the time between the last two questions; none while Ray starts an actor anew."""
+        """Metrics of the time between the last two readings; none while Ray starts an actor anew."""
         try:
             return self._counts.since_last(*self._service.status(self._asked))
         except ActorUnavailableError:

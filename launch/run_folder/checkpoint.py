@@ -27,7 +27,7 @@ PREFIX = "step_"
 
 @dataclass
 class Progress:
-    """How far a run has come: with the learner's state, all that a resumed run needs to know."""
+    """Progress of a run: with the learner's state, all that a resumed run needs."""
 
     stage_steps: dict[str, int] = field(default_factory=dict)
     """Steps that are done of each stage of training, by its name."""
@@ -39,9 +39,9 @@ class Progress:
     """Groups consumed so far, trained on or dropped: the data cursor. These and the groups of ``StreamState``
     are all that were requested."""
     tasks_digest: str = ""
-    """Of what decides which task a group plays: what was under way belongs to these tasks."""
+    """Digest of what decides which task a group plays: what was under way belongs to these tasks."""
     kl_coef: float | None = None
-    """What the adaptive KL controller has come to; null without one."""
+    """Present coefficient of the adaptive KL controller; null without one."""
     set_aside: dict[str, int] = field(default_factory=dict)
     """Positions of the tasks that failed everywhere, and the first group that must not play each."""
     judged_by: dict[str, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class StreamState:
-    """What was between the fleet and the loop."""
+    """Rollouts between the fleet and the loop."""
 
     ready: tuple[Trajectory, ...] = ()
     """Finished and not consumed yet."""
@@ -66,7 +66,7 @@ class StreamState:
 
 @dataclass(frozen=True, kw_only=True)
 class FileDigest:
-    """What a file has to be like to be the one that was written."""
+    """Size and hash of a file, to tell whether it is the one that was written."""
 
     num_bytes: int
     sha256: str
@@ -80,7 +80,7 @@ class _Manifest:
     in_flight: tuple[str, ...]
     num_ready: int
     files: dict[str, FileDigest]
-    """By the path inside the checkpoint."""
+    """Digests of its files, by the path inside the checkpoint."""
 
     @staticmethod
     def read(checkpoint: Path) -> _Manifest:
@@ -201,7 +201,7 @@ class CheckpointFolder:
 
     @staticmethod
     def progress(checkpoint: Path) -> Progress:
-        """What was done when ``checkpoint`` was written. All its files are read, to see if they are whole.
+        """Progress when ``checkpoint`` was written. All its files are read, to see if they are whole.
 
         Raises:
             ConfigError: a file is missing or damaged.
@@ -219,7 +219,7 @@ class CheckpointFolder:
 
     @staticmethod
     def stream(checkpoint: Path) -> StreamState:
-        """What was ready and in flight when ``checkpoint`` was written.
+        """Rollouts that were ready and in flight when ``checkpoint`` was written.
 
         Raises:
             ConfigError: it cannot be read.
@@ -351,7 +351,7 @@ def _write_manifest(folder: Path, progress: Progress, stream: StreamState) -> No
 
 
 def _digests(checkpoint: Path, names: Sequence[str]) -> dict[str, FileDigest]:
-    """Of the named files, in parallel: a large model's are hundreds of gigabytes."""
+    """Digests of the named files, in parallel: a large model's are hundreds of gigabytes."""
 
     def digest(name: str) -> FileDigest:
         with (checkpoint / name).open("rb") as file:

@@ -12,7 +12,7 @@ CONSUMED_LOG = "consumed.jsonl"
 
 
 class Consumed(TypedDict):
-    """What one update took from the stream."""
+    """Rollouts that one update took from the stream."""
 
     step: int
     """The update that it was taken for, from 1."""
@@ -48,5 +48,5 @@ class ConsumedLog:
 
 
 def read_consumed_log(directory: Path) -> list[Consumed]:
-    """What the updates of the run in ``directory`` have consumed, oldest first."""
+    """Records of the updates of the run in ``directory``, oldest first."""
     return [cast(Consumed, record) for record in read_records(directory / CONSUMED_LOG)]

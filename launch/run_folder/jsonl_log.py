@@ -24,7 +24,7 @@ class JsonlLog:
     def __init__(self, path: Path, last_step: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.kept = [record for record in read_records(path) if record["step"] <= last_step]
-        """What was there already and stays."""
+        """Records that were there already and stay."""
         temporary = path.with_name(f".{path.name}.tmp")
         with temporary.open("w", encoding="utf-8") as file:
             file.writelines(_line(record) for record in self.kept)

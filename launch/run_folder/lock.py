@@ -1,4 +1,4 @@
-"""One process at a time writes into a run's folder, and everybody who writes there sees the same folder."""
+"""Lock of a run's folder: one process at a time writes there, and all who write see the same folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RunLock:
                 f"run.directory={directory} is in use by {holder}: stop that run, or name another directory."
             ) from None
         self.text = f"process {os.getpid()} on {socket.gethostname()} ({uuid.uuid4().hex})"
-        """What the file holds: processes that read the same see the same folder."""
+        """Text of the file: processes that read the same see the same folder."""
         with writing_to(directory):
             self._file.truncate(0)
             self._file.write(self.text)

@@ -1,4 +1,4 @@
-"""Which model a path means, or which adapter: a folder, a checkpoint, a run, or a name on the hub."""
+"""Models and adapters by path: a folder, a checkpoint, a run, or a name on the hub."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from policies import smollm2
 from policies.settings import ADAPTER, ADAPTER_CONFIG, adapter_config
 
 RUNS = Path("runs")
-"""Where runs are by default."""
+"""Folder of runs by default."""
 HUGGINGFACE = "huggingface"
 """The subfolder of a checkpoint that any Hugging Face program can load."""
 
@@ -115,6 +115,6 @@ def newest_checkpoint(runs: Path) -> Path | None:
 
 
 def _looks_local(path: str) -> bool:
-    """A hub name is ``name`` or ``owner/name``; anything else, or inside a folder that exists, is a path."""
+    """Return whether ``path`` is no hub name (``name``, ``owner/name``), or in a folder that exists."""
     first, *rest = path.split("/")
     return len(rest) > 1 or first in ("", ".", "..", "~", str(RUNS)) or Path(first).is_dir()

@@ -1,4 +1,4 @@
-"""What was said in training and in evaluations: a file of JSON lines for each update and each evaluation."""
+"""Trajectories of training and evaluations: a file of JSON lines for each update and each evaluation."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from environments.types import Completion, Trajectory, TrajectoryGroup
 
 FOLDER = "trajectories"
 TRAIN, EVALUATION = "step", "eval"
-"""What a file's name begins with."""
+"""Beginnings of the files' names."""
 TRAINED, EVALUATED, BASELINE, NOT_IMITATED = "trained", "evaluated", "baseline", "not_imitated"
-"""What became of a trajectory, if it was not left out for a reason of its own."""
+"""Outcomes of a trajectory, if it was not left out for a reason of its own."""
 NAME = re.compile(rf"({TRAIN}|{EVALUATION})_(\d+)\.jsonl")
 
 
@@ -30,7 +30,7 @@ class KeptTrajectory:
     """"trained", "evaluated", "baseline", "not_imitated" (in a group of which others were), or the reason for
     which its group was not trained on."""
     advantages: tuple[float, ...] = ()
-    """Of each turn, the mean over its tokens; empty where nothing was learned from it."""
+    """Advantages of the turns, each the mean over its tokens; empty where nothing was learned from it."""
 
     @property
     def group_id(self) -> str:
@@ -162,7 +162,7 @@ class Sighting:
 
 
 def find_task(directory: Path, task: object) -> list[Sighting]:
-    """All kept trajectories of ``task``, as a file has it, over the course of the training."""
+    """Kept trajectories of ``task``, as a file has it, over the course of the training."""
     wanted = f'"task": {json.dumps(task)}'
     found = []
     for kind in (TRAIN, EVALUATION):
@@ -177,5 +177,5 @@ def find_task(directory: Path, task: object) -> list[Sighting]:
 
 
 def first_completions(directory: Path) -> list[Completion]:
-    """Those of the first update of a run. A turn that the agent's own code decided has none."""
+    """Completions of the first update of a run. A turn that the agent's own code decided has none."""
     return [each for kept in read_kept(directory, TRAIN, 1) for each in kept.trajectory.completions]

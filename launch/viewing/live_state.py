@@ -16,7 +16,7 @@ from typing import Any
 
 COMMAND = (sys.executable, "-m", "launch.status", "--json", "--every", "2")
 MAX_LINE_BYTES = 1 << 24
-"""Of one look: some hundred bytes for each process and each rollout in play."""
+"""Bytes of one state: some hundred for each process and each rollout in play."""
 
 
 async def states(run: Path, address: str | None) -> AsyncIterator[dict[str, Any]]:

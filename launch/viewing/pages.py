@@ -1,4 +1,4 @@
-"""The page of ``launch.view``: what a run's folder holds, as JSON for one HTML file. It only reads."""
+"""The page of ``launch.view``: the contents of a run's folder, as JSON for one HTML file. It only reads."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ PARTS = ("page.html", "elements.js", "charts.js", "page.js", "page.css")
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 """Names under which a browser of this machine asks: another may be a foreign page's trick (DNS rebinding)."""
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:"
-"""A model's text may hold anything: the browser runs and loads nothing but this page's own files."""
+"""Policy of the browser: a model's text may hold anything, so only the page's own files run and load."""
 REFRESH_SECONDS = 1.0
 TASK_CHARACTERS = 200
 MAX_ALARMS = 50
 
 
 class Pages:
-    """What the page asks for. A run is asked for by its number, a trajectory by its row in the file.
+    """Routes of the page. A run has its number, a trajectory its row in the file.
 
     Args:
         runs: folders of training runs.
@@ -103,7 +103,7 @@ class Pages:
         return _groups(_kept(self._run(number), kind, step))
 
     def trajectory(self, number: int, kind: Kind, step: int, row: int) -> Json:
-        """One trajectory, turn by turn."""
+        """Trajectory, turn by turn."""
         return _details(self._row(number, kind, step, row), self._run(number))
 
     def same_task(self, number: int, kind: Kind, step: int, row: int) -> list[Json]:
@@ -208,7 +208,7 @@ def _groups(kept: Sequence[KeptTrajectory]) -> list[Json]:
 
 
 def _details(kept: KeptTrajectory, directory: Path) -> Json:
-    """One trajectory, turn by turn: what was new in the conversation, and the tokens that were sampled."""
+    """Trajectory, turn by turn: the new messages of the conversation, and the tokens that were sampled."""
     short = trajectory_to_json(kept.trajectory)
     decode = token_texts(directory)
     turns = []

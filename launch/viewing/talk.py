@@ -22,7 +22,7 @@ MAX_CHARACTERS = 200_000
 MAX_MESSAGES = 1000
 CONNECT_SECONDS = 5.0
 AGENT_STEP_SECONDS = 600.0
-"""The longest step of an agent that is waited for."""
+"""Seconds of the longest step of an agent that is waited for."""
 
 
 class ChatMessage(BaseModel):
@@ -35,7 +35,7 @@ class ChatMessage(BaseModel):
 
 
 class TalkRequest(BaseModel):
-    """The body of ``POST /api/talk``: who is asked, and what was said so far."""
+    """Body of ``POST /api/talk``: the model, and the conversation so far."""
 
     model_config = ConfigDict(extra="forbid")
 
