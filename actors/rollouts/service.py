@@ -135,7 +135,7 @@ class RolloutService:
 
     @property
     def is_up(self) -> bool:
-        """Whether rollouts can be requested."""
+        """True once rollouts can be requested."""
         return self._started.done() and self._started.exception() is None
 
     def check_start(self) -> None:

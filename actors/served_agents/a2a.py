@@ -72,7 +72,7 @@ class A2AFrontend:
         pools: of the agents, by name.
         agents: plays the messages.
         needs_key: whether clients have to send a key, which the cards say.
-        version: tells the policy's version, which is the one of the agents.
+        version: returns the policy's version, which is the one of the agents.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class A2AFrontend:
         raise NotFoundError(f"{name!r} serves no {request.method} {path}. What it serves: {served}.")
 
     def _routes_of(self, name: str, pool: PoolClient) -> list[Route]:
-        card = self._card(name, url=f"/{name}", description=name)  # the handler looks at what it can do
+        card = self._card(name, url=f"/{name}", description=name)  # the handler reads what it can do
         episodes = _Episodes(name, pool, self._agents)
         handler = _Handler(episodes, PoolTaskStore(pool, episodes.running), card)
         caller = _CallerContext()
@@ -155,7 +155,7 @@ class _CallerContext(DefaultServerCallContextBuilder):
 
 
 class _KeyHolder(User):
-    """Who holds the key of a request; without keys, everybody is the same one."""
+    """Holder of a request's key; without keys, everybody is the same one."""
 
     def __init__(self, name: str | None) -> None:
         self._name = name
@@ -296,9 +296,9 @@ class _Episodes(AgentExecutor):
             return
         (choice,) = answer["choices"]
         await updater.add_artifact([Part(text=choice["message"]["content"])], name="answer", last_chunk=True)
-        told = {name: answer[name] for name in ("policy_version", "num_steps", "usage")}
+        facts = {name: answer[name] for name in ("policy_version", "num_steps", "usage")}
         await updater.update_status(
-            TaskState.TASK_STATE_COMPLETED, metadata={**told, "finish_reason": choice["finish_reason"]}
+            TaskState.TASK_STATE_COMPLETED, metadata={**facts, "finish_reason": choice["finish_reason"]}
         )
 
 

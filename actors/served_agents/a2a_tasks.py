@@ -20,7 +20,7 @@ ENDED = {
 }
 LOST = "The replica of the server that had this task has ended: send the message again."
 WRITING_SECONDS = 3.0
-"""For which a replica may be writing the end of a task whose episode is over."""
+"""Seconds in which a replica may be writing the end of a task whose episode is over."""
 
 
 def end_task(task: Task, state: TaskState, text: str) -> None:

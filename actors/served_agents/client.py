@@ -50,7 +50,7 @@ class PoolClient:
         await _answer(detached_call(self._pool.check.remote))
 
     async def profile(self) -> AgentProfile:
-        """What clients may know of the agent."""
+        """Return what clients may know of the agent."""
         return await _answer(detached_call(self._pool.profile.remote))
 
     def _part(self, name: str) -> Any:

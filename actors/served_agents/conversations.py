@@ -1,4 +1,4 @@
-"""How an agent's pool finds the conversation that a message goes on with. The pairs are the fleet's."""
+"""Conversations with an agent, found by session, response or history. The fleet has their pairs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Conversation:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a message is under way."""
+        """True while a message is under way."""
         return self._turn.locked()
 
     def check_idle(self) -> None:
@@ -89,7 +89,7 @@ class Place:
 
     @property
     def is_newest(self) -> bool:
-        """Whether a message may go on from here at once."""
+        """True if a message may go on from here at once."""
         return self.rollout_id == self.conversation.newest and not self.conversation.is_busy
 
 
@@ -108,12 +108,12 @@ class Conversations:
     def __init__(self, waits: bool, most: int = MAX_STORED) -> None:
         self._waits, self._most = waits, most
         self._places: defaultdict[str, Places] = defaultdict(OrderedDict)
-        """By owner, and then by kind and name."""
+        """Places by owner, and then by kind and name."""
         self._forgotten: OrderedDict[tuple[str, str], None] = OrderedDict()
         """Sessions, by owner and name, that must not begin anew as if nothing had been said."""
 
     def find(self, context: RequestContext) -> Place:
-        """Where a message goes on; a conversation of its own if it names none.
+        """Find the place where a message goes on: in a new conversation if it names none.
 
         Raises:
             RequestError: it names a response that is not kept, or two conversations.
@@ -152,7 +152,7 @@ class Conversations:
         return places[name]
 
     def _by_history(self, context: RequestContext) -> Place | None:
-        """Of all conversations in which the same was said, the newest that has not gone on since."""
+        """Find the newest conversation with this history that has not gone on since."""
         if context.earlier == BEGINNING:
             return None
         places = self._places[context.owner]

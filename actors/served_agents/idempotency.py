@@ -19,7 +19,7 @@ MAX_ANSWERS = 256
 
 
 class IdempotentAnswer:
-    """An episode that goes on whoever still listens. ``play`` gives all of it, from the beginning."""
+    """Episode that goes on without any client. ``play`` yields all of it, from the beginning."""
 
     def __init__(self, context: RequestContext) -> None:
         self.context = context
@@ -30,7 +30,7 @@ class IdempotentAnswer:
         self._has_ended = False
         self._num_played = 0
         """Number of parts already delivered and charged."""
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
 
     async def record(self, parts: AsyncGenerator[Part, None]) -> bool:
         """Take in ``parts`` to their end; return whether they have an answer."""
@@ -38,11 +38,11 @@ class IdempotentAnswer:
             async with aclosing(parts):
                 async for part in parts:
                     self._parts.append(part)
-                    await self._tell()
-        except Exception as error:  # noqa: BLE001  # those who listen raise it
+                    await self._notify()
+        except Exception as error:  # noqa: BLE001  # ``play`` raises it
             self._error = error
         self._has_ended = True
-        await self._tell()
+        await self._notify()
         last = self._parts[-1] if self._parts else None
         return self._error is None and isinstance(last, Trajectory) and last.has_answer
 
@@ -53,9 +53,9 @@ class IdempotentAnswer:
             The error that has ended the episode.
         """
         for number in itertools.count():
-            async with self._news:
+            async with self._changed:
                 while number == len(self._parts) and not self._has_ended:
-                    await self._news.wait()
+                    await self._changed.wait()
             if number == len(self._parts):
                 break
             is_paid = number < self._num_played
@@ -65,9 +65,9 @@ class IdempotentAnswer:
         if self._error is not None:
             raise self._error
 
-    async def _tell(self) -> None:
-        async with self._news:
-            self._news.notify_all()
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
 
 
 class IdempotentAnswers:
@@ -125,7 +125,7 @@ class IdempotentAnswers:
             answer.is_forgotten |= answer.context.answer_id == answer_id
 
     def is_forgotten(self, owner: str, answer_id: str) -> bool:
-        """Whether the client has deleted this answer."""
+        """Return whether the client has deleted this answer."""
         answers = self._answers.all_kept(owner)
         return any(each.is_forgotten and each.context.answer_id == answer_id for each in answers)
 

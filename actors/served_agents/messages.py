@@ -15,7 +15,7 @@ MAX_WAITING_PER_ACTOR = 16
 """Messages that may be in play or wait, for each rollout actor: more are sent away."""
 
 Event = StepEvent | Trajectory | Exception
-"""What happens in an episode, in its order."""
+"""Events of an episode, in their order."""
 Events = asyncio.Queue[Event]
 
 
@@ -69,5 +69,5 @@ class Messages:
         return True
 
     def is_under_way(self, owner: str, key: str) -> bool:
-        """Whether the message that can be withdrawn by ``key`` waits or is played."""
+        """Return whether the message that can be withdrawn by ``key`` waits or is played."""
         return (owner, key) in self._rollouts

@@ -31,7 +31,7 @@ from policies.sampler import Sampler, SamplingParams
 SCALING_SECONDS = 1.0
 """Seconds between two autoscaling decisions."""
 STARTING_SECONDS = 2
-"""After which a client may ask again whether the agents have started."""
+"""Seconds after which a client may try again while the agents start."""
 
 
 @ray.remote(num_cpus=0, max_concurrency=MANY_CALLS)
@@ -87,7 +87,7 @@ class AgentPool:
         self._check_alive()
 
     async def profile(self) -> AgentProfile:
-        """What clients may know of the agent."""
+        """Return what clients may know of the agent."""
         return AgentProfile(self._description, self._pair.env_class.takes_follow_ups())
 
     async def call(self, part: str, method: str, *arguments: Any) -> Any:
@@ -100,8 +100,8 @@ class AgentPool:
         params: SamplingParams,
         context: RequestContext = RequestContext(),  # noqa: B008  # it is frozen
     ) -> AsyncGenerator[Part | ReplayedAnswer, None]:
-        """The episode that a client's message asks for: its steps as they end, and the whole at last, each
-        behind the tokens that it took.
+        """Yield the episode of a client's message: its steps as they end, and the whole at last, each behind
+        the tokens that it took.
 
         A fault in it is in the trajectory. An episode that nobody waits for any more is cancelled, unless it
         has an idempotency key: then it is there for who asks again.

@@ -38,19 +38,19 @@ JSON_RPC = {
         },
     }
 }
-"""How the description of the endpoint tells a body of JSON-RPC 2.0, which A2A and MCP speak."""
+"""Schema of a JSON-RPC 2.0 body, as A2A and MCP have it, for the description of the endpoint."""
 
 agent_routes = APIRouter()
 
 
 class AgentProtocols:
-    """What a replica answers clients of A2A and MCP with; the packages are imported at the first request.
+    """Answers of a replica to clients of A2A and MCP; the packages are imported at the first request.
 
     Args:
         pools: of the agents, by name.
         agents: plays the episodes.
         needs_key: whether clients have to send a key.
-        version: tells the policy's version.
+        version: returns the policy's version.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class AgentProtocols:
 
 
 def agent_path(name: str) -> str:
-    """Where an agent answers clients of A2A."""
+    """Path at which an agent answers clients of A2A."""
     return f"/a2a/{name}"
 
 

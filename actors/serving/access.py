@@ -40,7 +40,7 @@ CORS_SECONDS = "600"
 
 
 class TokenBucket:
-    """So much a minute. What is not used is saved, up to what a minute gives.
+    """Allows an amount a minute; what is not used is saved, up to one minute's amount.
 
     The cost of a request may be known only afterwards, so an allowance can be overdrawn: nothing is allowed
     until time has made up for it.
@@ -63,7 +63,7 @@ class TokenBucket:
         self._left -= amount
 
     def seconds_to_wait(self) -> float:
-        """Until there is at least 1 left; 0 if there is now."""
+        """Seconds until there is at least 1 left; 0 if there is now."""
         if self._per_minute is None:
             return 0.0
         self._refill()
@@ -90,7 +90,7 @@ class Caller:
         self._tokens.spend(number)
 
     def charge_for(self, model: str) -> Charge:
-        """What counts the tokens of one request to ``model``."""
+        """Return the counter of the tokens of one request to ``model``."""
         return self._metrics.charge(model, self.name, self.charge_tokens)
 
     def charge_request(self) -> None:
@@ -112,7 +112,7 @@ class Caller:
 
 
 class Access:
-    """Who may use this replica, and how much.
+    """Access to one replica: which callers it has, and how much each may use.
 
     Args:
         keys: of the endpoint.
@@ -288,7 +288,7 @@ def _title(scope: Scope) -> str:
 
 
 def _is_preflight(scope: Scope, headers: Headers) -> bool:
-    """Whether a browser asks what a page may ask for. It sends no key with it."""
+    """Return whether a browser asks what a page may do. It sends no key with it."""
     return scope["method"] == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers
 
 
@@ -321,16 +321,16 @@ def _allow_page(origin: str | None, send: Send) -> Send:
 
 @dataclass(slots=True)
 class _Answer:
-    """What was sent to the client so far."""
+    """Answer as far as it was sent to the client."""
 
     sender: Send
     seconds: Callable[[], float]
     """Tells how long ago the request came."""
     status: int | None = None
     is_stream: bool = False
-    """Whether it is a stream of events."""
+    """True for a stream of events."""
     first_seconds: float | None = None
-    """When the first event was sent."""
+    """Time of the first event."""
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""How many replicas the policy server has, where Serve may choose their number.
+"""Number of the policy server's replicas, where Serve may choose it.
 
 Serve pickles this module and runs it in its controller, which cannot import Troupe: it imports nothing of it.
 """

@@ -11,6 +11,6 @@ EVENTS = "text/event-stream"
 
 
 def event(part: dict[str, Any]) -> str:
-    """One event. The Responses API names its events by their ``type``."""
+    """Format one event. The Responses API names its events by their ``type``."""
     named = f"event: {part['type']}\n" if "type" in part else ""
     return f"{named}data: {json.dumps(part)}\n\n"

@@ -26,7 +26,7 @@ from policies.model_api.limits import MAX_BODY_BYTES, MAX_BODY_SECONDS
 
 
 class BodyLimit:
-    """Reads the body of a request before anything else looks at it, and ends those too large or too slow."""
+    """Reads the body of a request before anything else does, and ends those too large or too slow."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -107,7 +107,7 @@ async def _unexpected(request: Request, error: Exception) -> JSONResponse:
 
 
 def request_context(request: Request) -> RequestContext:
-    """What the headers say of a message: whose it is, its session and its idempotency key."""
+    """Read the headers of a message: its owner, its session and its idempotency key."""
     headers = request.headers
     return RequestContext(
         owner=request.state.caller.name or "",
@@ -118,7 +118,7 @@ def request_context(request: Request) -> RequestContext:
 
 
 async def respond(parts: AsyncGenerator[dict[str, Any], None], stream: bool | None) -> Response:
-    """One JSON body, or server-sent events, with the policy's version in a header.
+    """Respond with a JSON body, or with server-sent events, and the policy's version in a header.
 
     Errors before the first part become an HTTP status.
     """

@@ -1,4 +1,4 @@
-"""How HTTP requests enter a process: a few at a time, so that a crowd of them does not hold up the others.
+"""Pacing of HTTP requests: a few enter a process at a time, so that a crowd of them holds up no others.
 
 Serve's proxy and the replicas are event loops. Of 500 requests that come at the same moment each would take
 a small step in every round of the loop, and whoever asks something on the side would wait for all of them.
@@ -14,12 +14,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 OPEN_PATHS = ("/health", "/ready")
-"""They need no key and no name, wait for no other request and are never too much: whatever watches the server
-asks for them, and often by the address of a machine."""
+"""Paths for probes, which often come by the address of a machine: they need no key and no name, wait for no
+other request and are never too many."""
 ROUTES_PATH = "/-/routes"
-"""Where Serve's proxies tell everybody what the cluster serves."""
+"""Path at which Serve's proxies show everybody what the cluster serves."""
 AT_ONCE, SECONDS = 2, 0.002
-"""As many requests begin in so many seconds. A busy loop has longer rounds, and begins as many a round."""
+"""Number of requests that begin in so many seconds. A busy loop has longer rounds, with as many in each."""
 PROXY_ENVIRONMENT = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{__name__}:proxy_middlewares"}
 """Has Serve's proxies use ``AdmissionPacing``, where it is in the environment of Serve's controller."""
 
@@ -30,7 +30,7 @@ class AdmissionPacing:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-        """By loop: one application may be served by several, one after the other."""
+        """Semaphores by loop: several may serve one application, one after the other."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == ROUTES_PATH:
@@ -45,5 +45,5 @@ class AdmissionPacing:
 
 
 def proxy_middlewares() -> list[Middleware]:
-    """What Serve's proxies put in front of all applications."""
+    """Return what Serve's proxies put in front of all applications."""
     return [Middleware(AdmissionPacing)]

@@ -1,4 +1,4 @@
-"""Who may use the endpoints of the policy server, and by which name.
+"""API keys of the policy server's endpoints, and the names that it is served under.
 
 Of API keys, only the SHA-256 digests are kept.
 """
@@ -39,7 +39,7 @@ class ApiKeys:
     of_file: frozenset[str] = field(default=frozenset(), compare=False)
     """The names that ``server.access.keys_file`` has given."""
     file: str | None = field(default=None, compare=False)
-    """That file, by a path that holds in any folder: a replica may work in another one."""
+    """Path of that file, absolute: a replica may work in another folder."""
 
     def __bool__(self) -> bool:
         return bool(self.digests)
@@ -118,7 +118,7 @@ def access_keys(config: ServerConfig) -> ApiKeys:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of the same machine reach ``host``."""
+    """Return whether only programs of the same machine reach ``host``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a replica counts of its requests over HTTP, for Prometheus: ``GET /metrics``."""
+"""Metrics of a replica's requests over HTTP, for Prometheus: ``GET /metrics``."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ async def started_engine(
 ) -> tuple[Engine, ToolParser | None, SplitThought | None]:
     """The engine of a replica, and the parsers that its settings name, which start first.
 
-    The program hears what keeps them from starting: Serve would count attempts.
+    What keeps them from starting is reported to the program: Serve would count attempts.
     """
 
     def start() -> tuple[Engine, ToolParser | None, SplitThought | None]:
@@ -38,12 +38,12 @@ async def started_engine(
         return engine_class(config.engine)(model_path, config.engine, config.adapters), parser, split
 
     try:
-        # In a thread: while a model is loaded, which takes minutes, Serve has to hear of this replica.
+        # In a thread: while a model is loaded, which takes minutes, Serve has to reach this replica.
         engine, parser, split = await asyncio.to_thread(start)
     except Exception as error:
-        told = error if isinstance(error, TroupeError) else SamplerError(f"{type(error).__name__}: {error}")
+        known = error if isinstance(error, TroupeError) else SamplerError(f"{type(error).__name__}: {error}")
         if store is not None:
-            await store.report.remote(told)
+            await store.report.remote(known)
         raise
     engine.version = version
     return engine, parser, split
@@ -75,7 +75,7 @@ class PinnedPolicy:
         self._engine.check_alive()
 
     async def answer(self, body: ChatRequest | CompletionRequest) -> AsyncGenerator[tuple[int, Json], None]:
-        """What ``OpenAIFrontend`` answers, each part with the tokens that it has cost. Raises as it does."""
+        """Yield the parts of ``OpenAIFrontend``'s answer, with the tokens of each. Raises as it does."""
         tokens: list[int] = []
         if isinstance(body, ChatRequest):
             parts = self._openai.chat(body, tokens.append)
@@ -96,7 +96,7 @@ class PinnedClient:
     async def answer(
         self, body: ChatRequest | CompletionRequest, charge: Charge
     ) -> AsyncGenerator[Json, None]:
-        """As ``OpenAIFrontend.chat`` and ``complete`` do. Close it to stop sampling."""
+        """Answer as ``OpenAIFrontend.chat`` and ``complete`` do. Close it to stop sampling."""
         parts = self._replica.answer.remote(body)
         try:
             async for cost, part in parts:

@@ -29,7 +29,7 @@ from policies.engines.base import engine_class
 SCALED_DOWN_SECONDS = 60.0
 """Seconds that a replica being scaled down may finish its answers."""
 PARTS_CHECK_SECONDS = 30.0
-"""How long ``check`` waits for an answer."""
+"""Seconds that ``check`` waits for an answer."""
 
 
 @contextmanager

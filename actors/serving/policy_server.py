@@ -79,7 +79,7 @@ http.include_router(agent_routes)
 @serve.deployment(max_ongoing_requests=MANY_CALLS)
 @serve.ingress(http)
 class PolicyServer:
-    """One replica: an engine that follows a ``WeightStore``, and samples for all actors in a
+    """Replica of the server: an engine that follows a ``WeightStore``, and samples for all actors in a
     ``SamplerDirectory``.
 
     A replica that starts late loads the newest version before it takes a request. Without a store it serves
@@ -166,7 +166,7 @@ class PolicyServer:
                 )
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Serve asks for where it chooses the number of replicas."""
+        """Report tokens in flight, by which Serve chooses the number of replicas."""
         return {TOKENS_IN_FLIGHT: self._engine.tokens_in_flight}
 
     # -- rollouts ------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class PolicyServer:
 
     @http.get("/ready")
     async def ready(self) -> dict[str, Any]:
-        """Whether all that is served can answer, agents too: status 503 until then."""
+        """Check that all that is served can answer, agents too: status 503 until then."""
         await asyncio.gather(*(pool.check() for pool in self._pools.values()))
         return await self.health()
 
@@ -291,7 +291,7 @@ class PolicyServer:
         return await self._answered(body, self._openai.complete, request)
 
     async def _answered(self, body: Body, own: Callable[[Body, Charge], Parts], request: Request) -> Response:
-        """By the engine of this replica, or by that of a pinned version."""
+        """Answer by the engine of this replica, or by that of a pinned version."""
         if request_context(request).idempotency_key is not None:
             raise InvalidRequestError(
                 "The header Idempotency-Key is for agents, whose answers are kept, and a model's are not: "
@@ -301,7 +301,7 @@ class PolicyServer:
         return await respond(answer(body, self._charge(body.model, request)), body.stream)
 
     def _charge(self, model: str, request: Request) -> Charge:
-        """What counts the tokens of a request; the names of models that are not served are not kept."""
+        """Return the counter of a request's tokens; names of models that are not served are not kept."""
         known = model in self._openai.names or model in self._pools
         charge: Charge = request.state.caller.charge_for(model if known else "none")
         return charge

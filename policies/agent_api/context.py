@@ -1,4 +1,4 @@
-"""What comes with a client's message beside its text: whose it is, what it follows, how it is known."""
+"""Context of a client's message: its owner, the conversation it follows, its keys."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ class RequestContext:
     after: str | None = None
     """The id of the response that it goes on from."""
     keeps_history: bool = False
-    """Whether a later message may find the conversation by ``history``, without a session."""
+    """True if a later message may find the conversation by ``history``, without a session."""
     earlier: str = ""
     """Digest of what was said before, with ``keeps_history``: see ``policies.agent_api.history``."""
     history: str = ""
     """Digest of what was said, with this message."""
     has_earlier_turns: bool = False
-    """Whether the client has sent earlier answers too, so that its session cannot be a new one."""
+    """True if the client has sent earlier answers too, so that its session cannot be a new one."""
     answer_id: str = ""
     """The id that its answer gets."""
     created: int = 0
-    """When it was asked, in seconds of Unix time."""
+    """Time of the request, in seconds of Unix time."""
     can_be_followed: bool = False
-    """Whether another message may come ``after`` its answer."""
+    """True if another message may come ``after`` its answer."""
     idempotency_key: str | None = None
     """A message with the key and ``body`` of an earlier one gets that one's answer."""
     body: str = ""
     """Digest of the request: of its body and its session."""
     withdraw_key: str | None = None
-    """By which its owner can withdraw the message."""
+    """Key by which its owner can withdraw the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentProfile:
-    """What clients may know of an agent."""
+    """Facts about an agent that clients may know."""
 
     description: str
     takes_follow_ups: bool
-    """Whether a message can go on with a conversation."""
+    """True if a message can go on with a conversation."""
 
 
 @dataclass(frozen=True, slots=True)

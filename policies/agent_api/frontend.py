@@ -34,7 +34,7 @@ Play = Callable[[str, SamplingParams, RequestContext], AsyncGenerator[Part | Tok
 OnStep = Callable[[str], Awaitable[None]]
 """Takes in the text of a step before the answer."""
 ALONE = RequestContext()
-"""Of a message that belongs to no conversation."""
+"""Context of a message that belongs to no conversation."""
 
 PREFIX = "agent/"
 """Names of agents begin with it, so that no model has one."""
@@ -86,10 +86,10 @@ class AgentFrontend:
         context: RequestContext = ALONE,
         on_step: OnStep = _ignore,
     ) -> AsyncGenerator[Json, None]:
-        """One ``chat.completion``, or with ``stream`` a chunk for each step and those of the answer.
+        """Yield one ``chat.completion``, or with ``stream`` a chunk for each step and those of the answer.
 
         The steps before the answer are its ``reasoning_content``, as other servers call what comes first, and
-        so is a thought that the answer does not finish; ``step`` has their parts. ``charge`` hears of the
+        so is a thought that the answer does not finish; ``step`` has their parts. ``charge`` gets the
         tokens of each step as it ends, so that a client pays for what was played until it hung up; for an
         episode that has ended, that is its ``usage``. With a session in ``context`` only the last message is
         new to the agent. ``on_step`` takes in each step before the answer.
@@ -175,7 +175,7 @@ class AgentFrontend:
 
 
 def digest(body: BaseModel, context: RequestContext) -> str:
-    """By which two requests can be told to be the same: by their bodies and their sessions."""
+    """Digest of a request's body and session, equal for equal requests."""
     # In ASCII: a field that is ignored may hold half a surrogate pair, which has no UTF-8.
     text = f"{type(body).__name__} {context.session!r} {json.dumps(body.model_dump())}"
     return hashlib.sha256(text.encode()).hexdigest()

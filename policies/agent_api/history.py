@@ -1,4 +1,4 @@
-"""How a conversation is found again by what was said in it, by clients that send all of it each time."""
+"""Histories of conversations, by which clients that send all messages each time find theirs again."""
 
 from __future__ import annotations
 

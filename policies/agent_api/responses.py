@@ -27,7 +27,7 @@ ENDS = ("response.completed", "response.incomplete")
 
 
 class ResponseStore(Protocol):
-    """Where responses are kept for those who ask for them again; all replicas share it."""
+    """Store of responses for clients that fetch them again; all replicas share it."""
 
     async def keep(self, owner: str, response: Json) -> None:
         """Keep ``response`` by its id, for the key ``owner``, unless it was forgotten by its client's wish.
@@ -70,7 +70,7 @@ class ResponsesFrontend:
         charge: Callable[[int], None] = lambda number: None,
         context: RequestContext = ALONE,
     ) -> AsyncGenerator[Json, None]:
-        """One ``response``, or with ``stream`` its events; steps before the answer are reasoning items.
+        """Yield one ``response``, or with ``stream`` its events; steps before the answer are reasoning items.
 
         Raises:
             RequestError: the request cannot be served, or the episode has failed.

@@ -53,7 +53,7 @@ class InputMessage(_Item):
 
 
 def _is_step(item: Any) -> bool:
-    """Whether an item of ``input`` is a step before an answer, or the name of one."""
+    """Return whether an item of ``input`` is a step before an answer, or the name of one."""
     kind, name = (item.get("type"), item.get("id")) if isinstance(item, dict) else (None, None)
     return kind == "reasoning" or (kind == "item_reference" and str(name).startswith("rs_"))
 
@@ -88,7 +88,7 @@ class ResponsesRequest(_Item):
     """The most tokens of all steps together, where the agent's own limit is not lower."""
     stream: bool | None = None
     store: bool | None = None
-    """By default the response can be asked for again by its id."""
+    """Default: the response can be fetched again by its id."""
     metadata: Annotated[dict[Text, Text], Field(max_length=16)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None

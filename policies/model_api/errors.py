@@ -61,7 +61,7 @@ class KeyReusedError(RequestError):
 
 
 class RateLimitError(RequestError):
-    """There are too many requests."""
+    """Too many requests have come."""
 
 
 class ServerError(RequestError):
@@ -111,12 +111,12 @@ def invalid_body(details: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
 
 
 def _is_form(part: str | int) -> bool:
-    """Whether a part of a place is no field's name: pydantic's word for one of several forms of a value."""
+    """Return whether a part of a place is pydantic's word for one of several forms, and no field."""
     return isinstance(part, str) and (part == "str" or part[:1].isupper() or not part.isidentifier())
 
 
 def _nearest(details: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Of a field that may have several forms, only the errors of the form that the value comes nearest to."""
+    """Errors, for a field with several forms only those of the form that the value comes nearest to."""
     by_field: dict[tuple[str | int, ...], list[Mapping[str, Any]]] = {}
     for detail in details:
         field = tuple(itertools.takewhile(lambda part: not _is_form(part), detail["loc"]))

@@ -44,7 +44,7 @@ class OpenAIFrontend:
         tool_parser: reads tool calls; ``None`` means the one of the model's chat template.
         max_sampled: answers that the engine samples at the same time; the others wait, in their order.
         pinned_versions: versions of the policy that other engines answer, by the names that clients use.
-        split: tells thoughts from answers, which clients then get apart.
+        split: separates thoughts from answers, which clients then get apart.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class OpenAIFrontend:
         }
 
     def chat(self, body: ChatRequest, charge: Charge = _free) -> AsyncGenerator[Json, None]:
-        """One ``chat.completion``, or with ``stream`` its chunks. Close it to stop sampling.
+        """Yield one ``chat.completion``, or with ``stream`` its chunks. Close it to stop sampling.
 
-        ``charge`` hears of the numbers of tokens of the prompt and of the answer, as they are used.
+        ``charge`` gets the numbers of tokens of the prompt and of the answer, as they are used.
 
         Raises:
             RequestError: the request cannot be served.
@@ -117,7 +117,7 @@ class OpenAIFrontend:
         return _first_calls(parts) if body.parallel_tool_calls is False else parts
 
     def complete(self, body: CompletionRequest, charge: Charge = _free) -> AsyncGenerator[Json, None]:
-        """One ``text_completion``, or with ``stream`` several. Closes and raises as ``chat`` does."""
+        """Yield one ``text_completion``, or with ``stream`` several. Closes and raises as ``chat`` does."""
         self._check(body)
         requests = self._requests(body, self._encode(body), structure_of(body, self._tool_parser))
         reply = TextReply(body, self._token_text)
@@ -197,7 +197,7 @@ class OpenAIFrontend:
     def _requests(
         self, body: SamplingRequest, prompts: list[list[int]], structure: str | None = None
     ) -> list[TokenRequest]:
-        """One request for each choice: first all of the first prompt."""
+        """Requests, one for each choice: first all of the first prompt."""
         if not prompts or not all(prompts):
             raise InvalidRequestError("The prompt is empty: send at least one token.", param="prompt")
         for prompt_ids in prompts:
@@ -294,7 +294,7 @@ async def _answer(
     source: AsyncGenerator[Piece, None],
     charge: Charge,
 ) -> AsyncGenerator[Json, None]:
-    """What the client gets: the whole reply, or its chunks."""
+    """Yield the whole reply, or its chunks."""
     # Every prompt counts once, however many choices it has.
     num_prompt_tokens = sum(len(request.prompt_ids) for request in requests) // body.num_choices
     charge(num_prompt_tokens)
@@ -351,7 +351,7 @@ async def _merge(
     arrived: asyncio.Queue[tuple[int, TokenOutput | None]] = asyncio.Queue()
 
     async def pump(index: int, stream: AsyncIterator[TokenOutput]) -> None:
-        # A cancelled pump always waits inside the stream, so the stream hears of it and ends its request.
+        # A cancelled pump always waits inside the stream, which is cancelled too and ends its request.
         try:
             async for output in stream:
                 arrived.put_nowait((index, output))

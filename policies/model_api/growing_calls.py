@@ -25,14 +25,14 @@ class GrowingCalls:
     def __init__(self, parser: ToolParser) -> None:
         self._parser = parser
         self._text = ""
-        """What is not sent yet; it begins with a block of calls if ``_in_block``."""
+        """Text that is not sent yet; it begins with a block of calls if ``_in_block``."""
         self._in_block = False
         self._space = ""
         """White space that has not been followed by a text yet."""
         self._said_text = False
-        """Since the beginning, or the last call."""
+        """Text since the beginning, or since the last call."""
         self._arguments: GrowingJson | None = None
-        """Of the call at the beginning of ``_text``."""
+        """Length of the call at the beginning of ``_text``."""
         self._num_read = 0
         """The characters of ``_text`` that these have read."""
         self._num_calls = 0
@@ -127,7 +127,7 @@ class GrowingCalls:
         self._in_block, self._said_text, self._arguments = False, False, None
 
     def _rest(self, calls: dict[int, Json]) -> str:
-        """What is left at the end: a malformed or unfinished call stays text, unless it was begun."""
+        """Rest at the end: a malformed or unfinished call stays text, unless it was begun."""
         if self._arguments is not None:
             self.num_complete += self._arguments.has_ended
             blocks = self._parser.blocks(self._text) if isinstance(self._parser, BlockParser) else iter(())

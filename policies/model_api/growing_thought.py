@@ -53,11 +53,11 @@ class GrowingThought:
 
 
 class WholeThought:
-    """As ``GrowingThought``, where only the whole answer shows what is a thought.
+    """Thought like ``GrowingThought``, where only the whole answer shows what is a thought.
 
     Args:
         prompt_end: the last characters of the prompt, which may have opened a thought.
-        split: tells the thought of a text from its answer.
+        split: separates the thought of a text from its answer.
     """
 
     def __init__(self, prompt_end: str, split: SplitThought) -> None:

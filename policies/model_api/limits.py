@@ -12,14 +12,14 @@ MAX_MESSAGES = 2000
 MAX_CHOICES = 128
 """Prompts times choices of each."""
 MAX_TOKENS = 2**20
-"""Of all prompts and choices of one request together, as many as may be sampled."""
+"""Tokens of all prompts and choices of one request together."""
 MAX_STRUCTURE_CHARACTERS = 2**16
-"""Of the schemas that an answer has to follow, as JSON: the engine makes a grammar of them."""
+"""Characters of the schemas that an answer has to follow, as JSON: the engine makes a grammar of them."""
 MAX_SCHEMA_DEPTH = 32
 """Objects and lists of a schema within each other. The engine's time grows with the cube of it: 32 take 0.1 s
 where the schemas are as long as they may be, and 400 took 15 s in 4 kB."""
 MAX_LIKELY_TOKENS = 20
-"""Whose log-probabilities come with each token: as many as OpenAI has, and vLLM."""
+"""Likely tokens whose log-probabilities come with each token: as many as OpenAI has, and vLLM."""
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 """A stop string is searched for at the end of every piece of a stream, in all of its beginnings."""

@@ -61,7 +61,7 @@ class ChatToolCall(Body):
 
 
 class ChatMessage(Body):
-    """One message. The last fields change nothing: clients that send an answer back have them."""
+    """Message of a chat. The last fields change nothing: clients that send an answer back have them."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """``developer`` is OpenAI's newer name of ``system``."""
@@ -78,7 +78,7 @@ class ChatMessage(Body):
     audio: None = None
     function_call: None = None
     provider_specific_fields: dict[str, Any] | None = None
-    """Of ``litellm``, which puts there what it could not place in an answer."""
+    """Field of ``litellm``, which puts there what it could not place in an answer."""
 
     @model_validator(mode="after")
     def _check_content(self) -> ChatMessage:

@@ -120,7 +120,7 @@ class StructuredOutputs(Body):
 
 
 class SamplingRequest(Body):
-    """What chat and text completions have in common. ``null`` always means the default."""
+    """Fields that chat and text completions have in common. ``null`` always means the default."""
 
     model: str
     temperature: Annotated[float, Field(le=2)] | None = None
@@ -166,12 +166,12 @@ class SamplingRequest(Body):
         raise NotImplementedError
 
     def likely_tokens(self) -> tuple[int, int | None]:
-        """How many likely tokens the client wants beside each sampled one, and beside each of the prompt."""
+        """Return how many likely tokens come with each sampled one, and with each of the prompt."""
         raise NotImplementedError
 
     @property
     def num_choices(self) -> int:
-        """For each prompt."""
+        """Number of choices for each prompt."""
         return self.n or 1
 
     @property
@@ -234,7 +234,7 @@ class ChatRequest(SamplingRequest):
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     """``required`` and a named tool force one call of a tool."""
     parallel_tool_calls: bool | None = None
-    """With ``False`` an answer has one call at most. A forced call is always the only one."""
+    """Limit of an answer to one call at most, with ``False``. A forced call is always the only one."""
     response_format: ResponseFormat | None = None
     modalities: Annotated[list[str] | None, _of_no_effect("modalities")] = None
     reasoning_effort: str | None = None
@@ -299,9 +299,9 @@ class CompletionRequest(SamplingRequest):
 
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
     logprobs: LikelyTokens | None = None
-    """How many likely tokens come with each one, and so its own log-probability; 0 asks for that alone."""
+    """Number of likely tokens beside each one, which has its log-probability too; 0 asks for that alone."""
     echo: bool | None = None
-    """Whether the answer begins with the prompt; with ``logprobs`` those of its tokens too."""
+    """True if the answer begins with the prompt; with ``logprobs`` those of its tokens too."""
 
     @model_validator(mode="after")
     def _check_max_tokens(self) -> CompletionRequest:

@@ -29,7 +29,7 @@ from policies.sampler import TokenOutput, TokenRequest
 
 Json = dict[str, Any]
 REPLACEMENT_CHARACTER = "\ufffd"
-"""What the bytes of an unfinished character are decoded to."""
+"""Character that the bytes of an unfinished one are decoded to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Reply:
         raise NotImplementedError
 
     def _common(self, piece: Piece) -> Json:
-        """What a choice has in all shapes."""
+        """Fields that a choice has in all shapes."""
         output = piece.output
         choice: Json = {"index": piece.index, "finish_reason": output.finish_reason, "logprobs": None}
         if self._returns_logprobs:
@@ -166,7 +166,7 @@ class ChatReply(Reply):
 
     A thought that is not finished is sent as ``reasoning_content``, and nothing in it is a call. A stream
     sends every thought so, since it cannot know. ``prompt_end`` are the last characters of the prompt, which
-    may have opened a thought. With ``split``, which tells thoughts from answers, all are sent so.
+    may have opened a thought. With ``split``, which separates thoughts from answers, all are sent so.
     """
 
     id_prefix = "chatcmpl-"
@@ -236,7 +236,7 @@ class ChatReply(Reply):
         return message | {"content": rest.strip() or None}, ended
 
     def _apart(self, piece: Piece, split: SplitThought) -> tuple[Json, Json]:
-        """As ``_message``, with the thought beside the answer."""
+        """Message as of ``_message``, with the thought beside the answer."""
         thought, answer = split(with_opening(self._prompt_end, piece.text))
         reasoning = {"reasoning_content": thought} if thought else {}
         rest, calls = (answer, []) if self._parser is None else self._parser.split(answer)
@@ -270,7 +270,7 @@ class ChatReply(Reply):
         return {"content": entries}
 
     def _likely(self, logprobs: Mapping[int, float]) -> list[Json]:
-        """As many as were asked for: the sampled token comes on top of them where it is not likely."""
+        """Likely tokens, as many as the client wants: the sampled one comes on top where it is not likely."""
         ordered = sorted(logprobs.items(), key=lambda pair: -pair[1])[: self._num_likely]
         return [_entry(self._token_text(token_id), logprob) for token_id, logprob in ordered]
 

@@ -28,7 +28,7 @@ NEVER_HELD = {
 ALONE = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 """The first of these that a schema has is all that a grammar reads of it."""
 SHOWS_TYPE = {"type", "properties", "additionalProperties", "items", "prefixItems"}
-"""Without one of these, and of ``ALONE``, a grammar takes any value."""
+"""Keywords without one of which, or of ``ALONE``, a grammar takes any value."""
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 EITHER = (
     ("properties", "patternProperties", "propertyNames"),
@@ -39,9 +39,9 @@ EITHER = (
     ("pattern", "maxLength"),
     *((bound, "multipleOf") for bound in BOUNDS),
 )
-"""Of each row, a grammar reads only the first that a schema has."""
+"""Rows of keywords, of each of which a grammar reads only the first that a schema has."""
 LEAST = {"minLength", "minItems", "minProperties"}
-"""Of these, 0 asks nothing."""
+"""Keywords of which 0 asks nothing."""
 CONSTRAINTS = {*NEVER_HELD, *ALONE, *SHOWS_TYPE, *(keyword for row in EITHER for keyword in row)} | {
     *("required", "unevaluatedProperties", "unevaluatedItems", "minItems", "maxItems"),
 }
@@ -51,7 +51,7 @@ FORMATS = (
     *("uri", "uri-reference", "uri-template", "json-pointer", "relative-json-pointer"),
 )
 PLACES = ("$defs", "definitions")
-"""Where a schema may define the inner ones that it names."""
+"""Keywords under which a schema may define the inner ones that it names."""
 REF = re.compile(r"#$|#/(\$defs|definitions)/")
 """The beginning of a reference that a grammar can follow."""
 BY_NAME = {"properties", "patternProperties", *PLACES}
@@ -172,12 +172,12 @@ def _check_grammar(schema: Any, param: str) -> None:
 
 
 def _empty(part: Json) -> str | None:
-    """What is wrong with a schema that leaves nothing to choose from."""
+    """Fault of a schema that leaves nothing to choose from."""
     return next((f"{each} is empty" for each in ("type", *ALONE) if part.get(each) == []), None)
 
 
 def fault_of(form: Json) -> str | None:
-    """What xgrammar says of a form of which it can make no grammar."""
+    """Fault that xgrammar finds in a form of which it can make no grammar."""
     try:
         import xgrammar
     except ModuleNotFoundError:  # the engine is one of the user's own, and reads the form by itself
@@ -203,7 +203,7 @@ def _without_inner(schema: Json) -> Json:
 
 
 def _target(schema: Any, ref: str) -> Any:
-    """What a reference names; ``None`` if there is nothing."""
+    """Part that a reference names; ``None`` if there is none."""
     found = schema
     for name in unquote(ref).removeprefix("#").split("/")[1:]:
         name = name.replace("~1", "/").replace("~0", "~")
@@ -216,7 +216,7 @@ def _check_ends(schema: Any, param: str) -> None:
     parts: dict[int, Json] = {}
     todo = [schema]
     waiting: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    """By a part: the needs of others that it meets, each by its owner and its number."""
+    """Needs of others that a part meets, by the part: each by its owner and its number."""
     unmet: dict[int, set[int]] = {}
     while todo:
         for part in _schemas(todo.pop()):

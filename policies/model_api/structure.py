@@ -20,8 +20,8 @@ Json = dict[str, Any]
 
 
 def structure_of(body: SamplingRequest, parser: ToolParser) -> str | None:
-    """What ``tool_choice``, ``response_format`` and ``structured_outputs`` ask for; ``None`` where they leave
-    the answer free.
+    """Form that ``tool_choice``, ``response_format`` or ``structured_outputs`` asks for; ``None`` where they
+    leave the answer free.
 
     Raises:
         RequestError: they contradict each other, name no tool of the request, or have schemas that are too

@@ -151,18 +151,20 @@ def agent_server(
             pair, lambda text: {"question": text}, None, None, FleetConfig(), "Adds numbers.", settings
         )
     pools = {name: LocalActor(pool) for name in agents}
-    with serving(folder, agents=pools, keys=keys, **served) as client:
-        assert client.portal is not None
-        client.portal.call(pool.open)
-        server = uvicorn.Server(uvicorn.Config(http, port=0, lifespan="off", log_level="warning"))
-        served = client.portal.start_task_soon(server.serve)
-        while not server.started:
-            assert not served.done(), served.exception()
-        port = server.servers[0].sockets[0].getsockname()[1]
-        try:
-            on_step = partial(client.portal.call, pool.on_step)
-            yield AgentServer(f"http://127.0.0.1:{port}", service, on_step)
-        finally:
-            server.should_exit = True
-            served.result(60)
-            service.end()
+    try:
+        with serving(folder, agents=pools, keys=keys, **served) as client:
+            assert client.portal is not None
+            client.portal.call(pool.open)
+            server = uvicorn.Server(uvicorn.Config(http, port=0, lifespan="off", log_level="warning"))
+            served = client.portal.start_task_soon(server.serve)
+            while not server.started:
+                assert not served.done(), served.exception()
+            port = server.servers[0].sockets[0].getsockname()[1]
+            try:
+                on_step = partial(client.portal.call, pool.on_step)
+                yield AgentServer(f"http://127.0.0.1:{port}", service, on_step)
+            finally:
+                server.should_exit = True
+                served.result(60)
+    finally:
+        service.end()  # when the pool's loops are cancelled
