@@ -10,6 +10,7 @@ import inspect
 import io
 import json
 import operator
+import pickle
 import random
 import sys
 import threading
@@ -20,7 +21,7 @@ from io import BufferedReader
 from typing import IO, Any
 
 from environments.rewards.code.own_objects import OwnObjects, become
-from environments.rewards.code.values import base_values, packed, rebuilt
+from environments.rewards.code.values import PLAIN, base_values, packed, rebuilt
 
 NAMES = "__names__"
 DEFINE = "__define__"
@@ -36,9 +37,9 @@ class Program:
     it where there are arguments. Object 0 has the names as attributes, and lists them as ``NAMES``; object 1
     has the ``OPERATORS``. ``changes`` are those of the tests in containers that they have a copy of. A reply
     is ``["returned", value, afterwards, states, printed]``, where ``afterwards`` has the arguments if they
-    have changed, or the number of an attribute that is a container; or ``["raised", error, ...]``. Before it
-    may come ``["lent", [number, what, arguments, keywords], ...]``, which asks the tests for something of
-    what they have lent, and has a reply of its own. ``states`` are those of the tests' own objects.
+    have changed, or the number of an attribute that is a container; or ``["argument", place, ...]`` where the
+    value is one of the arguments; or ``["raised", error, ...]``. Before it may come ``["lent", [number, what,
+    arguments, keywords], ...]``, a request for something that the tests have lent, with a reply of its own. ``states`` are those of the tests' own objects.
     All are lines of JSON, of ``packed`` values.
     """
 
@@ -90,6 +91,9 @@ class Program:
                 return "returned", self.pack(value), None
             after = [self.pack(given), self.pack(keywords)]
             afterwards = None if after == [packed_arguments, packed_keywords] else after
+            places = [place for place, each in enumerate([*given, *keywords.values()]) if each is value]
+            if places and type(value) not in PLAIN:
+                return "argument", places[0], afterwards
             return "returned", self.pack(value), afterwards
         except Exception as error:  # noqa: BLE001 - the tests may expect it, so it is theirs to handle
             return "raised", self.pack(error), afterwards
@@ -351,6 +355,7 @@ LIBRARY: dict[str, Callable[..., Any]] = {
     },
     **{name: getattr(builtins, name) for name in ("callable", "dir", "type", "vars")},
     "get_type_hints": typing.get_type_hints,
+    **{name: getattr(pickle, name) for name in ("dumps", "loads")},
 }
 """What tests ask of objects, and Python of its own objects alone."""
 

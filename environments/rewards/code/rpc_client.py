@@ -85,13 +85,15 @@ class RpcClient:
                 self._lend(states, *content)
                 continue
             self._restore(states)
-            value = self._value(content)
+            value = content if kind == "argument" else self._value(content)
             if kind == "returned" and given is None and afterwards is not None:
                 self._shared[int(afterwards)] = value, self._pack(value)
             elif afterwards is not None:
                 args, named_args = map(self._value, afterwards)
                 for before, after in [*zip(given or (), args, strict=True), *_pairs(keywords, named_args)]:
                     become(before, after)  # so that a function that sorts in place passes its test
+            if kind == "argument":
+                return [*(given or ()), *keywords.values()][value]
             if kind == "raised":
                 self.swallowed = None
                 raise self._error(value, attribute)

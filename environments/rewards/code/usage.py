@@ -304,10 +304,13 @@ class Usage:
         return certain | {name for name in names if self._is_operated_on(name) or self._has_methods(name)}
 
     def _is_only_compared(self, name: str) -> bool:
-        """Whether tests but compare what it returns to values of their own, as what a function returns."""
+        """Return whether tests but compare what it returns, as what a function returns.
+
+        Beside an object of the solution it needs no mark: two of these are compared where they are.
+        """
         if self._is_operated_on(name) or self._has_methods(name):
             return False
-        compared = compared_values(self.nodes, self._names_of_its_objects())
+        compared = compared_values(self.nodes)
         bound = {id(value): ast.unparse(target) for target, value in self._bindings()}
         calls = {id(node.func): node for node in self.nodes if isinstance(node, ast.Call)}
         loads = [each for each in self.nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)]
@@ -319,16 +322,6 @@ class Usage:
             return id(call) in compared or (bool(again) and all(id(each) in compared for each in again))
 
         return bool(uses) and all(map(is_compared, uses))
-
-    def _names_of_its_objects(self) -> set[str]:
-        """The names with which expressions begin that may be objects of the solution."""
-        names = self.unknown | self.meant | {"self", "cls"}
-        names |= {text.partition(".")[0] for text in self.objects}
-        for target, value in self._bindings():
-            parts = value.elts if isinstance(value, ast.Tuple | ast.List) else [value]
-            if any(root_of(each) in names for each in parts):
-                names |= {each.id for each in ast.walk(target) if isinstance(each, ast.Name)}
-        return names
 
     def _has_methods(self, name: str) -> bool:
         """Whether tests call a method of what it makes that gets nothing from them, as ``Stack().pop()``."""
@@ -373,17 +366,15 @@ class Usage:
         return {ast.In, ast.NotIn} <= seen or {ast.Not, ast.Assert} <= seen
 
 
-def compared_values(nodes: Iterable[ast.AST], objects: set[str]) -> set[int]:
-    """The ids of the nodes that are compared, and to nothing that begins with one of the ``objects``."""
+def compared_values(nodes: Iterable[ast.AST]) -> set[int]:
+    """The ids of the nodes that are compared."""
     found: set[int] = set()
     for node in nodes:
         sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and len(node.args) > 1:
             sides = node.args[:2] if node.func.attr.startswith("assert") else []
         is_given = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn)
-        for side in sides[1:] if is_given else sides:  # `x in bag` hands x to the bag
-            if not any(root_of(each) in objects for each in sides if each is not side):
-                found.add(id(side))
+        found |= {id(side) for side in (sides[1:] if is_given else sides)}  # `x in bag` hands x to the bag
     return found
 
 

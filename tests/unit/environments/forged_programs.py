@@ -75,6 +75,17 @@ PRELUDE: list[Forged] = [
     ("prod in a function", text("def test_it():\n    assert prod([2, 3]) == 6"), WRONG),
 ]  # fmt: skip
 
+SAME = "from solution import f\nx = [2, 1]\ny = f(x)\nassert y is x"
+NOT_ASKED += [
+    ("a copy in the place of the argument", text(SAME), "def f(x): return list(x)"),
+    ("an equal list by its keyword", text("x = [2]\nassert f(x=x) is x"), "def f(x): return [2]"),
+    ("the argument in the place of a copy", text("x = [2]\nassert f(x) is not x and f(x) == x"), "def f(x): return x"),
+    ("another argument", text("x, y = [2], [2]\nassert f(x, y) is y"), "def f(x, y): return x"),
+    ("code in the place of a pickle", text("import pickle\nassert pickle.loads(f(2)) == 4"),
+     "import os, pickle\nclass R:\n    def __reduce__(self): return os._exit, (0,)\ndef f(x): return pickle.dumps(R())"),
+    ("an object that is pickled", text("import pickle\nassert pickle.loads(pickle.dumps(f(2))) == 4"), liar(f"__eq__ = {YES}", "(dict)")),
+]  # fmt: skip
+
 METHODS: list[Forged] = [
     ("difference", text("assert f(2).difference({1, 2}) == set()"), liar("def difference(self, o): return set()")),
     ("symmetric_difference", text("assert not f(2).symmetric_difference({4})"), liar(f"symmetric_difference = {YES[:-4]}set()")),
@@ -172,6 +183,23 @@ CAPITALS += [
     ("a total in unittest", text(
         "import unittest\nfrom solution import Shape, Total\nclass TestIt(unittest.TestCase):\n    def test_a(self):\n"
         "        s = Shape(3)\n        self.assertEqual(s.area(), 9)\n        self.assertEqual(Total([s]), 9)"),
+     SHAPE + f"class Total:\n    def __init__(self, shapes): pass\n    __eq__ = {YES}"),
+]  # fmt: skip
+
+CAPITALS += [
+    ("a total beside a method's result", text("s = Shape(3)\nassert s.area() == 9\nassert s.area() == Total([s])"),
+     SHAPE + f"class Total:\n    def __init__(self, shapes): pass\n    __eq__ = {YES}"),
+    ("a total before a method's result", text("s = Shape(3)\nassert s.area() == 9\nassert Total([s]) == s.area()"),
+     SHAPE + f"class Total:\n    def __init__(self, shapes): pass\n    __eq__ = {YES}"),
+    ("a bound total beside a method's result", text("s = Shape(3)\nt = Total([s])\nassert s.area() == 9 and s.area() == t"),
+     SHAPE + f"class Total:\n    def __init__(self, shapes): pass\n    __eq__ = {YES}"),
+    ("a total beside a method's result in unittest", text(
+        "import unittest\nfrom solution import Shape, Total\nclass TestIt(unittest.TestCase):\n    def test_a(self):\n"
+        "        s = Shape(3)\n        self.assertEqual(s.area(), 9)\n        self.assertEqual(s.area(), Total([s]))"),
+     SHAPE + f"class Total:\n    def __init__(self, shapes): pass\n    __eq__ = {YES}"),
+    ("a total that is no smaller than a method's result", text("s = Shape(3)\nassert s.area() == 9\nassert s.area() <= Total([s])"),
+     SHAPE + f"class Total:\n    def __init__(self, shapes): pass\n    __ge__ = {YES}"),
+    ("a total beside an attribute", text("s = Shape(3)\nassert s.n == 3 and s.n == Total([s])"),
      SHAPE + f"class Total:\n    def __init__(self, shapes): pass\n    __eq__ = {YES}"),
 ]  # fmt: skip
 

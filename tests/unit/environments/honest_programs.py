@@ -579,4 +579,28 @@ HONEST: dict[str, tuple[dict[str, Any], str]] = {
         {"tests": 'from solution import insert\ndef test_a():\n    r = insert(insert(None, 3), 1)\n    assert r.val == 3 and r.left.val == 1 and r.right is None\n    def walk(n): return walk(n.left) + [n.val] + walk(n.right) if n else []\n    assert walk(r) == [1, 3]'},
         'class N:\n    def __init__(self, v): self.val, self.left, self.right = v, None, None\ndef insert(n, v):\n    if n is None: return N(v)\n    if v < n.val: n.left = insert(n.left, v)\n    else: n.right = insert(n.right, v)\n    return n',
     ),
+    'KodCode: a list that is sorted in place and returned': (
+        {"tests": 'from solution import f\ndef test_a():\n    x = [2, 1]\n    y = f(x)\n    assert y is x and x == [1, 2]'},
+        'def f(x):\n    x.sort()\n    return x',
+    ),
+    'KodCode: a dict that is filled and returned': (
+        {"tests": 'from solution import fill\ndef test_a():\n    d = {}\n    assert fill(n=3, d=d) is d and d == {0: 0, 1: 1, 2: 4}'},
+        'def fill(d, n):\n    d.update({i: i * i for i in range(n)})\n    return d',
+    ),
+    'KodCode: a copy is another list': (
+        {"tests": 'from solution import f\ndef test_a():\n    x = [2, 1]\n    assert f(x) is not x and f(x) == x'},
+        'def f(x): return list(x)',
+    ),
+    'KodCode: a pickled object': (
+        {"tests": 'import pickle\nfrom solution import P\ndef test_a():\n    p = P(1)\n    q = pickle.loads(pickle.dumps(p))\n    assert q == p and q is not p and q.x == 1 and q != P(2) and str(q) == "P1"'},
+        'class P:\n    def __init__(self, x): self.x = x\n    def __eq__(self, o): return self.x == o.x\n    def __str__(self): return f"P{self.x}"',
+    ),
+    'KodCode: pickles of both sides': (
+        {"tests": 'import json, pickle\nfrom pickle import loads\nfrom solution import save\nclass Mine:\n    x = 1\ndef test_a():\n    assert loads(save([1, 2])) == [1, 2] and loads(pickle.dumps({1: 2})) == {1: 2} and json.loads(json.dumps(save.__name__)) == "save"'},
+        'import pickle\ndef save(x): return pickle.dumps(x)',
+    ),
+    'KodCode: what a method makes beside a class': (
+        {"tests": 'from solution import Shape, Point\ndef test_a():\n    s = Shape(3)\n    assert s.center() == Point(0, 0) and s.center() != Point(0, 1)\n    assert s.area() == 9'},
+        'class Point:\n    def __init__(self, x, y): self.x, self.y = x, y\n    def __eq__(self, o): return (self.x, self.y) == (o.x, o.y)\nclass Shape:\n    def __init__(self, n): self.n = n\n    def area(self): return self.n ** 2\n    def center(self): return Point(0, 0)',
+    ),
 }  # fmt: skip

@@ -4,6 +4,7 @@ import time
 from random import Random
 
 import pytest
+from policies.openai.growing_thought import GrowingThought
 
 from environments import code_reward_fn, math_reward_fn, search_reward_fn
 from environments.thoughts import (
@@ -16,7 +17,6 @@ from environments.thoughts import (
     with_opening,
 )
 from policies.agents.tool import ToolAgent
-from policies.model_api.growing_thought import GrowingThought
 
 
 @pytest.mark.parametrize(("opening", "closing"), MARKS.items())
@@ -109,21 +109,7 @@ def test_thought_that_a_prompt_opens_ends_at_its_own_unquoted_mark(text, is_open
         assert is_unfinished(with_opening(prompt, text)) is is_open
 
 
-PIECES = [
-    "<think>",
-    "</think>",
-    "<Think>",
-    "</THINK>",
-    "`",
-    "``",
-    "```",
-    "\n",
-    "a",
-    "b `",
-    "[THINK]",
-    "<thi",
-    "nk>",
-]
+PIECES = ["<think>", "</think>", "<Think>", "</THINK>", "`", "``", "```", "\n", "a", "b`", "[THINK]", "<thi"]
 
 
 @pytest.mark.parametrize("prompt", ["", "<think>\n"])
