@@ -164,9 +164,8 @@ class Library:
 
     def __init__(self, client: RpcClient) -> None:
         self._client = client
-        self._pickled: dict[
-            bytes, bool
-        ] = {}  # by what the tests have had pickled: whether they made the object
+        self._own: set[Any] = set()  # what the tests have pickled of their own
+        self._made: set[Any] = set()  # what the solution has pickled of objects that the tests have made
 
     def __call__(self, function: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
         first = arguments[0] if arguments else None
@@ -174,21 +173,17 @@ class Library:
         if type(function) is Remote or not self._is_of_solution(name, first, is_pickle):
             result = function(*arguments, **keywords)
             if is_pickle and name == "dumps":
-                self._pickled[result] = False
+                self._own.add(result)
             return result
         if name == "seed":
             function(*arguments)
         result = self._client.request(OPERATORS_NUMBER, "library", (name, *arguments), **keywords)
-        made = (
-            bool(first.made_)
-            if type(first) is Remote
-            else name == "loads" and self._pickled.get(first, False)
-        )
-        if name == "dumps" and type(result) is bytes:
-            self._pickled[result] = made
+        made = first.made_ if type(first) is Remote else name == "loads" and first in self._made
+        if made and type(result) is bytes:
+            self._made.add(result)
         return result.mark_("made_") if made and type(result) is Remote else result
 
     def _is_of_solution(self, name: str, first: Any, is_pickle: bool) -> bool:
         if name == "loads":  # what the solution has pickled could do anything here
-            return is_pickle and self._pickled.get(first) is not False
+            return is_pickle and first not in self._own
         return name == "seed" or (type(first) is Remote and (is_pickle or name != "dumps"))

@@ -39,8 +39,8 @@ class Program:
     is ``["returned", value, afterwards, states, printed]``, where ``afterwards`` has the arguments if they
     have changed, or the number of an attribute that is a container; or ``["argument", place, ...]`` where the
     value is one of the arguments; or ``["raised", error, ...]``. Before it may come ``["lent", [number, what,
-    arguments, keywords], ...]``, a request for something that the tests have lent, with a reply of its own. ``states`` are those of the tests' own objects.
-    All are lines of JSON, of ``packed`` values.
+    arguments, keywords], ...]``, a request for something that the tests have lent, with a reply of its own.
+    ``states`` are those of the tests' own objects. All are lines of JSON, of ``packed`` values.
     """
 
     def __init__(

@@ -592,8 +592,8 @@ HONEST: dict[str, tuple[dict[str, Any], str]] = {
         'def f(x): return list(x)',
     ),
     'KodCode: a pickled object': (
-        {"tests": 'import pickle\nfrom solution import P\ndef test_a():\n    p = P(1)\n    q = pickle.loads(pickle.dumps(p))\n    assert q == p and q is not p and q.x == 1 and q != P(2) and str(q) == "P1"'},
-        'class P:\n    def __init__(self, x): self.x = x\n    def __eq__(self, o): return self.x == o.x\n    def __str__(self): return f"P{self.x}"',
+        {"tests": 'import pickle\nfrom solution import Pair\ndef test_a():\n    p = Pair(1)\n    q = pickle.loads(pickle.dumps(p))\n    assert q == p and q is not p and q.x == 1 and q != Pair(2) and str(q) == "P1"'},
+        'class Pair:\n    def __init__(self, x): self.x = x\n    def __eq__(self, o): return self.x == o.x\n    def __str__(self): return f"P{self.x}"',
     ),
     'KodCode: pickles of both sides': (
         {"tests": 'import json, pickle\nfrom pickle import loads\nfrom solution import save\nclass Mine:\n    x = 1\ndef test_a():\n    assert loads(save([1, 2])) == [1, 2] and loads(pickle.dumps({1: 2})) == {1: 2} and json.loads(json.dumps(save.__name__)) == "save"'},
