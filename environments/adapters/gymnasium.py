@@ -29,7 +29,7 @@ _OTHER_PACKAGES = (
     " An environment of another package is named together with its module: minigrid:MiniGrid-Empty-5x5-v0."
 )
 _MAX_MAPS = 1000
-"""How many maps are drawn in search of one with a way to the goal."""
+"""Number of maps that are drawn in search of one with a way to the goal."""
 
 
 class GymnasiumEnvironment(BaseEnv):
@@ -160,7 +160,8 @@ class FrozenLakeEnvironment(GymnasiumEnvironment):
 
 
 def is_solved(env: Any, reward: float, info: dict[str, Any]) -> bool | None:
-    """Whether ``env`` calls it a success after a step; ``None`` of an environment that does not say so."""
+    """Return whether ``env`` calls it a success after a step; ``None`` of an environment that does not say
+    so."""
     if "is_success" in info:
         return bool(info["is_success"])
     return float(reward) > 0 if is_of_minigrid(env) else None

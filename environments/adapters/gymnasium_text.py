@@ -28,12 +28,12 @@ def render(observation: Any, env: Any) -> str:
 
 
 def is_of_minigrid(env: Any) -> bool:
-    """Whether it is one of MiniGrid's environments, wrapped or not."""
+    """Return whether it is one of MiniGrid's environments, wrapped or not."""
     return type(env.unwrapped).__module__.startswith("minigrid.")
 
 
 def view_in_words(observation: dict[str, Any]) -> str:
-    """Tell an observation; its ``image`` has three numbers for each column and row of the view."""
+    """Describe an observation; its ``image`` has three numbers for each column and row of the view."""
     rows = [[_object(*map(int, cell)) for cell in row] for row in observation["image"].swapaxes(0, 1)]
     middle, carried = len(rows[-1]) // 2, rows[-1][len(rows[-1]) // 2]
     rows[-1][middle] = "you"

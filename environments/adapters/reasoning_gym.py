@@ -24,7 +24,7 @@ from environments.thoughts import split_thought
 logger = logging.getLogger(__name__)
 
 TIME_LIMIT_SECONDS = 10.0
-"""For one verdict; an answer that takes longer, such as 9**9**9**9, is wrong."""
+"""Time limit of one verdict; an answer that takes longer, such as 9**9**9**9, is wrong."""
 FULL_SCORE = 1 - 1e-9
 """Some verifiers add up the shares of a right answer, which makes a little less than 1."""
 _SETUP_SECONDS = 120.0  # for a dataset in the verifier's process; most take none
@@ -103,7 +103,7 @@ class ReasoningGymEnvironment(BaseEnv):
         return {}, reward, True, info
 
     def is_correct(self) -> bool | None:
-        """Whether the answer has the full score of 1: many verifiers pay something for a wrong one."""
+        """Return whether the answer has the full score of 1: many verifiers pay something for a wrong one."""
         return None if self._reward is None else self._reward >= FULL_SCORE
 
     @classmethod

@@ -1,4 +1,4 @@
-r"""Where reasoning-gym's verifiers are not taken at their word, for ``reasoning_gym``.
+r"""Exceptions in which reasoning-gym's verifiers are not taken at their word, for ``reasoning_gym``.
 
 ``is_data`` says which answers they may evaluate: those that are data, and no program. Some give an answer to
 Python's ``eval``, or to sympy's ``parse_expr``, which rewrites it a little and then does the same. Code that
@@ -36,7 +36,7 @@ _FUNCTIONS = {
 
 
 def _is_literal(answer: str, entry: Entry) -> bool:
-    """Whether ``eval`` cannot read it, or reads nothing but numbers, texts and lists of them."""
+    """Return whether ``eval`` cannot read it, or reads nothing but numbers, texts and lists of them."""
     if answer == entry["answer"]:  # they are compared first
         return True
     try:
@@ -63,7 +63,7 @@ def _is_arithmetic_of_its_numbers(answer: str, entry: Entry) -> bool:
 
 
 def _is_formula(answer: str, entry: Entry) -> bool:
-    """Whether all its names are elementary functions, or stand in the library's own answer too."""
+    """Return whether all its names are elementary functions, or stand in the library's own answer too."""
     names = set(_WORD.findall(answer))
     return _FORMULA.fullmatch(answer) is not None and names <= _FUNCTIONS.union(
         _WORD.findall(entry["answer"])
@@ -85,7 +85,7 @@ EVALUATED: dict[str, Callable[[str, Entry], bool]] = {
 
 
 def is_data(dataset: str, answer: str, entry: Entry) -> bool:
-    """Whether the verifier of ``dataset`` can be given ``answer`` without running a program."""
+    """Return whether the verifier of ``dataset`` can be given ``answer`` without running a program."""
     check = EVALUATED.get(dataset)
     return check is None or check(answer, entry)
 
@@ -132,7 +132,7 @@ def checked_reward(dataset: str, answer: str, entry: Entry, reward: float) -> fl
 
 
 def _is_unbounded(answer: str) -> bool:
-    """Whether a word in it is read as NaN or an infinite number, also once spaces are removed."""
+    """Return whether a word in it is read as NaN or an infinite number, also once spaces are removed."""
     for word in _NUMBER_WORD.findall(answer) + _NUMBER_WORD.findall("".join(answer.split())):
         number = word.rstrip("ijIJ")  # of an imaginary one
         if _NOT_A_NUMBER.fullmatch(number):

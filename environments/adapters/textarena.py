@@ -21,11 +21,11 @@ Result = tuple[str, float, bool, dict[str, Any]]
 _WORD_LISTS: dict[str, set[str]] = {}
 """The word lists that each game has asked NLTK for, mostly when its module is imported: once in a process."""
 _MAX_OPPONENT_MOVES = 100
-"""In a row. A game that never gives the turn back would otherwise go on for ever."""
+"""Limit of moves in a row. A game that never gives the turn back would otherwise go on for ever."""
 
 
 class TextArenaEnvironment(BaseEnv):
-    """One game of TextArena by its id: single-player, or two-player if there is an ``opponent``.
+    """A game of TextArena by its id: single-player, or two-player if there is an ``opponent``.
 
     The agent is ``player`` (0 begins). It sees the news since its last turn; the opponent is shown
     all that it has seen so far. The only reward is that of the agent's side when the game ends, as TextArena
@@ -152,7 +152,8 @@ class TextArenaEnvironment(BaseEnv):
 
 
 def _is_won(rewards: dict[int, float], player: int) -> bool | None:
-    """Whether ``player`` has won; ``None`` of a game alone that counts points, so that nothing is a win."""
+    """Return whether ``player`` has won; ``None`` of a game alone that counts points, so that nothing is a
+    win."""
     own, others = rewards[player], [reward for other, reward in rewards.items() if other != player]
     if others:
         return bool(own > max(others))
@@ -203,7 +204,8 @@ def _make(env_id: str, game_args: dict[str, Any]) -> Any:
 
 @contextmanager
 def _playable_here(env_id: str) -> Iterator[None]:
-    """Say why a game cannot be played on this machine. Games that need word lists do not download them."""
+    """Explain why a game cannot be played on this machine. Games that need word lists do not download
+    them."""
     nltk = foreign("nltk", "nltk")
     wanted = _WORD_LISTS.setdefault(env_id, set())
 

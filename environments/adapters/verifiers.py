@@ -27,7 +27,7 @@ _OLD_API = (
 
 
 class VerifiersEnvironment(BaseEnv):
-    """One task of a verifiers environment.
+    """A task of a verifiers environment.
 
     ``config`` is verifiers' own environment configuration, as a dict or just a taskset's id:
     ``{"taskset": {"id": "gsm8k"}, "agent": {"max_turns": 4}}``. ``data`` is the task's data. Both are in
@@ -251,7 +251,8 @@ def _world(config: str) -> tuple[Any, Any]:
 
 
 def _is_of_old_api(error: BaseException | None) -> bool:
-    """Whether a package looks for something in ``verifiers`` itself, or exports nothing to its loader."""
+    """Return whether a package looks for something in ``verifiers`` itself, or exports nothing to its
+    loader."""
     match error:
         case None:
             return False

@@ -1,4 +1,4 @@
-"""One episode of a verifiers environment, with an agent of ours where verifiers has a model.
+"""An episode of a verifiers environment, with an agent of ours where verifiers has a model.
 
 verifiers calls a model through a chain: a seat has a harness, a program that converses; the
 harness calls an endpoint on this machine, the interception, which records, checks limits and asks a
@@ -138,7 +138,7 @@ def _check_seats(config: Any, agents: Any) -> None:
 def _seat_maker(
     interception: AgentInterception, tools: dict[str, Any], task_class: type, traces: list[Any]
 ) -> Callable[[str, Any], Any]:
-    """How ``vf.Agents`` makes the agent of each seat; the trace of every seat is added to ``traces``."""
+    """Make the agent of each seat for ``vf.Agents``; the trace of every seat is added to ``traces``."""
     vf = foreign("verifiers.v1", "verifiers")
 
     class Seat(vf.Agent):  # type: ignore[name-defined]  # a class of verifiers, so it can only be made here
@@ -152,7 +152,7 @@ def _seat_maker(
 
         @property
         def is_rewarded(self) -> bool:
-            """Whether our agent plays this seat, and the environment wants it trained."""
+            """Return whether our agent plays this seat, and the environment wants it trained."""
             return self._ours and bool(self.trainable)
 
         async def run(self, task: Any, **options: Any) -> Any:

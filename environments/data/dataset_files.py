@@ -22,7 +22,7 @@ _PAIRS = (("input", "output"), ("inputs", "outputs"))
 _OF_TESTS = re.compile("test|truth|case", re.IGNORECASE)
 
 _MAX_BITS = 14_280
-"""Of a whole number: Python reads and writes up to 4300 digits."""
+"""Size of a whole number: Python reads and writes up to 4300 digits."""
 
 
 def read_rows(path: Path) -> Iterator[Row]:
@@ -118,7 +118,7 @@ def _without_nulls(value: Any, row: str, path: str) -> Any:
 
 @runtime_checkable
 class ArrayLike(Protocol):
-    """What numpy's and torch's arrays have in common, so that neither library is imported here."""
+    """Protocol that numpy's and torch's arrays have in common, so that neither library is imported here."""
 
     dtype: Any
 
@@ -127,7 +127,7 @@ class ArrayLike(Protocol):
 
 @runtime_checkable
 class ArrowRows(Protocol):
-    """What a split of a Hugging Face dataset has, and no other source of rows."""
+    """Attributes that a split of a Hugging Face dataset has, and no other source of rows."""
 
     features: Any
 
@@ -136,7 +136,8 @@ class ArrowRows(Protocol):
 
 @runtime_checkable
 class Table(Protocol):
-    """What a DataFrame of pandas has, and no other source of rows, so that it is not imported here."""
+    """Attributes that a DataFrame of pandas has, and no other source of rows, so that it is not imported
+    here."""
 
     def itertuples(self) -> Any: ...
 

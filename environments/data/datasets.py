@@ -186,7 +186,7 @@ class DatasetRegistry:
 
     @classmethod
     def dataset_exists(cls, name: str, split: str | None = None) -> bool:
-        """Whether there is such a split, or, without one, any."""
+        """Return whether there is such a split, or, without one, any."""
         splits = _splits(name)
         return bool(splits) if split is None else _checked("split", split) in splits
 

@@ -23,7 +23,7 @@ _BEGINNING = b'{"evaluation": '
 
 
 class TrajectoryFile:
-    """One evaluation's trajectories: a line that describes the evaluation, then a line for each result.
+    """An evaluation's trajectories: a line that describes the evaluation, then a line for each result.
 
     Opening reads the results of earlier calls. A last line that was cut off in the middle is dropped, and
     so are results that only infrastructure has spoilt: their tasks are to be played again.
@@ -152,5 +152,5 @@ def _compare(path: Path, found: Any, wanted: Json) -> None:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two values are equal; NaN, which is not equal to itself, is where both have it."""
+    """Return whether two values are equal; NaN, which is not equal to itself, is where both have it."""
     return one == other or json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)

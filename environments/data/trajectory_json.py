@@ -66,7 +66,7 @@ def trajectory_from_json(values: Json) -> Trajectory:
 
 
 def num_repeated(before: Sequence[object], now: Sequence[object]) -> int:
-    """How many messages at the start of ``now`` are those of ``before``."""
+    """Number of messages at the start of ``now`` that are those of ``before``."""
     for number, (one, other) in enumerate(zip(before, now, strict=False)):
         if not _is_same(one, other):
             return number
@@ -74,7 +74,8 @@ def num_repeated(before: Sequence[object], now: Sequence[object]) -> int:
 
 
 def _is_same(one: object, other: object) -> bool:
-    """Whether both become the same JSON. A value of a type that JSON does not know is the same as none."""
+    """Return whether both become the same JSON. A value of a type that JSON does not know is the same as
+    none."""
     if type(one) is not type(other):
         return False
     if type(one) in _PLAIN_TYPES:
@@ -87,7 +88,7 @@ def _is_same(one: object, other: object) -> bool:
 
 
 def _num_repeated_ids(before: tuple[int, ...], now: tuple[int, ...]) -> int:
-    """How many ids at the start of ``now`` are those of ``before``."""
+    """Number of ids at the start of ``now`` that are those of ``before``."""
     if before == now[: len(before)]:
         return len(before)
     low, high = 0, min(len(before), len(now))

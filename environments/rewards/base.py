@@ -17,12 +17,12 @@ class RewardOutput:
     reward: float
     metadata: dict[str, Any] = field(default_factory=dict)
     is_correct: bool | None = None
-    """Whether the answer counts as a success, whatever its reward; ``None`` leaves that to the environment,
-    or else to a reward above 0."""
+    """True where the answer counts as a success, whatever its reward; ``None`` leaves that to the
+    environment, or else to a reward above 0."""
 
     @property
     def is_success(self) -> bool:
-        """Whether the answer counts as a success where the environment says nothing."""
+        """Return whether the answer counts as a success where the environment says nothing."""
         return self.reward > 0 if self.is_correct is None else self.is_correct
 
 
@@ -60,5 +60,5 @@ def judge(reward_fn: RewardFunction, task: dict[str, Any], action: Any) -> Rewar
 
 
 def is_bool(value: Any) -> bool:
-    """Whether ``value`` is true or false, as Python's or as numpy's."""
+    """Return whether ``value`` is true or false, as Python's or as numpy's."""
     return type(value).__name__ in ("bool", "bool_")

@@ -17,7 +17,7 @@ from environments.sandbox.grader import Grader, GradingError
 from environments.thoughts import split_thought
 
 TIME_LIMIT_SECONDS = 10.0
-"""For comparing two expressions; an answer that takes longer, such as 10^{10^{10}}, is wrong."""
+"""Time limit of comparing two expressions; an answer that takes longer, such as 10^{10^{10}}, is wrong."""
 
 _grader = Grader("environments.rewards.expressions:equal_answers", imports=["math_verify"])
 

@@ -35,7 +35,7 @@ _BARE_UNIT = re.compile(
 _DEGREES = re.compile(r"\^ ?(?:\{ ?\\circ ?\}|\\circ) ?(?:\\(?:text|mathrm) ?\{ ?)?(?P<scale>[CF]?) ?\}?$")
 _SCALES = {"": "degree", "C": "degree celsius", "F": "degree fahrenheit"}
 _SYMBOLS = ("i", "e", "d")
-"""What may be in a ``\\mathrm{...}`` that is no unit."""
+"""Contents of a ``\\mathrm{...}`` that is no unit."""
 _BASE = re.compile(r"[\dA-F]+_\{?(\d+)\}?")
 
 
@@ -68,17 +68,17 @@ def without_unit(text: str) -> str:
 
 
 class _Unit(NamedTuple):
-    r"""What may be a unit at the end of an answer: in 2x+3\mathrm{i} it is none."""
+    r"""Possible unit at the end of an answer: in 2x+3\mathrm{i} it is none."""
 
     name: str
     is_sure: bool
-    r"""Whether it is in a ``\text{...}``, or is a word that stands for no symbols."""
+    r"""True where it is in a ``\text{...}``, or is a word that stands for no symbols."""
     rest: str
-    """What stands before it."""
+    """Text before it."""
 
     @property
     def number(self) -> Fraction | None:
-        """That stands before it, if it is one."""
+        """Return the number before it, if it is one."""
         return _number(compact_text(self.rest))
 
 

@@ -49,16 +49,16 @@ DEFAULT_LIMITS = SandboxLimits()
 
 
 class Ending(StrEnum):
-    """How a program ended."""
+    """Ways in which a program may end."""
 
     EXITED = "exited"
-    """By itself; ``exit_code`` tells success from failure."""
+    """Ended by itself; ``exit_code`` shows success or failure."""
     TIMED_OUT = "timed_out"
-    """It was killed at ``timeout_seconds``, or at ``cpu_seconds``."""
+    """Was killed at ``timeout_seconds``, or at ``cpu_seconds``."""
     OUT_OF_MEMORY = "out_of_memory"
-    """It asked for more than ``memory_bytes`` and did not catch the MemoryError."""
+    """Asked for more than ``memory_bytes`` and did not catch the MemoryError."""
     KILLED = "killed"
-    """By a signal: it crashed, the machine was short of memory, or its files together took too much."""
+    """Ended by a signal: it crashed, the machine was short of memory, or its files together took too much."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from environments.sandbox.local import warn_of_no_isolation
 _GRADER_START_SECONDS = 120.0
 """Importing sympy takes 0.5 when nothing else runs; with 64 actors starting, much longer."""
 _STATUS_SECONDS = 2.0
-"""For so long a process that has closed its socket may take to end, so that its own status is told."""
+"""Time in which a process that has closed its socket may end, so that its own status is known."""
 _KILL_SECONDS = 10.0
 _ORPHAN_SECONDS = 1.0
 _MAX_ERROR_LENGTH = 500
@@ -37,7 +37,7 @@ class GradingError(TroupeError):
 
 
 class Grader:
-    """One pure function, run in one child process that is kept for the next call and can be ended.
+    """A pure function, run in one child process that is kept for the next call and can be ended.
 
     The child starts with the first call, imports ``imports`` once, and only then does a call's time begin
     to run. A child that does not answer in time, or dies, costs that call alone: the next one gets a fresh
@@ -103,7 +103,8 @@ class Grader:
                 child.end()
 
     def _forget(self) -> None:
-        """After a fork: the child is the other process's, and so may be the thread that held the lock."""
+        """Forget the child after a fork: it is the other process's, and so may be the thread that held the
+        lock."""
         self._lock = threading.Lock()
         child, self._child = self._child, None
         if child:

@@ -213,7 +213,8 @@ class _Supervisor:
         return None
 
     def _files_fit(self) -> bool:
-        """Whether the program's files are within the limits; a namespace has a file system for that."""
+        """Return whether the program's files are within the limits; a namespace has a file system for
+        that."""
         usage = files_within(self._directory, child.MAX_FILES)
         return usage is not None and usage.num_bytes <= self._limits.file_bytes
 
@@ -296,7 +297,7 @@ def _started(supervisor: int, mark: bytes) -> set[int]:
 
 @functools.cache
 def announce_best_effort() -> None:
-    """Say, once in a process, that isolation is not required; the process that starts a run says it too."""
+    """Warn once in a process that isolation is not required, also in the process that starts a run."""
     logger.warning(
         "The sandbox is best-effort: on a node that denies namespaces, programs of a model run without, and "
         "may forge their rewards. Choose sandbox='local' to require isolation."

@@ -38,7 +38,7 @@ NamedToolSource = type[Tool] | ToolFunction
 """A tool that can be given another name: a class, or a Python function with type hints and a docstring."""
 
 ToolSource = str | Tool | MCPServer | NamedToolSource
-"""Where tools come from: also a name from ``TOOLS``, a tool ready for use, or a server with all its tools."""
+"""Source of tools: also a name from ``TOOLS``, a tool ready for use, or a server with all its tools."""
 
 
 def tool_by_name(name: str) -> Tool:

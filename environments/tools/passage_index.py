@@ -69,7 +69,7 @@ class PassageIndex:
         self._text = np.memmap(folder / "passages.jsonl", mode="r", dtype=np.uint8)
 
     def __len__(self) -> int:
-        """How many passages there are."""
+        """Number of passages."""
         return len(self._lines) - 1
 
     def search(self, query: str, top_k: int) -> list[tuple[Passage, float]]:

@@ -35,7 +35,7 @@ class LocalRetrievalTool(Tool):
     fingerprint: ClassVar[str] = ""
     max_top_k: ClassVar[int] = 20
     max_chars: ClassVar[int] = 600
-    """Of a passage, shown to the model: 100 English words, the usual passage of such corpora."""
+    """Limit of a passage that the model is shown: 100 English words, the usual passage of such corpora."""
 
     @classmethod
     def over(cls, corpus: str | Iterable[Row], split: str = "default") -> type[LocalRetrievalTool]:

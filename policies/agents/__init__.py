@@ -1,1 +1,1 @@
-"""How to act: message history and parsing. Agents hold no weights."""
+"""Agents: message history and parsing. Agents hold no weights."""

@@ -22,7 +22,7 @@ class BaseAgent(ABC):
     """
 
     needs_tool_calls: bool = False
-    """Whether it takes tool calls only from a server that parses them, and none from the text."""
+    """True where it takes tool calls only from a server that parses them, and none from the text."""
     served_parser: str | None = None
     """Name of the parser by which the policy server is to read its calls, such as ``vllm:hermes``."""
 

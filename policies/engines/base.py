@@ -42,17 +42,19 @@ class Engine(ABC):
     ``cache_after_publish``, ``options``. A field that it does not act on has to keep its default."""
     serves_adapters: ClassVar[bool] = False
     keeps_structure: ClassVar[bool] = False
-    """Whether answers have the form of ``SamplingParams.structure``. If not, asking for it is an error."""
+    """True where answers have the form of ``SamplingParams.structure``. If not, asking for it is an error."""
 
     takes_options: ClassVar[bool] = False
-    """Whether it acts on ``SamplingParams.options``. If not, asking for one is an error."""
+    """True where it acts on ``SamplingParams.options``. If not, asking for one is an error."""
 
     version: int = 0
-    """Of the weights that sample now. A replica that starts from a checkpoint sets the checkpoint's."""
+    """Version of the weights that sample now. A replica that starts from a checkpoint sets the
+    checkpoint's."""
     max_model_tokens: int
     """Longest prompt plus completion."""
     tokens_in_flight: int = 0
-    """Of the requests that the replica has taken on: their prompts, and as many more as they may get."""
+    """Tokens of the requests that the replica has taken on: their prompts, and as many more as they may
+    get."""
 
     @abstractmethod
     def __init__(self, model_path: str, config: EngineConfig, adapters: Mapping[str, str]) -> None: ...
@@ -100,7 +102,7 @@ class Engine(ABC):
         """
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
-        """One completion as one output.
+        """Sample one completion as one output.
 
         Raises:
             ConfigError: this request is impossible.
@@ -117,7 +119,7 @@ class Engine(ABC):
     async def stream(
         self, prompt_ids: Sequence[int], params: SamplingParams
     ) -> AsyncGenerator[TokenOutput, None]:
-        """One completion as its tokens are sampled.
+        """Stream one completion as its tokens are sampled.
 
         Raises:
             ConfigError: this request is impossible.
@@ -172,7 +174,7 @@ class Engine(ABC):
 
     @abstractmethod
     def stats(self) -> EngineStats:
-        """What this engine has done so far."""
+        """Return what this engine has done so far."""
 
     @abstractmethod
     def check_alive(self) -> None:

@@ -1,4 +1,4 @@
-"""Which policy version sampled which token of a request."""
+"""Policy versions that sampled the tokens of a request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class VersionSpans:
         self._num_taken = 0
 
     def exchanged(self, num_sampled: int, version: int) -> None:
-        """From the token with index ``num_sampled`` on, ``version`` samples."""
+        """Note that ``version`` samples from the token with index ``num_sampled`` on."""
         if self._starts[-1] == num_sampled:  # the version before has sampled nothing
             self._versions[-1] = version
         else:

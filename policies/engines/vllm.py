@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class VLLMEngine(Engine):
-    """One vLLM engine in a thread of this process.
+    """A vLLM engine in a thread of this process.
 
     ``config.options`` are further arguments of vLLM's ``EngineArgs``.
     """
@@ -101,7 +101,7 @@ class VLLMEngine(Engine):
             self.check_alive()
 
     def stats(self) -> EngineStats:
-        """What this engine has done so far."""
+        """Return what this engine has done so far."""
         return EngineStats(
             seconds=time.monotonic() - self._start,
             busy_seconds=self._busy_seconds,
@@ -296,7 +296,8 @@ def _adapter_args(adapters: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _load_adapters(engine: LLMEngine, adapters: Mapping[str, str]) -> dict[str | None, LoRARequest | None]:
-    """What vLLM has to be told with a request, by the adapter that is to answer; ``None`` is the model."""
+    """Return what vLLM needs with a request, by the adapter that is to answer; ``None`` is the
+    model."""
     from vllm.lora.request import LoRARequest
 
     requests: dict[str | None, LoRARequest | None] = {None: None}
@@ -359,7 +360,7 @@ def _by_token(flat: Any) -> tuple[dict[int, float], ...]:
 
 
 def _num_sampled(engine: LLMEngine, running: _Running) -> int:
-    """How many tokens were sampled so far, also of a request that is delivered as one output.
+    """Number of tokens that were sampled so far, also of a request that is delivered as one output.
 
     Without asynchronous scheduling every token that was computed is counted here before the step returns.
     """

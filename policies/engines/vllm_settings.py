@@ -1,4 +1,4 @@
-"""What vLLM is told: its environment, and its arguments from ``server.engine``. Does not import vLLM."""
+"""Settings of vLLM: its environment, and its arguments from ``server.engine``. Does not import vLLM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CPU_ENVIRONMENT = ENVIRONMENT | {
 MAX_SEQUENCES = 256
 """Requests in a step of the engine, unless its options say another number."""
 MAX_CACHE_BYTES = 1 << 30
-"""Of the keys and values on a CPU, unless VLLM_CPU_KVCACHE_SPACE is in the environment (in GiB)."""
+"""Memory of the keys and values on a CPU, unless VLLM_CPU_KVCACHE_SPACE is in the environment (in GiB)."""
 CPU_BLOCK_TOKENS = 128
 """Tokens of a block of keys and values, unless the options say another number."""
 

@@ -17,7 +17,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorPlace:
-    """Where one tensor lies in its bucket. ``offset`` and ``num_bytes`` are in bytes."""
+    """Place of one tensor in its bucket. ``offset`` and ``num_bytes`` are in bytes."""
 
     name: str
     dtype: str

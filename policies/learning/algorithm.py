@@ -41,40 +41,40 @@ class Algorithm:
     num_epochs: int
     """Passes over the rollouts of one update."""
     max_response_tokens: int
-    """Where a response ends: what the overlong penalty is measured from and seq-mean-token-sum-norm divides
+    """Limit of a response, from which the overlong penalty is measured, and seq-mean-token-sum-norm divides
     by."""
     module: str | None = None
     """The user's module that registers estimator, loss or algorithm."""
 
     @property
     def estimator(self) -> Estimator:
-        """What the advantage estimator needs, and which settings have an effect on it."""
+        """Return what the advantage estimator needs, and which settings have an effect on it."""
         return ESTIMATORS[self.advantage]
 
     @property
     def policy_loss(self) -> Loss:
-        """Which settings have an effect on the policy loss."""
+        """Return which settings have an effect on the policy loss."""
         return LOSSES[self.loss]
 
     @property
     def uses_critic(self) -> bool:
-        """Whether a value model is trained beside the policy."""
+        """Return whether a value model is trained beside the policy."""
         return self.estimator.uses_critic
 
     @property
     def uses_reference(self) -> bool:
-        """Whether log-probabilities under the reference policy are needed."""
+        """Return whether log-probabilities under the reference policy are needed."""
         return self.kl_place != "none"
 
     @property
     def masks_far_tokens(self) -> bool:
-        """Whether tokens are left out for their importance weight."""
+        """Return whether tokens are left out for their importance weight."""
         return self.mask_below is not None or self.mask_above is not None
 
     @property
     def needs_all_scores(self) -> bool:
-        """Whether the learner has to score every mini-batch before the update: for masks, for rewards, or
-        because it takes each of them again.
+        """Return whether the learner has to score every mini-batch before the update: for masks, for rewards,
+        or because it takes each of them again.
 
         Otherwise the first one's old log-probabilities are those of its own step: nothing has changed before.
         """
@@ -82,5 +82,5 @@ class Algorithm:
 
     @property
     def uses_greedy_baseline(self) -> bool:
-        """Whether each task is also rolled out greedily."""
+        """Return whether each task is also rolled out greedily."""
         return self.estimator.uses_greedy_baseline

@@ -102,7 +102,7 @@ class CreditUnit:
     """Tokens that get one advantage together: all of a trajectory, or those of one turn."""
 
     tokens: SampledTokens
-    """Of the trajectory."""
+    """Sampled tokens of the trajectory."""
     comparison_id: str
     """Units with the same id are compared with each other."""
     rewards: np.ndarray
@@ -190,7 +190,8 @@ def _subtract_penalties(
 
 
 def _overlong_penalty(trajectory: Trajectory, algorithm: Algorithm) -> float:
-    """What is taken off a reward for coming near the token limit: from 0 to ``algorithm.overlong_penalty``.
+    """Return what is taken off a reward for coming near the token limit: from 0 to
+    ``algorithm.overlong_penalty``.
 
     The length is what the rollout's own limit counts, also where the agent rewrites its history.
 
@@ -280,7 +281,8 @@ def _call_estimator(arguments: Mapping[str, Any], algorithm: Algorithm) -> tuple
 
 
 def _arguments(units: Sequence[CreditUnit], algorithm: Algorithm) -> dict[str, Any]:
-    """What an estimator may ask for: one row per unit, padded at the end, so that the masks have no gaps."""
+    """Return what an estimator may ask for: one row per unit, padded at the end, so that the masks have no
+    gaps."""
     import torch
     from verl.trainer.config import AlgoConfig
 

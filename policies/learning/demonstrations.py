@@ -19,7 +19,7 @@ def demonstration_samples(
     conversations: Iterable[list[Message]],
     announce: Callable[[str], None] = logger.warning,
 ) -> list[TrainingSample]:
-    """One sample per token sequence of the conversations; the mask covers what the assistant says.
+    """Make one sample per token sequence of the conversations; the mask covers the assistant's answers.
 
     What it says ends as the chat template ends its turns. Where the tokenizer has another end, ``announce``
     is called with a sentence that says what is trained.

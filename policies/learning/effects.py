@@ -44,7 +44,7 @@ def check_effect(
 def _effects(
     config: AlgorithmConfig, definition: Definition, estimator: Estimator, loss: Loss
 ) -> dict[str, tuple[bool, str]]:
-    """By setting: whether it has an effect, and why not."""
+    """Return by setting whether it has an effect, and why not."""
     custom = config.name == "custom"
     part = "that is part of the algorithm; algorithm.name=custom lets you choose"
     by_turn = "; it takes rewards at the turn that earned them as it is" if estimator.by_token else ""

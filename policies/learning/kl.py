@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from policies.learning.algorithm import Algorithm
 
 KL_ESTIMATORS = {"reward": ("k1", "abs", "k2", "k3"), "loss": ("abs", "k2", "k3", "k1+", "k2+", "k3+")}
-"""Without the straight-through gradient of k1+, that of k1 is 0 in expectation: it penalizes nothing."""
+"""Estimators of the KL by place. Without the straight-through gradient of k1+, that of k1 is 0 in
+expectation: it penalizes nothing."""
 USUAL_KL_ESTIMATORS = {"none": "k3", "loss": "k3", "reward": "k1"}
 MAX_KL_ERROR = 0.2
 """verl's adaptive controller clips its relative error to this (Ziegler et al. 2019, section 2.2)."""

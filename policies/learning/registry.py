@@ -18,12 +18,12 @@ from environments.named_module import load_module
 
 @dataclass
 class NoOptions:
-    """Of an estimator or a loss that has none."""
+    """Options of an estimator or a loss that has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimator:
-    """What an advantage estimator needs, and which settings have an effect on it."""
+    """Needs of an advantage estimator, and which settings have an effect on it."""
 
     compares: bool = False
     """The estimator compares a trajectory with the other members of its group; one without others gets
@@ -31,16 +31,16 @@ class Estimator:
     uses_untrained: bool = False
     """Trajectories that are not trained on count in the baseline."""
     by_token: bool = False
-    """It reads a reward at the token where it was earned. Otherwise it reads the sum of the rewards, at the
+    """Reads a reward at the token where it was earned. Otherwise it reads the sum of the rewards, at the
     last token."""
     discounts: bool = False
-    """It discounts rewards by ``gamma``."""
+    """Discounts rewards by ``gamma``."""
     whitens: bool = False
-    """It normalizes the advantages over all trained tokens of the update; a single one gets advantage 0."""
+    """Normalizes the advantages over all trained tokens of the update; a single one gets advantage 0."""
     uses_critic: bool = False
-    """It is given ``values`` [N, T] of a value model that is trained beside the policy."""
+    """Is given ``values`` [N, T] of a value model that is trained beside the policy."""
     uses_greedy_baseline: bool = False
-    """It is given ``reward_baselines`` [N], the rewards of a greedy rollout of each task."""
+    """Is given ``reward_baselines`` [N], the rewards of a greedy rollout of each task."""
     options: type = NoOptions
     """Dataclass of its own settings, which are arguments of the function."""
     function: Callable[..., Any] | None = None
@@ -49,10 +49,10 @@ class Estimator:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """Which settings have an effect on a policy loss, with the values of its paper."""
+    """Settings that have an effect on a policy loss, with the values of its paper."""
 
     clips: bool = False
-    """It reads ``clip_low`` and ``clip_high``."""
+    """Reads ``clip_low`` and ``clip_high``."""
     clip: tuple[float, float] | None = None
     """The usual ``clip_low`` and ``clip_high``; ``None`` if there are none."""
     aggregation: str = "token-mean"
@@ -60,12 +60,12 @@ class Loss:
     aggregates: bool = True
     """Another aggregation may be chosen."""
     uses_ratio: bool = True
-    """It uses the ratio of the probabilities to the old ones. ``correction.mode=bypass`` replaces the old
+    """Uses the ratio of the probabilities to the old ones. ``correction.mode=bypass`` replaces the old
     ones by the engine's."""
     uses_weights: bool = True
-    """It multiplies each token's loss by the token's importance weight, if there are any."""
+    """Multiplies each token's loss by the token's importance weight, if there are any."""
     one_advantage: bool = False
-    """It takes one advantage for a whole sequence: those of turns or tokens it would average."""
+    """Takes one advantage for a whole sequence: those of turns or tokens it would average."""
     ratio_cap: float | None = None
     """The usual ``learner.verl.actor.clip_ratio_c``; ``None`` is verl's own, 3."""
     options: type = NoOptions
@@ -76,7 +76,7 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Definition:
-    """What a named algorithm is made of. ``None`` is left to its loss."""
+    """Parts of a named algorithm. ``None`` is left to its loss."""
 
     advantage: str
     loss: str = "vanilla"
@@ -89,9 +89,9 @@ class Definition:
     summary: str = ""
     paper: str = ""
     zero_signal_source: str = ""
-    """Where the paper says what becomes of groups whose members were all rewarded alike."""
+    """Place in the paper that says what becomes of groups whose members were all rewarded alike."""
     differences: str = ""
-    """What is different from the paper by default."""
+    """Differences from the paper by default."""
 
 
 # -- estimators ----------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class Definition:
 
 @dataclass
 class GRPOOptions:
-    """Of GRPO's estimators."""
+    """Options of GRPO's estimators."""
 
     normalize_by_std: bool = True
     """Divide advantages by the standard deviation of the group's rewards."""
@@ -107,7 +107,7 @@ class GRPOOptions:
 
 @dataclass
 class GAEOptions:
-    """Of generalized advantage estimation."""
+    """Options of generalized advantage estimation."""
 
     lam: float = setting(0.95, at_least=0, at_most=1)
     """Lambda: 1 trusts the rewards alone, 0 the critic's next value."""
@@ -176,7 +176,7 @@ ARGUMENTS = (
     *("token_level_rewards", "response_mask", "index", "gamma", "config", "values", "reward_baselines"),
     *("old_log_prob", "log_prob", "advantages", "loss_agg_mode", "rollout_is_weights"),
 )
-"""What estimators and losses are called with besides their options."""
+"""Arguments of estimators and losses besides their options."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

@@ -20,7 +20,7 @@ ALIKE = 1e-6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSample:
-    """One token sequence to learn from.
+    """A token sequence to learn from.
 
     ``prompt_ids`` [P], P >= 1, is everything before the first sampled token. ``response_ids`` [R] runs
     from there to the last sampled token; ``loss_mask`` [R] is 1 on sampled tokens and 0 on what the
@@ -98,7 +98,7 @@ class TrainBatch:
 
     @property
     def has_sampled_tokens(self) -> bool:
-        """Whether there is a token to learn from."""
+        """Return whether there is a token to learn from."""
         return any(sample.num_sampled_tokens for sample in self.samples)
 
     def with_column(self, name: str, rows: Sequence[tuple[float, ...]]) -> TrainBatch:
@@ -110,7 +110,7 @@ class TrainBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerUpdate:
-    """What one learner call did: means over its optimizer steps, and how many of those there were."""
+    """Result of one learner call: means over its optimizer steps, and how many of those there were."""
 
     metrics: dict[str, float]
     num_optimizer_steps: int
@@ -154,7 +154,7 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
 
 
 def turn_rewards(trajectory: Trajectory) -> dict[int, float]:
-    """What each step that sampled tokens has earned, by its index.
+    """Return what each step that sampled tokens has earned, by its index.
 
     A step that sampled none, such as one that only the agent's own code decided, hands its reward to the
     last step before it that did, or to the first one if there is none before: nothing is lost as long as
@@ -190,7 +190,8 @@ def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
 
 
 def has_signal(group: TrajectoryGroup, algorithm: Algorithm) -> bool:
-    """Whether the members of ``group`` were rewarded differently, so that comparing them teaches something.
+    """Return whether the members of ``group`` were rewarded differently, so that comparing them teaches
+    something.
 
     With credit by turn, whether the returns from any turn on differ among those who reached it. These are
     the environment's rewards: where a penalty or bonus of the algorithm teaches by other groups too,
@@ -215,7 +216,7 @@ def has_signal(group: TrajectoryGroup, algorithm: Algorithm) -> bool:
 
 
 def is_judged(trajectory: Trajectory) -> bool:
-    """Whether its reward says anything about the policy: not if infrastructure has spoilt it."""
+    """Return whether its reward says anything about the policy: not if infrastructure has spoilt it."""
     reason = trajectory.termination_reason
     return reason is None or not reason.is_infrastructure
 

@@ -22,8 +22,8 @@ class KLConfig:
     """A penalty for leaving the reference policy: the policy as it was before the first update."""
 
     place: str = setting("none", one_of=("none", "loss", "reward"))
-    """Where the penalty enters. loss: a term beside the policy loss. reward: it is subtracted from the reward
-    of every token."""
+    """Place where the penalty enters. loss: a term beside the policy loss. reward: it is subtracted from the
+    reward of every token."""
     coef: float | None = setting(None, above=0)
     """Weight of the penalty; with a target, the first weight of the controller. Null means 0.001."""
     estimator: str | None = None
@@ -44,8 +44,8 @@ class CorrectionConfig:
     """The old log-probabilities in the ratio of the loss. decoupled: the learner computes them before the
     update. bypass: those of the engine, which saves a forward pass."""
     level: str | None = setting(None, one_of=("token", "sequence", "none"))
-    """One importance weight for every token or for the whole sequence; none corrects nothing. Null is token
-    where rollout.max_staleness lets older policies sample, and otherwise none."""
+    """Level of importance weights: one for every token or for the whole sequence; none corrects nothing. Null
+    is token where rollout.max_staleness lets older policies sample, and otherwise none."""
     truncate_above: float | None = setting(None, at_least=1)
     """Larger importance weights are cut to this value (truncated importance sampling); null is 2 unless
     mask_above is set."""
@@ -72,7 +72,7 @@ class AlgorithmConfig:
     """Settings that the estimator or the loss has for itself: normalize_by_std (grpo's), lam (gae's), or
     those of your own. Unknown ones are errors."""
     loss_aggregation: str | None = setting(None, one_of=AGGREGATIONS)
-    """How the losses of an update's tokens become one number."""
+    """Way in which the losses of an update's tokens become one number."""
     clip_low: float | None = setting(None, above=0)
     """Lower clip range: the ratio is kept above 1 - clip_low; with loss=geo_mean above e^-clip_low."""
     clip_high: float | None = setting(None, above=0)
@@ -145,7 +145,7 @@ class LearnerConfig:
     device: str = setting("cpu", one_of=("cpu", "cuda"))
     """cpu uses gloo; cuda uses NCCL and one GPU per rank."""
     nodes: NodesConfig = field(default_factory=NodesConfig)
-    """Where the ranks live."""
+    """Nodes that the ranks run on."""
     num_threads: int | None = setting(None, at_least=1)
     """CPU threads of a rank. Null is one for models of up to ten million parameters. Larger ones take the
     cores of the machine that the command runs on, divided by the ranks, and half of them where rollouts go

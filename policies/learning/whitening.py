@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 EPSILON = 1e-8
-"""What verl adds to a variance."""
+"""Number that verl adds to a variance."""
 
 
 def over_trained_tokens(

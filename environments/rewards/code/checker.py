@@ -43,7 +43,7 @@ while text:
 
 @dataclass(frozen=True)
 class Case:
-    """What a checker judges."""
+    """Arguments of a checker."""
 
     input: Any
     output: Any

@@ -20,7 +20,7 @@ MARKS_OF_SKIPPED = ("skip", "skipif", "xfail")
 
 
 class Fixture:
-    """What ``pytest.fixture`` makes of a function."""
+    """Result of ``pytest.fixture``."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class Fixtures(NamedTuple):
     kept: dict[str, Any]
 
     def of(self, instance: Any) -> Fixtures:
-        """These, and those that are methods of ``instance``."""
+        """Return these fixtures, and those that are methods of ``instance``."""
         own = {}
         for base in reversed(type(instance).__mro__):
             for name, each in vars(base).items():
@@ -210,7 +210,7 @@ class Fixtures(NamedTuple):
 
 
 def entered(made: Any, ends: list[Any]) -> Any:
-    """What a fixture returns or yields; ``ends`` has what is to be done after the test."""
+    """Return what a fixture returns or yields; ``ends`` has what is to be done after the test."""
     import asyncio
 
     if inspect.iscoroutine(made):

@@ -68,7 +68,7 @@ def _same_word(got: str, expected: str) -> bool:
 
 
 def _near(got: float | str, expected: int | str) -> bool:
-    """Whether a number with a point or an exponent equals the expected integer, however large."""
+    """Return whether a number with a point or an exponent equals the expected integer, however large."""
     number = Decimal(got)
     return number.is_finite() and abs(number - Decimal(expected)) <= _TOLERANCE
 

@@ -206,7 +206,7 @@ def jsonable(value: Any) -> Any:
 
 
 def show_error(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-    """Say in a few lines where in the solution or the tests it went wrong."""
+    """Show in a few lines where in the solution or the tests it went wrong."""
     import traceback
 
     where = [frame for frame in traceback.extract_tb(trace) if frame.filename in (SOLUTION, TESTS)]

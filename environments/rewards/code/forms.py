@@ -1,4 +1,4 @@
-"""Says whether tests that are Python source can be played between two processes. Used by ``reading``."""
+"""Rejects tests that are Python source and cannot be played between two processes. Used by ``reading``."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _is_fixture(node: Any) -> bool:
 
 
 def _patches(usage: Usage) -> Iterator[str]:
-    """What tests change in their own process, which the solution does not see."""
+    """Return what tests change in their own process, which the solution does not see."""
     for node in usage.nodes:
         if not isinstance(node, ast.Call) or not (node.args or node.keywords):
             continue

@@ -13,7 +13,8 @@ from typing import Any
 from environments.rewards.code.values import check_state
 
 MOST_WATCHED = 2000
-"""Of more objects, only those that a message speaks of are looked at: a solution may keep the others too."""
+"""Limit of objects; of more, only those that a message names are compared: a solution may keep the others
+too."""
 
 
 class OwnObjects:
@@ -33,7 +34,7 @@ class OwnObjects:
         return next((key for key, known in self.classes.items() if known is kind), None)
 
     def register(self, value: Any, key: str | None = None) -> list[Any] | None:
-        """How ``value`` travels, if it is one of the tests' classes or of their objects.
+        """Return the form in which ``value`` travels, if it is one of the tests' classes or of their objects.
 
         ``key``: of the class that it counts for, where it is of none of them.
         """
@@ -73,7 +74,7 @@ class OwnObjects:
         return states
 
     def find(self, data: list[Any]) -> Any:
-        """What ``register`` has written at the other end."""
+        """Return what ``register`` has written at the other end."""
         if data[0] == "class":
             return self.classes[data[1]]
         if data[0] == "member":

@@ -171,7 +171,7 @@ class Program:
         return proxy
 
     def _ask(self, number: int, what: str, *arguments: Any, **keywords: Any) -> Any:
-        """Ask the tests for something of what they have lent."""
+        """Request something of what the tests have lent."""
         with self.turn:
             asked = [number, what, self.pack(arguments), self.pack(keywords)]
             self._send("lent", asked, None)
@@ -194,7 +194,7 @@ class Program:
 
 
 class Printed(io.TextIOWrapper):
-    """What a solution prints, which the tests may read."""
+    """Output of a solution, which the tests may read."""
 
     def __init__(self) -> None:
         self.kept = io.BytesIO()
@@ -227,7 +227,7 @@ class AskedInput(io.TextIOBase):
 
 
 def _nature(value: Any) -> str:
-    """What a value has to be at the tests' end, since Python's statements take nothing else."""
+    """Return what a value has to be at the tests' end, since Python's statements take nothing else."""
     if inspect.iscoroutine(value) or inspect.isawaitable(value):
         return "coroutine"
     if inspect.isasyncgen(value):
@@ -357,7 +357,7 @@ LIBRARY: dict[str, Callable[..., Any]] = {
     "get_type_hints": typing.get_type_hints,
     **{name: getattr(pickle, name) for name in ("dumps", "loads")},
 }
-"""What tests ask of objects, and Python of its own objects alone."""
+"""Functions of libraries that need the object itself, and no proxy."""
 
 OPERATORS = types.SimpleNamespace(
     **UNARY,

@@ -31,7 +31,7 @@ _TEXTS = {"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
 
 @dataclass(frozen=True)
 class CodeTest:
-    """One test.
+    """A test.
 
     ``stdin``: the program prints ``expected`` when it reads ``input``. ``call``: ``function``, called with
     the JSON list ``input`` (or with a JSON object of keywords), returns ``expected``. ``assert``: the source

@@ -80,7 +80,7 @@ class Remote:
         return self
 
     def base_values_(self) -> list[Any]:
-        """Its value as one of a built-in type, or none. Only what the tests have made may change."""
+        """Return its value as one of a built-in type, or none. Only what the tests have made may change."""
         if self.made_ and self.bases_:
             values = self.client_.request(self.number_, BASE_VALUE)
             plain = type(values) is list and [type(value) in BASE_VALUES for value in values] == [True]
@@ -157,7 +157,7 @@ class Remote:
         return self.contents_()
 
     def contents_(self) -> Iterator[Any]:
-        """What a result yields, the same each time."""
+        """Return what a result yields, the same each time."""
         if self.source_ is None:
             object.__setattr__(self, "source_", self.request_("iter"))
         place = 0

@@ -33,7 +33,7 @@ MAX_SHOWN = 500
 """Characters of an input or an output that a verdict shows."""
 MAX_FAILURES = 10
 PASSED, UNPLAYABLE = "passed", "unplayable: "
-"""What ``driver`` writes in the place of the result of assertions."""
+"""Texts that ``driver`` writes in the place of the result of assertions."""
 
 _PLAYING = (
     "values",

@@ -66,7 +66,7 @@ class RpcClient:
     def request(
         self, number: int, attribute: str, given: tuple[Any, ...] | None = None, /, **keywords: Any
     ) -> Any:
-        """Look an attribute of an object of the solution up, and call it where ``given`` are arguments."""
+        """Read an attribute of an object of the solution, and call it where ``given`` are arguments."""
         self.num_requests += attribute != BASE_VALUE
         with nullcontext() if hasattr(_thread, "inside") else self._turn:
             return self._answer(number, attribute, given, keywords)
@@ -100,7 +100,7 @@ class RpcClient:
             return value
 
     def _changes(self) -> list[Any]:
-        """What the tests have changed in containers that are attributes of objects of the solution."""
+        """Return what the tests have changed in containers that are attributes of objects of the solution."""
         changes = []
         for number, (value, before) in [*self._shared.items()][-MOST_SHARED:]:
             after = self._pack(value)
@@ -149,7 +149,8 @@ class RpcClient:
         return rebuilt(data, self._find, self.takes_nan)
 
     def is_verdict(self, error: BaseException | None) -> bool:
-        """Whether an error is the failure of an assertion of the tests, which no solution may catch."""
+        """Return whether an error is the failure of an assertion of the tests, which no solution may
+        catch."""
         if isinstance(error, AssertionError):
             return True
         frames = traceback.walk_tb(error.__traceback__ if error else None)
@@ -238,7 +239,7 @@ class RpcClient:
 
 
 def _nature_of_lent(value: Any) -> str | None:
-    """How the solution may use what the tests pass to it where it is; None for what it cannot."""
+    """Return the way in which the solution may use what the tests lend to it, or None."""
     if type(value).__module__ == "unittest.mock" or isinstance(value, io.IOBase):
         return "object"  # before all else, since a mock has every attribute
     if inspect.iscoroutine(value):

@@ -24,7 +24,7 @@ class Script:
 
     @cached_property
     def classes(self) -> dict[str, tuple[str, str]]:
-        """By key: the name and the source of each class that the tests define for themselves."""
+        """Names and sources of the classes that the tests define for themselves, by their keys."""
         return {
             key: (node.name, f"{self._imports}\n{ast.unparse(node)}")
             for key, node in self.usage.own_classes.items()
@@ -32,7 +32,7 @@ class Script:
 
     @cached_property
     def _imports(self) -> str:
-        """What the tests import anywhere; those from the future first, as Python wants it."""
+        """Return what the tests import anywhere; those from the future first, as Python wants it."""
         nodes = [node for node in self.usage.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
         lines = [ast.unparse(node) for node in nodes]
         lines = [line for line in lines if not line.split()[1].startswith(("solution", "pytest", "unittest"))]

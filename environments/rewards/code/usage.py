@@ -1,4 +1,4 @@
-"""What the source of tests says about the solution: which names are its, and what it is expected to return.
+"""Facts about the solution from the source of its tests: its names, and what it is expected to return.
 
 Used by ``assertions`` in the sandbox, and by ``forms`` outside of it. Nothing is run here.
 """
@@ -52,7 +52,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def calls_check(tree: ast.Module) -> bool:
-    """Whether the tests call their ``check`` themselves, as ``check(Solution().twoSum)``."""
+    """Return whether the tests call their ``check`` themselves, as ``check(Solution().twoSum)``."""
     return any(isinstance(node, ast.Expr) and "check" in called_names(node) for node in tree.body)
 
 
@@ -124,7 +124,7 @@ class Usage:
 
     @cached_property
     def unknown_constants(self) -> set[str]:
-        """Those of them that tests neither call nor use as a class or as a module."""
+        """Unknown names that tests neither call nor use as a class or as a module."""
         used = [node.func for node in self.nodes if isinstance(node, ast.Call)]
         used += [node.value for node in self.nodes if isinstance(node, ast.Attribute)]
         others = {node.id for node in used if isinstance(node, ast.Name)}
@@ -163,7 +163,7 @@ class Usage:
         return (self.imported | self.first_called) - {"*"}
 
     def from_solution(self, defined: list[str]) -> list[str]:
-        """Those of the names that a solution has ``defined`` that the tests have from there."""
+        """Return the names of those that a solution has ``defined`` that the tests have from there."""
         own = self.prelude | vars(builtins).keys() | self.libraries().keys()
         everything = "*" in self.imported or "solution" in self.aliases
         used = self.used | self.meant | {self.root_of_function()}
@@ -200,12 +200,12 @@ class Usage:
         return found
 
     def _is_alone(self, name: str) -> bool:
-        """Whether the tests call nothing else, so that they are about it, as ``copy`` or ``time``."""
+        """Return whether the tests call nothing else, so that they are about it, as ``copy`` or ``time``."""
         local = self.stored | self.modules | self.prelude | vars(builtins).keys()
         return name.islower() and set(called_names(self.tree)) - local == {name} and not self.function
 
     def reads(self, known: dict[str, Any]) -> bool:
-        """Whether tests read a plain value of the solution by its name."""
+        """Return whether tests read a plain value of the solution by its name."""
         from environments.rewards.code.remote import Remote
 
         plain = {
@@ -224,7 +224,8 @@ class Usage:
 
     @cached_property
     def takes_nan(self) -> bool:
-        """Whether the tests are about NaN, which the name of a text or a word with these letters is not."""
+        """Return whether the tests are about NaN, which the name of a text or a word with these letters is
+        not."""
         for node in self.nodes:
             if isinstance(node, ast.Name) and node.id in NAMES_OF_NAN:
                 return True
@@ -252,7 +253,8 @@ class Usage:
 
     @cached_property
     def objects(self) -> set[str]:
-        """What tests use as objects: the expressions of which they use an attribute that no value has."""
+        """Return what tests use as objects: the expressions of which they use an attribute that no value
+        has."""
         known = {"self", "cls", "capsys", "capfd", "monkeypatch", "request", "tmp_path", "mocker"}
         known |= self.modules | MODULES.keys() | set(sys.stdlib_module_names) | self.aliases
         known |= {node.name for node in self.own_classes.values()}
@@ -324,7 +326,8 @@ class Usage:
         return bool(uses) and all(map(is_compared, uses))
 
     def _has_methods(self, name: str) -> bool:
-        """Whether tests call a method of what it makes that gets nothing from them, as ``Stack().pop()``."""
+        """Return whether tests call a method of what it makes that gets nothing from them, as
+        ``Stack().pop()``."""
         of_it = {ast.unparse(target) for target, value in self._bindings() if name in _operands(value)}
         methods = [
             node.func
@@ -339,7 +342,8 @@ class Usage:
         )
 
     def _is_operated_on(self, name: str) -> bool:
-        """Whether two objects of a class meet in an operator, or tests ask one for a yes and for a no."""
+        """Return whether two objects of a class meet in an operator, or tests ask one for a yes and for a
+        no."""
         of_it = {ast.unparse(target) for target, value in self._bindings() if name in _operands(value)}
 
         def is_one(node: ast.AST) -> bool:

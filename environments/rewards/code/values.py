@@ -279,7 +279,7 @@ def record(name: str, fields: tuple[str, ...]) -> Any:
 
 
 def _is_record(kind: type) -> bool:
-    """Whether it is a namedtuple that has nothing of its own."""
+    """Return whether it is a namedtuple that has nothing of its own."""
     fields = getattr(kind, "_fields", None)
     if not (issubclass(kind, tuple) and kind.__bases__ == (tuple,) and isinstance(fields, tuple)):
         return False

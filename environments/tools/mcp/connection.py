@@ -1,4 +1,4 @@
-"""This process's connections to MCP servers: at most one per server, made at the first use.
+"""Connections of this process to MCP servers: at most one per server, made at the first use.
 
 The client belongs to the event loop that it was made in. So a connection has a thread with a loop of its
 own, and the thread that calls a tool waits for the answer with a limit.
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PROBE_SECONDS = 2.0
-"""How long a server whose call failed may take to show that it is still there."""
+"""Time in which a server whose call failed has to show that it is still there."""
 _CLOSE_SECONDS = 10.0
 """More than the client takes to end a server that ignores end of input and SIGTERM."""
 _STDERR_LINES = 20
@@ -106,7 +106,7 @@ class Connection:
 
 
 class _Session:
-    """One life of a client, in a thread of its own, from the handshake to the server's end or ours."""
+    """The life of a client, in a thread of its own, from the handshake to the server's end or ours."""
 
     def __init__(self, server: ServerAddress) -> None:
         self._server = server
@@ -156,7 +156,8 @@ class _Session:
             future.cancel()
 
     def answers(self) -> bool:
-        """Whether the server lists its tools within ``_PROBE_SECONDS``; if not, it is treated as dead."""
+        """Return whether the server lists its tools within ``_PROBE_SECONDS``; if not, it is treated as
+        dead."""
         try:
             self.run(self.client.list_tools(cache_mode="bypass"), _PROBE_SECONDS)
         except Exception:

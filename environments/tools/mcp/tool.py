@@ -48,7 +48,7 @@ class MCPServer(ServerAddress):
 
 
 class MCPTool(Tool):
-    """One tool of a server. The schema is the server's, and so is the check of the arguments."""
+    """A tool of a server. The schema is the server's, and so is the check of the arguments."""
 
     def __init__(self, server: MCPServer, definition: Definition) -> None:
         description = definition.description or definition.title or definition.name

@@ -29,7 +29,7 @@ PARSERS: dict[str, type[ToolParser]] = {
     "r1": DeepSeekParser,
 }
 TEXT_PARSERS = tuple(name for name, parser in PARSERS.items() if parser.reads_text)
-"""Those that find calls in a text."""
+"""Parsers that find calls in a text."""
 
 
 def get_tool_parser(parser: str | ToolParser | type[ToolParser], setting: str = "parser_name") -> ToolParser:

@@ -23,22 +23,22 @@ NAME = (
 
 
 class ToolParser(ABC):
-    """One model family's way of calling tools. Your own needs ``parse`` and ``get_tool_prompt``."""
+    """A model family's way of calling tools. Your own needs ``parse`` and ``get_tool_prompt``."""
 
     separator: str = "\n\n"
     """The text between the system prompt and the tool prompt."""
     tools_in: str = "system"
     """The usual place for the tools of its models: the ``"system"`` message or the chat ``"template"``."""
     reads_text: bool = True
-    """Whether it parses calls from the text. If not, only a server can parse them."""
+    """True where it parses calls from the text. If not, only a server can parse them."""
     served_name: str | None = None
     """Name of the parser by which the policy server reads the calls from a text that goes on holding them."""
     arguments_style: str = "json"
-    """How arguments are written in an answer, by xgrammar's name for it."""
+    """Form of arguments in an answer, by xgrammar's name for it."""
     openings: tuple[str, ...] = ("",)
     """The marks with which calls begin. By the empty one, anything may be a call until the answer ends."""
     opens_answer: str = ""
-    """What also begins a call where an answer begins with it."""
+    """Text that begins a call too, where an answer begins with it."""
 
     @abstractmethod
     def parse(self, text: str) -> list[ToolCall]:
@@ -82,7 +82,7 @@ class BlockParser(ToolParser):
     """Calls that stand in blocks among other text."""
 
     is_closed: bool = True
-    """Whether a block has an end of its own, so that no text after it changes what it says."""
+    """True where a block has an end of its own, so that no text after it changes what it says."""
     beginning: re.Pattern[str] | None = None
     """A block up to the object of its first call's arguments; one group is the name, as JSON or plain."""
 

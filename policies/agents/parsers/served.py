@@ -32,11 +32,11 @@ class ServedParser(ToolParser):
 
 
 class OpenAIParser(ServedParser):
-    """For outside servers, whose own parser takes the calls out of the text."""
+    """Parser for outside servers, whose own one takes the calls out of the text."""
 
 
 class VLLMNamedParser(ServedParser):
-    """For the policy server, whose replicas read the calls by a parser of vLLM."""
+    """Parser for the policy server, whose replicas read the calls by a parser of vLLM."""
 
     def __init__(self, name: str) -> None:
         self.served_name = name

@@ -126,7 +126,7 @@ def optimizer_config(
 
 
 def actor_config(learner: LearnerConfig, algorithm: Algorithm) -> FSDPActorConfig:
-    """What verl's ``ppo_loss`` reads.
+    """Return what verl's ``ppo_loss`` reads.
 
     verl's own cap of the ratio, 3, is that of the dual clip; a loss that caps its importance weights with it
     has a cap of its own.
@@ -167,7 +167,8 @@ def _loss_in_verl(algorithm: Algorithm) -> str:
 
 
 def critic_config(learner: LearnerConfig) -> CriticConfig:
-    """What verl's ``value_loss`` reads. A value is the token's own, so its loss is the mean over tokens."""
+    """Return what verl's ``value_loss`` reads. A value is the token's own, so its loss is the mean over
+    tokens."""
     return CriticConfig(
         strategy="fsdp2",
         use_dynamic_bsz=True,

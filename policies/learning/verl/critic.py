@@ -31,7 +31,7 @@ METRIC_NAMES = {
 
 
 class VerlCritic(VerlWorker):
-    """One rank of the value model: the language model's body with a scalar in the place of its last layer.
+    """A rank of the value model: the language model's body with a scalar in the place of its last layer.
 
     Args:
         model_path: folder in Hugging Face format of the policy that it starts from.
@@ -53,7 +53,7 @@ class VerlCritic(VerlWorker):
 
     @on_all_ranks
     def update(self, batches: Sequence[TrainBatch]) -> dict[str, float]:
-        """One optimizer step per mini-batch towards ``returns``, then one step of the schedule.
+        """Take one optimizer step per mini-batch towards ``returns``, then one step of the schedule.
 
         ``learn/explained_variance`` is 1 - Var(returns - values) / Var(returns), before the first step; it is
         left out where all returns are the same. A mini-batch without a sampled token takes no step.
@@ -95,7 +95,7 @@ def _explained_variance(batches: Sequence[TrainBatch]) -> dict[str, float]:
 def _load_value_model(
     local_path: str, torch_dtype: torch.dtype, model_config: Any, trust_remote_code: bool
 ) -> torch.nn.Module:
-    """In the place of verl's function of this name, which insists on flash attention.
+    """Replace verl's function of this name, which insists on flash attention.
 
     What the policy does not have begins at zero: the first values are 0, and not noise.
     """

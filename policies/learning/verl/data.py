@@ -21,7 +21,7 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 POLICY_COLUMNS = {"rollout_logprobs": "rollout_log_probs", "advantages": "advantages"}
 """Our columns of a sample, and what verl's policy losses call them."""
 OLD_LOGPROBS = {"old_logprobs": "old_log_probs"}
-"""That of a sample which was scored."""
+"""Column of a sample that was scored."""
 VALUE_COLUMNS = {"values": "values", "returns": "returns"}
 """Our columns of a sample, and what verl's value loss calls them."""
 TRAJECTORY_SHARE = "trajectory_share"
@@ -30,7 +30,7 @@ where a trajectory has several samples, since its history was rewritten."""
 
 
 class RankShard:
-    """One rank's rows of a batch.
+    """A rank's rows of a batch.
 
     The batch is filled up with padding rows until every rank has equally many; then the ranks' work is made
     as equal as it gets. All ranks come to the same partition. Rows with the same prompt stand next to each
@@ -66,15 +66,15 @@ class RankShard:
         self.rows = [samples[index] for index in self.indices]
 
     def supervised(self) -> TensorDict:
-        """For ``sft_loss``, whose ``loss_mask`` covers prompt and response."""
+        """Make a batch for ``sft_loss``, whose ``loss_mask`` covers prompt and response."""
         return self._table([(0,) * len(row.prompt_ids) + row.loss_mask for row in self.rows], {})
 
     def unscored(self) -> TensorDict:
-        """For a forward pass without a loss."""
+        """Make a batch for a forward pass without a loss."""
         return self._table([row.loss_mask for row in self.rows], {})
 
     def scored(self, columns: Mapping[str, str]) -> TensorDict:
-        """For a loss that reads ``columns`` (our name -> verl's), each [R].
+        """Make a batch for a loss that reads ``columns`` (our name -> verl's), each [R].
 
         Raises:
             LearnerError: a sample lacks one of them.
@@ -83,7 +83,8 @@ class RankShard:
         return self._table([row.loss_mask for row in self.rows], tensors)
 
     def responses(self, outputs: torch.Tensor) -> dict[int, torch.Tensor]:
-        """What the model put out [P + R] for each row, cut to the response [R], by index in the batch."""
+        """Return what the model put out [P + R] for each row, cut to the response [R], by index in the
+        batch."""
         # verl's column i belongs to token i+1: the response's begin one before its first token.
         return {
             index: output[len(row.prompt_ids) - 1 : len(row) - 1].clone()
@@ -159,7 +160,7 @@ def as_column(rows: Sequence[torch.Tensor], batch: TrainBatch) -> list[tuple[flo
 
 
 def sampled(batches: Sequence[TrainBatch], name: str) -> torch.Tensor:
-    """One column of all samples in a row: [number of sampled tokens]."""
+    """Join one column of all samples: [number of sampled tokens]."""
     return torch.cat(
         [
             _column(sample, name)[torch.tensor(sample.loss_mask, dtype=torch.bool)]

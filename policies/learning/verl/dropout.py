@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 logger = logging.getLogger(__name__)
 
 RATES = re.compile("drop|jitter")
-"""What the names of such settings have in common: attention_dropout, resid_pdrop, router_jitter_noise."""
+"""Pattern of the names of such settings: attention_dropout, resid_pdrop, router_jitter_noise."""
 
 
 def switch_off_in_config(config: PretrainedConfig) -> None:

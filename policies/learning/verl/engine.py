@@ -23,7 +23,7 @@ from policies.learning.verl.shared_prompts import Layout
 from policies.learning.verl.weights import layers_beside_experts
 
 ALL_LINEAR = "all-linear"
-"""What peft calls all linear layers but the output."""
+"""Name that peft has for all linear layers but the output."""
 
 
 class PolicyEngine(FSDPEngineWithLMHead):
@@ -84,7 +84,7 @@ class PolicyEngine(FSDPEngineWithLMHead):
 
 
 def predicting(micro_batch: TensorDict) -> torch.Tensor:
-    """Whether a column [B, longest row] predicts a token of its row's response."""
+    """Return whether a column [B, longest row] predicts a token of its row's response."""
     prompts = micro_batch["prompts"].offsets().diff().unsqueeze(-1)
     lengths = micro_batch["input_ids"].offsets().diff().unsqueeze(-1)
     columns = torch.arange(int(lengths.max()), device=lengths.device)

@@ -1,4 +1,4 @@
-"""Which fields of verl's configuration classes ``learner.verl`` may set, and what decides all others.
+"""Fields of verl's configuration classes that ``learner.verl`` may set, and what decides all others.
 
 Does not import verl: the fields are checked where a command starts, before any model is loaded. A test
 compares the lists with verl's classes, so that a field of a new release does not pass unread.
@@ -28,7 +28,7 @@ FREE: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("optimizer", "optimizer_impl", "override_optimizer_config"),
     "actor": ("clip_ratio_c", "tau_pos", "tau_neg"),
 }
-"""What verl acts on, and nothing here sets or contradicts."""
+"""Fields that verl acts on, and nothing here sets or contradicts."""
 
 _TOKENS = "set learner.micro_batch_tokens, which is what fits through the model at once"
 _ROWS = "rows of like length go through the model together, and are not packed: leave it out"

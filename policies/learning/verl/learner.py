@@ -34,7 +34,7 @@ from verl.workers.utils.losses import sft_loss
 REFERENCE = "reference.safetensors"
 ADAPTERS = os.path.join(ADAPTER, "adapter_model.safetensors")
 LORA_RECORD = "lora_train_meta.json"
-"""Where verl writes rank and alpha of a checkpoint's adapters."""
+"""File to which verl writes rank and alpha of a checkpoint's adapters."""
 
 METRIC_NAMES = {
     "loss": "learn/loss",
@@ -63,7 +63,7 @@ FIRST_STEP_NAMES = {
 
 
 class VerlLearner(VerlWorker):
-    """One rank of the policy.
+    """A rank of the policy.
 
     Args:
         model_path: folder in Hugging Face format with weights and tokenizer.

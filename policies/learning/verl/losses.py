@@ -131,7 +131,7 @@ def _kl_term(
 
 
 def _ratio_metrics(config: ActorConfig, log_probs: torch.Tensor, data: TensorDict) -> dict[str, Metric]:
-    """How far the new policy is from the old one and from the engine's, and the share of clipped tokens."""
+    """Distances of the new policy from the old one and the engine's, and the share of clipped tokens."""
     padded = data.select(
         "response_mask", "old_log_probs", "rollout_log_probs", "advantages"
     ).to_padded_tensor()

@@ -74,7 +74,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[
 
 
 def _share(saved: Sequence[Any], parameter: torch.Tensor) -> Any:
-    """One value of the state of ``parameter``: what is sharded as the parameter is, else all ranks' alike."""
+    """Return one value of the state of ``parameter``: what is sharded as the parameter is, else all ranks'
+    alike."""
     if not isinstance(saved[0], DTensor):
         return copy.deepcopy(saved[0])  # not the file's own memory
     tensor = torch.zeros_like(parameter, dtype=saved[0].dtype)

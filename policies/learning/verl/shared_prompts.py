@@ -20,13 +20,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 ROW = "row"
 """Column of a micro-batch: the row of each sample. Samples of a row stand next to each other."""
 PAIRS_PER_TOKEN = 384
-"""So many pairs of tokens in the attention cost at most as much as one token in all the rest of a model:
-three times the width of the smallest that is trained here. Wider models would gain from longer rows too."""
+"""Number of pairs of tokens in the attention that cost at most as much as one token in all the rest of a
+model: three times the width of the smallest that is trained here. Wider models would gain from longer rows
+too."""
 FULL_ATTENTION = "full_attention"
 
 
 def can_share(module: torch.nn.Module, config: PreTrainedConfig) -> bool:
-    """Whether every layer of the model computes what the attention mask says: none is recurrent, has a
+    """Return whether every layer of the model computes what the attention mask says: none is recurrent, has a
     window, or makes something of its own of the mask.
 
     The mask is of booleans. torch's attention (sdpa) leaves out what is False; transformers' own (eager)
@@ -46,7 +47,7 @@ def can_share(module: torch.nn.Module, config: PreTrainedConfig) -> bool:
 
 
 def share_prompts(prompts: Sequence[Sequence[int]], responses: Sequence[int], most: int) -> list[list[int]]:
-    """Which samples make up each row: neighbours with the same prompt, while that saves work.
+    """Return which samples make up each row: neighbours with the same prompt, while that saves work.
 
     Args:
         prompts: token ids of each sample's prompt.
@@ -127,7 +128,8 @@ class Layout:
         )
 
     def attention_mask(self) -> torch.Tensor:
-        """What each token may see: [rows, longest row], or [rows, 1, query, key] where prompts are shared."""
+        """Return what each token may see: [rows, longest row], or [rows, 1, query, key] where prompts are
+        shared."""
         if int(self.segments.max()) <= 1:
             return self.segments >= 0
         key, query = self.segments.unsqueeze(1), self.segments.unsqueeze(2)

@@ -14,12 +14,12 @@ import torch
 from environments.errors import ConfigError
 
 NUMPY_TYPES = (np.zeros(0).__reduce__()[0], np.ndarray, np.dtype, type(np.dtype(np.uint32)))
-"""What the state of numpy's random generator is made of. Tensors and plain values torch allows by itself."""
+"""Types in the state of numpy's random generator. Tensors and plain values torch allows by itself."""
 
 
 class StateFiles:
-    """What the ranks of a worker group have written to a folder: a file for each rank and part of its state,
-    which are ``model``, ``optim`` and ``extra_state``.
+    """Files that the ranks of a worker group have written to a folder: one for each rank and part of its
+    state, which are ``model``, ``optim`` and ``extra_state``.
 
     Raises:
         ConfigError: the folder is not a whole checkpoint.
@@ -35,7 +35,7 @@ class StateFiles:
         assert found is not None
         self._folder = folder
         self.num_ranks = int(found.group(1))
-        """How many ranks wrote the checkpoint."""
+        """Number of ranks that wrote the checkpoint."""
 
     def of_rank(self, part: str, rank: int) -> Any:
         """A part of one rank's state. Raises as ``read_state`` does."""

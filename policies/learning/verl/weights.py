@@ -89,7 +89,7 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of ``tensor``."""
+    """Return this rank's shard of ``tensor``."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -108,7 +108,7 @@ class Reference:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """In the block the module computes what the reference does."""
+        """Let the module compute what the reference does."""
         self._exchange()
         try:
             yield

@@ -1,4 +1,4 @@
-"""One rank of a worker group: verl's TrainingWorker with phases of training, shares of batches, checkpoints.
+"""A rank of a worker group: verl's TrainingWorker with phases of training, shares of batches, checkpoints.
 
 Every public method is called on all ranks at once with the same arguments; each rank takes its own share
 of the samples, so callers need to know nothing about ranks, padding or micro-batches.
@@ -50,7 +50,7 @@ def on_all_ranks(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatena
 
 
 class VerlWorker(TrainingWorker):
-    """One rank of a model that is trained.
+    """A rank of a model that is trained.
 
     Args:
         config: verl's, of the model.
@@ -58,7 +58,7 @@ class VerlWorker(TrainingWorker):
     """
 
     _shares_prompts = False
-    """Whether the engine can compute a prompt once for several samples."""
+    """True where the engine can compute a prompt once for several samples."""
 
     def __init__(self, config: TrainingWorkerConfig, learner: LearnerConfig, seed: int) -> None:
         self._learner = learner
@@ -92,7 +92,7 @@ class VerlWorker(TrainingWorker):
         return RankShard(batch, dist.get_rank(), dist.get_world_size(), most, self._shares_prompts)
 
     def _step(self, data: TensorDict, advance_schedule: bool, entropy: bool = False) -> dict[str, float]:
-        """One optimizer step under ``self.loss_fn``, and what verl reports of it."""
+        """Take one optimizer step under ``self.loss_fn``, and return verl's report of it."""
         tu.assign_non_tensor(data, update_lr_scheduler=advance_schedule, calculate_entropy=entropy)
         lr = self.engine.optimizer.param_groups[0]["lr"]  # verl reports the next step's
         reported = tu.get(self.train_batch(data), "metrics")
@@ -104,7 +104,7 @@ class VerlWorker(TrainingWorker):
         return metrics
 
     def _forward(self, batch: TrainBatch, output: str) -> list[torch.Tensor]:
-        """What the model says of every response token [R], of all samples in order, on every rank."""
+        """Return what the model says of every response token [R], of all samples in order, on every rank."""
         share = self._share(batch)
         data = share.unscored()
         tu.assign_non_tensor(data, compute_loss=False)

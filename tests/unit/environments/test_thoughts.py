@@ -4,7 +4,6 @@ import time
 from random import Random
 
 import pytest
-from policies.openai.growing_thought import GrowingThought
 
 from environments import code_reward_fn, math_reward_fn, search_reward_fn
 from environments.thoughts import (
@@ -17,6 +16,7 @@ from environments.thoughts import (
     with_opening,
 )
 from policies.agents.tool import ToolAgent
+from policies.model_api.growing_thought import GrowingThought
 
 
 @pytest.mark.parametrize(("opening", "closing"), MARKS.items())
