@@ -16,6 +16,7 @@ import pytest
 import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 
+from actors import timing
 from actors.ray_tools import node_watch
 from actors.rollouts import actor_factory, dispatcher, fleet, slot, slot_loop
 from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
@@ -29,7 +30,7 @@ DECLARED_DEAD_SECONDS = 60.0
 """Ray takes so long to notice that a node's network was cut."""
 NOTICE_SECONDS = 30.0
 """A node that drains leaves after so long."""
-NOTICED_SECONDS = node_watch.SILENT_SECONDS + 3.01 * node_watch.BEAT_SECONDS
+NOTICED_SECONDS = timing.NODE_SILENCE_SECONDS + 3.01 * timing.NODE_PROBE_SECONDS
 """Seconds after which the fleet knows that a node is silent."""
 CAPACITY = 2
 """Rollout actors that a node has room for."""
