@@ -28,9 +28,9 @@ from launch.workload import Workload, load_workload
 from policies.openai_sampler import OpenAISampler
 from policies.sampler import Sampler, SampleRequest, SamplingParams, ScriptedSampler
 
-SETTINGS = ("recipe", "workload", "seed", "rollout.max_steps")
+PLAY_SETTINGS = ("recipe", "workload", "seed", "rollout.max_steps")
 NEEDS_A_MODEL = "A served model has it: add --base-url."
-SETTINGS_OF_A_MODEL = ("rollout.temperature", "model.chat_template_kwargs")
+MODEL_SETTINGS = ("rollout.temperature", "model.chat_template_kwargs")
 
 
 class Shown:
@@ -119,7 +119,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "overrides",
         nargs="*",
-        help=f"settings: {', '.join(SETTINGS)};\nwith --base-url {' and '.join(SETTINGS_OF_A_MODEL)} too",
+        help=f"settings: {', '.join(PLAY_SETTINGS)};\nwith --base-url {' and '.join(MODEL_SETTINGS)} too",
     )
     parser.add_argument("--task", type=int, default=0, metavar="N", help="the number of the task")
     parser.add_argument("--base-url", help="of an OpenAI server whose model answers")
@@ -130,8 +130,8 @@ def main(arguments: list[str]) -> int:
         name="play",
         summary=__doc__,
         work=partial(play_and_show, task=options.task, base_url=options.base_url, model=options.model),
-        settings=SETTINGS + SETTINGS_OF_A_MODEL if is_served else SETTINGS,
-        left_out={} if is_served else dict.fromkeys(SETTINGS_OF_A_MODEL, NEEDS_A_MODEL),
+        settings=PLAY_SETTINGS + MODEL_SETTINGS if is_served else PLAY_SETTINGS,
+        left_out={} if is_served else dict.fromkeys(MODEL_SETTINGS, NEEDS_A_MODEL),
     )
     return command.run(options.overrides)
 

@@ -29,7 +29,7 @@ LOCAL_CPUS = 64
 
 NODE_SECONDS = 1.0
 """Seconds between two counts of the nodes that have come."""
-ENVIRONMENT = {
+RAY_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "PYTHONWARNINGS": "ignore",
@@ -46,7 +46,7 @@ def connect() -> bool:
         ConfigError: the cluster does not answer.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    return join_or_start(LOCAL_CPUS, ENVIRONMENT)
+    return join_or_start(LOCAL_CPUS, RAY_ENVIRONMENT)
 
 
 def end() -> None:

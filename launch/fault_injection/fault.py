@@ -17,7 +17,7 @@ from environments.errors import ConfigError
 from launch.health.members import Member, members
 
 KILL, STOP, SLOW, CUT = "kill", "stop", "slow", "cut"
-KINDS = (KILL, STOP, SLOW)
+FAULT_KINDS = (KILL, STOP, SLOW)
 """Faults of a process of any role. A node other than this can also be cut off, by a fault of its raylet."""
 STOP_SECONDS = 3.0
 """Seconds that a process is stopped."""

@@ -23,7 +23,7 @@ from typing import Any
 from actors.timing import CUT_PAUSE_SECONDS, STORM_CALM_SECONDS
 from environments.command_name import command_name
 from environments.errors import ConfigError
-from launch.fault_injection.fault import CUT, KILL, KINDS, Fault
+from launch.fault_injection.fault import CUT, FAULT_KINDS, KILL, Fault
 from launch.fault_injection.other_nodes import OtherNodes
 from launch.fault_injection.process_tree import RUN_POLL_SECONDS, ProcessTree
 from launch.health.members import ROLES, Member
@@ -80,7 +80,7 @@ class Storm:
         Args:
             has_checkpoint: whether the run can go on without its learner, rather than begin anew.
         """
-        kinds = [*KINDS, CUT]
+        kinds = [*FAULT_KINDS, CUT]
         self._rng.shuffle(kinds)
         for kind in kinds:
             able = [member for member in present if self._bears(member, kind, now)]

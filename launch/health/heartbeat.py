@@ -21,7 +21,7 @@ from actors.ray_tools.background import in_background
 from actors.timing import HEARTBEAT_SECONDS
 
 NAMESPACE = "troupe"
-PREFIX = b"run-"
+KEY_PREFIX = b"run-"
 START_PHRASES = {
     "learner": "waits for the learner's ranks to start",
     "checkpoint": "waits for the learner to load the checkpoint",
@@ -61,7 +61,7 @@ class RunHeartbeat:
 def run_heartbeats() -> list[RunHeartbeat]:
     """The trainings of the cluster that this process is connected to."""
     found = []
-    for key in internal_kv._internal_kv_list(PREFIX, namespace=NAMESPACE):
+    for key in internal_kv._internal_kv_list(KEY_PREFIX, namespace=NAMESPACE):
         text = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
         if text is not None:  # else it ended while we looked
             fields: dict[str, Any] = json.loads(text)
@@ -78,7 +78,7 @@ class HeartbeatSender:
 
     def __init__(self, heartbeat: Callable[[], RunHeartbeat]) -> None:
         self._heartbeat = heartbeat
-        self._key = PREFIX + f"{socket.gethostname()}-{os.getpid()}".encode()
+        self._key = KEY_PREFIX + f"{socket.gethostname()}-{os.getpid()}".encode()
         self._stopped = threading.Event()
         self.last_sent = time.monotonic()
         """Time at which Ray's head process last took a heartbeat."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
@@ -33,7 +33,7 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {each: signal.getsignal(each) for each in SIGNALS}
+        before = {each: signal.getsignal(each) for each in INTERRUPTS}
         self.install()
         try:
             yield
@@ -44,7 +44,7 @@ class Interrupts:
     def install(self) -> None:
         """Handle the signals, also where a library has put its own handler in the place of ours."""
         if threading.current_thread() is threading.main_thread():
-            for each in SIGNALS:
+            for each in INTERRUPTS:
                 signal.signal(each, self._handle)
 
     def end_with(self, error: Exception) -> None:

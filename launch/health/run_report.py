@@ -14,7 +14,7 @@ from actors.timing import DRIVER_SILENCE_SECONDS
 from launch.health.heartbeat import START_PHRASES, RunHeartbeat
 from policies.sampler import QueueStatus, ReplicaStatus
 
-MAX_SHOWN = 5
+MAX_LISTED = 5
 """Rollouts in play that are listed, and failures of actors."""
 DESCRIPTIONS = {
     "learner": "learner rank",
@@ -249,10 +249,10 @@ def _fleet_lines(state: RunReport, fleet: FleetReport) -> list[str]:
     actors = f"{status.num_ready} of {status.num_actors} rollout actors up, {status.num_lost} lost so far"
     rollouts = f"{len(fleet.in_play)} rollouts of {fleet.env_class} in play, {status.num_waiting} wait"
     lines = [_line("fleet", f"{actors}; {rollouts}")]
-    lines += [_line("", _played(each, state)) for each in fleet.in_play[:MAX_SHOWN]]
-    lines += [_line("failed", _failed(each, state)) for each in fleet.failures[:MAX_SHOWN]]
-    if len(fleet.failures) > MAX_SHOWN:
-        lines.append(_line("", f"and {len(fleet.failures) - MAX_SHOWN} more rollout actors, longer ago"))
+    lines += [_line("", _played(each, state)) for each in fleet.in_play[:MAX_LISTED]]
+    lines += [_line("failed", _failed(each, state)) for each in fleet.failures[:MAX_LISTED]]
+    if len(fleet.failures) > MAX_LISTED:
+        lines.append(_line("", f"and {len(fleet.failures) - MAX_LISTED} more rollout actors, longer ago"))
     return lines
 
 

@@ -21,7 +21,7 @@ PARTS = {
 }
 """Parts of the seconds of an update, from the bottom of the plot upward, with the colours."""
 OTHER = "#ececec"
-STALE = "#c44e52"
+STALE_COLOUR = "#c44e52"
 MAX_COLUMNS = 150
 
 
@@ -69,8 +69,10 @@ def draw_timeline(records: Records, path: Path) -> None:
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     _stack_parts(upper, columns, edges)
     oldest = [max(each.get("stream/staleness_max", 0) for each in column) for column in columns]
-    lower.stairs(oldest, edges, color=STALE, alpha=0.3, fill=True, label="oldest")
-    lower.stairs(_means(columns, "stream/staleness_mean"), edges, color=STALE, label="mean", baseline=None)
+    lower.stairs(oldest, edges, color=STALE_COLOUR, alpha=0.3, fill=True, label="oldest")
+    lower.stairs(
+        _means(columns, "stream/staleness_mean"), edges, color=STALE_COLOUR, label="mean", baseline=None
+    )
     lower.set(xlabel="policy updates", ylabel="staleness", ylim=(0, max([1, *oldest]) * 1.1))
     for axis in (lower.xaxis, lower.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))

@@ -22,7 +22,7 @@ LATEST = "latest"
 BEST = "best"
 STATE = "state.json"
 READY = "ready.jsonl"
-PREFIX = "step_"
+STEP_PREFIX = "step_"
 
 
 @dataclass
@@ -293,7 +293,7 @@ class CheckpointFolder:
             *past[-self._kept :],
             *(each for each in past if each == best or _step(each) == step_under_evaluation),
         }
-        for leftover in self._directory.glob(f".{PREFIX}*"):
+        for leftover in self._directory.glob(f".{STEP_PREFIX}*"):
             shutil.rmtree(leftover)
         for checkpoint in checkpoints:
             if checkpoint not in kept:  # renamed first, so that none is ever seen half deleted
@@ -311,12 +311,12 @@ def _text(pointer: Path) -> str:
 
 
 def _name(step: int) -> str:
-    return f"{PREFIX}{step:06d}"
+    return f"{STEP_PREFIX}{step:06d}"
 
 
 def _step(checkpoint: Path) -> int:
     """The step of a checkpoint's folder, -1 of anything else."""
-    match = re.fullmatch(rf"{PREFIX}(\d+)", checkpoint.name)
+    match = re.fullmatch(rf"{STEP_PREFIX}(\d+)", checkpoint.name)
     return int(match[1]) if match else -1
 
 

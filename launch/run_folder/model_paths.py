@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from environments.errors import ConfigError
-from launch.run_folder.checkpoint import BEST, LATEST, PREFIX, STATE, CheckpointFolder
+from launch.run_folder.checkpoint import BEST, LATEST, STATE, STEP_PREFIX, CheckpointFolder
 from policies import smollm2
 from policies.settings import ADAPTER, ADAPTER_CONFIG, adapter_config
 
@@ -102,7 +102,7 @@ def versions_of(model_path: str) -> dict[str, str]:
     if not (checkpoint / STATE).is_file():
         return {}
     run = checkpoint.parent.parent
-    found = sorted(path.parent for path in checkpoint.parent.glob(f"{PREFIX}*/{STATE}"))
+    found = sorted(path.parent for path in checkpoint.parent.glob(f"{STEP_PREFIX}*/{STATE}"))
     models = {str(CheckpointFolder.version(each)): str(each / HUGGINGFACE) for each in found}
     best = CheckpointFolder(run, kept=1).best()
     return models if best is None else {**models, BEST: str(best / HUGGINGFACE)}

@@ -18,7 +18,7 @@ TRAIN, EVALUATION = "step", "eval"
 """Beginnings of the files' names."""
 TRAINED, EVALUATED, BASELINE, NOT_IMITATED = "trained", "evaluated", "baseline", "not_imitated"
 """Outcomes of a trajectory, if it was not left out for a reason of its own."""
-NAME = re.compile(rf"({TRAIN}|{EVALUATION})_(\d+)\.jsonl")
+FILE_NAME = re.compile(rf"({TRAIN}|{EVALUATION})_(\d+)\.jsonl")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +103,7 @@ def trajectory_path(run: Path, kind: str, step: int) -> Path:
 
 def kept_steps(directory: Path, kind: str) -> list[int]:
     """The updates, or with ``EVALUATION`` the evaluations, whose trajectories are there, in order."""
-    found = (NAME.fullmatch(path.name) for path in (directory / FOLDER).glob(f"{kind}_*.jsonl"))
+    found = (FILE_NAME.fullmatch(path.name) for path in (directory / FOLDER).glob(f"{kind}_*.jsonl"))
     return sorted(int(name[2]) for name in found if name is not None)
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-COMMAND = (sys.executable, "-m", "launch.status", "--json", "--every", "2")
+STATUS_COMMAND = (sys.executable, "-m", "launch.status", "--json", "--every", "2")
 MAX_LINE_BYTES = 1 << 24
 """Bytes of one state: some hundred for each process and each rollout in play."""
 
@@ -28,7 +28,7 @@ async def states(run: Path, address: str | None) -> AsyncIterator[dict[str, Any]
     """
     where = [] if address is None else ["--address", address]
     process = await asyncio.create_subprocess_exec(
-        *COMMAND, *where, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_LINE_BYTES
+        *STATUS_COMMAND, *where, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_LINE_BYTES
     )
     assert process.stdout is not None and process.stderr is not None
     try:

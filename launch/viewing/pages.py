@@ -37,7 +37,7 @@ Json = dict[str, Any]
 Kind = Literal["step", "eval"]
 
 FILES = Path(__file__).parent
-PARTS = ("page.html", "elements.js", "charts.js", "page.js", "page.css")
+PAGE_FILES = ("page.html", "elements.js", "charts.js", "page.js", "page.css")
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 """Names under which a browser of this machine asks: another may be a foreign page's trick (DNS rebinding)."""
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:"
@@ -60,7 +60,7 @@ class Pages:
 
     def file(self, name: str = "page.html") -> FileResponse:
         """The page itself, its script or its style."""
-        if name not in PARTS:
+        if name not in PAGE_FILES:
             raise HTTPException(404, f"There is no {name!r}.")
         return FileResponse(FILES / name)
 

@@ -19,7 +19,7 @@ from environments.command_name import command_name
 KEY_VARIABLE = "TROUPE_API_KEY"
 """The key of the server that is talked to, if it asks for one."""
 MAX_CHARACTERS = 200_000
-MAX_MESSAGES = 1000
+MAX_TALK_MESSAGES = 1000
 CONNECT_SECONDS = 5.0
 AGENT_STEP_SECONDS = 600.0
 """Seconds of the longest step of an agent that is waited for."""
@@ -40,7 +40,7 @@ class TalkRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     model: str
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_TALK_MESSAGES)]
 
 
 class Talk:

@@ -27,11 +27,11 @@ def ray_cluster() -> None:
     import ray
 
     from actors.ray_tools.connect import RAYLET_ENVIRONMENT
-    from launch.cluster.session import ENVIRONMENT, LOCAL_CPUS
+    from launch.cluster.session import LOCAL_CPUS, RAY_ENVIRONMENT
 
     os.environ.update(RAYLET_ENVIRONMENT)
     # Workers have to find the test modules that their classes come from.
-    variables = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    variables = RAY_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     ray.init(
         address="local",
         num_cpus=LOCAL_CPUS,

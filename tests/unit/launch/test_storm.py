@@ -22,7 +22,7 @@ from machine import wait_until
 
 from actors.timing import CUT_PAUSE_SECONDS
 from launch import chaos
-from launch.fault_injection.fault import CUT, KILL, KINDS
+from launch.fault_injection.fault import CUT, FAULT_KINDS, KILL
 from launch.fault_injection.process_tree import ProcessTree
 from launch.fault_injection.storm import ENDING, Storm, makes_progress
 from launch.health.members import ROLES, Member
@@ -57,7 +57,7 @@ def faults(storm: Storm, count: int, present: list[Member], seconds: float = 1.0
 def test_a_storm_does_everything_to_all_roles_and_kills_none_without_which_a_run_ends() -> None:
     struck = faults(Storm(SETTINGS, ROLES, [], random.Random(0)), 3000, EVERYBODY)
     forbidden = {(KILL, role) for role in ENDING}
-    assert set(struck) == {(kind, role) for kind in KINDS for role in ROLES} - forbidden
+    assert set(struck) == {(kind, role) for kind in FAULT_KINDS for role in ROLES} - forbidden
 
 
 def test_another_node_is_cut_off_and_this_one_is_not() -> None:
@@ -208,7 +208,7 @@ def test_a_storm_needs_times_above_zero(number: str, capsys: Any) -> None:
 def test_only_the_roles_that_were_named_are_struck() -> None:
     storm = Storm(SETTINGS, ["actor", "queue"], [], random.Random(0))
     assert set(faults(storm, 300, EVERYBODY)) == {
-        (kind, role) for kind in KINDS for role in ("actor", "queue") if (kind, role) != (KILL, "queue")
+        (kind, role) for kind in FAULT_KINDS for role in ("actor", "queue") if (kind, role) != (KILL, "queue")
     }
 
 
