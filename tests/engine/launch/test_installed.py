@@ -32,8 +32,8 @@ from launch.run_folder.checkpoint import CheckpointFolder
 
 ROOT = Path(__file__).resolve().parents[3]
 LAYERS = ("environments", "policies", "actors", "launch")
-LEFT_OUT = {"launch/install/pins.py"}
-"""Resolves the repository's pyproject.toml anew, which a wheel does not have."""
+LEFT_OUT = {"launch/install/pins.py", "launch/install/Dockerfile"}
+"""These need the repository, which a wheel does not have."""
 
 NOTED = """
 
