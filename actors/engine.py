@@ -45,7 +45,7 @@ REFERENCE_ARGUMENTS = {
     "max_workers": "Leave it out: each of the n_parallel_agents pairs has a process of its own.",
     "rollout_engine": "Say engine_name, which 'module:Class' of your own may be, and rollout_engine_args.",
 }
-"""What replaces arguments of rLLM v0.1 that the engine does not have."""
+"""Replacements of arguments of rLLM v0.1 that the engine does not have."""
 
 
 class AgentExecutionEngine:
@@ -276,7 +276,7 @@ class AgentExecutionEngine:
         return sampler_factory(self._sampler_class, self._sampler_args, self._sampler_defaults)
 
     def _policy(self) -> dict[str, Any]:
-        """Which policy is sampled, and how it is prompted, as a results file keeps it."""
+        """Record of the policy that is sampled, and of how it is prompted, for a results file."""
         names = self._sampler_class.policy_arguments
         if names is None:  # any of them may be a secret
             kept: dict[str, Any] = {"arguments": digest(self._sampler_args)}

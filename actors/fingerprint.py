@@ -1,4 +1,4 @@
-"""What classes, functions and objects are, said the same way in every process."""
+"""Fingerprints of classes, functions and objects, the same in every process."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ def _content(value: Named, part: Callable[..., Json]) -> Json:
 
 
 def _tells(name: str, attribute: Any) -> bool:
-    """Whether an attribute of a class is its author's, and not Python's."""
+    """True if an attribute of a class is its author's, and not Python's."""
     return isinstance(attribute, FunctionType) or not (name.startswith("__") or name == "_abc_impl")
 
 
 def _is_found(value: Named) -> bool:
-    """Whether the name leads back to the value."""
+    """True if the name leads back to the value."""
     found: Any = sys.modules.get(value.__module__)
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)

@@ -11,11 +11,11 @@ from tqdm import tqdm
 from environments.types import Trajectory
 
 LOG_SECONDS = 30.0
-"""Between two lines where the output is no terminal."""
+"""Seconds between two lines where the output is no terminal."""
 
 
 class RolloutProgress:
-    """How many rollouts are done, how many a second, and how many of them were successful.
+    """Counts of rollouts that are done, of those a second, and of the successful ones.
 
     Written to the standard error stream; ``TQDM_DISABLE=1`` in the environment leaves it out.
 

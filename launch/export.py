@@ -134,7 +134,7 @@ def _rows(kind: str, step: int, kept: list[KeptTrajectory]) -> Iterator[dict[str
         whole = {
             "kind": kind,
             "update": step,
-            "fate": each.fate,
+            "fate": each.outcome,
             "group_id": each.group_id,
             "rollout_id": trajectory.rollout_id,
             "task": json.dumps(plain_json(trajectory.task)),

@@ -1,4 +1,4 @@
-"""How long the learner's ranks may take for a call before they count as hung."""
+"""Time limits of calls to the learner's ranks: one that takes longer counts as hung."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Limit:
 
     @property
     def exceeded(self) -> str:
-        """What is to be said of a call that took longer."""
+        """Error text of a call that took longer."""
         return (
             f"A learner rank did not answer for {self.seconds:g} s ({self.origin}): it hangs or was stopped."
         )
@@ -47,7 +47,7 @@ class CallTimeouts:
         """Seconds per token of the same calls."""
 
     def limit(self, method: str, num_tokens: int = 0) -> Limit:
-        """That of a call of ``method`` in which so many tokens go through the model."""
+        """Limit of a call of ``method`` in which so many tokens go through the model."""
         kind = (method, num_tokens > 0)
         most = Limit(seconds=self._most_seconds, origin="learner.max_call_seconds, which may be too low")
         if kind not in self._longest:

@@ -41,7 +41,7 @@ RAYLET_ENVIRONMENT = {
 }
 """Variables that have to be in the environment of a process before it starts Ray."""
 WORKER_LOGS = "TROUPE_WORKER_LOGS"
-"""With 1 in this variable, the program prints the logs of its actors."""
+"""Variable that is 1 where the program prints the logs of its actors."""
 
 
 def connect(num_cpus: int, worker_environment: Mapping[str, str] | None = None) -> bool:
@@ -106,7 +106,7 @@ def _bring_a_token() -> None:
 
 
 def _library_path() -> list[str]:
-    """Where actors are to import this library from: where this program has found it, whatever its folder.
+    """Folders from which actors import this library: where this program has found it, whatever its folder.
 
     A job's working directory reaches its actors without this. Replicas belong to the job that has started
     Serve: where that one's working directory is this library, a path to it would hide the library of the job
@@ -194,7 +194,7 @@ def check_answers() -> None:
 
 
 def joins_cluster() -> bool:
-    """Whether this process is connected to a cluster, or would join one instead of starting its own."""
+    """True if this process is connected to a cluster, or would join one instead of starting its own."""
     return ray.is_initialized() or _address() not in ("", "local")  # which asks Ray for a new one
 
 

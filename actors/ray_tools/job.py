@@ -1,4 +1,4 @@
-"""Whether this program was started by ``ray job submit``. Importable without Ray."""
+"""Mark of a program that ``ray job submit`` has started. Importable without Ray."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 def in_job() -> bool:
-    """Whether this program is a submitted job."""
+    """True if this program is a submitted job."""
     return JOB in os.environ

@@ -24,7 +24,7 @@ def beside_driver() -> dict[str, Any]:
 
 
 def has_labels(node: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
-    """Whether a node, one of ``ray.nodes()``, has labels as ``NodesConfig.labels`` asks for them."""
+    """True if a node, one of ``ray.nodes()``, has labels as ``NodesConfig.labels`` asks for them."""
     return all(_is_wanted(node["Labels"].get(name), value) for name, value in wanted.items())
 
 
@@ -35,7 +35,7 @@ def _is_wanted(value: str | None, wanted: str) -> bool:
 
 
 def with_labels(labels: Mapping[str, str]) -> str:
-    """How an error names the nodes that have ``labels``, after the word "node" and the like."""
+    """Words by which an error names the nodes that have ``labels``, after the word "node" and the like."""
     return f" with the labels {dict(labels)}" if labels else ""
 
 

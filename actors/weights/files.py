@@ -33,7 +33,7 @@ OWNER = "run.txt"
 MANIFEST = "manifest.json"
 NUM_KEPT = 2
 UNFINISHED, DELETED = ".unfinished-", ".deleted-"
-"""How the names of folders begin that no replica reads."""
+"""Beginnings of the names of folders that no replica reads."""
 REMEDY = (
     "name a folder that all nodes share and can write to with server.weights.options.shared_folder=..., or "
     "put run.directory there"

@@ -1,4 +1,4 @@
-"""Which version of the weights is the newest, and where it is: the actor that all replicas ask."""
+"""Store of the newest weights' version and place: an actor that all replicas call."""
 
 from __future__ import annotations
 

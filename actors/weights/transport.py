@@ -1,4 +1,4 @@
-"""How weights get from the learner's ranks to the engines: the protocol, and the choice by settings."""
+"""Transport of weights from the learner's ranks to the engines: the protocol, and the choice by settings."""
 
 from __future__ import annotations
 

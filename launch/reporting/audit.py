@@ -63,7 +63,7 @@ def read_run(directory: Path) -> RunRecords:
         ]
         for step in kept_steps(directory, TRAIN)
         for kept in read_kept(directory, TRAIN, step)
-        if kept.fate == TRAINED
+        if kept.outcome == TRAINED
     }
     return RunRecords(settings, read_consumed_log(directory), read_metrics(directory), versions)
 

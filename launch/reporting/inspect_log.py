@@ -88,7 +88,7 @@ class InspectLog:
     def _header(self, kept: Sequence[KeptTrajectory], epochs: Counter[str]) -> Json:
         created = self.created.isoformat()
         log_id = uuid.uuid5(uuid.NAMESPACE_URL, f"{self.run.resolve()}/{self.name}/{created}").hex
-        played = [each.trajectory for each in kept if each.fate != BASELINE]
+        played = [each.trajectory for each in kept if each.outcome != BASELINE]
         usage = _usage([completion for each in kept for completion in each.trajectory.completions])
         return {
             "version": FORMAT_VERSION,
@@ -234,7 +234,7 @@ def _metadata(kept: KeptTrajectory, task: Any) -> Json:
         "task": task,
         "group_id": kept.group_id,
         "rollout_id": trajectory.rollout_id,
-        "fate": kept.fate,
+        "fate": kept.outcome,
         "ended_by": _ending(trajectory),
         "judged_by": trajectory.judged_by,
         "policy_versions": sorted(versions),

@@ -26,7 +26,7 @@ class KeptTrajectory:
     """A trajectory of a finished run, with what the run made of it."""
 
     trajectory: Trajectory
-    fate: str
+    outcome: str
     """"trained", "evaluated", "baseline", "not_imitated" (in a group of which others were), or the reason for
     which its group was not trained on."""
     advantages: tuple[float, ...] = ()
@@ -128,13 +128,13 @@ def read_kept(directory: Path, kind: str, step: int) -> list[KeptTrajectory]:
 
 def _lines(
     groups: Sequence[TrajectoryGroup],
-    fate: str,
+    outcome: str,
     advantages: Mapping[str, Sequence[float]],
     not_imitated: Collection[str] = (),
 ) -> Iterator[Json]:
     for group in groups:
         for trajectory in group.rollouts:
-            own = NOT_IMITATED if trajectory.rollout_id in not_imitated else fate
+            own = NOT_IMITATED if trajectory.rollout_id in not_imitated else outcome
             yield {
                 "fate": BASELINE if trajectory is group.baseline else own,
                 "advantages": list(advantages.get(trajectory.rollout_id, ())),
@@ -145,7 +145,7 @@ def _lines(
 def _kept(line: Json) -> KeptTrajectory:
     return KeptTrajectory(
         trajectory=trajectory_from_json(line),
-        fate=str(line["fate"]),
+        outcome=str(line["fate"]),
         advantages=tuple(map(float, line["advantages"])),
     )
 

@@ -1,4 +1,4 @@
-"""What a training loop is doing, and when anything last moved. ``launch.status`` and the watchdog read it."""
+"""Activity of a training loop, and when anything last moved. ``launch.status`` and the watchdog read it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PHRASES = {
     "time/checkpoint": "writes a checkpoint",
     "time/rebuild": "rebuilds the learner",
 }
-"""What the loop does, by the name under which ``Clock`` measures its time."""
+"""Activities of the loop, by the name under which ``Clock`` measures their time."""
 RESULTS = {
     "time/wait": "rollouts",
     "time/score": "scores",
@@ -29,7 +29,7 @@ RESULTS = {
     "time/checkpoint": "a checkpoint",
     "time/rebuild": "a rebuilt learner",
 }
-"""What there is at the end of it."""
+"""Results at the end of each activity."""
 STARTING = "starts"
 
 
@@ -42,12 +42,12 @@ class Activity:
 
     @property
     def name(self) -> str:
-        """What the loop is doing, as the end of a sentence about it."""
+        """The activity, as the end of a sentence about the loop."""
         return self._present[0]
 
     @property
     def since(self) -> float:
-        """When that began, on the monotonic clock."""
+        """Time of its beginning, on the monotonic clock."""
         return self._present[1]
 
     def seconds_since_results(self) -> dict[str, float]:
@@ -56,13 +56,13 @@ class Activity:
         return {RESULTS[name]: now - self._ended[name] for name in RESULTS if name in self._ended}
 
     def begin(self, phrase: str) -> None:
-        """From now on the loop does what ``phrase`` says, such as "waits for room"."""
+        """Enter the activity that ``phrase`` describes, such as "waits for room"."""
         if phrase != self.name:
             self._present = (phrase, time.monotonic())
 
     @contextmanager
     def during_start(self, part: str) -> Iterator[None]:
-        """The loop does what ``part`` of ``START_PHRASES`` says, and then goes on with what it did before."""
+        """Enter the activity ``part`` of ``START_PHRASES`` for the block, and return to the one before."""
         before = self.name
         self.begin(START_PHRASES[part])
         try:
@@ -72,7 +72,7 @@ class Activity:
 
     @contextmanager
     def during(self, name: str) -> Iterator[None]:
-        """The loop does what ``name`` of ``PHRASES`` says, and then goes on with what it did before."""
+        """Enter the activity ``name`` of ``PHRASES`` for the block, and return to the one before."""
         before = self.name
         self._present = (PHRASES[name], time.monotonic())
         try:

@@ -21,7 +21,7 @@ from launch.training.rollout_requests import evaluation_requests
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What an evaluation has found: one group of one trajectory per task."""
+    """Result of an evaluation: one group of one trajectory per task."""
 
     step: int
     groups: Sequence[TrajectoryGroup]

@@ -1,4 +1,4 @@
-"""What a run makes of failed rollouts: when a task is set aside, and when so many fail that the run ends."""
+"""Limits of failed rollouts: when a task is set aside, and when so many fail that the run ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORLD_FAILURES = {
 WINDOW = 200
 """Newest rollouts that the budget looks at."""
 LEAST_FAILURES = 30
-"""With fewer failures among them no run ends: the first few say nothing about a night."""
+"""Failures among them without which no run ends: the first few say nothing about a night."""
 LEAST_ATTEMPTS = 3
 """A task has to fail so often before it is set aside."""
 NUM_SAMPLES = 3
@@ -37,7 +37,7 @@ class FailureBudget:
     def __init__(self, environment: str, share: float) -> None:
         self._environment, self._share = environment, share
         self._recent: deque[str | None] = deque(maxlen=WINDOW)
-        """Of each rollout its error, ``None`` if the environment has not failed."""
+        """Error of each rollout, ``None`` if the environment has not failed."""
 
     def record(self, trajectories: Sequence[Trajectory]) -> None:
         """Count finished rollouts.
@@ -72,6 +72,6 @@ def kind_of(error: str) -> str:
 
 
 def fails_everywhere(group: TrajectoryGroup, attempts_per_rollout: int) -> bool:
-    """Whether the environment has failed in every attempt at the task of ``group``, on actor after actor."""
+    """True if the environment has failed in every attempt at the task of ``group``, on actor after actor."""
     enough = len(group.trajectories) * attempts_per_rollout >= LEAST_ATTEMPTS
     return enough and all(each.termination_reason in WORLD_FAILURES for each in group.trajectories)

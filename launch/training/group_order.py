@@ -1,4 +1,4 @@
-"""Which group is trained on next: what ``rollout.group_order`` chooses, and the group scheduler asks."""
+"""Order in which groups are trained on: ``rollout.group_order`` chooses it, and ``Rollouts`` follows it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GroupOrder(Protocol):
     def candidates(
         self, waiting: Sequence[RequestedGroup], version: int, num_used: int
     ) -> Sequence[RequestedGroup]:
-        """Those of ``waiting`` that may be taken next, at least one: the first that is complete is.
+        """Members of ``waiting`` that may be taken next, at least one: the first that is complete is.
 
         Args:
             waiting: requested and not taken, by their numbers; not empty.

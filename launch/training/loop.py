@@ -51,7 +51,7 @@ from launch.training.stages.base import Stage
 from launch.training.task_plan import TaskPlan
 
 SERVER_REMIND_SECONDS = 120.0
-"""Between two lines that say what a run waits for."""
+"""Seconds between two lines that say what a run waits for."""
 
 
 class TrainingLoop:
@@ -201,7 +201,7 @@ class TrainingLoop:
         )
 
     def _can_rebuild(self, stage: Stage, saved_steps: dict[str, int]) -> bool:
-        """Whether the published weights and the newest checkpoint make a learner.
+        """True if the published weights and the newest checkpoint make a learner.
 
         Not where a run promises to repeat (``rollout.max_staleness=0``): moments that are older than the
         weights change what comes after. Not with adapters: they are published merged with the weights. And

@@ -1,4 +1,4 @@
-"""How much memory a run on this machine's CPUs will need at its peak, and where, before it starts.
+"""Memory that a run on this machine's CPUs will need at its peak, and where, before it starts.
 
 The formula was fitted to runs of SmolLM2-135M on x86-64: see ``tests/unit/launch/test_memory.py``. It knows
 decoder models of the usual shape; of another model it says nothing.

@@ -59,14 +59,14 @@ class Milestones:
         self.record_evaluation(evaluation)
 
     def _evaluation_due(self) -> bool:
-        """Whether the policy is to be evaluated after this many updates, and was not yet."""
+        """True if the policy is to be evaluated after this many updates, and was not yet."""
         step, every = self._state.progress.step, self._config.evaluation.every
         if self._evaluator is None or step in self._tracker.evaluated:
             return False
         return step in (0, self._num_updates) or (every > 0 and step % every == 0)
 
     def checkpoint_due(self) -> bool:
-        """Whether a checkpoint is to be written after this many updates, and was not yet."""
+        """True if a checkpoint is to be written after this many updates, and was not yet."""
         progress = self._state.progress
         # Before the first update too, where a stage without rollouts has learned something.
         every = bool(progress.stage_steps) and progress.step % self._config.run.checkpoint_every == 0

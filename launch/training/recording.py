@@ -85,9 +85,9 @@ class RecordedRollouts:
 def _group(group_id: str, kept: Sequence[KeptTrajectory]) -> TrajectoryGroup:
     for each in kept:
         each.trajectory.rollout_id = f"{group_id}/{each.trajectory.rollout_id.rpartition('/')[2]}"
-    members = [each.trajectory for each in kept if each.fate != BASELINE]
+    members = [each.trajectory for each in kept if each.outcome != BASELINE]
     members.sort(key=lambda each: each.rollout_id)
-    baseline = next((each.trajectory for each in kept if each.fate == BASELINE), None)
+    baseline = next((each.trajectory for each in kept if each.outcome == BASELINE), None)
     return TrajectoryGroup(
         group_id=group_id, task=members[0].task, trajectories=tuple(members), baseline=baseline
     )

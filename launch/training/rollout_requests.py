@@ -1,4 +1,4 @@
-"""Which rollouts are asked for: a function of configuration, tasks and numbers, so that runs repeat."""
+"""Requests of rollouts: a function of configuration, tasks and numbers, so that runs repeat."""
 
 from __future__ import annotations
 

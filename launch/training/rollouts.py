@@ -68,7 +68,7 @@ class Rollouts:
         self._put_back: dict[str, TrajectoryGroup] = {}
         """Groups of ``_waiting`` that were taken once, by an update that was not made."""
         self.have_begun = False
-        """Whether groups have been requested, so that their state is here and not in a file."""
+        """True once groups have been requested: their state is here then, and not in a file."""
 
     # -- one update after the other ------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class Rollouts:
     # -- what a checkpoint holds ---------------------------------------------------------------------
 
     def state(self) -> StreamState:
-        """What has been rolled out and not trained on yet, and what is under way."""
+        """Rollouts that are finished and not trained on yet, and those that are under way."""
         kept = [*(each.group for each in self._taken), *self._put_back.values()]
         here = [each for group in kept for each in group.rollouts]
         here += [each for each in self._source.finished() if _is_of_training(each.rollout_id)]

@@ -1,4 +1,4 @@
-"""What a run has done so far, and the files from which it goes on: progress, checkpoints, consumed log."""
+"""State of a run that outlives its processes: progress, checkpoints, log of consumed rollouts."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from launch.settings.tree import TrainConfig
 SET_ASIDE = "set_aside_tasks.jsonl"
 """File of a run with the tasks that failed everywhere."""
 OF_A_RUN = {METRICS, SETTINGS, CONSUMED_LOG, SET_ASIDE, FOLDER}
-"""What a run's folder holds soon after the start: one of them makes it such a folder."""
+"""Files that a run's folder holds soon after the start: one of them makes it such a folder."""
 
 
 class RunState:
-    """The state of a run that outlives its processes.
+    """Progress of a run, and the files from which it goes on.
 
     Args:
         config: of the run.
@@ -50,11 +50,11 @@ class RunState:
         self._check_beginning(config)
         self.progress = CheckpointFolder.progress(self.checkpoint) if self.checkpoint else Progress()
         self.saved = deepcopy(self.progress) if self.checkpoint else None
-        """What the newest checkpoint knows; ``None`` without a checkpoint."""
+        """Progress in the newest checkpoint; ``None`` without a checkpoint."""
         self._consumed = ConsumedLog(directory, self.progress.step)
         self._set_aside = JsonlLog(directory / SET_ASIDE, self.progress.step)
         self.trajectories = TrajectoryLog(directory, config.run.trajectories_kept)
-        """What was said in this run's updates and evaluations."""
+        """Conversations of this run's updates and evaluations."""
         self.trajectories.forget_after(self.progress.step)
 
     def _check_beginning(self, config: TrainConfig) -> None:

@@ -21,7 +21,7 @@ TOO_HARD = "too_hard"
 TOO_EASY = "too_easy"
 ZERO_SIGNAL = "zero_signal"
 LEAST_GROUPS = 4
-"""With fewer groups, all of them failed, no run ends: one task that fails everywhere is set aside."""
+"""Groups that must all have failed before a run ends: one task that fails everywhere is set aside."""
 REASONS = (TOO_FEW_MEMBERS, STALE, TOO_HARD, TOO_EASY, ZERO_SIGNAL)
 
 
@@ -31,20 +31,20 @@ class Selection:
 
     groups: list[TrajectoryGroup] = field(default_factory=list)
     zero_signal: list[TrajectoryGroup] = field(default_factory=list)
-    """Those of ``groups`` without a signal, where the algorithm leaves them out and refills nothing."""
+    """Members of ``groups`` without a signal, where the algorithm leaves them out and refills nothing."""
     dropped: dict[str, list[TrajectoryGroup]] = field(default_factory=lambda: {each: [] for each in REASONS})
     not_imitated: frozenset[str] = frozenset()
     """Ids of the rollouts of ``groups`` that a stage which imitates has left out."""
 
     @property
     def useful(self) -> list[TrajectoryGroup]:
-        """What is trained on."""
+        """Groups that are trained on."""
         zero_signal = {group.group_id for group in self.zero_signal}
         return [group for group in self.groups if group.group_id not in zero_signal]
 
     @property
     def unused(self) -> dict[str, list[TrajectoryGroup]]:
-        """What is not trained on, by reason."""
+        """Groups that are not trained on, by reason."""
         return self.dropped | {ZERO_SIGNAL: self.dropped[ZERO_SIGNAL] + self.zero_signal}
 
     @property
@@ -102,7 +102,7 @@ def check_any_succeeded(selection: Selection, enough: int) -> None:
 def reason_to_drop(
     group: TrajectoryGroup, version: int, config: TrainConfig, algorithm: Algorithm
 ) -> str | None:
-    """Why ``group`` is not trained on by the update that follows ``version``; ``None`` if it is.
+    """Reason why ``group`` is not trained on by the update that follows ``version``; ``None`` if it is.
 
     That infrastructure has spoilt a member says nothing about the policy, and a group without it is another,
     smaller group: it is dropped whole unless ``selection.min_members`` allows for it.

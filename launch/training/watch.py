@@ -1,4 +1,4 @@
-"""What a run tells of itself from its first second on, and the watchdog that notices when nothing moves."""
+"""Heartbeat of a run from its first second on, and the watchdog that notices when nothing moves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_name(state: RunState) -> str:
 def present_heartbeat(
     state: RunState, activity: Activity, services: Sequence[RolloutService]
 ) -> RunHeartbeat:
-    """What the run is doing now. Its services may not have been started yet."""
+    """Present activity and progress of the run. Its services may not have been started yet."""
     times = [service.stream.last_arrival for service in services]
     arrivals = [each for each in times if each is not None]
     trajectory = {"a trajectory": time.monotonic() - max(arrivals)} if arrivals else {}

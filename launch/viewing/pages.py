@@ -197,7 +197,7 @@ def _groups(kept: Sequence[KeptTrajectory]) -> list[Json]:
                 "reward": trajectory.reward,
                 "success": trajectory.succeeded,
                 "judged_by": trajectory.judged_by,
-                "fate": each.fate,
+                "fate": each.outcome,
                 "ending": str(trajectory.termination_reason),
                 "turns": len(trajectory.steps),
                 "tokens": trajectory.num_sampled_tokens,
@@ -230,7 +230,7 @@ def _details(kept: KeptTrajectory, directory: Path) -> Json:
     return {
         "id": trajectory.rollout_id,
         "task": short["task"],
-        "fate": kept.fate,
+        "fate": kept.outcome,
         "reward": trajectory.reward,
         "success": trajectory.succeeded,
         "judged_by": trajectory.judged_by,

@@ -26,9 +26,9 @@ class Stage(ABC):
     """
 
     name: ClassVar[str]
-    """Its key in ``Progress.stage_steps`` and in ``stage_settings``: no two stages of a run have the same."""
+    """Key in ``Progress.stage_steps`` and in ``stage_settings``: no two stages of a run have the same."""
     rolls_out: ClassVar[bool]
-    """Whether its steps are policy updates from rollouts, with evaluations and checkpoints in between."""
+    """True if its steps are policy updates from rollouts, with evaluations and checkpoints in between."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config

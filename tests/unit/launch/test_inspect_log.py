@@ -235,7 +235,7 @@ def check_sample(sample: dict[str, Any], kept: KeptTrajectory) -> None:
     trajectory, metadata = kept.trajectory, sample["metadata"]
     assert sample["id"] == metadata["group_id"] == kept.group_id
     assert metadata["task"] == trajectory.task and metadata["metrics"] == trajectory.metrics
-    assert (metadata["fate"], metadata["ended_by"]) == (kept.fate, str(trajectory.termination_reason))
+    assert (metadata["fate"], metadata["ended_by"]) == (kept.outcome, str(trajectory.termination_reason))
     assert tuple(metadata["advantages"]) == kept.advantages
     assert sample["scores"]["reward"]["value"] == trajectory.reward
     assert sample["scores"]["success"]["value"] is trajectory.succeeded

@@ -80,7 +80,7 @@ def test_a_trajectory_comes_back_whole_with_its_fate_and_its_advantages(
 
     kept = read_kept(tmp_path, TRAIN, 1)
     assert [each.trajectory for each in kept] == [first, second, greedy, dropped, failed]
-    assert [each.fate for each in kept] == ["trained", "trained", "baseline", "zero_signal", "zero_signal"]
+    assert [each.outcome for each in kept] == ["trained", "trained", "baseline", "zero_signal", "zero_signal"]
     assert [each.advantages for each in kept] == [(0.5, -0.25), (), (), (), ()]
     assert [each.group_id for each in kept] == ["00000000"] * 3 + ["00000001"] * 2
 
