@@ -34,7 +34,7 @@ def test_the_files_that_a_folder_names_exist(readme: Path) -> None:
         (r"\(WeightTransport\)", ["actors/weights/files.py", "actors/weights/object_store.py"]),
         (r"\(Engine\)", ["policies/engines/vllm.py"]),
         (r"\(Stage\)", [f"launch/training/stages/{name}.py" for name in STAGES]),
-        (r"\bRolloutFleet\.options\(", ["actors/rollouts/service.py"]),  # a fleet is started
+        (r"start_actor\(\s*RolloutFleet\b", ["actors/rollouts/service.py"]),  # a fleet is started
         (r"\bray\.init\(", ["actors/ray_tools/connect.py"]),
     ],
 )

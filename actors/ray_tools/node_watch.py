@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.ray_tools.placement import start_actor
 from actors.timing import NODE_PROBE_SECONDS, NODE_SILENCE_SECONDS
 
 
@@ -89,7 +90,7 @@ class NodeWatch:
         Seconds are counted one by one: those in which this process itself was stopped are not the node's.
         """
         where = NodeAffinitySchedulingStrategy(node, soft=False)
-        probe = NodeProbe.options(scheduling_strategy=where).remote()  # type: ignore[attr-defined]
+        probe = start_actor(NodeProbe, scheduling_strategy=where)
         try:
             await probe.respond.remote()  # its process starts: for how long says nothing
             missed = 0

@@ -23,6 +23,15 @@ def beside_driver() -> dict[str, Any]:
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
 
 
+def start_actor(actor_class: Any, *arguments: object, **options: object) -> ray.actor.ActorHandle:
+    """Start an actor of ``actor_class`` with Ray's ``options``, where Ray puts it; this does not wait.
+
+    Args:
+        actor_class: what ``ray.remote`` has made of a class. Type checkers take it for the class itself.
+    """
+    return actor_class.options(**options).remote(*arguments)
+
+
 def has_labels(node: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
     """True if a node, one of ``ray.nodes()``, has labels as ``NodesConfig.labels`` asks for them."""
     return all(_is_wanted(node["Labels"].get(name), value) for name, value in wanted.items())

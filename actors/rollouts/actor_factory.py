@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from actors.ray_tools.node_watch import NodeWatch
-from actors.ray_tools.placement import EVERYWHERE, has_labels, with_labels
+from actors.ray_tools.placement import EVERYWHERE, has_labels, start_actor, with_labels
 from actors.rollouts.rollout import Pair, RolloutLimits
 from actors.rollouts.rollout_actor import RolloutActor
 from actors.settings import FleetConfig
@@ -64,9 +64,8 @@ class ActorFactory:
         await self.throttle.acquire()
         labels = self.options["label_selector"] | self.node_watch.elsewhere()
         fleet = ray.get_runtime_context().current_actor
-        return RolloutActor.options(**self.options | {"label_selector": labels}).remote(  # type: ignore[attr-defined]
-            self.pair, self.sampler, self.limits, fleet, self.listener
-        )
+        arguments = (self.pair, self.sampler, self.limits, fleet, self.listener)
+        return start_actor(RolloutActor, *arguments, **self.options | {"label_selector": labels})
 
 
 async def wait_until_ready(actor: ray.actor.ActorHandle, node_watch: NodeWatch) -> str | None:

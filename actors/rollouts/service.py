@@ -21,7 +21,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from actors.ray_tools.background import in_background
 from actors.ray_tools.calls import detached_call, get_or_raise
-from actors.ray_tools.placement import beside_driver
+from actors.ray_tools.placement import beside_driver, start_actor
 from actors.rollouts.actor_factory import actor_options, check_room
 from actors.rollouts.fleet import RolloutFleet
 from actors.rollouts.fleet_report import FleetStatus
@@ -92,18 +92,18 @@ class RolloutService:
     def start_actors(self, num_actors: int) -> None:
         """Have at least ``num_actors`` rollout actors, up or on their way."""
         if self._fleet is None:
-            self._sampler = SamplerActor.options(**beside_driver()).remote(  # type: ignore[attr-defined]
-                self._make_sampler
-            )
-            self._fleet = RolloutFleet.options(  # type: ignore[attr-defined]
-                name=self.fleet_name, namespace=NAMESPACE, **beside_driver()
-            ).remote(
+            self._sampler = start_actor(SamplerActor, self._make_sampler, **beside_driver())
+            self._fleet = start_actor(
+                RolloutFleet,
                 self._pair,
                 self._sampler,
                 self.stream.queue,
                 self._limits,
                 self._fleet_settings,
                 self._listener,
+                name=self.fleet_name,
+                namespace=NAMESPACE,
+                **beside_driver(),
             )
             self.stream.connect(self._fleet)
         if num_actors > self._num_actors:

@@ -20,7 +20,7 @@ SAMPLERS = {
 
 def sampler_class(engine_name: str) -> type[Sampler]:
     """The sampler of that name, or of "module:Class". Raises ``ConfigError`` if there is none."""
-    return load_class("engine_name", engine_name, SAMPLERS, Sampler)  # type: ignore[type-abstract]
+    return load_class("engine_name", engine_name, SAMPLERS, Sampler)
 
 
 def sampler_factory(

@@ -14,7 +14,7 @@ from ray.serve.exceptions import RayServeException
 
 from actors.ray_tools.calls import get_or_raise
 from actors.ray_tools.connect import job_environment
-from actors.ray_tools.placement import beside_driver
+from actors.ray_tools.placement import beside_driver, start_actor
 from actors.sampling.directory import SamplerDirectory
 from actors.serving.autoscaling import autoscaling
 from actors.serving.intake import PROXY_ENVIRONMENT
@@ -160,7 +160,7 @@ class PolicyApp:
         pinned: Sequence[PinnedVersion] = (),
     ) -> None:
         self.name, self.agents = name, dict(agents or {})
-        self._directory = SamplerDirectory.options(**beside_driver()).remote()  # type: ignore[attr-defined]
+        self._directory = start_actor(SamplerDirectory, **beside_driver())
         self._bound = policy_application(
             model_path,
             config,

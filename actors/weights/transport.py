@@ -98,7 +98,7 @@ def transport_class(settings: WeightsConfig) -> type[WeightTransport]:
     Raises:
         ConfigError: there is no such class, or it does not take ``server.weights.options``.
     """
-    found = load_class("server.weights.transport", settings.transport, TRANSPORTS, WeightTransport)  # type: ignore[type-abstract]
+    found = load_class("server.weights.transport", settings.transport, TRANSPORTS, WeightTransport)
     try:
         inspect.signature(found).bind("folder", **settings.options)
     except TypeError as error:

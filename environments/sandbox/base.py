@@ -131,7 +131,7 @@ def make_sandbox(source: SandboxSource) -> Sandbox:
 
 @functools.cache
 def _by_name(name: str) -> Sandbox:
-    found = load_class("sandbox", name, SANDBOXES, Sandbox)  # type: ignore[type-abstract]
+    found = load_class("sandbox", name, SANDBOXES, Sandbox)
     try:
         return found()
     except TypeError as error:

@@ -12,7 +12,7 @@ from functools import partial
 
 import ray
 
-from actors.ray_tools.placement import beside_driver
+from actors.ray_tools.placement import beside_driver, start_actor
 from actors.sampling.serve_sampler import ServeSampler
 from actors.served_agents.pool import AgentPool
 from actors.serving.policy_app import PolicyApp
@@ -60,7 +60,7 @@ def policy_app(
             session.check_resources(config)  # in the place of SIGTERM's
             if not started_ray:
                 turn.callback(_turn(config, model_path).end)
-            store = WeightStore.options(**beside_driver()).remote()  # type: ignore[attr-defined]
+            store = start_actor(WeightStore, **beside_driver())
             name = f"policy-{uuid.uuid4().hex[:8]}"
             app = PolicyApp(
                 name,
@@ -103,7 +103,8 @@ def agents(
 ) -> dict[str, ray.actor.ActorHandle]:
     """The pool of the workload's agent, by the name under which clients ask for it: agent/calculator."""
     assert config.workload is not None and workload.task_from_message is not None
-    pool = AgentPool.options(**beside_driver()).remote(  # type: ignore[attr-defined]
+    pool = start_actor(
+        AgentPool,
         workload.pair,
         workload.task_from_message,
         partial(ServeSampler, app_name, model_path, config.model.chat_template_kwargs),
@@ -111,5 +112,6 @@ def agents(
         config.fleet,
         workload.description,
         config.server.agents,
+        **beside_driver(),
     )
     return {PREFIX + config.workload.rpartition(".")[2]: pool}

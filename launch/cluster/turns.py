@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from actors.ray_tools.placement import beside_driver
+from actors.ray_tools.placement import beside_driver, start_actor
 
 NAMESPACE, NAME = "troupe", "start-turn"
 """The name that the actor of a turn has in the cluster: only one can have it."""
@@ -59,9 +59,9 @@ class Turn:
         """Return when no other program of the cluster starts."""
         while self._actor is None:
             try:
-                self._actor = TurnActor.options(  # type: ignore[attr-defined]
-                    name=NAME, namespace=NAMESPACE, **beside_driver()
-                ).remote(self._program)
+                self._actor = start_actor(
+                    TurnActor, self._program, name=NAME, namespace=NAMESPACE, **beside_driver()
+                )
             except ValueError:  # the name is taken
                 if holder := self._holder():
                     self._waits(f"its turn to start on this cluster, after {holder}")

@@ -17,7 +17,7 @@ import ray
 
 from actors.learning.learner_group import LearnerGroup
 from actors.ray_tools.background import end_background_work, in_background
-from actors.ray_tools.placement import beside_driver
+from actors.ray_tools.placement import beside_driver, start_actor
 from actors.rollouts.service import RolloutService
 from actors.sampling.serve_sampler import ServeSampler
 from actors.serving.policy_app import PolicyApp, start_serve
@@ -153,7 +153,7 @@ def weight_store(
     """
     transport = make_transport(config.server.weights, str(state.directory), purpose)
     ending.callback(transport.close)
-    store = WeightStore.options(**beside_driver()).remote(transport)  # type: ignore[attr-defined]
+    store = start_actor(WeightStore, transport, **beside_driver())
     end(partial(ray.kill, store))
     return store
 

@@ -183,4 +183,4 @@ class Engine(ABC):
 
 def engine_class(config: EngineConfig) -> type[Engine]:
     """The engine that ``server.engine.name`` names. Raises ``ConfigError`` if there is none."""
-    return load_class("server.engine.name", config.name, ENGINES, Engine)  # type: ignore[type-abstract]
+    return load_class("server.engine.name", config.name, ENGINES, Engine)

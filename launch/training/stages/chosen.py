@@ -62,7 +62,7 @@ def check_earlier_stages(stages: Sequence[Stage], state: RunState) -> None:
 
 
 def _stage(config: TrainConfig, name: str) -> Stage:
-    stage_class = load_class("stages", name, STAGES, Stage)  # type: ignore[type-abstract]
+    stage_class = load_class("stages", name, STAGES, Stage)
     settings = config.stage_settings.get(stage_class.name, {})
     if settings and name in STAGES:
         raise ConfigError(

@@ -50,7 +50,7 @@ def get_tool_parser(parser: str | ToolParser | type[ToolParser], setting: str = 
         if ":" not in parser:
             own = ' Other parsers: vLLM\'s as "vllm:NAME", your own as "module:Class".'
             check_choice(setting, parser, PARSERS, own)
-        return load_class(setting, parser, {}, ToolParser)()  # type: ignore[type-abstract]
+        return load_class(setting, parser, {}, ToolParser)()
     made = parser() if isinstance(parser, type) else parser
     if not isinstance(made, ToolParser):
         raise ConfigError(

@@ -34,12 +34,14 @@ def _device_module() -> types.ModuleType:
         setattr(module, name, lambda *_args: 0)
     for name in ("reset_peak_memory_stats", "empty_cache", "ipc_collect"):
         setattr(module, name, lambda *_args: None)
-    module.mem_get_info = lambda *_args: (0, 0)  # type: ignore[attr-defined]
-    module.get_device_name = lambda *_args: "cpu"  # type: ignore[attr-defined]
-    module.manual_seed = torch.manual_seed  # type: ignore[attr-defined]
-    # verl saves the generators of the host and of its device: here they are one and the same.
-    module.get_rng_state = torch.get_rng_state  # type: ignore[attr-defined]
-    module.set_rng_state = torch.set_rng_state  # type: ignore[attr-defined]
+    vars(module).update(
+        mem_get_info=lambda *_args: (0, 0),
+        get_device_name=lambda *_args: "cpu",
+        manual_seed=torch.manual_seed,
+        # verl saves the generators of the host and of its device: here they are one and the same.
+        get_rng_state=torch.get_rng_state,
+        set_rng_state=torch.set_rng_state,
+    )
     return module
 
 
