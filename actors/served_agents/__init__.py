@@ -3,7 +3,7 @@
 A message on its way, and what keeps a part of it::
 
     replica of the policy server                     actor of the agent
-    http, routes ─▶ AgentFrontend,    ─▶ PoolClient ─▶ AgentPool.play
+    agent_routes ─▶ AgentFrontend,    ─▶ PoolClient ─▶ AgentPool.play
     a2a, mcp        ResponsesFrontend                   │ IdempotentAnswers   the whole answer, by its key
                                                         │ Conversations       where the message goes on
                                                         │ Messages            its events, until it has ended

@@ -20,8 +20,9 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.sampling.queue_worker import QueueWorker, serve_queue
 from actors.served_agents.client import PoolClient
-from actors.served_agents.routes import AgentProtocols, agent_routes
+from actors.served_agents.protocols import ServedAgents
 from actors.serving.access import Access
+from actors.serving.agent_routes import agent_routes
 from actors.serving.autoscaling import TOKENS_IN_FLIGHT
 from actors.serving.http import http, request_context, respond, welcome_text
 from actors.serving.keys import ApiKeys
@@ -31,8 +32,7 @@ from actors.settings import MANY_CALLS, PinnedVersion, ServerConfig
 from actors.weights.follower import WeightFollower, open_transport
 from actors.weights.transport import WeightTransport
 from environments.errors import PartLostError, SamplerError
-from policies.agent_api.frontend import PREFIX, AgentFrontend
-from policies.agent_api.responses import ResponsesFrontend, ResponsesRequest
+from policies.agent_api.frontend import PREFIX
 from policies.chat import ChatRenderer, load_tokenizer
 from policies.engines.tool_calls import CallReader
 from policies.model_api.errors import InvalidRequestError
@@ -122,14 +122,13 @@ class PolicyServer:
             {name: client.version for name, client in self._pinned.items()},
             split,
         )
-        self._pools = pools = {name: PoolClient(pool) for name, pool in (agents or {}).items()}
-        players = {name: pool.play for name, pool in pools.items()}
-        own = config.agents
-        self._agents = AgentFrontend(players, own.temperature, own.instructions, self.access.metrics.episode)
-        self._responses = ResponsesFrontend(
-            self._agents, {name: pool.responses for name, pool in pools.items()}
+        self.agents = ServedAgents(
+            {name: PoolClient(pool) for name, pool in (agents or {}).items()},
+            config.agents,
+            needs_key=bool(keys),
+            version=lambda: self._engine.version,
+            count=self.access.metrics.episode,
         )
-        self.agent_protocols = AgentProtocols(pools, self._agents, bool(keys), lambda: self._engine.version)
         self._queue_workers: dict[ray.actor.ActorHandle, QueueWorker] = {}
         self._followers: list[asyncio.Task[None]] = []
         if transport is not None:
@@ -233,7 +232,7 @@ class PolicyServer:
     @http.get("/ready")
     async def ready(self) -> dict[str, Any]:
         """Check that all that is served can answer, agents too: status 503 until then."""
-        await asyncio.gather(*(pool.check() for pool in self._pools.values()))
+        await asyncio.gather(*(pool.check() for pool in self.agents.pools.values()))
         return await self.health()
 
     @http.get(METRICS_PATH)
@@ -245,46 +244,18 @@ class PolicyServer:
     @http.get("/v1/models")
     async def models(self) -> dict[str, Any]:
         models = self._openai.models()
-        return {**models, "data": models["data"] + self._agents.models()}
+        return {**models, "data": models["data"] + self.agents.chat.models()}
 
     @http.get("/v1/models/{name:path}")
     async def model(self, name: str) -> dict[str, Any]:
-        return (self._agents if name.startswith(PREFIX) else self._openai).model(name)
+        return (self.agents.chat if name.startswith(PREFIX) else self._openai).model(name)
 
     @http.post("/v1/chat/completions")
     async def chat_completions(self, body: ChatRequest, request: Request) -> Response:
         if body.model.startswith(PREFIX):
-            parts = self._agents.chat(body, self._charge(body.model, request), request_context(request))
+            parts = self.agents.chat.chat(body, self._charge(body.model, request), request_context(request))
             return await respond(parts, body.stream)
         return await self._answered(body, self._openai.chat, request)
-
-    @http.post("/v1/responses")
-    async def responses(self, body: ResponsesRequest, request: Request) -> Response:
-        parts = self._responses.respond(body, self._charge(body.model, request), request_context(request))
-        return await respond(parts, body.stream)
-
-    @http.get("/v1/responses/{response_id}")
-    async def response(
-        self, response_id: str, request: Request, stream: bool | None = None
-    ) -> dict[str, Any]:
-        if stream:
-            raise InvalidRequestError(
-                "A response is streamed while it is made, by POST /v1/responses: leave stream out.",
-                param="stream",
-            )
-        return await self._responses.retrieve(response_id, request_context(request).owner)
-
-    @http.delete("/v1/responses/{response_id}")
-    async def delete_response(self, response_id: str, request: Request) -> dict[str, Any]:
-        return await self._responses.delete(response_id, request_context(request).owner)
-
-    @http.post("/v1/responses/{response_id}/cancel")
-    async def cancel_response(self, response_id: str, request: Request) -> dict[str, Any]:
-        return await self._responses.cancel(response_id, request_context(request).owner)
-
-    @http.delete("/v1/sessions/{session:path}")
-    async def delete_session(self, session: str, request: Request) -> dict[str, Any]:
-        return await self._responses.end_session(session, request_context(request).owner)
 
     @http.post("/v1/completions")
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
@@ -302,6 +273,6 @@ class PolicyServer:
 
     def _charge(self, model: str, request: Request) -> Charge:
         """Return the counter of a request's tokens; names of models that are not served are not kept."""
-        known = model in self._openai.names or model in self._pools
+        known = model in self._openai.names or model in self.agents.pools
         charge: Charge = request.state.caller.charge_for(model if known else "none")
         return charge

@@ -231,7 +231,7 @@ def test_a_second_client_can_follow_a_task_that_runs(server: AgentServer) -> Non
 
 def become_another_replica() -> None:
     """Answer as a replica that has played nothing yet, beside the one that plays on."""
-    protocols = serve.get_replica_context().servable_object.agent_protocols
+    protocols = serve.get_replica_context().servable_object.agents
     del vars(protocols)["a2a"]
 
 

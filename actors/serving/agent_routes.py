@@ -1,0 +1,118 @@
+"""Routes of served agents: Responses and sessions, A2A and MCP. ``AccessControl`` stands in front of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from ray import serve
+
+from actors.served_agents.protocols import CARD_PATH, ServedAgents, agent_path
+from actors.serving.http import request_context, respond
+from policies.agent_api.responses_request import ResponsesRequest
+from policies.model_api.errors import InvalidRequestError
+
+JSON_RPC = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "jsonrpc": {"const": "2.0"},
+                        "id": {"type": ["string", "integer", "null"]},
+                        "method": {"type": "string"},
+                        "params": {"type": "object"},
+                    },
+                    "required": ["jsonrpc", "method"],
+                }
+            }
+        },
+    }
+}
+"""Schema of a JSON-RPC 2.0 body, as A2A and MCP have it, for the description of the endpoint."""
+
+agent_routes = APIRouter()
+
+
+def _agents() -> ServedAgents:
+    agents: ServedAgents = serve.get_replica_context().servable_object.agents
+    return agents
+
+
+@agent_routes.post("/v1/responses")
+async def responses(body: ResponsesRequest, request: Request) -> Response:
+    agents = _agents()
+    known = body.model if body.model in agents.pools else "none"  # names that are not served are not kept
+    charge = request.state.caller.charge_for(known)
+    return await respond(agents.responses.respond(body, charge, request_context(request)), body.stream)
+
+
+@agent_routes.get("/v1/responses/{response_id}")
+async def response(response_id: str, request: Request, stream: bool | None = None) -> dict[str, Any]:
+    if stream:
+        raise InvalidRequestError(
+            "A response is streamed while it is made, by POST /v1/responses: leave stream out.",
+            param="stream",
+        )
+    return await _agents().responses.retrieve(response_id, request_context(request).owner)
+
+
+@agent_routes.delete("/v1/responses/{response_id}")
+async def delete_response(response_id: str, request: Request) -> dict[str, Any]:
+    return await _agents().responses.delete(response_id, request_context(request).owner)
+
+
+@agent_routes.post("/v1/responses/{response_id}/cancel")
+async def cancel_response(response_id: str, request: Request) -> dict[str, Any]:
+    return await _agents().responses.cancel(response_id, request_context(request).owner)
+
+
+@agent_routes.delete("/v1/sessions/{session:path}")
+async def delete_session(session: str, request: Request) -> dict[str, Any]:
+    return await _agents().responses.end_session(session, request_context(request).owner)
+
+
+@agent_routes.get(CARD_PATH)
+async def only_card(request: Request) -> Response:
+    """The A2A card of the agent, where one is served."""
+    return await card(_agents().only_agent(), request)
+
+
+@agent_routes.get(f"{agent_path('{name}')}{CARD_PATH}")
+async def card(name: str, request: Request) -> Response:
+    """The A2A card of an agent, with the address by which clients reach it."""
+    agents = _agents()
+    agent = agents.agent(name)
+    url = serve.get_replica_context().servable_object.access.address_for(request) + agent_path(name)
+    return await agents.a2a.card(agent, url, request)
+
+
+@agent_routes.post(agent_path("{name}"), openapi_extra=JSON_RPC)
+async def a2a(name: str, request: Request) -> Response:
+    """A2A over JSON-RPC."""
+    agents = _agents()
+    return await agents.a2a.answer(agents.agent(name), "/", request)
+
+
+@agent_routes.get(agent_path("{name}") + "/{path:path}")
+@agent_routes.post(agent_path("{name}") + "/{path:path}")
+@agent_routes.delete(agent_path("{name}") + "/{path:path}")
+async def a2a_rest(name: str, path: str, request: Request) -> Response:
+    """A2A over HTTP and JSON: ``message:send``, ``message:stream``, ``tasks`` and ``tasks/{id}:cancel``."""
+    agents = _agents()
+    try:  # the SDK takes this for a fault of its own
+        (await request.body()).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(
+            f"The body is no UTF-8 at position {error.start}: {error.reason}."
+        ) from error
+    return await agents.a2a.answer(agents.agent(name), f"/{path}", request)
+
+
+@agent_routes.post("/mcp", openapi_extra=JSON_RPC)
+async def mcp() -> Response:
+    """MCP over streamable HTTP: a tool for each agent."""
+    return _agents().tools.answer()
