@@ -53,7 +53,7 @@ COUNTED = (
     "stream/wasted_tokens_replayed",
     "stream/wasted_tokens_unwanted",
 )
-"""Metrics whose sums say what a storm has cost."""
+"""Metrics whose sums are the costs of a storm."""
 
 
 def storm(options: argparse.Namespace) -> int:

@@ -201,7 +201,7 @@ class RolloutService:
         """Ask for one completion outside any rollout; the reference is to a ``TokenOutput``."""
         return self._sampling.sample_tokens.remote(request)
 
-    def ask_status(self) -> list[ray.ObjectRef]:
+    def request_status(self) -> list[ray.ObjectRef]:
         """Ask fleet and engines for their counts; ``status`` waits for the answers."""
         return [self._playing.status.remote(), self._sampling.status.remote()]
 

@@ -64,7 +64,7 @@ def client_url(host: str, port: int) -> str:
 
 
 def check_answers(url: str) -> None:
-    """Raise ``SamplerError`` if no server answers at ``url``, the address that clients are told."""
+    """Raise ``SamplerError`` if no server answers at ``url``, the address for clients."""
     try:
         # It needs no key, and only their digests are known here.
         with urllib.request.urlopen(urllib.parse.urljoin(url, "/health"), timeout=10):

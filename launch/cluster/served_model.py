@@ -101,7 +101,7 @@ def _turn(config: TrainConfig, model_path: str) -> Turn:
 def agents(
     config: TrainConfig, workload: Workload, app_name: str, model_path: str
 ) -> dict[str, ray.actor.ActorHandle]:
-    """The pool of the workload's agent, by the name under which clients ask for it: agent/calculator."""
+    """The pool of the workload's agent, by its model name for clients: agent/calculator."""
     assert config.workload is not None and workload.task_from_message is not None
     pool = start_actor(
         AgentPool,

@@ -125,7 +125,7 @@ def check_resources(config: TrainConfig) -> None:
 
 
 def start_turn(
-    config: TrainConfig, program: str, say: Callable[[str], None], announce: Callable[[str], None]
+    config: TrainConfig, program: str, report: Callable[[str], None], announce: Callable[[str], None]
 ) -> Turn:
     """The turn of ``program`` to start on a cluster that it shares, which has room for all that it needs.
 
@@ -134,7 +134,7 @@ def start_turn(
     Raises:
         ConfigError: Serve cannot have that address.
     """
-    turn = Turn(program, say, announce)
+    turn = Turn(program, report, announce)
     try:
         turn.take()
         claim_address(config.server)

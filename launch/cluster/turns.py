@@ -45,13 +45,13 @@ class Turn:
     """A program's turn to start on its cluster, from ``take`` to ``end``, or to the program's end.
 
     Args:
-        program: as others are told who has the turn.
-        say: is given what is waited for whenever that changes, for example for ``launch.status``.
+        program: name of the program for others that wait.
+        report: is given what is waited for whenever that changes, for example for ``launch.status``.
         announce: prints a line, at the beginning of each of the two waits and then every five minutes.
     """
 
-    def __init__(self, program: str, say: Callable[[str], None], announce: Callable[[str], None]) -> None:
-        self._program, self._say, self._announce = program, say, announce
+    def __init__(self, program: str, report: Callable[[str], None], announce: Callable[[str], None]) -> None:
+        self._program, self._report, self._announce = program, report, announce
         self._actor: Any = None
         self._announced = -TURN_REMIND_SECONDS
 
@@ -75,7 +75,7 @@ class Turn:
 
         Args:
             bundles: resources, each on one node, and that node's labels.
-            shortage: says what is missing.
+            shortage: returns what is missing.
         """
         needed = [({name: most for name, most in each.items() if most}, labels) for each, labels in bundles]
         needed = [(resources, labels) for resources, labels in needed if resources]
@@ -100,7 +100,7 @@ class Turn:
             ray.kill(actor)
 
     def _waits(self, reason: str) -> None:
-        self._say(f"waits for {reason}")
+        self._report(f"waits for {reason}")
         if self._actor is not None:
             self._actor.note.remote(reason)
         if time.monotonic() - self._announced > TURN_REMIND_SECONDS:

@@ -35,14 +35,14 @@ from launch.run_folder.consumed_log import read_consumed_log
 ENDING = ("driver", "fleet", "queue", "store", "directory", "raylet", "gcs")
 """Roles without which a run starts all of its processes anew, or ends: they are killed only on demand."""
 LEARNING = ("learner", "critic")
-"""Roles that a run goes on without as often as its settings of recovery say."""
+"""Roles that a run goes on without as often as its settings of recovery allow."""
 
 
 class Storm:
     """Chooses faults: first a kind, then a role that can bear it, then one of its processes.
 
     Args:
-        settings: the run's, of which those of its recovery say how often its learner may be killed.
+        settings: the run's, of which those of its recovery limit how often its learner is killed.
         roles: those that get faults.
         killed: roles of ``ENDING`` that are killed too, for what starts again without them.
         rng: draws.

@@ -32,20 +32,20 @@ def inspect(heartbeat: RunHeartbeat) -> RunReport:
         for node in nodes
         if node["NodeManagerHostname"] != socket.gethostname()
     }
-    asked = {}
+    calls = {}
     for name in heartbeat.fleets:
         with suppress(ValueError):  # it has not been started yet
-            asked["the fleet"] = ray.get_actor(name, NAMESPACE).report.remote()
+            calls["the fleet"] = ray.get_actor(name, NAMESPACE).report.remote()
             break  # the first one is that of the training
-    answers, unanswered, errors = _answers(asked)
+    answers, unanswered, errors = _answers(calls)
     fleet = answers.get("the fleet")
     if fleet is not None:
-        asked = {
+        calls = {
             "the sampling actor": fleet.sampler.waiting.remote(),
             "the queue of requests": fleet.sampler.status.remote(),
             "the stream's queue": fleet.stream.qsize.remote(),
         }
-        further, silent, broken = _answers(asked)
+        further, silent, broken = _answers(calls)
         answers, unanswered, errors = answers | further, unanswered + silent, errors + broken
     processes = list(processes_here())
     found, silent, broken = _answers(elsewhere)
@@ -70,11 +70,11 @@ def inspect(heartbeat: RunHeartbeat) -> RunReport:
     )
 
 
-def _answers(asked: dict[str, ray.ObjectRef]) -> tuple[dict[str, Any], list[str], list[str]]:
+def _answers(calls: dict[str, ray.ObjectRef]) -> tuple[dict[str, Any], list[str], list[str]]:
     """The answers by name, the names of the parts that did not answer, and the errors of others."""
-    if not asked:
+    if not calls:
         return {}, [], []
-    names = {reference: name for name, reference in asked.items()}
+    names = {reference: name for name, reference in calls.items()}
     done, late = ray.wait(list(names), num_returns=len(names), timeout=INSPECTION_SECONDS)
     answers, errors = {}, []
     for reference in done:

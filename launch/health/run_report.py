@@ -58,7 +58,7 @@ class RunReport:
         sampling: the requests and replicas of its sampling actor, if that samples a policy server.
         stream: trajectories that lie in the stream, and how many it holds; ``None`` if it does not answer.
         free: resources of the cluster that nobody has taken.
-        unanswered: parts that were asked and did not answer.
+        unanswered: parts that did not answer in time.
         errors: of parts that answered with an error.
         hosts: name of a node's machine, by Ray's id of the node.
     """

@@ -1,4 +1,4 @@
-"""Notices that nothing moves in a training: says why, and ends the run after a limit."""
+"""Watchdog of a training: notices that nothing moves, reports why, and ends the run after a limit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Watchdog:
     Args:
         report_seconds, limit_seconds: settings ``run.stall_report_seconds`` and ``run.stall_limit_seconds``.
         idle_seconds: returns the seconds since anything has moved.
-        report: says what every part waits for.
+        report: returns what every part waits for.
         announce: prints a text among the run's lines.
         end: ends the run with an error.
         raylet: Ray's process on this node, with which all actors here die.

@@ -150,16 +150,17 @@ class InspectLog:
         return sample
 
     def _turn(self, pool: MessagePool, step: Step, turn: int, kept: KeptTrajectory) -> list[Json]:
-        """The events of one turn: what tools have answered, what the model said to it, and the reward."""
-        asked = pool.ask(step)
+        """The events of one turn: results of tools, the model's response, and the reward."""
+        turn_input = pool.add_turn(step)
         tools = [
-            self._event("tool", f"{turn}-tool-{number}", call) for number, call in enumerate(asked.answers)
+            self._event("tool", f"{turn}-tool-{number}", call)
+            for number, call in enumerate(turn_input.answers)
         ]
         model = self.run.name if step.completion is not None else AGENT
-        said = {
+        response = {
             "model": model,
             "input": [],
-            "input_refs": asked.places,
+            "input_refs": turn_input.places,
             "tools": [],
             "tool_choice": "auto",
             "config": {},
@@ -178,7 +179,7 @@ class InspectLog:
         }
         return [
             *tools,
-            self._event("model", f"{turn}-model", said),
+            self._event("model", f"{turn}-model", response),
             self._event("score", f"{turn}-score", judged),
         ]
 
@@ -293,9 +294,9 @@ def _summary(sample: Json) -> Json:
     }
 
 
-def _shown(said: str | Sequence[Json]) -> str:
-    """The last text of a user in ``said``."""
-    if isinstance(said, str):
-        return said
-    contents = [each["content"] for each in said if each["role"] == "user"] or [said[-1]["content"]]
+def _shown(messages: str | Sequence[Json]) -> str:
+    """The last text of a user in ``messages``."""
+    if isinstance(messages, str):
+        return messages
+    contents = [each["content"] for each in messages if each["role"] == "user"] or [messages[-1]["content"]]
     return contents[-1] if isinstance(contents[-1], str) else json.dumps(contents[-1])

@@ -22,7 +22,7 @@ FIELDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class TurnInput:
     """Messages that were new before a turn, and the prompt of the model."""
 
     places: list[tuple[int, int]]
@@ -43,26 +43,26 @@ class MessagePool:
     first: list[Json] = field(default_factory=list)
     """The first prompt."""
     _places: list[int] = field(default_factory=list)
-    _said: list[Message] = field(default_factory=list)
+    _conversation: list[Message] = field(default_factory=list)
 
     @property
     def now(self) -> list[Json]:
         """The conversation after the last turn."""
         return [self.messages[place] for place in self._places]
 
-    def ask(self, step: Step) -> Asked:
-        """Take in the messages of ``step``, the next turn; its response is not part of what was asked."""
-        said = plain_json(step.chat_completions)
-        del self._places[num_repeated(self._said, said) :]
+    def add_turn(self, step: Step) -> TurnInput:
+        """Add the messages of ``step``, the next turn; its response is not part of the turn's input."""
+        conversation = plain_json(step.chat_completions)
+        del self._places[num_repeated(self._conversation, conversation) :]
         num_old = len(self._places)
-        for message in said[num_old:]:
+        for message in conversation[num_old:]:
             self._add(message)
-        self._said = said
-        if ends_with_response(said):
+        self._conversation = conversation
+        if ends_with_response(conversation):
             self._add_calls(step.action)
-        end = len(said) - ends_with_response(said)
+        end = len(conversation) - ends_with_response(conversation)
         self.first = self.first or [self.messages[place] for place in self._places[:end]]
-        return Asked(places=_ranges(self._places[:end]), answers=self._answers(num_old, end))
+        return TurnInput(places=_ranges(self._places[:end]), answers=self._answers(num_old, end))
 
     def _add(self, message: Message) -> None:
         place = len(self.messages)
@@ -169,10 +169,10 @@ def _call(call: Mapping[str, Any], name: str) -> Json:
     return short | {"arguments": {}, "parse_error": f"no JSON object: {given}"}
 
 
-def _answered_call(said: Sequence[Json], message: Mapping[str, Any]) -> Json | None:
+def _answered_call(conversation: Sequence[Json], message: Mapping[str, Any]) -> Json | None:
     """The call that a tool's message answers: the one that it names, else the next of the last response."""
     number = 0
-    for each in reversed(said):
+    for each in reversed(conversation):
         if each["role"] == "assistant":
             calls: list[Json] = each.get("tool_calls", [])
             name = message.get("tool_call_id")

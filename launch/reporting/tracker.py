@@ -89,7 +89,7 @@ class Tracker:
         """Progress of the supervised warm start."""
         tenth = 10 * step // num_steps
         if tenth == self._last_tenth and not sys.stdout.isatty():
-            return  # nobody watches it move
+            return  # no terminal shows it move
         self._last_tenth = tenth
         line = f"{self._bar(step, num_steps)} warm start {step:4d}/{num_steps}"
         self._print(f"{line}  loss {metrics['learn/loss']:.3f}", passes=step < num_steps)
@@ -133,11 +133,11 @@ class Tracker:
         )
 
     def sample(self, trajectory: Trajectory) -> None:
-        """Show what the policy says, for those who watch."""
+        """Print a conversation of the policy."""
         self._print(conversation(trajectory))
 
     def summary(self) -> None:
-        """Say what was reached against before, and where it can be looked at."""
+        """Announce what was reached against before, and where it is shown."""
         found = [record for record in read_metrics(self._directory) if _is_evaluation(record)]
         if len(found) > 1:
             before, after = (each["eval/reward_mean"] for each in (found[0], found[-1]))

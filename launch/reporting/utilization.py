@@ -15,17 +15,17 @@ from policies.sampler import QueueStatus
 class Counted(Protocol):
     """A rollout service, as far as its counts go."""
 
-    def ask_status(self) -> list[ray.ObjectRef]:
-        """Ask for the counts; ``status`` waits for the answers."""
+    def request_status(self) -> list[ray.ObjectRef]:
+        """Request the counts; ``status`` waits for them."""
         ...
 
-    def status(self, asked: list[ray.ObjectRef]) -> tuple[FleetStatus, QueueStatus]:
+    def status(self, references: list[ray.ObjectRef]) -> tuple[FleetStatus, QueueStatus]:
         """The counts of the fleet and of the engines."""
         ...
 
 
 class Utilization:
-    """Asks a rollout service how busy its fleet and its engines are, and compares the answers.
+    """Reads how busy the fleet and the engines of a rollout service are, and compares two readings.
 
     Args:
         service: that of the training.
@@ -34,21 +34,21 @@ class Utilization:
     def __init__(self, service: Counted) -> None:
         self._service = service
         self._counts = CountDifference()
-        self._asked: list[ray.ObjectRef] = []
+        self._references: list[ray.ObjectRef] = []
 
     def begin(self) -> None:
         """Count from here on."""
-        self.ask()
+        self.request()
         self.since_last()
 
-    def ask(self) -> None:
-        """Ask; not when they have just been given work, which comes first."""
-        self._asked = self._service.ask_status()
+    def request(self) -> None:
+        """Request the counts; not when fleet and engines have just got work, which comes first."""
+        self._references = self._service.request_status()
 
     def since_last(self) -> dict[str, float]:
         """Metrics of the time between the last two readings; none while Ray starts an actor anew."""
         try:
-            return self._counts.since_last(*self._service.status(self._asked))
+            return self._counts.since_last(*self._service.status(self._references))
         except ActorUnavailableError:
             self._counts = CountDifference()
             return {}
@@ -64,8 +64,8 @@ class CountDifference:
         """Idle shares of the rollout actors and the engines, and tokens that were sampled for rollouts that
         were played again or not used.
 
-        An engine that was not there at the last look, or is gone, counts for nothing: its counters begin at
-        0, and it is unknown when it stopped working.
+        An engine that is new since the last reading, or is gone, counts for nothing: its counters begin at 0,
+        and it is unknown when it stopped working.
         """
         last, self._last = self._last, (fleet, queue)
         if last is None:

@@ -66,7 +66,7 @@ class StreamState:
 
 @dataclass(frozen=True, kw_only=True)
 class FileDigest:
-    """Size and hash of a file, to tell whether it is the one that was written."""
+    """Size and hash of a file, to know it as the one that was written."""
 
     num_bytes: int
     sha256: str
@@ -74,7 +74,7 @@ class FileDigest:
 
 @dataclass(frozen=True, kw_only=True)
 class _Manifest:
-    """``state.json``: what the other files of a checkpoint mean, and how to tell that they are whole."""
+    """``state.json``: the meaning of a checkpoint's other files, and their digests."""
 
     progress: Progress
     in_flight: tuple[str, ...]

@@ -11,7 +11,7 @@ from environments.errors import TroupeError
 
 SIGNS = ("No space left on device", "Disk quota exceeded")
 MIN_FREE_BYTES = 1 << 20
-"""Free bytes below which a disk is full, whatever the library says that could not write."""
+"""Free bytes below which a disk is full, whatever the error of the library that could not write."""
 
 
 @contextmanager

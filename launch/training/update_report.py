@@ -37,7 +37,7 @@ class UpdateReport:
     def request_counts(self) -> None:
         """Request the counts of fleet and engines: once an update, when they are busy."""
         if self._utilization is not None:
-            self._utilization.ask()
+            self._utilization.request()
 
     def record(self, version: int, selection: Selection, learning: dict[str, float], clock: Clock) -> None:
         """Record the newest update.

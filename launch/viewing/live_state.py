@@ -39,9 +39,9 @@ async def states(run: Path, address: str | None) -> AsyncIterator[dict[str, Any]
                 yield {"end": _not_here(run, [each["folder"] for each in runs])}
                 return
             yield {"state": here[0]}
-        said = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
-        yield {"end": said[-1] if said else "The cluster of the run has ended."}
-    finally:  # nobody looks any more
+        errors = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
+        yield {"end": errors[-1] if errors else "The cluster of the run has ended."}
+    finally:  # the page is left
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()

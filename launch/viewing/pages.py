@@ -91,8 +91,8 @@ class Pages:
 
     async def actors(self, number: int) -> StreamingResponse:
         """Server-sent events: the state of a run that goes on, every two seconds."""
-        looks = states(self._run(number), self._address)
-        return StreamingResponse((event(look) async for look in looks), media_type=EVENTS)
+        found = states(self._run(number), self._address)
+        return StreamingResponse((event(state) async for state in found), media_type=EVENTS)
 
     async def changes(self, number: int) -> StreamingResponse:
         """Server-sent events: one for each change of the run's folder."""

@@ -1,4 +1,4 @@
-"""Carries what a person says on the page to a policy server, and the answer back.
+"""Relay of a talk on the page to a policy server, and of the answers back.
 
 The page itself may ask no address but its own.
 """
@@ -81,8 +81,8 @@ class Talk:
                 f"`{command_name('serve')} model.path=RUN recipe=RECIPE`, or name another by --server.",
             ) from error
         if answer.is_error:
-            said = await _body(answer)
-            raise HTTPException(answer.status_code, f"{self._url}: {said['error']['message']}")
+            body = await _body(answer)
+            raise HTTPException(answer.status_code, f"{self._url}: {body['error']['message']}")
         return answer
 
 

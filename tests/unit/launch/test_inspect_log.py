@@ -156,7 +156,7 @@ def test_what_cannot_be_exported_is_told(
 
 def test_a_message_is_written_once_however_many_turns_repeat_it() -> None:
     pool = MessagePool()
-    asked = [pool.ask(step).places for step in conversation("0/0", 4).steps]
+    asked = [pool.add_turn(step).places for step in conversation("0/0", 4).steps]
     assert asked == [[(0, 1)], [(0, 3)], [(0, 5)], [(0, 7)]]
     assert len(pool.messages) == 8
 
@@ -169,7 +169,7 @@ def test_an_answer_without_a_name_belongs_to_the_next_call() -> None:
         {"role": "tool", "content": "2"},
         {"role": "assistant", "content": "3"},
     ]
-    answers = MessagePool().ask(Step(chat_completions=said)).answers
+    answers = MessagePool().add_turn(Step(chat_completions=said)).answers
     assert [(answer["function"], answer["result"]) for answer in answers] == [("one", "1"), ("two", "2")]
 
 
