@@ -9,7 +9,7 @@ from typing import Any
 from environments.tools.base import MODEL_JSON
 from policies.agents.parsers import ToolParser
 from policies.agents.parsers.base import Block, BlockParser, valid
-from policies.model_api.growing_thought import num_held
+from policies.model_api.growing_text import num_held
 
 Json = dict[str, Any]
 

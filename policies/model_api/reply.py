@@ -23,13 +23,11 @@ from environments.thoughts import (
 from environments.tools import ToolCall
 from policies.agents.parsers import ToolParser
 from policies.model_api.growing_calls import GrowingCalls
-from policies.model_api.growing_thought import GrowingThought, WholeThought
+from policies.model_api.growing_text import REPLACEMENT_CHARACTER, GrowingThought, WholeThought
 from policies.model_api.protocol import ChatRequest, CompletionRequest, SamplingRequest
 from policies.sampler import TokenOutput, TokenRequest
 
 Json = dict[str, Any]
-REPLACEMENT_CHARACTER = "\ufffd"
-"""Character that the bytes of an unfinished one are decoded to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from environments.thoughts import (
     with_opening,
 )
 from policies.agents.tool import ToolAgent
-from policies.model_api.growing_thought import GrowingThought
+from policies.model_api.growing_text import GrowingThought
 
 
 @pytest.mark.parametrize(("opening", "closing"), MARKS.items())

@@ -17,7 +17,7 @@ from environments.types import Completion, Message
 from policies.agent_api.responses import ResponsesFrontend, ResponsesRequest
 from policies.chat import ChatRenderer
 from policies.model_api.frontend import OpenAIFrontend
-from policies.model_api.growing_thought import GrowingThought
+from policies.model_api.growing_text import GrowingThought
 from policies.model_api.protocol import ChatRequest
 from policies.sampler import Turn
 from policies.tiny import build_tokenizer
