@@ -1,6 +1,6 @@
 """The learner: groups of ranks for the policy and its critic. The training loop calls it.
 
-``learner_calls.py`` lists what the ranks can be asked for.
+``learner_calls.py`` lists the calls that the ranks take.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LearnerGroup:
     Args:
         model_path: folder in Hugging Face format to start from.
         num_schedule_steps: updates over which a cosine schedule runs.
-        store: the ``WeightStore`` that ``publish`` tells of new versions.
+        store: the ``WeightStore`` to which ``publish`` adds versions.
         shared_file: path and text of a file in the folder that all ranks write to. Each rank checks that it
             sees this file before it loads a model.
     """

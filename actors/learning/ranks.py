@@ -233,7 +233,7 @@ class RankGroup:
             ray.get(self._ping(), timeout=CALL_ANSWER_SECONDS)
         except RayActorError as error:
             raise LearnerLostError("A learner rank has died.") from error
-        except GetTimeoutError:  # it waits for the rank that has raised an error, which is what is to be told
+        except GetTimeoutError:  # it waits for the rank that has raised an error, which is the error to raise
             return
 
     def _kill(self) -> None:

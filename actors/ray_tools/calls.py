@@ -16,7 +16,7 @@ from environments.command_name import command_name
 from environments.errors import TroupeError
 
 WAIT_SECONDS = 60.0
-"""A wait inside an actor ends after this time, and the caller asks again."""
+"""A wait inside an actor ends after this time, and the caller calls again."""
 
 
 def get_or_raise(references: Sequence[ray.ObjectRef], who: str) -> list[Any]:
@@ -52,7 +52,7 @@ def detached_call(method: Callable[..., Any], *arguments: Any) -> Any:
 
 
 async def wait_with_timeout(changed: asyncio.Condition, is_met: Callable[[], bool]) -> None:
-    """Return when ``is_met`` holds, or after a minute; the caller asks again then.
+    """Return when ``is_met`` holds, or after a minute; the caller calls again then.
 
     The wait has an end because Ray ends no call whose caller has died: replicas come and go, and an actor has
     places for so many calls.

@@ -206,9 +206,9 @@ class RolloutService:
         return [self._playing.status.remote(), self._sampling.status.remote()]
 
     @staticmethod
-    def status(asked: list[ray.ObjectRef]) -> tuple[FleetStatus, QueueStatus]:
+    def status(calls: list[ray.ObjectRef]) -> tuple[FleetStatus, QueueStatus]:
         """The counts of the fleet and of the engines at the time when they were asked."""
-        fleet, queue = get_or_raise(asked, "Fleet or sampling actor")
+        fleet, queue = get_or_raise(calls, "Fleet or sampling actor")
         return fleet, queue
 
     def fleet_status(self) -> FleetStatus:

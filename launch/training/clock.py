@@ -13,7 +13,7 @@ class Clock:
     """Measures seconds by name, from its making on.
 
     Args:
-        activity: is told what is being measured.
+        activity: is entered for what is being measured.
     """
 
     def __init__(self, activity: Activity) -> None:

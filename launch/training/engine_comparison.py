@@ -32,7 +32,7 @@ class LogprobProbe:
     learner are apart on the others is what was learnt since.
 
     Args:
-        sample: asks for a completion; the reference is to a ``TokenOutput``.
+        sample: requests a completion; the reference is to a ``TokenOutput``.
         temperature: of the rollouts.
     """
 

@@ -16,7 +16,7 @@ WORLD_FAILURES = {
 }
 """Endings for which the environment or its process is to blame, and neither the agent nor the server."""
 WINDOW = 200
-"""Newest rollouts that the budget looks at."""
+"""Newest rollouts that the budget counts."""
 LEAST_FAILURES = 30
 """Failures among them without which no run ends: the first few say nothing about a night."""
 LEAST_ATTEMPTS = 3

@@ -150,7 +150,7 @@ class TrainingLoop:
             )
 
     def _announce_server(self) -> None:
-        """Say what serves the policy, and where OpenAI clients find it if they do: a run needs no clients."""
+        """Announce what serves the policy, and where OpenAI clients find it if they do: a run needs none."""
         announce, config, server = self._run.tracker.announce, self._run.config, self._run.config.server
         announce(
             f"Policy server: {server.num_replicas} replica(s); {config.fleet.num_actors} rollout actors."

@@ -126,10 +126,10 @@ def _meant_texts(folder: Path) -> list[tuple[str, tuple[int, ...]]]:
     if checkpoint is None:
         # A server that parses tool calls takes them out of the text, and one that cuts thoughts out of it
         # leaves the mark of an unfinished one to whoever reads the text.
-        told = [
+        parsed = [
             each for each in completions if each.text and not each.tool_calls and not is_unfinished(each.text)
         ]
-        return [(each.text, each.completion_ids) for each in told]
+        return [(each.text, each.completion_ids) for each in parsed]
     own = ChatRenderer(load_tokenizer(checkpoint / HUGGINGFACE))
     sequences = dict.fromkeys(ids for each in completions for ids in (each.prompt_ids, each.completion_ids))
     return [(own.decode(ids), ids) for ids in sequences]

@@ -115,7 +115,7 @@ def environment_seed(seed: int, name: str) -> int:
 
 @lru_cache(maxsize=2)
 def epoch_order(tasks: Dataset, weights_key: str | None, seed: int, epoch: int) -> tuple[int, ...]:
-    """The tasks of ``epoch``, as many as there are. Made once: every group asks for it.
+    """The tasks of ``epoch``, as many as there are. Made once: every group needs it.
 
     Equal weights play each task once, in an order of the epoch's own. Else each place is drawn on its own,
     by the weights: what weighs 0 is never played.

@@ -167,7 +167,7 @@ def join_cluster(
     interrupts: Interrupts,
     ending: ExitStack,
 ) -> tuple[Callable[[Callable[[], None]], None], Turn | None]:
-    """Connect to Ray, and tell it from now on what the run is doing.
+    """Connect to Ray, and send it heartbeats of the run from now on.
 
     A cluster that is started here ends as a whole. In another one each component is ended by itself, and the
     run waits for its turn to start.

@@ -79,7 +79,7 @@ class TaskPlan:
         self._tracker.announce(f"Task {index} is set aside: it failed in all of its rollouts. {error}")
 
     def announce_set_aside(self) -> None:
-        """Say which tasks were set aside, if there are any."""
+        """Announce which tasks were set aside, if there are any."""
         if self._set_aside:
             self._tracker.announce(
                 f"{len(self._set_aside)} of {len(self._tasks)} tasks failed everywhere and were set aside: "

@@ -16,7 +16,7 @@ from launch.training.selection import Selection
 
 
 class UpdateReport:
-    """Records updates, and has as many rollout actors as their metrics ask for.
+    """Records updates, and has as many rollout actors as their metrics call for.
 
     Args:
         service: the training's; ``None`` in a replay.
@@ -70,7 +70,7 @@ class UpdateReport:
             self._scale(self._service, numbers)
 
     def _scale(self, service: RolloutService, numbers: Mapping[str, float]) -> None:
-        """Have as many rollout actors as the update's metrics ask for, and say so if that changes."""
+        """Have as many rollout actors as the update's metrics call for, and announce a change."""
         load = Load(
             learner_waits=numbers["time/wait"] / numbers["time/step"],
             actors_idle=numbers["time/fleet_idle"],

@@ -21,7 +21,7 @@ from launch.training.run_state import RunState
 
 
 def run_name(state: RunState) -> str:
-    """The run as other programs of its cluster are told of it."""
+    """Name of the run for other programs of its cluster."""
     return f"the run {state.directory.resolve()} (process {os.getpid()} on {socket.gethostname()})"
 
 
