@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import httpx2
 import pytest
 from agent_server import ALICE, KEYS, AgentServer, agent_server
-from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.exceptions import MCPError
 from test_policy_http import tokenizer_folder  # noqa: F401  # a fixture
 
 from environments.types import StepEvent
+
+if TYPE_CHECKING:
+    from mcp import Client
 
 pytestmark = pytest.mark.slow  # with the official clients, over a real port
 
@@ -40,6 +40,9 @@ async def connected(
     server: AgentServer, key: str = ALICE, mode: str = "auto", on_request: Any = None, on_response: Any = None
 ) -> AsyncIterator[Client]:
     """The official client, with what hears of its requests and responses."""
+    from mcp import Client
+    from mcp.client.streamable_http import streamable_http_client
+
     hooks = {"request": [on_request] if on_request else [], "response": [on_response] if on_response else []}
     headers = {"authorization": f"Bearer {key}"}
     async with (
@@ -139,6 +142,8 @@ def test_a_failed_episode_is_a_result_with_an_error(server: AgentServer) -> None
 def test_a_call_that_is_wrong_is_an_error_that_names_what(
     server: AgentServer, tool: str, arguments: dict[str, Any], said: str
 ) -> None:
+    from mcp.shared.exceptions import MCPError
+
     async def talk() -> None:
         async with connected(server) as client:
             with pytest.raises(MCPError, match=said):

@@ -5,6 +5,7 @@ import random
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.util import find_spec
 
 import pytest
 
@@ -12,7 +13,7 @@ from environments.adapters import textarena as textarena_adapter
 from environments.adapters.textarena import PolicyOpponent, TextArenaEnvironment
 from environments.errors import ConfigError, EnvironmentFailure
 
-pytest.importorskip("textarena")
+pytestmark = pytest.mark.skipif(find_spec("textarena") is None, reason="textarena is an extra: worlds")
 
 MOVES = ["A C", "A B", "C B", "A C", "B A", "B C", "A C"]
 
