@@ -15,7 +15,7 @@ together have the time of K + 1 updates, so nothing can gain more than K + 1. It
 have worse tails than others: a batch that takes twice as long as the next two is waited for all the same.
 The simulation shows it, and that the fleet needs no more than two actors for each rollout of an update.
 
-Its second table has the order of the tasks against that of completion, by the run's own group scheduler. No
+Its second table has the order of the tasks against that of completion, by the run's own ``Rollouts``. No
 order that keeps the bound and drops nothing is faster than that of the tasks once a run is under way: there,
 an update waits for exactly the groups that were requested K versions before, and they are due. Where dropped
 groups are replaced, that order comes to groups that are not due yet, and waits for them all the same.
