@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from typing import Any
@@ -32,10 +32,23 @@ def get_or_raise(references: Sequence[ray.ObjectRef], who: str) -> list[Any]:
     try:
         return list(ray.get(list(references), timeout=CALL_ANSWER_SECONDS))
     except GetTimeoutError as error:
-        raise TroupeError(
-            f"{who} did not answer for {CALL_ANSWER_SECONDS:g} s: a process hangs or was stopped, or its "
-            f"node has too much to do. `{command_name('chaos')}` lists the processes of a node."
-        ) from error
+        raise _hung(who) from error
+
+
+async def wait_or_raise(reference: Awaitable[Any], who: str) -> Any:
+    """Result of one such call, in an event loop. Raises as ``get_or_raise`` does."""
+    try:
+        async with asyncio.timeout(CALL_ANSWER_SECONDS):
+            return await reference
+    except TimeoutError as error:
+        raise _hung(who) from error
+
+
+def _hung(who: str) -> TroupeError:
+    return TroupeError(
+        f"{who} did not answer for {CALL_ANSWER_SECONDS:g} s: a process hangs or was stopped, or its "
+        f"node has too much to do. `{command_name('chaos')}` lists the processes of a node."
+    )
 
 
 def detached_call(method: Callable[..., Any], *arguments: Any) -> Any:

@@ -20,7 +20,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from actors.ray_tools.background import in_background
-from actors.ray_tools.calls import detached_call, get_or_raise
+from actors.ray_tools.calls import detached_call, get_or_raise, wait_or_raise
 from actors.ray_tools.placement import beside_driver, start_actor
 from actors.rollouts.actor_factory import actor_options, check_room
 from actors.rollouts.fleet import RolloutFleet
@@ -49,6 +49,46 @@ class SampledServer(Protocol):
     def check_replicas(self) -> None: ...
 
     def stop(self) -> None: ...
+
+
+class DetachedFleet:
+    """Calls of a fleet for an event loop whose own callers may be cancelled: what they ask for goes on.
+
+    Raises:
+        TroupeError: the fleet does not answer.
+        RayActorError: the fleet has died.
+    """
+
+    def __init__(self, fleet: Any) -> None:
+        self._fleet = fleet
+
+    async def submit(self, request: RolloutRequest) -> None:
+        """Have one request rolled out; the stream has its trajectory when it ends."""
+        await self._call(self._fleet.submit.remote, [request])
+
+    async def resize(self, num_actors: int) -> None:
+        """Have ``num_actors`` rollout actors. One too many ends with the rollout that it is playing."""
+        await self._call(self._fleet.resize.remote, num_actors)
+
+    async def status(self) -> FleetStatus:
+        """Counts of the fleet, now."""
+        status: FleetStatus = await self._call(self._fleet.status.remote)
+        return status
+
+    async def end_idle(self) -> None:
+        """End the rollout actors that play nothing, and close the environments that they keep."""
+        await self._call(self._fleet.end.remote)
+
+    def cancel(self, rollout_id: str) -> None:
+        """Have nothing more sampled for a rollout; its trajectory does not come. This does not wait."""
+        detached_call(self._fleet.cancel.options(num_returns=0).remote, rollout_id)
+
+    def forget(self, rollout_id: str) -> None:
+        """Close the environment of a rollout that no follow-up comes after. This does not wait."""
+        detached_call(self._fleet.forget.options(num_returns=0).remote, rollout_id)
+
+    async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        return await wait_or_raise(detached_call(method, *arguments), "The fleet")
 
 
 class RolloutService:
@@ -181,22 +221,6 @@ class RolloutService:
         """Have ``requests`` rolled out; ``stream.trajectories`` yields them as they end."""
         get_or_raise([self._playing.submit.remote(list(requests))], "The fleet")
 
-    async def submit_detached(self, request: RolloutRequest) -> None:
-        """Have one request rolled out, which goes on when the call that asks for it is cancelled."""
-        await detached_call(self._playing.submit.remote, [request])
-
-    def cancel(self, rollout_id: str) -> None:
-        """Have nothing more sampled for a rollout; its trajectory does not come. This does not wait."""
-        detached_call(self._playing.cancel.options(num_returns=0).remote, rollout_id)
-
-    def forget(self, rollout_id: str) -> None:
-        """No follow-up comes after a rollout: its environment is closed. This does not wait."""
-        self._playing.forget.options(num_returns=0).remote(rollout_id)
-
-    def end_idle(self) -> None:
-        """End the rollout actors that play nothing, and close the environments that they keep."""
-        get_or_raise([self._playing.end.remote()], "The fleet")
-
     def sample(self, request: TokenRequest) -> ray.ObjectRef:
         """Ask for one completion outside any rollout; the reference is to a ``TokenOutput``."""
         return self._sampling.sample_tokens.remote(request)
@@ -211,10 +235,10 @@ class RolloutService:
         fleet, queue = get_or_raise(calls, "Fleet or sampling actor")
         return fleet, queue
 
-    def fleet_status(self) -> FleetStatus:
-        """The counts of the fleet, now."""
-        status: FleetStatus = get_or_raise([self._playing.status.remote()], "The fleet")[0]
-        return status
+    @property
+    def detached_fleet(self) -> DetachedFleet:
+        """Calls of the fleet that outlive their callers."""
+        return DetachedFleet(self._playing)
 
     @property
     def _playing(self) -> Any:

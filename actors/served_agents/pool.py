@@ -68,7 +68,7 @@ class AgentPool:
         self._conversations = Conversations(waits=agents.second_message == "wait")
         self._answers = IdempotentAnswers()
         self._messages = Messages(fleet.bounds[1])
-        responses = Responses(self._conversations, self._answers, self._messages, self._service.forget)
+        responses = Responses(self._conversations, self._answers, self._messages, self._service)
         tasks: PerKeyLRU[bytes] = PerKeyLRU()  # of A2A, in the SDK's own bytes
         self._parts = {"messages": self._messages, "responses": responses, "tasks": tasks}
         self._loops: list[asyncio.Task[None]] = []  # none until it is open
@@ -168,7 +168,7 @@ class AgentPool:
         steps: list[StepEvent] = []
         num_used, part = 0, None
         try:
-            await self._service.submit_detached(request)
+            await self._service.detached_fleet.submit(request)
             while not isinstance(part, Trajectory):
                 part = await events.get()
                 if isinstance(part, Exception):
@@ -185,7 +185,7 @@ class AgentPool:
                 yield part
         finally:
             if not isinstance(part, Trajectory):
-                self._service.cancel(request.rollout_id)
+                self._service.detached_fleet.cancel(request.rollout_id)
 
     async def on_step(self, rollout_id: str, step: StepEvent) -> None:
         """Take a step of a rollout as soon as it has ended; a rollout actor calls this."""
@@ -197,7 +197,7 @@ class AgentPool:
 
     async def end(self) -> None:
         """Close the environments that wait for a message. Nothing can be played afterwards."""
-        await asyncio.to_thread(self._service.end_idle)
+        await self._service.detached_fleet.end_idle()
 
     def _task(self, message: str) -> dict[str, Any]:
         try:
@@ -218,11 +218,12 @@ class AgentPool:
 
     async def _follow_conversations(self, size: PoolSize) -> None:
         """consumes the fleet's counts · waits for the clock · produces another number of rollout actors"""
+        fleet = self._service.detached_fleet
         while True:
-            status = await asyncio.to_thread(self._service.fleet_status)
+            status = await fleet.status()
             number = size.decide(status, time.monotonic())
             if number != status.num_actors:
-                await asyncio.to_thread(self._service.resize, number)
+                await fleet.resize(number)
             await asyncio.sleep(SCALING_SECONDS)
 
     async def _collect(self) -> None:

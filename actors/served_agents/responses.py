@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from actors.rollouts.service import RolloutService
 from actors.served_agents.conversations import Conversations
 from actors.served_agents.idempotency import IdempotentAnswers
 from actors.served_agents.messages import Messages
@@ -18,7 +18,7 @@ class Responses:
         conversations: of which a response is a place.
         answers: those that are repeated by their idempotency keys.
         messages: whose answers responses are.
-        close: closes the environment that waits for a message after a rollout.
+        service: has the environments that wait for a message after a rollout.
     """
 
     def __init__(
@@ -26,10 +26,10 @@ class Responses:
         conversations: Conversations,
         answers: IdempotentAnswers,
         messages: Messages,
-        close: Callable[[str], None],
+        service: RolloutService,
     ) -> None:
         self._conversations, self._answers, self._messages = conversations, answers, messages
-        self._close = close
+        self._service = service
         self._responses: PerKeyLRU[dict[str, Any]] = PerKeyLRU()
 
     def keep(self, owner: str, response: dict[str, Any]) -> None:
@@ -58,4 +58,4 @@ class Responses:
 
     def _close_after(self, rollout_id: str | None) -> None:
         if rollout_id is not None:
-            self._close(rollout_id)
+            self._service.detached_fleet.forget(rollout_id)

@@ -209,7 +209,7 @@ def end_when_up(turn: Turn, services: Sequence[RolloutService], num_actors: int)
             service.wait_until_up()
             deadline = min(deadline, time.monotonic() + FLEET_START_SECONDS)
             while time.monotonic() < deadline:
-                if service.fleet_status().num_ready >= num_actors:
+                if service.status(service.request_status())[0].num_ready >= num_actors:
                     break
                 time.sleep(0.5)
     finally:

@@ -49,6 +49,7 @@ class ScriptedService:
         """Whether messages wait, instead of being answered at once."""
         self._finished: queue.Queue[Trajectory | None] = queue.Queue()
         self.stream = SimpleNamespace(trajectories=self._trajectories)
+        self.detached_fleet = self
 
     def reset(self) -> None:
         """Answer at once from now on; forget what waits."""
@@ -59,7 +60,7 @@ class ScriptedService:
     def start(self, num_actors: int) -> None:
         pass
 
-    async def submit_detached(self, request: RolloutRequest) -> None:
+    async def submit(self, request: RolloutRequest) -> None:
         self.asked.append(request)
         if self.is_busy:
             self.waiting[request.rollout_id] = request
