@@ -75,7 +75,7 @@ def test_a_rank_whose_disk_is_another_is_refused(tmp_path: Path) -> None:
             check_shared(str(path), text)
 
 
-def test_logprobs_come_back_in_order_without_padding_from_two_ranks(
+def test_logprobs_of_two_ranks_come_in_order_without_padding(
     make_learner: MakeLearner, tiny_model: Path
 ) -> None:
     samples = ragged_samples()
@@ -88,9 +88,7 @@ def test_logprobs_come_back_in_order_without_padding_from_two_ranks(
         torch.testing.assert_close(torch.tensor(row), expected, rtol=0, atol=1e-4)
 
 
-def test_what_keeps_a_model_from_being_loaded_is_said_in_a_sentence(
-    weight_store: Any, tiny_model: Path
-) -> None:
+def test_model_that_cannot_be_loaded_is_explained_in_a_sentence(weight_store: Any, tiny_model: Path) -> None:
     from actors.learning.learner_group import LearnerGroup
 
     learner = LearnerConfig(lora=LoRAConfig(rank=4, target_modules="no_such_layer"))
@@ -125,7 +123,7 @@ def assert_scored_alike(some: Sequence[TrainBatch], others: Sequence[TrainBatch]
             assert ours.old_logprobs != pytest.approx(ours.reference_logprobs, abs=1e-2)
 
 
-def test_policy_with_adapters_critic_and_reference_train_on_two_ranks_and_load_on_one(
+def test_adapters_critic_reference_of_two_ranks_load_on_one(
     make_learner: MakeLearner, make_rank: MakeRank, make_critic_rank: MakeRank, tmp_path: Path
 ) -> None:
     learner = make_learner(ADAPTED, PPO)

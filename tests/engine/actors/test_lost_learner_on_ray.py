@@ -41,7 +41,7 @@ def learner(ray_cluster: None, tiny_model: Path) -> Iterator[tuple[Any, list[int
 @pytest.mark.parametrize(
     ("number", "text"), [(signal.SIGKILL, "has died"), (signal.SIGSTOP, "did not answer for 2 s")]
 )
-def test_a_killed_and_a_stopped_rank_are_noticed_and_replaced_with_the_published_weights(
+def test_killed_or_stopped_rank_returns_with_published_weights(
     learner: tuple[Any, list[int]], number: signal.Signals, text: str, tmp_path: Path
 ) -> None:
     group, (rank,) = learner
@@ -64,7 +64,7 @@ def test_a_killed_and_a_stopped_rank_are_noticed_and_replaced_with_the_published
     assert metrics["learn/lr"] == pytest.approx(3e-4), "the third step's"
 
 
-def test_before_its_first_publish_a_phase_goes_on_with_the_rate_of_its_checkpoint(
+def test_phase_before_first_publish_keeps_rate_of_its_checkpoint(
     learner: tuple[Any, list[int]], tmp_path: Path
 ) -> None:
     group, (rank,) = learner

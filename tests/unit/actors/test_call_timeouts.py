@@ -14,7 +14,7 @@ from policies.learning.samples import TrainBatch, padding_sample
 from policies.learning.settings import AlgorithmConfig, CorrectionConfig, KLConfig
 
 
-def test_a_first_call_gets_the_whole_limit_and_a_later_one_follows_the_longest() -> None:
+def test_first_call_gets_whole_limit_later_ones_follow_longest() -> None:
     patience = CallTimeouts(1800)
     assert patience.limit("save").seconds == 1800
     for seconds in (30.0, 50.0, 10.0):
@@ -50,7 +50,7 @@ def test_a_limit_does_not_shrink_with_the_tokens() -> None:
     assert patience.limit("update", num_tokens=10).seconds == SLOWDOWN_FACTOR * 300
 
 
-def test_a_call_in_which_nothing_was_scored_says_nothing_of_one_in_which_something_is() -> None:
+def test_call_that_scored_nothing_sets_no_limit_for_others() -> None:
     patience = CallTimeouts(1800)
     patience.record("score", 0.1)
     assert patience.limit("score").seconds == MIN_TIMEOUT_SECONDS
@@ -79,7 +79,7 @@ ONE, TWO = batches(1), batches(2)
         (AlgorithmConfig(kl=KLConfig(place="reward")), [TWO, TWO]),
     ],
 )
-def test_scored_tokens_are_those_that_the_policy_and_the_reference_compute(
+def test_scored_tokens_are_those_of_policy_and_reference(
     algorithm: AlgorithmConfig, parts: list[list[TrainBatch]]
 ) -> None:
     assert num_scored_tokens(TWO, resolve(algorithm, 64)) == sum(map(num_trained_tokens, parts))

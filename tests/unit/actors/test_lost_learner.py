@@ -19,7 +19,7 @@ from policies.learning.settings import LearnerConfig, OptimizerConfig
 RISING = OptimizerConfig(lr=1e-3, warmup_steps=10)
 
 
-def test_weights_that_are_published_in_another_form_rebuild_no_learner(verl_on_cpu: None) -> None:
+def test_weights_published_in_another_form_rebuild_no_learner(verl_on_cpu: None) -> None:
     """Experts are published one by one, and held as one: the run goes on from its checkpoint, as it would
     where the learner was lost for another reason.
     """
@@ -71,7 +71,7 @@ class StoreOfOneVersion:
         return self.published
 
 
-def test_a_place_that_no_node_has_any_more_is_not_waited_for_without_end(
+def test_wait_for_a_place_that_no_node_has_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rank_actors.RankGroup, "_start", lambda group: None)
@@ -82,7 +82,7 @@ def test_a_place_that_no_node_has_any_more_is_not_waited_for_without_end(
         group.start_anew(LearnerConfig().optimizer, 10)
 
 
-def test_places_are_given_back_where_ctrl_c_ends_the_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_are_given_back_where_ctrl_c_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
@@ -95,7 +95,7 @@ def test_places_are_given_back_where_ctrl_c_ends_the_wait_for_them(monkeypatch: 
     assert given_back == [places]
 
 
-def test_a_publish_that_fails_leaves_the_schedule_of_the_version_before(
+def test_failed_publish_leaves_schedule_of_version_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else a learner that goes on from those weights would be a step ahead in its learning rate."""

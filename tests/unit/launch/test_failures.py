@@ -67,15 +67,13 @@ def test_old_failures_leave_the_window() -> None:
 @pytest.mark.parametrize(
     "reason", [TerminationReason.SAMPLER_ERROR, TerminationReason.AGENT_ERROR, TerminationReason.TIMEOUT]
 )
-def test_what_is_not_the_environments_fault_does_not_count_against_it(reason: TerminationReason) -> None:
+def test_failures_of_others_do_not_count_against_environment(reason: TerminationReason) -> None:
     FailureBudget("Shop", 0.1).record([ended(reason, "no answer")] * WINDOW)
 
 
 @settings(deadline=None)  # a busy machine is no failure
 @given(st.lists(st.booleans(), max_size=400), st.floats(0.05, 1.0))
-def test_a_run_ends_at_the_first_rollout_past_the_budget_and_not_before(
-    failures: list[bool], share: float
-) -> None:
+def test_run_ends_at_the_first_rollout_past_the_budget(failures: list[bool], share: float) -> None:
     budget, ends = FailureBudget("Shop", share), None
     for number, failed in enumerate(failures):
         try:
@@ -88,24 +86,24 @@ def test_a_run_ends_at_the_first_rollout_past_the_budget_and_not_before(
     assert ends == (past.index(True) if True in past else None)
 
 
-def test_the_kind_of_an_error_is_its_type_and_method_or_its_first_line() -> None:
+def test_kind_of_error_is_its_type_and_method_or_first_line() -> None:
     assert kind_of(BROKEN) == "KeyError in Shop.step"
     assert kind_of("The rollout actor died: gone\nmore") == "The rollout actor died: gone"
 
 
 @pytest.mark.parametrize("reason", sorted(WORLD_FAILURES))
-def test_a_task_that_fails_in_all_rollouts_and_retries_fails_everywhere(reason: TerminationReason) -> None:
+def test_task_failing_in_all_rollouts_and_tries_fails_everywhere(reason: TerminationReason) -> None:
     assert fails_everywhere(group(ended(reason)), 3)
     assert fails_everywhere(group(*[ended(reason)] * 3), 1)
 
 
-def test_one_success_too_few_attempts_or_another_cause_leave_a_task_in_play() -> None:
+def test_success_few_attempts_or_another_cause_keep_a_task() -> None:
     assert not fails_everywhere(group(FAILED, FAILED, DONE), 3)
     assert not fails_everywhere(group(FAILED, FAILED), 1)
     assert not fails_everywhere(group(*[ended(TerminationReason.SAMPLER_ERROR)] * 8), 3)
 
 
-def test_a_task_that_is_set_aside_is_not_asked_for_from_that_group_on() -> None:
+def test_task_set_aside_is_not_requested_from_that_group_on() -> None:
     before = [task_index(CONFIG, TASKS, number, {}) for number in range(40)]
     bad = before[2]
     after = [task_index(CONFIG, TASKS, number, {str(bad): 7}) for number in range(40)]

@@ -55,7 +55,7 @@ def test_places_of_later_updates_are_kept_for_what_is_due_then() -> None:
     assert numbers(order.candidates(waiting[1:], 1, 0)) == [1, 2, 3, 4, 5]
 
 
-def test_the_oldest_comes_first_and_the_order_of_tasks_has_one_candidate() -> None:
+def test_oldest_group_comes_first_task_order_has_one_candidate() -> None:
     waiting = requested(3, 2, 3, 2)
     assert numbers(CompletionOrder(9, 2).candidates(waiting, 3, 0)) == [1, 3, 0, 2]
     assert numbers(TaskOrder().candidates(waiting, 3, 0)) == [0]
@@ -209,11 +209,11 @@ def plan_of(group_size: int) -> TaskPlan:
 
 @settings(max_examples=300, deadline=None)
 @given(scripts)
-def test_a_run_takes_each_group_once_in_time_and_waits_only_where_it_has_to(script: Script) -> None:
+def test_run_takes_each_group_once_in_time_without_needless_wait(script: Script) -> None:
     Run(script).play()
 
 
-def test_a_resumed_run_requests_no_number_again_that_has_overtaken_others() -> None:
+def test_resumed_run_requests_no_taken_number_again() -> None:
     stream = SimulatedStream(4, lambda rollout_id: 50.0 if rollout_id.startswith(group_name(1)) else 1.0)
     order = RolloutConfig(groups_per_step=2, max_staleness=1, group_order="completion")
     progress = Progress()
@@ -242,7 +242,7 @@ def test_nothing_is_restored_from_nothing() -> None:
     assert (progress.num_groups, rollouts.num_requested, stream.num_sent) == (7, 7, 0)
 
 
-def test_completion_saves_time_where_groups_are_replaced_and_next_to_none_where_none_is() -> None:
+def test_completion_order_saves_time_where_groups_are_replaced() -> None:
     for replaced_share, least, most in ((0.0, 1.0, 1.1), (0.3, 1.1, 2.0)):
         run = SimulatedRun(max_staleness=2, replaced_share=replaced_share, num_updates=30)
         gain = run.play("tasks")[0] / run.play("completion")[0]

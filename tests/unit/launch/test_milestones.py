@@ -45,7 +45,7 @@ def test_a_checkpoint_is_due(tmp_path: Path, progress: Progress, due: bool) -> N
     assert saving(state).checkpoint_due() == due
 
 
-def test_a_warm_start_that_was_interrupted_is_saved_once_more_when_it_is_done(tmp_path: Path) -> None:
+def test_interrupted_warm_start_is_saved_again_when_done(tmp_path: Path) -> None:
     interrupted = state_of(tmp_path)
     interrupted.progress = Progress(stage_steps={"warm_start": 10})
     interrupted.save(StreamState(), lambda folder: None)
@@ -93,7 +93,7 @@ def under_way(
     return Milestones(config, 9, state, evaluator, learner, rollouts, tracker, Interrupts()), said
 
 
-def test_an_evaluation_whose_rollouts_have_all_failed_has_no_result(tmp_path: Path) -> None:
+def test_evaluation_of_failed_rollouts_only_has_no_result(tmp_path: Path) -> None:
     state = state_of(tmp_path)
     milestones, said = under_way(state)
     state.progress = Progress(step=4)
@@ -105,7 +105,7 @@ def test_an_evaluation_whose_rollouts_have_all_failed_has_no_result(tmp_path: Pa
     assert state.checkpoints.best() is None
 
 
-def test_an_interrupted_run_keeps_the_policy_that_is_under_evaluation_if_it_is_the_best(
+def test_interrupted_run_keeps_best_policy_under_evaluation(
     tmp_path: Path,
 ) -> None:
     state = state_of(tmp_path, checkpoints_kept=1)
@@ -162,7 +162,7 @@ def test_the_best_of_before_is_not_compared_by_another_judge(tmp_path: Path, met
     assert state.checkpoints.best() == best
 
 
-def test_an_evaluation_in_which_nothing_was_judged_is_compared_with_all(tmp_path: Path) -> None:
+def test_evaluation_without_judge_is_compared_with_all(tmp_path: Path) -> None:
     state = state_of(tmp_path)
     milestones, said = under_way(state, "eval/pass_at_1")
     for step, evaluation in enumerate(

@@ -82,7 +82,7 @@ def test_groups_come_whole_and_those_that_were_left_out_too(tmp_path: Path) -> N
         stream.take("00000006")
 
 
-def test_groups_of_a_run_in_another_order_come_in_the_order_of_its_updates_without_gaps(
+def test_groups_of_another_order_come_by_update_without_gaps(
     tmp_path: Path,
 ) -> None:
     log = TrajectoryLog(tmp_path, 10)
@@ -130,7 +130,7 @@ def test_a_setting_that_needs_an_engine_is_an_error(setting: str, tmp_path: Path
         check_replay(config, 3)
 
 
-def test_an_update_that_is_missing_in_between_is_named_before_the_run_starts(tmp_path: Path) -> None:
+def test_missing_update_is_named_before_the_run_starts(tmp_path: Path) -> None:
     folder = recorded(tmp_path)
     (folder / "trajectories" / "step_000002.jsonl").unlink()
     with pytest.raises(ConfigError, match=r"lacks the rollouts of update 2: .* or make 1 updates"):
@@ -202,7 +202,7 @@ def test_a_replay_needs_no_environment_that_runs_here(
     assert caplog.messages == []
 
 
-def test_a_replay_reserves_nothing_for_engines_and_rollout_actors(tmp_path: Path) -> None:
+def test_replay_reserves_nothing_for_engines_and_actors(tmp_path: Path) -> None:
     config = compose(replayed(tmp_path, "run.num_steps=3", "server.engine.num_gpus=1"))
     assert (num_replicas(config), num_rollout_actors(config), num_gpus(config)) == (0, 0, 0)
     played = replace(config, run=replace(config.run, replay=None))
@@ -210,7 +210,7 @@ def test_a_replay_reserves_nothing_for_engines_and_rollout_actors(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_recording_of_another_tokenizer_is_an_error_that_shows_both_texts(tmp_path: Path) -> None:
+def test_recording_of_another_tokenizer_shows_both_texts(tmp_path: Path) -> None:
     for name, words in (("own", "The answer is 42."), ("other", "Wholly different words.")):
         talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": words}]
         build_tokenizer([talk] * 3).save_pretrained(tmp_path / name)
@@ -230,7 +230,7 @@ def test_a_recording_of_another_tokenizer_is_an_error_that_shows_both_texts(tmp_
 
 
 @pytest.mark.slow
-def test_a_prompt_that_another_vocabulary_reads_otherwise_is_an_error(tmp_path: Path) -> None:
+def test_prompt_that_another_vocabulary_misreads_is_an_error(tmp_path: Path) -> None:
     answer = {"role": "assistant", "content": "42"}
     questions = {"own": "Which number is it?", "other": "Find a word, please."}
     for name, words in questions.items():
@@ -257,7 +257,7 @@ def test_a_prompt_that_another_vocabulary_reads_otherwise_is_an_error(tmp_path: 
         check_tokenizer(folder, str(tmp_path / "other"))
 
 
-def test_a_replay_does_not_compare_the_learner_with_an_engine_that_had_other_weights() -> None:
+def test_replay_compares_no_learner_with_an_engine() -> None:
     config, nothing = compose(["run.replay=runs/a"]), cast(Any, None)
     comparison = EngineComparison(config, algorithm_of(config), nothing, None, nothing)
     update = LearnerUpdate(metrics={"learn/rollout_logprob_diff_mean": 0.3}, num_optimizer_steps=1)

@@ -10,12 +10,12 @@ def test_one_recovery_more_than_the_window_allows_ends_the_run() -> None:
     assert [recoveries.allow(now) for now in (0.0, 60.0, 120.0)] == [True, True, False]
 
 
-def test_recoveries_that_lie_further_apart_than_the_window_never_end_the_run() -> None:
+def test_recoveries_further_apart_than_the_window_end_no_run() -> None:
     recoveries = RestartBudget(most=1, minutes=10)
     assert all(recoveries.allow(600.0 * number) for number in range(20))
 
 
-def test_a_recovery_that_another_one_takes_the_place_of_is_not_counted() -> None:
+def test_recovery_that_another_one_replaces_is_not_counted() -> None:
     recoveries = RestartBudget(1, 10)
     assert recoveries.allow(0)
     recoveries.take_back()

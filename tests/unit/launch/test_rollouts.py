@@ -151,7 +151,7 @@ def test_groups_that_are_put_back_come_again_as_they_were() -> None:
     assert rollouts.take().group_id == group_name(2)
 
 
-def test_a_run_that_is_restored_anywhere_plays_the_rest_and_only_the_rest() -> None:
+def test_run_restored_anywhere_plays_only_the_rest() -> None:
     for num_taken in range(5):
         stream = FakeStream()
         rollouts, progress = rollouts_of(stream, 4, 1, num_groups=8, version=3)
@@ -175,7 +175,7 @@ def test_a_run_that_is_restored_anywhere_plays_the_rest_and_only_the_rest() -> N
         assert set(later.played) == set(state.in_flight)
 
 
-def test_a_dropped_group_of_an_interrupted_update_is_judged_again() -> None:
+def test_dropped_group_of_interrupted_update_is_judged_again() -> None:
     rollouts, _ = rollouts_of(FakeStream(), 2, 1)
     rollouts.begin(StreamState())
     rollouts.take()
@@ -192,7 +192,7 @@ def test_trajectories_of_an_evaluation_are_not_the_feeds() -> None:
     assert rollouts.state() == StreamState(ready=(), in_flight=())
 
 
-def test_a_staleness_of_k_makes_a_run_faster_but_at_most_k_plus_one_times() -> None:
+def test_staleness_k_makes_a_run_up_to_k_plus_1_times_faster() -> None:
     in_turns, _ = SimulatedRun(max_staleness=0, num_updates=30).play("tasks")
     for max_staleness, least in ((1, 1.5), (2, 2.0)):
         seconds, _ = SimulatedRun(max_staleness, num_updates=30).play("tasks")

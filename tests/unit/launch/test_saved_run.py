@@ -57,7 +57,7 @@ def test_a_link_that_a_copy_has_followed_is_an_error(tmp_path: Path) -> None:
         RunState(config_of(copy, "run.resume=true"), copy)
 
 
-def test_metrics_without_a_checkpoint_are_not_written_over_unless_that_is_asked_for(tmp_path: Path) -> None:
+def test_metrics_without_checkpoint_are_kept_unless_resumed(tmp_path: Path) -> None:
     tracker = Tracker(tmp_path, num_steps=9)
     tracker.evaluation(0, {"eval/reward_mean": 0.0, "eval/num_tasks": 1, "time/evaluate": 1.0})
     tracker.close()
@@ -75,7 +75,7 @@ def state_at(directory: Path, **progress: Any) -> RunState:
     return RunState(config_of(directory, "run.resume=true"), directory)
 
 
-def test_a_stage_that_was_made_longer_after_the_next_one_has_begun_is_an_error(tmp_path: Path) -> None:
+def test_stage_made_longer_after_the_next_has_begun_is_an_error(tmp_path: Path) -> None:
     state = state_at(tmp_path, step=30, version=31, stage_steps={"warm_start": 250, "reinforce": 30})
     for num_steps, is_error in ((250, False), (350, True)):
         stages = chosen_stages(config_of(tmp_path, "recipe=calculator", f"warm_start.num_steps={num_steps}"))
@@ -114,7 +114,7 @@ def test_what_a_stage_has_learned_that_is_cut_short_is_published(
     ],
     ids=["between two updates", "in an update", "Ctrl-C"],
 )
-def test_a_run_that_ends_early_saves_its_updates_if_its_learner_is_whole(
+def test_run_that_ends_early_saves_updates_if_learner_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, in_whole_work: bool, step: int
 ) -> None:
     """Also where nobody reads what it prints any more, as when Ctrl-C has ended `tee` first."""

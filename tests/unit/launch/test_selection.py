@@ -68,7 +68,7 @@ def test_an_agents_own_error_is_a_result() -> None:
     assert reason_to_drop(own_fault, 7, config(), GRPO) is None
 
 
-def test_a_group_whose_greedy_rollout_was_spoilt_has_nothing_to_compare_with() -> None:
+def test_group_with_spoilt_greedy_rollout_has_no_baseline() -> None:
     spoilt = group(member(0.0), member(1.0), baseline=member(0.0, CRASHED))
     assert reason_to_drop(spoilt, 7, config(), GRPO) == "too_few_members"
 
@@ -112,7 +112,7 @@ def test_dynamic_sampling_drops_what_has_no_signal() -> None:
     assert reason_to_drop(alike, 7, config(), GRPO) is None
 
 
-def test_endings_can_be_left_out_of_training_and_stay_in_the_comparison() -> None:
+def test_masked_endings_stay_in_the_comparison() -> None:
     limited = member(0.0, TerminationReason.MAX_STEPS)
     mixed = group(limited, member(1.0))
     mask(mixed, ["max_steps"])

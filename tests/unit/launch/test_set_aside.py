@@ -91,7 +91,7 @@ def test_a_broken_task_is_met_once_and_then_no_more(tmp_path: Path) -> None:
     state.close()
 
 
-def test_other_tasks_are_played_whatever_was_set_aside_of_the_old_ones(tmp_path: Path) -> None:
+def test_new_tasks_are_played_whatever_was_set_aside_before(tmp_path: Path) -> None:
     said: list[str] = []
     rollouts, _, state = begun(tmp_path, {4}, said)
     take_groups(rollouts, 60)
@@ -112,7 +112,7 @@ def test_nothing_is_said_of_tasks_where_all_can_be_played(tmp_path: Path) -> Non
     state.close()
 
 
-def test_an_environment_that_never_works_ends_the_run_with_its_own_error(tmp_path: Path) -> None:
+def test_environment_that_never_works_ends_run_with_its_error(tmp_path: Path) -> None:
     rollouts, _, state = begun(tmp_path, set(range(6)), [])
     with pytest.raises(EnvironmentFailure, match=r"times OSError in Shop.reset"):
         take_groups(rollouts, 60)

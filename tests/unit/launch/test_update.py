@@ -101,7 +101,7 @@ def test_another_group_takes_the_place_of_one_that_is_dropped() -> None:
     assert rollouts.replaced == [0, 1], "as soon as a slot is free, knowing what is there already"
 
 
-def test_an_update_makes_do_with_what_it_has_rather_than_wait_for_ever() -> None:
+def test_update_makes_do_with_fewer_groups_than_wanted() -> None:
     groups = [group(0, [0, 1]), *(group(number, [1, 1]) for number in range(1, 9))]
     selection, _, tracker = selected(groups, max_dropped=3)
     assert [each.group_id for each in selection.groups] == [group_name(0)]
@@ -114,7 +114,7 @@ def test_a_run_in_which_everything_fails_ends_with_the_error() -> None:
         selected([group(number, [0, 0], "crashed") for number in range(9)])
 
 
-def test_one_task_that_fails_does_not_end_a_run_whose_updates_have_one_group() -> None:
+def test_one_failing_task_ends_no_run_of_one_group_updates() -> None:
     settings, rollouts = config(), FakeRollouts([group(0, [0, 0], "crashed"), group(1, [0, 1])])
     settings.rollout.groups_per_step = 1
     selection = select_groups(settings, REFILL, rollouts, 0, FakeTracker())
@@ -135,7 +135,7 @@ def test_single_failures_are_announced_and_cost_their_group_only() -> None:
     assert tracker.said == ["2 of 6 rollouts failed, the first with: the disk is full"]
 
 
-def test_groups_without_a_signal_are_left_out_and_counted_or_kept() -> None:
+def test_groups_without_signal_are_left_out_and_counted_or_kept() -> None:
     groups = [group(0, [0, 1]), group(1, [1, 1])]
     left_out, _, _ = selected(groups, DROP)
     assert [each.group_id for each in left_out.groups] == [group_name(0), group_name(1)]
@@ -168,7 +168,7 @@ def epochs(number: int) -> TrainConfig:
     return config
 
 
-def test_every_epoch_takes_the_same_mini_batches_in_an_order_of_its_own() -> None:
+def test_each_epoch_orders_the_same_mini_batches_anew() -> None:
     batches = [TrainBatch(samples=(), temperature=float(index)) for index in range(8)]
     assert in_epochs(TrainConfig(), batches, "epochs/4") == batches
     taken = in_epochs(epochs(3), batches, "epochs/4")
@@ -184,7 +184,7 @@ def test_every_epoch_takes_the_same_mini_batches_in_an_order_of_its_own() -> Non
 @pytest.mark.parametrize(
     ("groups_per_step", "max_staleness", "zero_signal_share"), [(128, 0, 0.5), (128, 1, 0.5), (64, 0, 0.6)]
 )
-def test_updates_that_make_do_leave_nothing_behind_that_grows_stale(
+def test_updates_that_make_do_leave_no_group_to_grow_stale(
     tmp_path: Path, groups_per_step: int, max_staleness: int, zero_signal_share: float
 ) -> None:
     rng = random.Random(0)
@@ -262,7 +262,7 @@ def compared(
     return numbers.get("learn/fresh_logprob_diff_mean", -1.0), learner, tracker
 
 
-def test_what_is_trained_on_is_compared_where_the_newest_version_has_sampled_it() -> None:
+def test_trained_samples_of_newest_version_are_compared() -> None:
     difference, learner, _ = compared(
         FakeProbe(sampled("probe", 3)), sampled("new", 3, -1.25), sampled("old", 2, -9)
     )
@@ -270,14 +270,14 @@ def test_what_is_trained_on_is_compared_where_the_newest_version_has_sampled_it(
     assert learner.asked == []
 
 
-def test_the_probe_is_compared_where_nothing_that_is_trained_on_is_fresh() -> None:
+def test_probe_is_compared_where_no_trained_sample_is_fresh() -> None:
     difference, learner, _ = compared(FakeProbe(sampled("probe", 3)), sampled("old", 2, -9))
     assert difference == 0.5
     assert learner.asked == ["probe"]
     assert compared(FakeProbe())[0] == -1
 
 
-def test_in_bypass_mode_the_learner_is_asked_for_its_own_log_probabilities() -> None:
+def test_bypass_mode_compares_the_learners_own_logprobs() -> None:
     difference, learner, _ = compared(
         FakeProbe(), sampled("new", 3, -1.5), sampled("old", 2, -9), bypass=True
     )
