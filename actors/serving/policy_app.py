@@ -109,13 +109,20 @@ def policy_application(
     others = {
         each.name: (
             each,
-            PinnedPolicy.options(name=each.name.replace("@", "-"), **options).bind(  # type: ignore[attr-defined]
-                each, replace(config, adapters={}), store, template
+            _bind(
+                PinnedPolicy,
+                {"name": each.name.replace("@", "-"), **options},
+                each,
+                replace(config, adapters={}),
+                store,
+                template,
             ),
         )
         for each in pinned
     }
-    return PolicyServer.options(**number, **options).bind(  # type: ignore[attr-defined]
+    return _bind(
+        PolicyServer,
+        number | options,
         model_path,
         model_name,
         config,
@@ -127,6 +134,11 @@ def policy_application(
         dict(agents or {}),
         others,
     )
+
+
+def _bind(deployment: Any, options: Mapping[str, Any], *arguments: object) -> serve.Application:
+    """Bind the arguments of replicas to ``deployment``, which ``serve.deployment`` has made of a class."""
+    return deployment.options(**options).bind(*arguments)
 
 
 class PolicyApp:

@@ -139,9 +139,9 @@ def _seat_maker(
     interception: AgentInterception, tools: dict[str, Any], task_class: type, traces: list[Any]
 ) -> Callable[[str, Any], Any]:
     """Make the agent of each seat for ``vf.Agents``; the trace of every seat is added to ``traces``."""
-    vf = foreign("verifiers.v1", "verifiers")
+    base: Any = foreign("verifiers.v1", "verifiers").Agent
 
-    class Seat(vf.Agent):  # type: ignore[name-defined]  # a class of verifiers, so it can only be made here
+    class Seat(base):  # a class of verifiers, so it can only be made here
         def __init__(self, name: str, config: Any) -> None:
             self._ours = config.client is None
             config = config if config.model is not None else config.model_copy(update={"model": MODEL})
@@ -183,7 +183,9 @@ def _chat_loop(config: Any) -> Any:
     null = foreign("verifiers.v1.harnesses.null", "verifiers")
     runtimes = foreign("verifiers.v1.runtimes", "verifiers")
 
-    class ChatLoop(null.NullHarness):  # type: ignore[name-defined]  # as above
+    base: Any = null.NullHarness
+
+    class ChatLoop(base):  # as above
         SUPPORTS_TOOL_INTERCEPTION = False
 
         async def setup(self, runtime: Any) -> None:

@@ -32,7 +32,7 @@ def _check_class(name: str, given: Any, base: type) -> None:
     if not (isinstance(given, type) and issubclass(given, base)):
         raise ConfigError(f"{name}={shown} has to be a class that is derived from {base.__name__}.")
     if isabstract(given):
-        missing = ", ".join(sorted(given.__abstractmethods__))  # type: ignore[attr-defined]
+        missing = ", ".join(sorted(vars(given)["__abstractmethods__"]))
         raise ConfigError(f"{name}={shown} lacks methods of {base.__name__}: define {missing}.")
 
 

@@ -89,7 +89,8 @@ def run_script(script: Script, names: dict[str, Any]) -> dict[str, Any]:
 def use_own_collection() -> None:
     """Let the tests collect none themselves, since all are played after their script."""
     if "unittest" in sys.modules:
-        sys.modules["unittest"].main = lambda *_, **__: None  # type: ignore[attr-defined]
+        unittest: Any = sys.modules["unittest"]
+        unittest.main = lambda *_, **__: None
     if "pytest" in sys.modules:
         pytest: Any = sys.modules["pytest"]
         pytest.main = lambda *_, **__: 0

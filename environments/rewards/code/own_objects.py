@@ -78,7 +78,8 @@ class OwnObjects:
         if data[0] == "class":
             return self.classes[data[1]]
         if data[0] == "member":
-            return self.classes[data[1]][data[2]]  # type: ignore[index]
+            enumeration: Any = self.classes[data[1]]
+            return enumeration[data[2]]
         _, number, key = data
         if number not in self._objects:
             self._keep(object.__new__(self.classes[key]), number, key)

@@ -219,7 +219,7 @@ class AskedInput(io.TextIOBase):
     def readable(self) -> bool:
         return True
 
-    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+    def readline(self, size: int | None = -1, /) -> Any:
         return self.line()
 
     def read(self, size: int | None = -1, /) -> str:

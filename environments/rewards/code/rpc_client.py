@@ -301,7 +301,7 @@ def _async_function(remote: Remote) -> Any:
     async def played(*arguments: Any, **keywords: Any) -> Any:
         return await remote(*arguments, **keywords)
 
-    played.remote_ = remote  # type: ignore[attr-defined]
+    vars(played)["remote_"] = remote
     return played
 
 

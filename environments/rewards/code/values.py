@@ -130,13 +130,13 @@ class NaN(float):
     def _compare(self, _: object) -> bool:
         raise ArithmeticError("the solution returned NaN, which is neither more nor less than anything")
 
-    def _calculate(self, *_: object) -> NaN:
+    def _calculate(self, *_: object) -> Any:
         return self
 
     __lt__ = __le__ = __gt__ = __ge__ = _compare
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _calculate
     __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _calculate
-    __abs__ = __neg__ = __pos__ = __round__ = _calculate  # type: ignore[assignment]
+    __abs__ = __neg__ = __pos__ = __round__ = _calculate
 
 
 def base_values(value: Any) -> list[Any]:

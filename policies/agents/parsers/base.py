@@ -133,7 +133,8 @@ def unread(text: str, position: int, close: str, fault: str) -> tuple[ToolCall, 
 
 def after_space(text: str, position: int) -> int:
     """The next position that holds no white space."""
-    return _SPACE.match(text, position).end()  # type: ignore[union-attr]  # it matches an empty text too
+    space = _SPACE.match(text, position)
+    return space.end() if space else position
 
 
 def read_json(text: str, position: int) -> tuple[Any, int]:
