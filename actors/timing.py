@@ -13,7 +13,7 @@ Nodes. A node that was cut off loses its work after five missed probes; Ray says
 
     NODE_PROBE < NODE_SILENCE / 2                     one probe that is late is not a silent node
     NODE_SILENCE < SLOT_ANSWER < CALL_ANSWER          all actors of a node are moved at once, not one by one
-    NODE_SILENCE < NODE_CUT < 30                      a storm's cut is noticed by us, and not by Ray for good
+    NODE_SILENCE < NODE_CUT < 60                      a storm's cut is noticed by us, and not by Ray for good
     NODE_CUT < CUT_PAUSE                              Ray hears of the node again between two cuts
 
 Rollouts. A limit interrupts the rollout itself; the fleet ends a process that nothing can interrupt.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -30,7 +33,6 @@ from launch.run_folder.trajectory_log import (
     read_kept,
     trajectory_path,
 )
-from launch.viewing.live_state import states
 from launch.viewing.talk import Talk
 
 Json = dict[str, Any]
@@ -45,6 +47,9 @@ POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src '
 REFRESH_SECONDS = 1.0
 TASK_CHARACTERS = 200
 MAX_ALARMS = 50
+STATUS_COMMAND = (sys.executable, "-m", "launch.status", "--json", "--every", "2")
+MAX_LINE_BYTES = 1 << 24
+"""Bytes of one state: some hundred for each process and each rollout in play."""
 
 
 class Pages:
@@ -253,3 +258,39 @@ async def _changes(directory: Path) -> AsyncIterator[str]:
         yield "data: changed\n\n" if present != seen else ": nothing new\n\n"
         seen = present
         await asyncio.sleep(REFRESH_SECONDS)
+
+
+async def states(run: Path, address: str | None) -> AsyncIterator[dict[str, Any]]:
+    """The state of ``run`` every two seconds, as ``{"state": ...}``; at the end why there is none any more.
+
+    ``launch.status`` watches the run in a process of its own: Ray ends every process whose cluster has gone,
+    and the page outlives the run.
+
+    Args:
+        run: its folder.
+        address: of its cluster; ``None`` finds it as ``launch.status`` does.
+    """
+    where = [] if address is None else ["--address", address]
+    process = await asyncio.create_subprocess_exec(
+        *STATUS_COMMAND, *where, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_LINE_BYTES
+    )
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        async for line in process.stdout:
+            runs = json.loads(line)["runs"]
+            here = [each for each in runs if Path(each["folder"]) == run.resolve()]
+            if not here:
+                yield {"end": _not_here(run, [each["folder"] for each in runs])}
+                return
+            yield {"state": here[0]}
+        errors = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
+        yield {"end": errors[-1] if errors else "The cluster of the run has ended."}
+    finally:  # the page is left
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def _not_here(run: Path, others: Sequence[str]) -> str:
+    those = f"Others are: {', '.join(others)}." if others else "No other training is either."
+    return f"{run} is not going on in this cluster. {those}"

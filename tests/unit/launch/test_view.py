@@ -19,7 +19,6 @@ from launch import view
 from launch.reporting.tracker import ALARMS, METRICS, SETTINGS
 from launch.run_folder.jsonl_log import JsonlLog
 from launch.run_folder.trajectory_log import FOLDER, TrajectoryLog
-from launch.viewing import live_state
 from launch.viewing import pages as viewing
 from launch.viewing.pages import FILES, application
 
@@ -207,7 +206,7 @@ def test_an_address_that_is_none_of_a_server_is_an_error(
 
 def test_what_keeps_the_state_of_a_run_away_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "import sys; sys.exit('ConfigError: This machine has no cluster.')"
-    monkeypatch.setattr(live_state, "STATUS_COMMAND", (sys.executable, "-c", script))
+    monkeypatch.setattr(viewing, "STATUS_COMMAND", (sys.executable, "-c", script))
     answer = client(run).get("/api/runs/0/actors").text
     assert json.loads(answer.removeprefix("data: "))["end"] == "ConfigError: This machine has no cluster."
 
@@ -217,7 +216,7 @@ def test_the_state_is_that_of_the_run_that_is_shown(run: Path, monkeypatch: pyte
     other, shown = {"folder": "/b"}, {"folder": str(run), "num_updates": 3}
     looks = [{"runs": [other, shown]}, {"runs": [other]}]
     script = f"print({json.dumps(json.dumps(looks[0]))}); print({json.dumps(json.dumps(looks[1]))})"
-    monkeypatch.setattr(live_state, "STATUS_COMMAND", (sys.executable, "-c", script))
+    monkeypatch.setattr(viewing, "STATUS_COMMAND", (sys.executable, "-c", script))
     first, second = [
         json.loads(line[6:]) for line in client(run).get("/api/runs/0/actors").text.split("\n") if line
     ]
