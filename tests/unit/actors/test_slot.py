@@ -1,0 +1,148 @@
+"""States of a slot while its actor starts, plays, retains a pair, closes it or is lost. Without processes."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import RayActorError
+
+from actors.rollouts import slot as slot_module
+from actors.rollouts.requests import PendingRollout
+from actors.rollouts.rollout import RolloutLimits, RolloutRequest, failed
+from actors.rollouts.rollout_actor import RolloutResult
+from actors.rollouts.slot import BUSY, Slot, SlotState
+from environments.types import TerminationReason
+
+REQUEST = RolloutRequest(rollout_id="g/0", group_id="g", task={}, keep_seconds=60)
+
+
+class Actor:
+    """Ends each of its calls when the test says so, and reports the state of its slot meanwhile."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, asyncio.Future[Any]] = {}
+        for name in ("ready", "run", "close_pair"):
+            setattr(self, name, SimpleNamespace(remote=lambda *_, name=name: self._call(name)))
+
+    def _call(self, name: str) -> asyncio.Future[Any]:
+        self.calls[name] = asyncio.get_running_loop().create_future()
+        return self.calls[name]
+
+    async def end(self, name: str, result: Any) -> None:
+        """End the call ``name`` with a result or an error, once it has come."""
+        while name not in self.calls:
+            await asyncio.sleep(0)
+        call = self.calls.pop(name)
+        if isinstance(result, Exception):
+            call.set_exception(result)
+        else:
+            call.set_result(result)
+
+
+@pytest.fixture
+def factory(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes one actor, on a node that is never silent unless the test says so."""
+    monkeypatch.setattr(ray, "kill", lambda actor: None)
+    silence: list[asyncio.Future[None]] = []
+
+    def of(node: str) -> asyncio.Future[None]:
+        if not silence:
+            silence.append(asyncio.get_running_loop().create_future())
+        return silence[0]
+
+    async def make() -> Actor:
+        return actor
+
+    actor = Actor()
+    watch = SimpleNamespace(silence=of, elsewhere=dict)
+    return SimpleNamespace(make=make, actor=actor, node_watch=watch, limits=RolloutLimits())
+
+
+def played(retained: bool = False) -> RolloutResult:
+    return RolloutResult(failed(REQUEST, TerminationReason.ENV_DONE, ""), usable=True, retained=retained)
+
+
+async def started(factory: Any) -> Slot:
+    slot = Slot(0, factory)
+    starting = asyncio.create_task(slot.start())
+    await asyncio.sleep(0)
+    assert slot.state is SlotState.STARTING and not slot.is_up
+    await factory.actor.end("ready", "here")
+    assert await starting and slot.node == "here"
+    slot.await_request()
+    return slot
+
+
+def test_slot_is_idle_plays_is_warm_and_closes_its_pair(factory: Any) -> None:
+    async def test() -> None:
+        slot, actor, rollout = await started(factory), factory.actor, PendingRollout(REQUEST)
+        assert slot.state is SlotState.IDLE and slot.is_up
+        checking = asyncio.create_task(slot.responds())
+        await actor.end("ready", "here")
+        assert await checking
+        playing = asyncio.create_task(slot.play(rollout, [], ()))
+        await asyncio.sleep(0)
+        assert slot.state is SlotState.PLAYING and slot.rollout is rollout
+        await actor.end("run", played(retained=True))
+        await playing
+        slot.await_request()
+        assert slot.state is SlotState.WARM and slot.rollout is None
+        assert slot.pair is not None and slot.pair.rollout_id == "g/0"
+        closing = asyncio.create_task(slot.close_pair())
+        await asyncio.sleep(0)
+        assert slot.state is SlotState.CLOSING and slot.pair is None
+        await actor.end("close_pair", True)
+        assert await closing
+        slot.end_actor()
+        assert slot.state is SlotState.GONE and not slot.is_up and slot.node == ""
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("state", SlotState)
+def test_slot_is_cancelled_unless_it_is_busy(factory: Any, state: SlotState) -> None:
+    async def test() -> None:
+        slot = Slot(0, factory, state=state)
+        slot.task = asyncio.create_task(asyncio.sleep(60))  # type: ignore[arg-type]
+        assert slot.cancel() is slot.is_ending is (state not in BUSY)
+        slot.task.cancel()
+
+    asyncio.run(test())
+
+
+def test_actor_that_died_while_it_was_idle_does_not_respond(factory: Any) -> None:
+    async def test() -> None:
+        slot = await started(factory)
+        checking = asyncio.create_task(slot.responds())
+        await factory.actor.end("ready", RayActorError())
+        assert not await checking
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("end", ["dies", "node is silent", "hangs"])
+def test_rollout_without_a_result_is_a_failed_one(
+    factory: Any, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        slot = await started(factory)
+        if end == "hangs":
+            factory.limits = RolloutLimits(timeout_seconds=0)
+            monkeypatch.setattr(slot_module, "ENV_CLOSE_SECONDS", 0.0)
+            monkeypatch.setattr(slot_module, "LIMIT_GRACE_SECONDS", 0.0)
+        playing = asyncio.create_task(slot.play(PendingRollout(REQUEST), [], ()))
+        await asyncio.sleep(0)
+        if end == "dies":
+            await factory.actor.end("run", RayActorError())
+        elif end == "node is silent":
+            factory.node_watch.silence("here").set_result(None)
+        result = await asyncio.wait_for(playing, 30)
+        reason = TerminationReason.TIMEOUT if end == "hangs" else TerminationReason.CRASHED
+        assert result.trajectory.termination_reason is reason and not result.usable
+        assert slot.rollout is None and slot.pair is None
+
+    asyncio.run(test())
