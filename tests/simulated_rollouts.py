@@ -37,6 +37,11 @@ class SimulatedPlan:
 
     def record_failures(self, group: TrajectoryGroup, num_requested: int) -> None: ...
 
+    def still_wanted(self, saved: StreamState) -> StreamState:
+        return saved
+
+    def announce_set_aside(self) -> None: ...
+
 
 @dataclass
 class SimulatedStream:

@@ -1,0 +1,136 @@
+"""The training loop with a learner that can be lost, and without Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from simulated_rollouts import SimulatedPlan, SimulatedStream
+
+from environments.errors import LearnerLostError
+from launch.health.interrupt import Interrupts
+from launch.health.restart_budget import RestartBudget
+from launch.settings.compose import compose
+from launch.settings.tree import TrainConfig
+from launch.training.activity import Activity
+from launch.training.clock import Clock
+from launch.training.loop import TrainingLoop
+from launch.training.milestones import Milestones
+from launch.training.rollouts import Rollouts
+from launch.training.run_state import RunState
+from launch.training.stages.base import Stage, publish
+from policies.learning.settings import OptimizerConfig
+
+NUM_STEPS = 4
+
+
+class FakeLearner:
+    """Learns nothing; ``rebuild`` finds the newest published version."""
+
+    def __init__(self) -> None:
+        self.version, self.num_rebuilt, self.num_phases = 0, 0, 0
+
+    def begin_phase(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
+        self.num_phases += 1
+
+    def publish(self, version: int) -> None:
+        self.version = version
+
+    def save(self, folder: str) -> None: ...
+
+    def rebuild(self, optimizer: OptimizerConfig, num_schedule_steps: int, folder: str) -> int:
+        self.num_rebuilt += 1
+        return self.version
+
+
+class TakesGroups(Stage):
+    """Takes the groups of an update; at ``lost_at`` the learner is lost with them, once."""
+
+    name = "takes"
+    rolls_out = True
+    num_steps = NUM_STEPS
+    optimizer = OptimizerConfig()
+
+    def __init__(self, config: TrainConfig, lost_at: int) -> None:
+        super().__init__(config)
+        self.lost_at, self.taken = lost_at, list[list[str]]()
+
+    def step(self, run: Any, state: RunState, clock: Clock) -> None:
+        taken = [run.rollouts.take().group_id for _ in range(self.config.rollout.groups_per_step)]
+        self.taken.append(taken)
+        with run.interrupts.atomic_section():
+            if self.num_done(state) == self.lost_at:
+                self.lost_at = -1
+                raise LearnerLostError("A learner rank has died.")
+            publish(run, state)
+            state.progress.step += 1
+            self.count_steps(state)
+            run.rollouts.commit()
+
+
+def trained(
+    folder: Path, lost_at: int, *settings: str, most_rebuilds: int = 1
+) -> tuple[TakesGroups, FakeLearner]:
+    """A run of ``NUM_STEPS`` updates of two groups, with checkpoints after every other one."""
+    config = compose(
+        [f"run.directory={folder}", "rollout.groups_per_step=2", "run.checkpoint_every=2", *settings]
+    )
+    state, learner, interrupts = RunState(config, folder), FakeLearner(), Interrupts()
+    tracker: Any = SimpleNamespace(
+        announce=lambda text: None, begin_steps=lambda: None, summary=lambda: None, evaluated=set()
+    )
+    stream: Any = SimulatedStream(2, lambda rollout_id: 1.0)
+    plan: Any = SimulatedPlan(2)
+    rollouts = Rollouts(stream, plan, config.rollout, state.progress, NUM_STEPS)
+    parts: Any = SimpleNamespace(
+        config=config,
+        workload=SimpleNamespace(task_from_message=None),
+        learner=learner,
+        rollouts=rollouts,
+        kl=SimpleNamespace(go_back=lambda coef: None),
+        report=SimpleNamespace(begin=lambda: None),
+        tracker=tracker,
+        interrupts=interrupts,
+    )
+    faked: Any = learner
+    milestones = Milestones(config, NUM_STEPS, state, None, faked, rollouts, tracker, interrupts)
+    stage = TakesGroups(config, lost_at)
+    loop = TrainingLoop(parts, state, milestones, plan, [], Activity())
+    try:
+        loop.train([stage], RestartBudget(most_rebuilds, 10.0))
+    finally:
+        state.close()
+    assert state.progress.step == state.saved_step == NUM_STEPS
+    return stage, learner
+
+
+def test_undisturbed_run_takes_every_group_once(tmp_path: Path) -> None:
+    stage, learner = trained(tmp_path, -1)
+    assert stage.taken == [[f"{step * 2 + place:08d}" for place in (0, 1)] for step in range(NUM_STEPS)]
+    assert (learner.version, learner.num_rebuilt, learner.num_phases) == (NUM_STEPS, 0, 1)
+
+
+def test_lost_learner_is_rebuilt_and_the_step_done_again(tmp_path: Path) -> None:
+    stage, learner = trained(tmp_path, 3, "rollout.max_staleness=1")
+    assert stage.taken[3] == stage.taken[4], "the groups of the update that was not made"
+    assert len(stage.taken) == NUM_STEPS + 1
+    assert (learner.version, learner.num_rebuilt, learner.num_phases) == (NUM_STEPS, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("lost_at", "settings", "most_rebuilds"),
+    [
+        (3, ["rollout.max_staleness=0"], 1),
+        (3, ["rollout.max_staleness=1", "learner.lora.rank=4"], 1),
+        (1, ["rollout.max_staleness=1"], 1),
+        (3, ["rollout.max_staleness=1"], 0),
+    ],
+    ids=["run that repeats", "adapters", "before the first checkpoint", "budget spent"],
+)
+def test_run_whose_learner_cannot_be_rebuilt_ends(
+    tmp_path: Path, lost_at: int, settings: list[str], most_rebuilds: int
+) -> None:
+    with pytest.raises(LearnerLostError):
+        trained(tmp_path, lost_at, *settings, most_rebuilds=most_rebuilds)
