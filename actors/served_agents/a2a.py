@@ -213,7 +213,7 @@ class _Handler(DefaultRequestHandlerV2):
         if task.status.state in ENDED:
             state = TaskState.Name(task.status.state)
             raise TaskNotCancelableError(f"The task {params.id!r} has ended: its state is {state}.")
-        if not await self._episodes.withdraw(context.user.user_name, params.id):
+        if not await self._episodes.pool.messages.withdraw(context.user.user_name, params.id):
             raise TaskNotCancelableError(f"The task {params.id!r} is ending just now: ask for its answer.")
         end_task(task, TaskState.TASK_STATE_CANCELED, CANCELLED)
         await self._tasks.save(task, context)
@@ -259,7 +259,7 @@ class _Episodes(AgentExecutor):
     """
 
     def __init__(self, name: str, pool: PoolClient, agents: AgentFrontend) -> None:
-        self._name, self._pool, self._agents = name, pool, agents
+        self._name, self.pool, self._agents = name, pool, agents
         self.running: set[str] = set()
         """The tasks of this replica that have not ended."""
 
@@ -278,16 +278,11 @@ class _Episodes(AgentExecutor):
     async def cancel(self, context: MessageContext, event_queue: EventQueue) -> None:
         raise UnsupportedOperationError("Tasks are cancelled by ``_Handler.on_cancel_task``.")
 
-    async def withdraw(self, owner: str, task_id: str) -> bool:
-        """End the episode of a task, and return whether it had not ended."""
-        was_under_way: bool = await self._pool.messages.withdraw(owner, task_id)
-        return was_under_way
-
     async def _play(self, context: MessageContext, updater: TaskUpdater) -> None:
         charge = context.call_context.state["caller"].charge_for(self._name)
         owner = context.call_context.user.user_name
         try:
-            profile = await self._pool.profile()
+            profile = await self.pool.profile()
             session = context.context_id if profile.takes_follow_ups else None
             place = RequestContext(owner=owner, session=session, withdraw_key=updater.task_id)
             answer = await self._agents.answer(self._name, context.get_user_input(), charge, place)

@@ -30,7 +30,7 @@ class IdempotentAnswer:
         self._has_ended = False
         self._num_played = 0
         """Number of parts already delivered and charged."""
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
 
     async def record(self, parts: AsyncGenerator[Part, None]) -> bool:
         """Take in ``parts`` to their end; return whether they have an answer."""
@@ -38,11 +38,11 @@ class IdempotentAnswer:
             async with aclosing(parts):
                 async for part in parts:
                     self._parts.append(part)
-                    await self._notify()
+                    self._wake()
         except Exception as error:  # noqa: BLE001  # ``play`` raises it
             self._error = error
         self._has_ended = True
-        await self._notify()
+        self._wake()
         last = self._parts[-1] if self._parts else None
         return self._error is None and isinstance(last, Trajectory) and last.has_answer
 
@@ -53,9 +53,8 @@ class IdempotentAnswer:
             The error that has ended the episode.
         """
         for number in itertools.count():
-            async with self._changed:
-                while number == len(self._parts) and not self._has_ended:
-                    await self._changed.wait()
+            while number == len(self._parts) and not self._has_ended:
+                await self._changed.wait()
             if number == len(self._parts):
                 break
             is_paid = number < self._num_played
@@ -65,9 +64,9 @@ class IdempotentAnswer:
         if self._error is not None:
             raise self._error
 
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()  # for those who wait for the next part
 
 
 class IdempotentAnswers:

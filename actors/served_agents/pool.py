@@ -84,7 +84,13 @@ class AgentPool:
 
     async def check(self) -> None:
         """Raise ``SamplerError`` if no message can be answered any more, ``UnavailableError`` if not yet."""
-        self._check_alive()
+        if not self._loops:
+            raise UnavailableError(
+                "The agents are still starting: ask again in some seconds.", retry_after=STARTING_SECONDS
+            )
+        for loop in self._loops:
+            if loop.done():
+                raise SamplerError(f"The agents have failed: {loop.exception()!r}")
 
     async def profile(self) -> AgentProfile:
         """Return what clients may know of the agent."""
@@ -125,7 +131,7 @@ class AgentPool:
         if not self._pair.env_class.takes_follow_ups():
             check_single(context, self._pair.env_class.__name__)
         place = self._conversations.find(context)
-        self._check_alive()
+        await self.check()
         with self._messages.begin(context) as (rollout_id, events):
             async with place.conversation.turn(events):
                 conversation, after = place.conversation, place.rollout_id or place.conversation.newest
@@ -206,15 +212,6 @@ class AgentPool:
             raise EnvironmentFailure(
                 f"The workload's task_from_message failed: {type(error).__name__}: {error}"
             ) from error
-
-    def _check_alive(self) -> None:
-        if not self._loops:
-            raise UnavailableError(
-                "The agents are still starting: ask again in some seconds.", retry_after=STARTING_SECONDS
-            )
-        for loop in self._loops:
-            if loop.done():
-                raise SamplerError(f"The agents have failed: {loop.exception()!r}")
 
     async def _follow_conversations(self, size: PoolSize) -> None:
         """consumes the fleet's counts · waits for the clock · produces another number of rollout actors"""

@@ -8,34 +8,20 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from policies.model_api.errors import (
-    ConflictError,
-    InvalidRequestError,
-    KeyReusedError,
-    NotFoundError,
-    NotInstalledError,
-    RateLimitError,
-    RequestError,
-    ServerError,
-    TimeLimitError,
-    UnavailableError,
-    request_error,
-)
+from policies.model_api import errors as kinds
+from policies.model_api.errors import RequestError, request_error
 
 STATUSES: dict[type[RequestError], int] = {
-    InvalidRequestError: 400,
-    NotFoundError: 404,
-    ConflictError: 409,
-    KeyReusedError: 422,
-    RateLimitError: 429,
-    ServerError: 500,
-    NotInstalledError: 501,
-    UnavailableError: 503,
-    TimeLimitError: 504,
+    kinds.InvalidRequestError: 400,
+    kinds.NotFoundError: 404,
+    kinds.ConflictError: 409,
+    kinds.KeyReusedError: 422,
+    kinds.RateLimitError: 429,
+    kinds.ServerError: 500,
+    kinds.NotInstalledError: 501,
+    kinds.UnavailableError: 503,
+    kinds.TimeLimitError: 504,
 }
-
-
-KINDS = {429: "rate_limit_error"}
 
 
 class HttpError(RequestError):
@@ -63,9 +49,9 @@ def status_of(error: Exception) -> int:
 def error_body(error: Exception) -> dict[str, Any]:
     """The JSON body that OpenAI clients expect of a failure."""
     known, status = request_error(error), status_of(error)
-    kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    if isinstance(known, HttpError) and known.kind is not None:
-        kind = known.kind
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    if status == 429:
+        kind = known.kind if isinstance(known, HttpError) and known.kind else "rate_limit_error"
     return {"error": {"message": known.message, "type": kind, "param": known.param, "code": known.code}}
 
 

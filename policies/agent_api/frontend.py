@@ -248,26 +248,34 @@ def _step_chunk(head: Json, step: StepEvent) -> Json:
     }
 
 
+def version_of(trajectory: Trajectory) -> int:
+    """Return the oldest version of the policy that has sampled a step."""
+    return min((each.policy_version for each in trajectory.completions), default=0)
+
+
+def tokens_of(trajectory: Trajectory) -> tuple[int, int]:
+    """Return the numbers of tokens that the model has read and sampled in all steps."""
+    return sum(each.num_prompt_tokens for each in trajectory.completions), trajectory.num_sampled_tokens
+
+
 class _Answer:
     """An episode in the form of the chat endpoint. ``num_steps`` and ``policy_version`` are Troupe's."""
 
     def __init__(self, head: Json, trajectory: Trajectory) -> None:
-        completions = [step.completion for step in trajectory.steps if step.completion is not None]
         last = trajectory.steps[-1]
         is_cut = last.completion is not None and last.completion.finish_reason == "length"
         is_whole = trajectory.termination_reason is TerminationReason.ENV_DONE and not is_cut
         self._text = last.model_response
         self.finish_reason = "stop" if is_whole else "length"
-        num_prompt_tokens = sum(each.num_prompt_tokens for each in completions)
-        num_sampled_tokens = sum(each.num_completion_tokens for each in completions)
+        num_read, num_sampled = tokens_of(trajectory)
         self._usage = {
-            "prompt_tokens": num_prompt_tokens,
-            "completion_tokens": num_sampled_tokens,
-            "total_tokens": num_prompt_tokens + num_sampled_tokens,
+            "prompt_tokens": num_read,
+            "completion_tokens": num_sampled,
+            "total_tokens": num_read + num_sampled,
         }
         self._head = {
             **head,
-            "policy_version": min((each.policy_version for each in completions), default=0),
+            "policy_version": version_of(trajectory),
             "num_steps": len(trajectory.steps),
         }
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from environments.thoughts import is_unfinished, without_opening
 from environments.types import StepEvent, TerminationReason, Trajectory
 from policies.agent_api.context import MAX_STORED, ReplayedAnswer, RequestContext
-from policies.agent_api.frontend import ALONE, AgentFrontend, digest
+from policies.agent_api.frontend import ALONE, AgentFrontend, digest, tokens_of, version_of
 from policies.agent_api.responses_request import ResponsesRequest
 from policies.model_api.errors import InvalidRequestError, NotFoundError, RequestError
 
@@ -214,7 +214,7 @@ class _Draft:
         """The events of the next part of the episode, in the order of the API."""
         if not self._has_begun:
             self._has_begun = True
-            self.version = part.policy_version if isinstance(part, StepEvent) else _version(part)
+            self.version = part.policy_version if isinstance(part, StepEvent) else version_of(part)
             begun = {**self.response, "output": []}
             yield {"type": "response.created", "response": begun}
             yield {"type": "response.in_progress", "response": begun}
@@ -264,23 +264,18 @@ class _Draft:
             "status": status,
             "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
             "usage": _usage(trajectory),
-            "policy_version": _version(trajectory),
+            "policy_version": version_of(trajectory),
             "num_steps": len(trajectory.steps),
         }
         yield {"type": f"response.{status}", "response": self.response}
 
 
-def _version(trajectory: Trajectory) -> int:
-    return min((each.policy_version for each in trajectory.completions), default=0)
-
-
 def _usage(trajectory: Trajectory) -> Json:
-    num_input = sum(each.num_prompt_tokens for each in trajectory.completions)
-    num_output = sum(each.num_completion_tokens for each in trajectory.completions)
+    num_read, num_sampled = tokens_of(trajectory)
     return {
-        "input_tokens": num_input,
+        "input_tokens": num_read,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": num_output,
+        "output_tokens": num_sampled,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": num_input + num_output,
+        "total_tokens": num_read + num_sampled,
     }

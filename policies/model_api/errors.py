@@ -1,16 +1,4 @@
-"""Errors of requests, by their kinds. The edge alone gives them an HTTP status: ``actors/serving/errors.py``.
-
-RequestError                     the request is not answered as it asks
-  InvalidRequestError            it asks for what cannot be
-  NotFoundError                  it names what is not there
-  ConflictError                  it comes at the wrong time: the state it goes on from is another one
-  KeyReusedError                 its idempotency key came with another body
-  RateLimitError                 there are too many: try again later
-  ServerError                    it is right, and the server has failed
-    UnavailableError               for now
-    TimeLimitError                 by taking too long
-    NotInstalledError              since a package is missing
-"""
+"""Errors of requests, by their kinds. The edge gives each an HTTP status: ``actors/serving/errors.py``."""
 
 from __future__ import annotations
 
