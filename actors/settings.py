@@ -103,6 +103,9 @@ class AgentsConfig:
     """How long an environment waits for the next message; then it is closed. It is closed earlier where all
     rollout actors are taken and another message comes. A later message rebuilds an environment that has
     resumes_by, and is an error for any other."""
+    unknown_history: str = setting("reject", one_of=("reject", "replay"))
+    """What happens to a client that sends a whole conversation which this server has not had. reject: status
+    409. replay: a new environment gets its messages and the answers that the client has, each as one turn."""
     second_message: str = setting("reject", one_of=("reject", "wait"))
     """What happens to a message while another message of its conversation is being answered. reject: status
     409, after which OpenAI's clients send it again by themselves. wait: the messages are answered one after

@@ -17,6 +17,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
 from actors.rollouts.journal import Journal
+from actors.rollouts.replay import LostError, replayed
 from actors.rollouts.rollout import (
     OnStep,
     Pair,
@@ -71,10 +72,6 @@ class RolloutResult(NamedTuple):
     """The journal of its turns, if it is retained and the environment can be rebuilt from it."""
     lost: bool = False
     """True if it failed because the pair that it goes on with could not be rebuilt."""
-
-
-class _LostError(EnvironmentFailure):
-    """The pair that a message goes on with could not be rebuilt."""
 
 
 class LivePair(NamedTuple):
@@ -142,13 +139,14 @@ class RolloutActor:
                     first = history[0].request if history else request
                     agent, env = self._pair.make_agent(), self._pair.make_env(first)
                     self._repeat(history, agent, env)
+                    request = replayed(agent, env, request, self._limits)
                 num_earlier = len(_played_steps(agent)) if request.follow_up is not None else 0
                 journal = self._journal(request, attempt, turns)
                 trajectory = run_rollout(
                     agent, env, self._sample, request, self._limits, journal, self._step_listener(request)
                 )
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # whatever it is, the environment is closed
-            lost = isinstance(error, _LostError)
+            lost = isinstance(error, LostError)
             reason, text = self._ending(error)
             trajectory = failed(request, reason, text, _played_steps(agent)[num_earlier:])
             trajectory.masked = reason is TerminationReason.TIMEOUT and self._limits.overlong_filter
@@ -190,14 +188,15 @@ class RolloutActor:
         """Bring a new pair to where the one stood that has played ``history``: nothing is sampled.
 
         Raises:
-            _LostError: the agent or the environment does not repeat it.
+            LostError: the agent or the environment does not repeat it.
         """
         for request, turns in history:
             journal = Journal(self._pair.env_class.resumes_by, entries=turns)
             try:
+                request = replayed(agent, env, request, self._limits)
                 run_rollout(agent, env, _sample_nothing, request, self._limits, journal)
             except ContractError as error:
-                raise _LostError(str(error)) from error
+                raise LostError(str(error)) from error
 
     def _journal(self, request: RolloutRequest, attempt: int, turns: list[bytes]) -> Journal:
         """A journal that the fleet stores. New turns of a conversation are added to ``turns``."""

@@ -101,12 +101,13 @@ class Conversations:
 
     Args:
         waits: as for ``Conversation``.
+        replays: whether a history that no conversation has begins one.
         most: names of a kind that are kept of a key; those that were not used for the longest time go first,
             but for those with a message under way.
     """
 
-    def __init__(self, waits: bool, most: int = MAX_STORED) -> None:
-        self._waits, self._most = waits, most
+    def __init__(self, waits: bool, most: int = MAX_STORED, replays: bool = False) -> None:
+        self._waits, self._most, self._replays = waits, most, replays
         self._places: defaultdict[str, Places] = defaultdict(OrderedDict)
         """Places by owner, and then by kind and name."""
         self._forgotten: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -141,6 +142,8 @@ class Conversations:
                 return Place(Conversation(self._waits))
             if (place := self._by_history(context)) is not None:
                 return place
+            if self._replays and context.said:
+                return Place(Conversation(self._waits))
             raise lost("the server keeps no conversation in which this was said.")
         check_name("The session", context.session)
         if (context.owner, context.session) in self._forgotten:

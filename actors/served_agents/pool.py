@@ -12,6 +12,7 @@ from typing import Any
 import ray
 
 from actors.ray_tools.background import in_background
+from actors.rollouts.replay import replay_request
 from actors.rollouts.rollout import FollowUp, Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.scaling import PoolSize
 from actors.rollouts.service import RolloutService
@@ -65,7 +66,9 @@ class AgentPool:
         self._task_from_message, self._fleet = task_from_message, fleet
         own_handle = ray.get_runtime_context().current_actor
         self._service = RolloutService(pair, make_sampler, limits, fleet, listener=own_handle)
-        self._conversations = Conversations(waits=agents.second_message == "wait")
+        self._conversations = Conversations(
+            waits=agents.second_message == "wait", replays=agents.unknown_history == "replay"
+        )
         self._answers = IdempotentAnswers()
         self._messages = Messages(fleet.bounds[1])
         responses = Responses(self._conversations, self._answers, self._messages, self._service)
@@ -135,7 +138,7 @@ class AgentPool:
         with self._messages.begin(context) as (rollout_id, events):
             async with place.conversation.turn(events):
                 conversation, after = place.conversation, place.rollout_id or place.conversation.newest
-                if after is None and context.has_earlier_turns:
+                if after is None and context.has_earlier_turns and not context.said:
                     raise lost("the server has no message of this session.")
                 if after != conversation.newest:  # it has gone on since: another one goes on from there
                     conversation = Conversation(waits=True)
@@ -159,16 +162,19 @@ class AgentPool:
         is_kept = self._pair.env_class.takes_follow_ups() and (
             context.can_be_followed or context.keeps_history or context.session is not None
         )
-        return RolloutRequest(
+        is_replayed = after is None and bool(context.said)
+        first = context.said[0][0] if is_replayed else message
+        request = RolloutRequest(
             rollout_id=rollout_id,
             group_id=rollout_id.partition("/")[0],
-            task=self._task(message) if after is None else {"message": message},
+            task=self._task(first) if after is None else {"message": message},
             params=params.replace(max_tokens=None),
             max_response_tokens=params.max_tokens,
             seed=params.seed,
             follow_up=None if after is None else FollowUp(after=after, message=message),
             keep_seconds=self._keep_seconds if is_kept else None,
         )
+        return replay_request(request, context.said, message) if is_replayed else request
 
     async def _episode(self, request: RolloutRequest, events: Events) -> AsyncGenerator[Part, None]:
         steps: list[StepEvent] = []

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from environments.thoughts import is_unfinished, without_opening
 from environments.types import StepEvent, TerminationReason, Trajectory
 from policies.agent_api.context import ReplayedAnswer, RequestContext, TokenUsage
-from policies.agent_api.history import INSTRUCTING, history_of
+from policies.agent_api.history import INSTRUCTING, history_of, said_before
 from policies.model_api.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -149,7 +149,9 @@ class AgentFrontend:
         if context.keeps_history and context.session is None:
             with_orders = self._instructions == "prepend"
             earlier = history_of(body.messages[:-1], with_orders)
-            context = replace(context, earlier=earlier, history=history_of(body.messages, with_orders))
+            said = said_before(body.messages, with_orders)
+            history = history_of(body.messages, with_orders)
+            context = replace(context, earlier=earlier, history=history, said=said)
         params = body.sampling_params()
         if body.temperature is None:
             params = params.replace(temperature=self._temperature)

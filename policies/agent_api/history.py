@@ -40,5 +40,22 @@ def history_of(messages: Sequence[ChatMessage], with_orders: bool = False) -> st
     return history
 
 
+def said_before(messages: Sequence[ChatMessage], with_orders: bool = False) -> tuple[tuple[str, str], ...]:
+    """Return the messages before the last with their answers; none where they do not take turns.
+
+    Args:
+        with_orders: true puts the instructions before the first of them.
+    """
+    orders = [_text(each) for each in messages if each.role in INSTRUCTING and _text(each).strip()]
+    said = [each for each in messages[:-1] if each.role not in INSTRUCTING]
+    pairs = list(zip(said[::2], said[1::2], strict=False))
+    if len(said) % 2 or any((one.role, two.role) != ("user", "assistant") for one, two in pairs):
+        return ()
+    texts = [(_text(question), _text(answer)) for question, answer in pairs]
+    if texts and with_orders:
+        texts[0] = "\n\n".join([*orders, texts[0][0]]), texts[0][1]
+    return tuple(texts)
+
+
 def _text(message: ChatMessage) -> str:
     return str(message.for_template()["content"])

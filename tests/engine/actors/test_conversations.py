@@ -31,6 +31,7 @@ from environments.base import BaseEnv
 from environments.types import Trajectory
 from policies import GameAgent
 from policies.agent_api.context import RequestContext
+from policies.agent_api.history import with_message
 from policies.model_api.errors import RequestError
 from policies.sampler import SamplingParams, ScriptedSampler
 from policies.settings import EngineConfig
@@ -184,6 +185,17 @@ def test_a_killed_environment_is_rebuilt_with_the_same_state(start: Any, folder:
     after = say(pool, session="a")
     assert after["pages"] == ["page 1", "page 2", "page 3"]
     assert after["process"] != before["process"]
+
+
+def test_unknown_history_is_replayed_and_then_goes_on(start: Any) -> None:
+    pool = start(unknown_history="replay")
+    said = (("Begin.", "one"), ("Go on.", "two"))
+    context = {"keeps_history": True, "has_earlier_turns": True}
+    first = say(pool, earlier="a", history="b", said=said, **context)
+    assert first["pages"] == ["one", "two", "page 3"]
+    os.kill(first["process"], signal.SIGKILL)
+    second = say(pool, earlier=with_message("b", "assistant", "page 3"), history="c", said=said, **context)
+    assert second["pages"] == ["one", "two", "page 3", "page 4"] and second["process"] != first["process"]
 
 
 def test_an_environment_that_is_killed_during_a_message_is_rebuilt_and_answers_it(
