@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,6 +102,18 @@ def test_slot_is_idle_plays_is_warm_and_closes_its_pair(factory: Any) -> None:
         assert slot.state is SlotState.GONE and not slot.is_up and slot.node == ""
 
     asyncio.run(test())
+
+
+def test_table_of_states_agrees_with_the_code(factory: Any) -> None:
+    assert slot_module.__doc__ is not None
+    lines = slot_module.__doc__.splitlines()
+    first, second, last = (number for number, line in enumerate(lines) if line.startswith("==="))
+    columns = [match.span() for match in re.finditer("=+", lines[first])]
+    table = {}
+    for row in lines[second + 1 : last]:
+        name, _, is_up, is_cancelled, _ = (row[slice(*span)].strip() for span in columns)
+        table[SlotState[name]] = (bool(is_up), bool(is_cancelled))
+    assert table == {state: (Slot(0, factory, state=state).is_up, state not in BUSY) for state in SlotState}
 
 
 @pytest.mark.parametrize("state", SlotState)
