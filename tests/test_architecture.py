@@ -34,6 +34,10 @@ VLLM_HOMES = ("policies.engines.vllm", "policies.engines.tool_calls")
 VERL_HOMES = ("policies.learning", "actors.learning.publishing_learner")
 
 TOP_LEVEL = {*LAYERS, "tests", "pyproject.toml", "README.md", "Makefile", "LICENSE", "CHANGELOG.md"}
+COMMANDS = ("train", "evaluate", "serve", "view", "export", "play", "status", "scale", "verify", "chaos")
+COMMAND_USERS = ("launch.cluster.application",)
+"""Serve builds this application as the command ``serve`` does, with the same settings."""
+MAX_LAUNCH_ENTRIES = 24
 EMPTY_NAMES = {"utils", "util", "helpers", "common", "misc", "legacy", "experimental"}
 MAX_FUNCTION_LINES = 80
 MAX_CLASS_LINES = 300
@@ -168,6 +172,25 @@ def strangers_at_the_top(root: Path) -> list[str]:
     ]
 
 
+def imports_of_commands(root: Path) -> list[str]:
+    """Modules in a room of ``launch`` that import a command, which stands above all rooms."""
+    return [
+        f"{module.name}:{each.line} imports {each.name}: move what both need into a room"
+        for module in modules_in(root).values()
+        for each in module.imports
+        if module.name.count(".") > 1
+        and module.name not in COMMAND_USERS
+        and is_within(each.name, *(f"launch.{command}" for command in COMMANDS))
+    ]
+
+
+def crowd_in_launch(root: Path) -> list[str]:
+    beside = {"README.md", "__init__.py", "py.typed", "__pycache__"}
+    names = sorted({entry.name for entry in (root / "launch").iterdir()} - beside)
+    too_many = f"launch/ has {len(names)} entries, more than {MAX_LAUNCH_ENTRIES}: {', '.join(names)}"
+    return [too_many] if len(names) > MAX_LAUNCH_ENTRIES else []
+
+
 def names_that_say_nothing(root: Path) -> list[str]:
     return [
         f"{module.name}: name the noun that it holds instead"
@@ -236,6 +259,14 @@ def test_no_folder_imports_itself_by_way_of_those_beside_it() -> None:
 
 def test_the_top_level_holds_only_what_a_reader_expects() -> None:
     assert strangers_at_the_top(ROOT) == []
+
+
+def test_rooms_of_launch_import_no_command() -> None:
+    assert imports_of_commands(ROOT) == []
+
+
+def test_launch_has_few_entries() -> None:
+    assert crowd_in_launch(ROOT) == []
 
 
 def test_every_module_is_named_after_what_it_holds() -> None:
@@ -307,6 +338,8 @@ CHECKS_AND_BREACHES: list[tuple[Callable[[Path], list[str]], dict[str, str]]] = 
         },
     ),
     (strangers_at_the_top, {".gitignore": "outputs/", "scripts/run.py": ""}),
+    (imports_of_commands, {"launch/training/start.py": "from launch.serve import greeting"}),
+    (crowd_in_launch, {f"launch/part_{number}.py": "" for number in range(MAX_LAUNCH_ENTRIES + 1)}),
     (names_that_say_nothing, {"policies/utils.py": ""}),
     (oversized, {"launch/training/loop.py": "def f():\n" + "    pass\n" * MAX_FUNCTION_LINES}),
     (oversized, {"launch/training/loop.py": "class A:\n" + "    a = 1\n" * MAX_CLASS_LINES}),
@@ -351,6 +384,8 @@ def test_the_checks_allow_what_the_design_allows(tmp_path: Path) -> None:
     assert import_circles(tmp_path) == []
     assert folder_circles(tmp_path) == []
     assert strangers_at_the_top(tmp_path) == []
+    assert imports_of_commands(tmp_path) == []
+    assert crowd_in_launch(tmp_path) == []
     assert names_that_say_nothing(tmp_path) == []
     assert oversized(tmp_path) == []
 

@@ -1,6 +1,8 @@
 """Notices within seconds that a node has fallen silent. The fleet uses it.
 
-Ray takes about a minute to declare a node dead whose network was cut, and says nothing until then.
+Ray takes about a minute to declare a node dead whose network was cut, and reports nothing until then. Its
+health check cannot stand for this watch: a node that it declares dead ends with all of its actors, also one
+that answers again, and its settings belong to whoever starts the cluster.
 """
 
 from __future__ import annotations
