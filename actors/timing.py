@@ -33,7 +33,6 @@ Size and loss. Serve averages the load that replicas report every ten seconds.
 
     SCALE_UP < LOAD_MEAN < SCALE_DOWN                 it grows at once, and shrinks on more than one mean
     10 < LOAD_MEAN                                    a mean holds at least one report
-    CALL_ANSWER < MIN_TIMEOUT                         a call that works gets more time than one that does not
     PLACE_RETURN < STORM_CALM                         a run has its parts back when it has to make an update
     SAMPLER_RESTART < STORM_CALM                      the same
 
@@ -108,8 +107,6 @@ LOAD_MEAN_SECONDS = 11.0
 """Seconds over which tokens in flight are averaged: replicas report them every ten."""
 SCALE_DOWN_SECONDS = 60.0
 """Seconds that a replica has to be too many before Serve ends it: starting one takes about as long."""
-MIN_TIMEOUT_SECONDS = 120.0
-"""Seconds that a learner's call gets at least, however short those before it were."""
 PLACE_RETURN_SECONDS = 60.0
 """Seconds for a place that was lost with its node to come back on another."""
 STORM_CALM_SECONDS = 120.0

@@ -13,7 +13,6 @@ from typing import Any
 import ray
 from ray.exceptions import RayTaskError
 
-from actors.learning.call_timeouts import num_scored_tokens, num_trained_tokens
 from actors.learning.learner_calls import CriticCalls, PolicyCalls
 from actors.learning.ranks import CriticWorker, LearnerWorker, RankGroup, create_placement_group
 from actors.weights.store import PublishedWeights
@@ -73,7 +72,7 @@ class LearnerGroup:
                 raise
             self._critic = RankGroup(CriticWorker, places, learner, **arguments)
         self._critic_optimizer = learner.critic.optimizer
-        self._store, self._algorithm = store, algorithm
+        self._store = store
         self._schedule: dict[str, Any] = {}
         """State of the learning rate's schedule at this phase's last publish; empty before it."""
 
@@ -82,26 +81,26 @@ class LearnerGroup:
     def begin_phase(self, optimizer: OptimizerConfig, num_schedule_steps: int) -> None:
         """A fresh optimizer and schedule on the present weights, which become the reference policy."""
         self._schedule = {}
-        begun = [self._policy.begin(0, PolicyCalls.begin_phase, optimizer, num_schedule_steps)]
+        begun = [self._policy.begin(PolicyCalls.begin_phase, optimizer, num_schedule_steps)]
         if self._critic is not None:
             optimizer = self._critic_optimizer
-            begun.append(self._critic.begin(0, CriticCalls.begin_phase, optimizer, num_schedule_steps))
+            begun.append(self._critic.begin(CriticCalls.begin_phase, optimizer, num_schedule_steps))
         for wait in begun:
             wait()
 
     def fit(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
         """Supervised learning: one optimizer step per batch."""
-        return self._policy.begin(num_trained_tokens(batches), PolicyCalls.fit, batches)()
+        return self._policy.call(PolicyCalls.fit, batches)
 
     def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
         """The mini-batches of one update with ``old_logprobs``, and, where the algorithm needs them,
         ``reference_logprobs`` and ``values``. The first takes its old log-probabilities in its own step,
         unless the algorithm needs all of them before.
         """
-        scored = self._policy.begin(num_scored_tokens(batches, self._algorithm), PolicyCalls.score, batches)
+        scored = self._policy.begin(PolicyCalls.score, batches)
         if self._critic is None:
             return scored()
-        values = self._critic.begin(num_trained_tokens(batches), CriticCalls.values, batches)
+        values = self._critic.begin(CriticCalls.values, batches)
         pairs = zip(scored(), values(), strict=True)
         return [batch.with_column("values", rows) for batch, rows in pairs]
 
@@ -111,17 +110,16 @@ class LearnerGroup:
         Args:
             batches: as ``score`` has returned them, with advantages; each as often as it is to be taken.
         """
-        num_tokens = num_trained_tokens(batches)
-        of_policy = self._policy.begin(num_tokens, PolicyCalls.update, batches)
+        of_policy = self._policy.begin(PolicyCalls.update, batches)
         if self._critic is None:
             return of_policy()
-        of_critic = self._critic.begin(num_tokens, CriticCalls.update, batches)
+        of_critic = self._critic.begin(CriticCalls.update, batches)
         update = of_policy()
         return replace(update, metrics=update.metrics | of_critic())
 
     def logprobs(self, batch: TrainBatch) -> list[list[float]]:
         """Log-probabilities of every response token of each sample."""
-        return self._policy.begin(num_trained_tokens([batch]), PolicyCalls.logprobs, batch)()
+        return self._policy.call(PolicyCalls.logprobs, batch)
 
     # -- weights and checkpoints ---------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +20,6 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.learning.call_timeouts import CallTimeouts, Limit
 from actors.timing import CALL_ANSWER_SECONDS, PLACE_RETURN_SECONDS
 from environments.errors import ConfigError, LearnerError, LearnerLostError, TroupeError
 from policies.learning.settings import LearnerConfig, OptimizerConfig
@@ -147,7 +145,6 @@ class RankGroup:
 
     def _start(self) -> None:
         settings = self._settings
-        self._timeouts = CallTimeouts(settings.max_call_seconds)
         actor_class = ray.remote(self._worker)
         # Without any number a rank takes its CPU while it starts only, so that a critic fits beside it.
         devices = {} if settings.device == "cpu" else {"num_gpus": 1}
@@ -177,51 +174,54 @@ class RankGroup:
 
     def call(self, method: Callable[Concatenate[Any, P], Result], *args: P.args, **none: P.kwargs) -> Result:
         """The first rank's result, when all have returned. Raises as ``begin`` and its result do."""
-        return self.begin(0, method, *args, **none)()
+        return self.begin(method, *args, **none)()
 
     def begin(
-        self,
-        num_tokens: int,
-        method: Callable[Concatenate[Any, P], Result],
-        *args: P.args,
-        **none: P.kwargs,
+        self, method: Callable[Concatenate[Any, P], Result], *args: P.args, **none: P.kwargs
     ) -> Callable[[], Result]:
         """Call all ranks, and return a function that waits for their results and returns the first rank's.
 
         Raises the error of loading the model, if any.
 
         Args:
-            num_tokens: that go through the model in this call: its time limit grows with them.
             none: methods take no keyword arguments.
         """
-        self._wait_for(self._opened, None)
+        self._wait_for(self._opened)
         name, shared = method.__name__, [ray.put(each) for each in args]
         references = [rank.work.remote(name, *shared) for rank in self._ranks]
-        since = time.monotonic()
 
         def result() -> Result:
-            first: Result = self._wait_for(references, self._timeouts.limit(name, num_tokens))
-            self._timeouts.record(name, time.monotonic() - since, num_tokens)
+            first: Result = self._wait_for(
+                references, self._settings.max_call_seconds, "learner.max_call_seconds, which may be too low"
+            )
             return first
 
         return result
 
     def check_ranks(self) -> None:
         """Raise ``LearnerLostError`` if a rank has died or hangs."""
-        self._wait_for(self._opened, None)  # first: a rank that loads its model for minutes does not hang
-        self._wait_for(self._ping(), Limit(seconds=CALL_ANSWER_SECONDS, origin="for a call without work"))
+        self._wait_for(self._opened)  # first: a rank that loads its model for minutes does not hang
+        self._wait_for(self._ping(), CALL_ANSWER_SECONDS, "for a call without work")
 
     def _ping(self) -> list[ray.ObjectRef]:
         return [rank.__ray_ready__.remote() for rank in self._ranks]
 
-    def _wait_for(self, references: list[ray.ObjectRef], limit: Limit | None) -> Any:
+    def _wait_for(
+        self, references: list[ray.ObjectRef], seconds: float | None = None, limit: str = ""
+    ) -> Any:
+        """The first rank's result. ``limit`` says where the ``seconds`` of the time limit come from.
+
+        Ray finds a rank that has died at once, and one that was stopped in seven minutes. The limit is for
+        one that hangs in its work.
+        """
         try:
-            return ray.get(references, timeout=limit and limit.seconds)[0]
+            return ray.get(references, timeout=seconds)[0]
         except GetTimeoutError as error:
-            assert limit is not None  # without one nothing times out
-            raise LearnerLostError(limit.exceeded) from error
+            raise LearnerLostError(
+                f"A learner rank did not answer for {seconds:g} s ({limit}): it hangs or was stopped."
+            ) from error
         except RayActorError as error:
-            raise LearnerLostError("A learner rank has died.") from error
+            raise LearnerLostError("A learner rank has died, or Ray cannot reach it.") from error
         except RayTaskError as error:
             if isinstance(error.cause, TroupeError):  # without Ray's traceback: its text is for the user
                 raise error.cause from error

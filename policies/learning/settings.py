@@ -161,8 +161,7 @@ class LearnerConfig:
     """Most tokens in one forward pass of a rank, with those that rows are padded by: it bounds the memory."""
     max_call_seconds: float = setting(1800.0, above=0)
     """Most seconds that the ranks may take for a piece of work, such as an update: then they count as hung.
-    Later pieces of the same kind get ten times the longest so far, or as much more as they have more tokens,
-    at least two minutes, and never more than this."""
+    Ray finds a rank that was stopped sooner, and torch ranks that wait for each other (NCCL: ten minutes)."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     verl: dict[str, Any] = field(default_factory=dict)
     """Further fields of verl's configuration classes, under the keys engine, model, actor and optimizer; verl

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from learner_samples import batches
 
-from actors.learning.call_timeouts import CallTimeouts
 from environments.errors import LearnerLostError
 from launch.health.members import members
 from policies.learning.algorithms import resolve
@@ -51,13 +51,13 @@ def test_killed_or_stopped_rank_returns_with_published_weights(
     group.update(group.score(batches(1)))
     group.publish(7)
     published = group.logprobs(batches(1)[0])
-    group._policy._timeouts = CallTimeouts(
-        2
-    )  # only now: until it is rebuilt, and not for what has to succeed
+    settings = group._policy._settings
+    group._policy._settings = replace(settings, max_call_seconds=2)  # not for what has to succeed
     os.kill(rank, number)
     with pytest.raises(LearnerLostError, match=text):
         group.score(batches(1))
 
+    group._policy._settings = settings
     assert group.rebuild(RISING, 100, str(tmp_path)) == 7
     assert group.logprobs(batches(1)[0]) == published, "not those of the checkpoint"
     metrics = group.update(group.score(batches(1))).metrics
