@@ -1,5 +1,12 @@
 """Requests that wait for a replica of the policy server to fetch them, and those leased to one.
 
+::
+
+    sample ──▶ waiting ── a replica's poll ──▶ held by it, a lease ── its next poll ──▶ answered
+                  ▲                                │
+                  └── it polls no more (a lease) ──┘     after MAX_ATTEMPTS leases, or without any replica
+                                                         for REQUEST_WAIT_SECONDS: SamplerError
+
 Plain asyncio: the sampling actor owns a queue, ``QueueWorker`` is a replica's side of it.
 """
 
