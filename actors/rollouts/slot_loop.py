@@ -72,9 +72,9 @@ class SlotLoop:
 
     async def _keep_busy(self, slot: Slot) -> None:
         """Play requests with the slot's actor until it is lost, or one too many, or its node leaves."""
-        watch, is_usable = self._factory.node_watch, True
+        is_usable = True
         try:
-            while is_usable and slot.index < self._config.num_actors and slot.node not in watch.draining:
+            while is_usable and self._may_play(slot):
                 slot.await_request()
                 rollout = await self._dispatcher.take(slot)
                 if rollout is None:  # no message comes for the pair that it retains
@@ -86,10 +86,19 @@ class SlotLoop:
             if slot.pair is not None:
                 await self._close_pair(slot)
 
+    def _may_play(self, slot: Slot) -> bool:
+        """True unless the slot is one too many, or its node is about to leave."""
+        is_leaving = slot.node in self._factory.node_watch.draining
+        return slot.index < self._config.num_actors and not is_leaving
+
     async def _try(self, rollout: PendingRollout, slot: Slot) -> bool:
         """Play ``rollout`` with the slot's actor; return whether that can be used again."""
-        is_displaced = slot.pair is not None and slot.pair.rollout_id != rollout.after
-        if (is_displaced and not await self._close_pair(slot)) or not await slot.responds():
+        if slot.pair is not None and slot.pair.rollout_id != rollout.after:
+            is_usable = await self._close_pair(slot)
+            if not is_usable or not self._may_play(slot):  # closing takes seconds
+                self._dispatcher.put(rollout)
+                return is_usable
+        if not await slot.responds():
             self._dispatcher.put(rollout)
             return False
         start = time.monotonic()
