@@ -16,7 +16,8 @@ from pydantic import BaseModel, ValidationError
 from environments.thoughts import is_unfinished, without_opening
 from environments.types import StepEvent, TerminationReason, Trajectory
 from policies.agent_api.context import ReplayedAnswer, RequestContext, TokenUsage
-from policies.agent_api.history import INSTRUCTING, history_of, said_before
+from policies.agent_api.history import history_of, said_before
+from policies.agent_api.question import Question
 from policies.model_api.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -24,7 +25,7 @@ from policies.model_api.errors import (
     TimeLimitError,
     invalid_body,
 )
-from policies.model_api.protocol import NO_EFFECT, ChatRequest
+from policies.model_api.protocol import ChatRequest
 from policies.sampler import SamplingParams
 
 Json = dict[str, Any]
@@ -38,12 +39,6 @@ ALONE = RequestContext()
 
 PREFIX = "agent/"
 """Names of agents begin with it, so that no model has one."""
-TAKEN = {
-    *("model", "messages", "stream", "stream_options", "temperature", "top_p", "top_k", "seed"),
-    *("max_tokens", "max_completion_tokens"),
-    *("user", "safety_identifier", "prompt_cache_key", "metadata", "reasoning_effort"),
-}
-"""Fields of a request that an agent acts on, or that it ignores. The rest is the agent's own."""
 
 
 async def _ignore(_: str) -> None:
@@ -102,7 +97,7 @@ class AgentFrontend:
         body_digest = digest(body, context)
         placed = replace(context, answer_id=head["id"], created=head["created"], body=body_digest)
         steps = ""
-        async with aclosing(self.episode(body, charge, placed)) as parts:
+        async with aclosing(self.episode(Question.from_chat(body), charge, placed)) as parts:
             async for part in parts:
                 if isinstance(part, ReplayedAnswer):
                     head |= {"id": part.answer_id, "created": part.created}
@@ -139,29 +134,27 @@ class AgentFrontend:
             return await anext(parts)
 
     async def episode(
-        self, body: ChatRequest, charge: Callable[[int], None], context: RequestContext
+        self, question: Question, charge: Callable[[int], None], context: RequestContext
     ) -> AsyncGenerator[Part, None]:
         """The episode that a request asks for: steps, and the whole at last. Raises as ``chat`` does."""
-        play = self._agent(body.model)
-        message = _question(body, context, self._instructions)
-        has_earlier_turns = any(each.role == "assistant" for each in body.messages)
+        play = self._agent(question.model)
+        message, turns = question.new_message(context, self._instructions), question.turns
+        has_earlier_turns = any(role == "assistant" for role, _ in turns)
         context = replace(context, has_earlier_turns=has_earlier_turns)
         if context.keeps_history and context.session is None:
             with_orders = self._instructions == "prepend"
-            earlier = history_of(body.messages[:-1], with_orders)
-            said = said_before(body.messages, with_orders)
-            history = history_of(body.messages, with_orders)
+            earlier = history_of(turns[:-1], with_orders)
+            said = said_before(turns, with_orders)
+            history = history_of(turns, with_orders)
             context = replace(context, earlier=earlier, history=history, said=said)
-        params = body.sampling_params()
-        if body.temperature is None:
-            params = params.replace(temperature=self._temperature)
+        params = SamplingParams(**{"temperature": self._temperature, **question.sampling})
         async with aclosing(play(message, params, context)) as parts:
             async for part in parts:
                 if isinstance(part, TokenUsage):
                     charge(part.num_tokens)
                     continue
                 if isinstance(part, Trajectory):
-                    self._count(body.model, str(part.termination_reason))
+                    self._count(question.model, str(part.termination_reason))
                     _check_ended_well(part)
                 yield part
 
@@ -181,40 +174,6 @@ def digest(body: BaseModel, context: RequestContext) -> str:
     # In ASCII: a field that is ignored may hold half a surrogate pair, which has no UTF-8.
     text = f"{type(body).__name__} {context.session!r} {json.dumps(body.model_dump())}"
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _question(body: ChatRequest, context: RequestContext, instructions: str) -> str:
-    """The one new message of a request. Raises ``RequestError`` for what an agent decides for itself."""
-    given = body.model_dump(exclude=TAKEN, exclude_none=True)
-    for name in sorted(name for name, value in given.items() if value not in NO_EFFECT.get(name, ())):
-        raise InvalidRequestError(
-            f"{body.model} plays with settings, tools and limits of its own: leave {name} out.",
-            param=name,
-        )
-    texts = [(each.role, str(each.for_template()["content"])) for each in body.messages]
-    said = [role for role, _ in texts if role not in INSTRUCTING]
-    orders = [text for role, text in texts if role in INSTRUCTING and text.strip()]
-    if orders and instructions == "reject":
-        raise InvalidRequestError(
-            f"{body.model} has instructions of its own: leave out system messages, or set "
-            "server.agents.instructions, which says what becomes of them.",
-            param="messages",
-        )
-    if texts[-1][0] != "user":
-        raise InvalidRequestError(
-            f"The last message is the new one, and is of {texts[-1][0]!r}: send a user message.",
-            param="messages",
-        )
-    goes_on = context.session is not None or context.after is not None
-    if not goes_on and len(said) > 1 and not (context.keeps_history and "assistant" in said):
-        raise InvalidRequestError(
-            f"{body.model} takes one message at a time, and remembers earlier turns itself: send one user "
-            "message, or with it all that was said. The header X-Session-Id, or previous_response_id at "
-            "/v1/responses, goes on with a conversation too.",
-            param="messages",
-        )
-    is_first = not goes_on and len(said) == 1
-    return "\n\n".join([*(orders if instructions == "prepend" and is_first else []), texts[-1][1]])
 
 
 def _check_ended_well(trajectory: Trajectory) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from environments.thoughts import split_thought
-from policies.model_api.messages import ChatMessage
 
+Turn = tuple[str, str]
+"""Role and text of a message."""
 BEGINNING = ""
 """The history of a conversation in which nothing was said."""
 INSTRUCTING = ("system", "developer")
@@ -25,37 +26,33 @@ def with_message(history: str, role: str, text: str) -> str:
     ).hexdigest()
 
 
-def history_of(messages: Sequence[ChatMessage], with_orders: bool = False) -> str:
+def history_of(turns: Sequence[Turn], with_orders: bool = False) -> str:
     """The digest of these messages.
 
     Args:
         with_orders: whether the instructions before the first of them make a difference.
     """
-    orders = takewhile(lambda message: message.role in INSTRUCTING, messages)
-    beginning = " ".join(map(_text, orders)) if with_orders else BEGINNING
+    orders = takewhile(lambda turn: turn[0] in INSTRUCTING, turns)
+    beginning = " ".join(text for _, text in orders) if with_orders else BEGINNING
     history = BEGINNING
-    for message in messages:
-        if message.role not in INSTRUCTING:
-            history = with_message(history or beginning, message.role, _text(message))
+    for role, text in turns:
+        if role not in INSTRUCTING:
+            history = with_message(history or beginning, role, text)
     return history
 
 
-def said_before(messages: Sequence[ChatMessage], with_orders: bool = False) -> tuple[tuple[str, str], ...]:
+def said_before(turns: Sequence[Turn], with_orders: bool = False) -> tuple[tuple[str, str], ...]:
     """Return the messages before the last with their answers; none where they do not take turns.
 
     Args:
         with_orders: true puts the instructions before the first of them.
     """
-    orders = [_text(each) for each in messages if each.role in INSTRUCTING and _text(each).strip()]
-    said = [each for each in messages[:-1] if each.role not in INSTRUCTING]
+    orders = [text for role, text in turns if role in INSTRUCTING and text.strip()]
+    said = [turn for turn in turns[:-1] if turn[0] not in INSTRUCTING]
     pairs = list(zip(said[::2], said[1::2], strict=False))
-    if len(said) % 2 or any((one.role, two.role) != ("user", "assistant") for one, two in pairs):
+    if len(said) % 2 or any((one[0], two[0]) != ("user", "assistant") for one, two in pairs):
         return ()
-    texts = [(_text(question), _text(answer)) for question, answer in pairs]
+    texts = [(question[1], answer[1]) for question, answer in pairs]
     if texts and with_orders:
         texts[0] = "\n\n".join([*orders, texts[0][0]]), texts[0][1]
     return tuple(texts)
-
-
-def _text(message: ChatMessage) -> str:
-    return str(message.for_template()["content"])

@@ -106,7 +106,7 @@ class ResponsesFrontend:
     ) -> AsyncGenerator[Json, None]:
         """The events of a response while its episode is played; it is kept before the last one."""
         numbers = itertools.count()
-        async with aclosing(self._agents.episode(draft.body.for_chat(), charge, context)) as parts:
+        async with aclosing(self._agents.episode(draft.body.question(), charge, context)) as parts:
             try:
                 async for part in parts:
                     if isinstance(part, ReplayedAnswer):

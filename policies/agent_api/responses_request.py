@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from policies.model_api.errors import invalid_body
+from policies.agent_api.history import Turn
+from policies.agent_api.question import Question
 from policies.model_api.limits import MAX_MESSAGES
 from policies.model_api.messages import Text
-from policies.model_api.protocol import MAX_SEED, ChatRequest
+from policies.model_api.protocol import MAX_SEED
 
 Json = dict[str, Any]
 
@@ -45,11 +46,11 @@ class InputMessage(_Item):
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
-    def for_chat(self) -> Json:
-        """The message as the chat endpoint takes it."""
+    def turn(self) -> Turn:
+        """Return its role and its text."""
         if isinstance(self.content, str):
-            return {"role": self.role, "content": self.content}
-        return {"role": self.role, "content": "".join(part.text for part in self.content)}
+            return self.role, self.content
+        return self.role, "".join(part.text for part in self.content)
 
 
 def _is_step(item: Any) -> bool:
@@ -128,17 +129,14 @@ class ResponsesRequest(_Item):
         ids = [ITEM_ID.fullmatch(each.id or "") for each in self.input if each.role == "assistant"]
         return next((f"resp_{found[1]}" for found in reversed(ids) if found), None)
 
-    def for_chat(self) -> ChatRequest:
-        """The same request at the chat endpoint. Raises ``RequestError`` if that takes it not."""
-        given = self.model_dump(include={"temperature", "top_p", "seed"}, exclude_none=True)
-        given |= {} if self.max_output_tokens is None else {"max_tokens": self.max_output_tokens}
-        messages = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else None
-        if messages is None:
-            assert not isinstance(self.input, str)
-            messages = [message.for_chat() for message in self.input]
-        if self.instructions:
-            messages = [{"role": "system", "content": self.instructions}, *messages]
-        try:
-            return ChatRequest.model_validate({"model": self.model, "messages": messages, **given})
-        except ValidationError as error:
-            raise invalid_body(error.errors()) from error
+    def question(self) -> Question:
+        """Return what the request asks of its agent."""
+        sampling = self.model_dump(include={"temperature", "top_p", "seed"}, exclude_none=True)
+        if self.max_output_tokens is not None:
+            sampling["max_tokens"] = self.max_output_tokens
+        turns = [("system", self.instructions)] if self.instructions else []
+        if isinstance(self.input, str):
+            turns.append(("user", self.input))
+        else:
+            turns += [each.turn() for each in self.input]
+        return Question(model=self.model, turns=turns, sampling=sampling)

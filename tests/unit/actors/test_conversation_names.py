@@ -11,6 +11,7 @@ from actors.serving.errors import status_of
 from policies.agent_api.context import RequestContext
 from policies.agent_api.frontend import digest
 from policies.agent_api.history import BEGINNING, history_of
+from policies.agent_api.question import Question
 from policies.model_api.errors import RequestError
 from policies.model_api.protocol import ChatRequest
 
@@ -51,8 +52,10 @@ def test_conversations_with_other_instructions_are_others() -> None:
         texts = [("system", orders), ("user", "hi"), ("assistant", "Hello!")]
         messages = [{"role": role, "content": content} for role, content in texts]
         body = ChatRequest.model_validate({"model": "agent/a", "messages": messages})
-        assert history_of(body.messages[:1], with_orders) == BEGINNING, "nothing was said yet"
-        return history_of(body.messages, with_orders)
+        assert history_of(Question.from_chat(body).turns[:1], with_orders) == BEGINNING, (
+            "nothing was said yet"
+        )
+        return history_of(Question.from_chat(body).turns, with_orders)
 
     assert history("Be a pirate.", with_orders=True) != history("Be a judge.", with_orders=True)
     assert history("Be a pirate.", with_orders=False) == history("Be a judge.", with_orders=False)

@@ -15,6 +15,7 @@ from environments.types import Completion
 from policies import GameAgent
 from policies.agent_api.context import RequestContext
 from policies.agent_api.history import said_before
+from policies.agent_api.question import Question
 from policies.model_api.errors import ConflictError
 from policies.model_api.protocol import ChatRequest
 from policies.sampler import SampleRequest
@@ -94,7 +95,7 @@ def test_history_of_turns_is_read_from_messages(roles, said):
         {"role": names[role], "content": str(place)} for place, role in enumerate(roles.replace(" ", ""))
     ]
     body = ChatRequest.model_validate({"model": "agent/a", "messages": given})
-    assert said_before(body.messages, with_orders=True) == said
+    assert said_before(Question.from_chat(body).turns, with_orders=True) == said
 
 
 def test_unknown_history_begins_a_conversation_only_where_it_is_replayed():

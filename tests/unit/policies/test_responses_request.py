@@ -22,8 +22,7 @@ def test_an_answer_can_be_sent_back_as_it_came() -> None:
         {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [text]},
     ]
     history = [{"role": "user", "content": "12+34?"}, *output, {"role": "user", "content": "Twice that?"}]
-    messages = request(history).for_chat().messages
-    assert [(each.role, each.content) for each in messages] == [
+    assert request(history).question().turns == [
         ("user", "12+34?"),
         ("assistant", "46"),
         ("user", "Twice that?"),
@@ -69,7 +68,7 @@ def test_fields_that_change_nothing_for_an_agent_are_taken() -> None:
     }
     for fields in (harmless, dict.fromkeys(harmless)):
         body = ResponsesRequest.model_validate({"model": "agent/calculator", "input": "12+34?", **fields})
-        assert body.for_chat() == request("12+34?").for_chat()
+        assert body.question() == request("12+34?").question()
 
 
 @pytest.mark.parametrize(
@@ -89,12 +88,12 @@ def test_a_field_that_would_change_an_agents_answer_is_an_error(field: dict[str,
 
 def test_instructions_are_the_system_message_and_the_limit_is_one_of_tokens() -> None:
     given = {"input": "12+34?", "instructions": "Be brief.", "max_output_tokens": 30}
-    body = ResponsesRequest.model_validate({"model": "agent/calculator", **given}).for_chat()
-    assert [(each.role, each.content) for each in body.messages] == [
+    body = ResponsesRequest.model_validate({"model": "agent/calculator", **given})
+    assert body.question().turns == [
         ("system", "Be brief."),
         ("user", "12+34?"),
     ]
-    assert body.sampling_params().max_tokens == 30
+    assert body.question().sampling == {"max_tokens": 30}
 
 
 def test_an_answer_may_be_sent_back_by_its_name() -> None:
@@ -108,7 +107,7 @@ def test_an_answer_may_be_sent_back_by_its_name() -> None:
             [{"role": "user", "content": "12+34?"}, steps, answer, {"role": "user", "content": "Twice?"}]
         )
         assert body.after == f"resp_{number}"
-        assert body.for_chat().messages[-1].content == "Twice?"
+        assert body.question().turns[-1] == ("user", "Twice?")
     assert request("12+34?").after is None
     foreign = {"role": "assistant", "content": "46", "id": "msg_of_another_server"}
     assert request([foreign, {"role": "user", "content": "Twice?"}]).after is None
