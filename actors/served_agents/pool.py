@@ -146,8 +146,8 @@ class AgentPool:
                 async with aclosing(self._episode(request, events)) as parts:
                     async for part in parts:
                         if isinstance(part, Trajectory) and part.has_answer:
-                            said = part.steps[-1].model_response
-                            history = with_message(context.history, "assistant", said)
+                            answer = part.steps[-1].model_response
+                            history = with_message(context.history, "assistant", answer)
                             self._conversations.advance(conversation, rollout_id, context, history)
                         yield part
 

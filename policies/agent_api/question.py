@@ -27,7 +27,7 @@ class Question:
     model: str
     turns: Sequence[Turn]
     sampling: Mapping[str, Any]
-    """Those of ``SAMPLING`` that the client has set."""
+    """Fields of ``SAMPLING`` that the client has set."""
 
     @classmethod
     def from_chat(cls, body: ChatRequest) -> Question:
