@@ -247,8 +247,7 @@ class SingleTurnEnvironment(MultiTurnEnvironment):
 
 
 def judged_success(env: BaseEnv) -> tuple[Any, bool]:
-    """Return what is said of the success of an episode that is over, and whether the reward function has said
-    it.
+    """Return the verdict on an episode that is over, and whether it is the reward function's.
 
     It is checked by ``contract.is_correct_faults``. An attribute ``is_correct`` of an environment that was
     written before the method was there is read as what it says.
@@ -256,8 +255,8 @@ def judged_success(env: BaseEnv) -> tuple[Any, bool]:
     output = env._reward_output
     if output is not None and output.is_correct is not None:
         return output.is_correct, True
-    said: Any = env.is_correct
-    return (said() if callable(said) else said), False
+    verdict: Any = env.is_correct
+    return (verdict() if callable(verdict) else verdict), False
 
 
 def split_info(info: dict[str, Any], own_keys: Collection[str]) -> tuple[dict[str, Any], Any]:

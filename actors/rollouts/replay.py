@@ -14,7 +14,7 @@ from environments.types import Completion
 from policies.agents.base import BaseAgent
 from policies.sampler import SampleRequest
 
-Said = tuple[tuple[str, str], ...]
+Exchanges = tuple[tuple[str, str], ...]
 """Messages of a client, each with the agent's answer to it."""
 
 
@@ -26,13 +26,13 @@ class LostError(EnvironmentFailure):
 class ReplayRequest(RolloutRequest):
     """The next message of a conversation that is new to this server. Its task is the first message's."""
 
-    said: Said
+    exchanges: Exchanges
     message: str
 
 
-def replay_request(request: RolloutRequest, said: Said, message: str) -> ReplayRequest:
-    """Return ``request`` as one that replays what was ``said`` before ``message``."""
-    return ReplayRequest(**_values(request), said=said, message=message)
+def replay_request(request: RolloutRequest, exchanges: Exchanges, message: str) -> ReplayRequest:
+    """Return ``request`` as one that replays the ``exchanges`` before ``message``."""
+    return ReplayRequest(**_values(request), exchanges=exchanges, message=message)
 
 
 def replayed(
@@ -48,7 +48,7 @@ def replayed(
     """
     if not isinstance(request, ReplayRequest):
         return request
-    for number, (message, answer) in enumerate(request.said):
+    for number, (message, answer) in enumerate(request.exchanges):
         answers = _answers(message, answer)
         past = _plain(request, FollowUp(after=request.rollout_id, message=message) if number else None)
 

@@ -142,7 +142,7 @@ class Conversations:
                 return Place(Conversation(self._waits))
             if (place := self._by_history(context)) is not None:
                 return place
-            if self._replays and context.said:
+            if self._replays and context.exchanges:
                 return Place(Conversation(self._waits))
             raise lost("the server keeps no conversation in which this was said.")
         check_name("The session", context.session)

@@ -138,7 +138,7 @@ class AgentPool:
         with self._messages.begin(context) as (rollout_id, events):
             async with place.conversation.turn(events):
                 conversation, after = place.conversation, place.rollout_id or place.conversation.newest
-                if after is None and context.has_earlier_turns and not context.said:
+                if after is None and context.has_earlier_turns and not context.exchanges:
                     raise lost("the server has no message of this session.")
                 if after != conversation.newest:  # it has gone on since: another one goes on from there
                     conversation = Conversation(waits=True)
@@ -162,8 +162,8 @@ class AgentPool:
         is_kept = self._pair.env_class.takes_follow_ups() and (
             context.can_be_followed or context.keeps_history or context.session is not None
         )
-        is_replayed = after is None and bool(context.said)
-        first = context.said[0][0] if is_replayed else message
+        is_replayed = after is None and bool(context.exchanges)
+        first = context.exchanges[0][0] if is_replayed else message
         request = RolloutRequest(
             rollout_id=rollout_id,
             group_id=rollout_id.partition("/")[0],
@@ -174,7 +174,7 @@ class AgentPool:
             follow_up=None if after is None else FollowUp(after=after, message=message),
             keep_seconds=self._keep_seconds if is_kept else None,
         )
-        return replay_request(request, context.said, message) if is_replayed else request
+        return replay_request(request, context.exchanges, message) if is_replayed else request
 
     async def _episode(self, request: RolloutRequest, events: Events) -> AsyncGenerator[Part, None]:
         steps: list[StepEvent] = []

@@ -146,10 +146,10 @@ def reasoning_gym_tasks(name: str, num_tasks: int, seed: int = 0, **config: Any)
 
 def answer_in(text: str) -> str:
     """Return the answer that a model's text gives; see ``ReasoningGymEnvironment``."""
-    said = split_thought(text)[1]
-    tagged = foreign("reasoning_gym.utils", "reasoning-gym").extract_answer(said)
-    boxed = last_boxed(said)
-    return str(tagged if tagged is not None else boxed if boxed is not None else said).strip()
+    answer = split_thought(text)[1]
+    tagged = foreign("reasoning_gym.utils", "reasoning-gym").extract_answer(answer)
+    boxed = last_boxed(answer)
+    return str(tagged if tagged is not None else boxed if boxed is not None else answer).strip()
 
 
 @functools.lru_cache(maxsize=16)

@@ -30,7 +30,7 @@ _CONTAINER_EXIT_SECONDS = 5.0  # for a container to go away by itself once its r
 _STOP_SECONDS = 30.0
 _MAX_LINE_BYTES = 1 << 16
 _MAX_NOISE_BYTES = 1 << 20  # of the image or the command, beside the runner's messages
-_MAX_SAID_BYTES = 2000  # kept of the command's own stderr
+_MAX_STDERR_BYTES = 2000  # kept of the command's own stderr
 _END_OF_KILLED = {"status": int(signal.SIGKILL), "cpu_seconds": 0.0}
 
 
@@ -102,7 +102,7 @@ class _Container:
         self._command = _filled("command", sandbox.command, name, limits)
         self._replied = False
         self._received = bytearray()
-        self._said = b""
+        self._stderr = b""
         try:
             self._process = subprocess.Popen(
                 [*self._command, "-I", "-c", _interpreter_source()],
@@ -221,7 +221,7 @@ class _Container:
             if not data:
                 self._selector.unregister(key.fileobj)
             if key.fileobj is self._process.stderr:
-                self._said = (self._said + data)[-_MAX_SAID_BYTES:]
+                self._stderr = (self._stderr + data)[-_MAX_STDERR_BYTES:]
             elif data:
                 self._received += data
             else:
@@ -256,15 +256,15 @@ class _Container:
         except subprocess.TimeoutExpired as error:
             raise EnvironmentFailure(f"'{shown}' took more than {_STOP_SECONDS:g} s: {remedy}.") from error
         if done.returncode:  # also where the container has just ended by itself
-            said = done.stderr.decode("utf-8", "replace").strip()
-            logger.warning("'%s' ended with exit status %d: %s", shown, done.returncode, clip(said, 500))
+            output = done.stderr.decode("utf-8", "replace").strip()
+            logger.warning("'%s' ended with exit status %d: %s", shown, done.returncode, clip(output, 500))
 
     def _shown(self) -> str:
         return f"'{' '.join(self._command)}'"
 
     def _words(self) -> str:
-        said = self._said.decode("utf-8", "replace").strip()
-        return f"It said: {said!r}." if said else "It said nothing."
+        output = self._stderr.decode("utf-8", "replace").strip()
+        return f"It said: {output!r}." if output else "It said nothing."
 
 
 def _filled(field: str, template: Sequence[str], name: str, limits: SandboxLimits) -> list[str]:

@@ -79,7 +79,7 @@ class Grader:
             child = self._child if self._child and self._child.is_alive() else _Child(self._settings)
             self._child = None  # in any case, a child that owes an answer is not used again
             try:
-                answer = child.ask(
+                answer = child.request(
                     {"arguments": arguments, "seconds": time_limit_seconds}, time_limit_seconds
                 )
             except TimeoutError as error:
@@ -126,7 +126,7 @@ class _Child:
                 start_new_session=True,  # Ctrl-C is for us
             )
         try:
-            answer = self.ask(settings, _GRADER_START_SECONDS)
+            answer = self.request(settings, _GRADER_START_SECONDS)
         except OSError as error:
             reason = (
                 "took too long" if isinstance(error, TimeoutError) else f"died ({self.end(_STATUS_SECONDS)})"
@@ -150,7 +150,7 @@ class _Child:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def request(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Send a message and return the answer.
 
         Raises:

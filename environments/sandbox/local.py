@@ -182,9 +182,9 @@ class _Supervisor:
         start = json.loads(self._next_line(_INTERPRETER_START_SECONDS) or "{}")
         if "isolated" not in start:  # the process of the program has failed, or the supervisor
             stderr = child.kept(self._files.stderr.fileno(), 2000)
-            said = stderr.decode("utf-8", "replace").strip() or "nothing"
+            output = stderr.decode("utf-8", "replace").strip() or "nothing"
             raise EnvironmentFailure(
-                f"The sandbox's interpreter {sys.executable} did not start. It said: {said}."
+                f"The sandbox's interpreter {sys.executable} did not start. It said: {output}."
             )
         self.isolated = start["isolated"]
         if self._isolation_required and not self.isolated:

@@ -39,8 +39,8 @@ class PythonTool(Tool):
         if not isinstance(code, str):
             return ToolOutput(self.name, error=f"the code has to be text, not {code!r}.")
         result = self.sandbox.run(code, limits=self.limits)
-        said = (result.stdout, result.value, result.stderr, _trouble(result, self.limits))
-        text = "\n".join(part.rstrip("\n") for part in said if part)
+        parts = (result.stdout, result.value, result.stderr, _trouble(result, self.limits))
+        text = "\n".join(part.rstrip("\n") for part in parts if part)
         metadata = {"ending": result.ending.value, "exit_code": result.exit_code}
         return ToolOutput(self.name, output=text or "(no output)", metadata=metadata)
 

@@ -24,7 +24,7 @@ class RequestContext:
     """Digest of what was said before, with ``keeps_history``: see ``policies.agent_api.history``."""
     history: str = ""
     """Digest of what was said, with this message."""
-    said: tuple[tuple[str, str], ...] = ()
+    exchanges: tuple[tuple[str, str], ...] = ()
     """Messages with their answers before this one, with ``keeps_history``, where each has one."""
     has_earlier_turns: bool = False
     """True if the client has sent earlier answers too, so that its session cannot be a new one."""

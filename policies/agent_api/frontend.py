@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from environments.thoughts import is_unfinished, without_opening
 from environments.types import StepEvent, TerminationReason, Trajectory
 from policies.agent_api.context import ReplayedAnswer, RequestContext, TokenUsage
-from policies.agent_api.history import history_of, said_before
+from policies.agent_api.history import history_of, exchanges_before
 from policies.agent_api.question import Question
 from policies.model_api.errors import (
     InvalidRequestError,
@@ -144,9 +144,9 @@ class AgentFrontend:
         if context.keeps_history and context.session is None:
             with_orders = self._instructions == "prepend"
             earlier = history_of(turns[:-1], with_orders)
-            said = said_before(turns, with_orders)
+            exchanges = exchanges_before(turns, with_orders)
             history = history_of(turns, with_orders)
-            context = replace(context, earlier=earlier, history=history, said=said)
+            context = replace(context, earlier=earlier, history=history, exchanges=exchanges)
         params = SamplingParams(**{"temperature": self._temperature, **question.sampling})
         async with aclosing(play(message, params, context)) as parts:
             async for part in parts:

@@ -20,9 +20,9 @@ def with_message(history: str, role: str, text: str) -> str:
     """The digest of a history and the message that comes next. White space and thoughts make no difference:
     clients send answers back without them.
     """
-    said = split_thought(text)[1] if role == "assistant" else text
+    content = split_thought(text)[1] if role == "assistant" else text
     return hashlib.sha256(
-        f"{history} {role} {' '.join(said.split())}".encode("utf-8", "surrogatepass")
+        f"{history} {role} {' '.join(content.split())}".encode("utf-8", "surrogatepass")
     ).hexdigest()
 
 
@@ -41,16 +41,16 @@ def history_of(turns: Sequence[Turn], with_orders: bool = False) -> str:
     return history
 
 
-def said_before(turns: Sequence[Turn], with_orders: bool = False) -> tuple[tuple[str, str], ...]:
+def exchanges_before(turns: Sequence[Turn], with_orders: bool = False) -> tuple[tuple[str, str], ...]:
     """Return the messages before the last with their answers; none where they do not take turns.
 
     Args:
         with_orders: true puts the instructions before the first of them.
     """
     orders = [text for role, text in turns if role in INSTRUCTING and text.strip()]
-    said = [turn for turn in turns[:-1] if turn[0] not in INSTRUCTING]
-    pairs = list(zip(said[::2], said[1::2], strict=False))
-    if len(said) % 2 or any((one[0], two[0]) != ("user", "assistant") for one, two in pairs):
+    before = [turn for turn in turns[:-1] if turn[0] not in INSTRUCTING]
+    pairs = list(zip(before[::2], before[1::2], strict=False))
+    if len(before) % 2 or any((one[0], two[0]) != ("user", "assistant") for one, two in pairs):
         return ()
     texts = [(question[1], answer[1]) for question, answer in pairs]
     if texts and with_orders:

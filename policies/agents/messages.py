@@ -41,7 +41,7 @@ class MessagesAgent(BaseAgent):
         self._trajectory = Trajectory()
         self._num_calls = 0
         self._tools: list[dict[str, Any]] = []
-        self._said: list[tuple[Message, Message]] = []
+        self._answers: list[tuple[Message, Message]] = []
         """Each action, and how it stands in the prompt."""
         self.messages: list[Message] = []
 
@@ -75,7 +75,7 @@ class MessagesAgent(BaseAgent):
                 shown["tool_calls"] = copy.deepcopy(message["tool_calls"])
         elif self._tools and (calls := self._parser.for_tools(self._tools).parse(answer)):
             message["tool_calls"] = [self._numbered(call.to_openai()) for call in calls]
-        self._said.append((copy.deepcopy(message), shown))
+        self._answers.append((copy.deepcopy(message), shown))
         self.messages.append(shown)
         step = Step(
             chat_completions=self.chat_completions, thought=thought, action=message, model_response=response
@@ -96,12 +96,12 @@ class MessagesAgent(BaseAgent):
 
     def _responses(self, messages: Sequence[Message], key: Callable[[Message], Any]) -> list[Message | None]:
         """The response that each message is, matched from the last one on: the first may not be shown."""
-        said = [(key(action), shown) for action, shown in self._said]
+        answers = [(key(action), shown) for action, shown in self._answers]
         found: list[Message | None] = []
         for message in reversed(messages):
             wanted = key(message) if message["role"] == "assistant" else None
-            index = next((i for i in reversed(range(len(said))) if said[i][0] == wanted), None)
-            found.append(None if index is None else said.pop(index)[1])
+            index = next((i for i in reversed(range(len(answers))) if answers[i][0] == wanted), None)
+            found.append(None if index is None else answers.pop(index)[1])
         return found[::-1]
 
     def _explained(self, messages: list[Message], tool_prompt: str) -> list[Message]:

@@ -25,7 +25,7 @@ from environments.rewards.code.values import PLAIN, base_values, packed, rebuilt
 
 NAMES = "__names__"
 DEFINE = "__define__"
-BASE_VALUE = "(base value)"  # no attribute, but asked for like one
+BASE_VALUE = "(base value)"  # no attribute, but requested like one
 INPUT, LINE_OF_INPUT = 0, 1  # what the tests lend to every solution
 MAX_PRINTED = 16 << 20
 
@@ -66,8 +66,8 @@ class Program:
 
     def serve(self) -> None:
         sys.stdout, sys.stderr = self.printed
-        sys.stdin = AskedInput(functools.partial(self._ask, LINE_OF_INPUT, "call"))
-        builtins.input = lambda prompt="": self._ask(INPUT, "call", str(prompt))
+        sys.stdin = LentInput(functools.partial(self._use_lent, LINE_OF_INPUT, "call"))
+        builtins.input = lambda prompt="": self._use_lent(INPUT, "call", str(prompt))
         for request in self.requests:
             self._send(*self._reply(json.loads(request)))
 
@@ -166,16 +166,16 @@ class Program:
         for known, proxy in self.borrowed.values():
             if known == number:
                 return proxy
-        proxy = _PROXIES[nature](functools.partial(self._ask, number), name)
+        proxy = _PROXIES[nature](functools.partial(self._use_lent, number), name)
         self.borrowed[id(proxy)] = (number, proxy)
         return proxy
 
-    def _ask(self, number: int, what: str, *arguments: Any, **keywords: Any) -> Any:
+    def _use_lent(self, number: int, what: str, *arguments: Any, **keywords: Any) -> Any:
         """Request something of what the tests have lent."""
         with self.turn:
-            asked = [number, what, self.pack(arguments), self.pack(keywords)]
-            self._send("lent", asked, None)
-            while True:  # the tests may ask for something else first
+            usage = [number, what, self.pack(arguments), self.pack(keywords)]
+            self._send("lent", usage, None)
+            while True:  # the tests may request something else first
                 request = json.loads(self.requests.readline())
                 if request[0] not in ("returned", "raised"):
                     self._send(*self._reply(request))
@@ -210,7 +210,7 @@ class Printed(io.TextIOWrapper):
         return data[:MAX_PRINTED].decode("utf-8", "replace")
 
 
-class AskedInput(io.TextIOBase):
+class LentInput(io.TextIOBase):
     """The standard input of the tests."""
 
     def __init__(self, line: Callable[[], str]) -> None:
@@ -242,59 +242,59 @@ def _nature(value: Any) -> str:
 # -- what tests have lent --------------------------------------------------------------------------------
 
 
-def _function(ask: Callable[..., Any], name: str) -> Any:
+def _function(use: Callable[..., Any], name: str) -> Any:
     def lent(*arguments: Any, **keywords: Any) -> Any:
-        return ask("call", *arguments, **keywords)
+        return use("call", *arguments, **keywords)
 
     lent.__name__ = lent.__qualname__ = name
     return lent
 
 
-def _async_function(ask: Callable[..., Any], name: str) -> Any:
+def _async_function(use: Callable[..., Any], name: str) -> Any:
     async def lent(*arguments: Any, **keywords: Any) -> Any:
-        return ask("call", *arguments, **keywords)
+        return use("call", *arguments, **keywords)
 
     lent.__name__ = lent.__qualname__ = name
     return lent
 
 
-def _coroutine(ask: Callable[..., Any], name: str) -> Any:
+def _coroutine(use: Callable[..., Any], name: str) -> Any:
     async def lent() -> Any:
-        return ask("await")
+        return use("await")
 
     return lent()
 
 
-def _iterator(ask: Callable[..., Any], name: str) -> Iterator[Any]:
+def _iterator(use: Callable[..., Any], name: str) -> Iterator[Any]:
     while True:
-        items = ask("next")
+        items = use("next")
         if not items:
             return
         yield items[0]
 
 
-async def _async_iterator(ask: Callable[..., Any], name: str) -> AsyncIterator[Any]:
-    for item in _iterator(ask, name):
+async def _async_iterator(use: Callable[..., Any], name: str) -> AsyncIterator[Any]:
+    for item in _iterator(use, name):
         yield item
 
 
 class _Object:
     """An object of the tests that is used where it is: a mock, or a file."""
 
-    def __init__(self, ask: Callable[..., Any], name: str) -> None:
-        vars(self)["_ask"] = ask
+    def __init__(self, use: Callable[..., Any], name: str) -> None:
+        vars(self)["_use"] = use
 
     def __getattr__(self, name: str) -> Any:
-        return vars(self)["_ask"]("get", name)
+        return vars(self)["_use"]("get", name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        vars(self)["_ask"]("set", name, value)
+        vars(self)["_use"]("set", name, value)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return vars(self)["_ask"]("call", *arguments, **keywords)
+        return vars(self)["_use"]("call", *arguments, **keywords)
 
     def __iter__(self) -> Any:
-        return vars(self)["_ask"]("iter")
+        return vars(self)["_use"]("iter")
 
     def __enter__(self) -> Any:
         return self

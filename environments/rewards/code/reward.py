@@ -176,9 +176,9 @@ def _plan(code: str, tests: Sequence[CodeTest], seconds: float) -> str:
     inputs = [json.dumps(test.input) for test in tests]  # ASCII, so that a character is a byte
     starts = accumulate(map(len, inputs), initial=0)
     places = zip(tests, starts, map(len, inputs), strict=False)  # one start more: the end of all
-    described = [_described(test, start, size) for test, start, size in places]
+    entries = [_entry_of(test, start, size) for test, start, size in places]
     modules = sorted({module for test in tests for module in _imported(test)})
-    plan = json.dumps({"solution": code, "seconds": seconds, "modules": modules, "tests": described})
+    plan = json.dumps({"solution": code, "seconds": seconds, "modules": modules, "tests": entries})
     return f"{len(plan):020}{plan}{''.join(inputs)}"
 
 
@@ -192,7 +192,7 @@ def _imported(test: CodeTest) -> set[str]:
     return imported - {"solution"}
 
 
-def _described(test: CodeTest, start: int, size: int) -> dict[str, Any]:
+def _entry_of(test: CodeTest, start: int, size: int) -> dict[str, Any]:
     """A test as the driver knows it: without the expected output, and without its exact length."""
     most = 2 * len(_text(test.expected).encode("utf-8", "replace")) + _SPARE_BYTES
     return {

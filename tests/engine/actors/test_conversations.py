@@ -189,12 +189,12 @@ def test_a_killed_environment_is_rebuilt_with_the_same_state(start: Any, folder:
 
 def test_unknown_history_is_replayed_and_then_goes_on(start: Any) -> None:
     pool = start(unknown_history="replay")
-    said = (("Begin.", "one"), ("Go on.", "two"))
-    context = {"keeps_history": True, "has_earlier_turns": True}
-    first = say(pool, earlier="a", history="b", said=said, **context)
+    exchanges = (("Begin.", "one"), ("Go on.", "two"))
+    context = {"keeps_history": True, "has_earlier_turns": True, "exchanges": exchanges}
+    first = say(pool, earlier="a", history="b", **context)
     assert first["pages"] == ["one", "two", "page 3"]
     os.kill(first["process"], signal.SIGKILL)
-    second = say(pool, earlier=with_message("b", "assistant", "page 3"), history="c", said=said, **context)
+    second = say(pool, earlier=with_message("b", "assistant", "page 3"), history="c", **context)
     assert second["pages"] == ["one", "two", "page 3", "page 4"] and second["process"] != first["process"]
 
 

@@ -14,13 +14,13 @@ from environments.base import BaseEnv
 from environments.types import Completion
 from policies import GameAgent
 from policies.agent_api.context import RequestContext
-from policies.agent_api.history import said_before
+from policies.agent_api.history import exchanges_before
 from policies.agent_api.question import Question
 from policies.model_api.errors import ConflictError
 from policies.model_api.protocol import ChatRequest
 from policies.sampler import SampleRequest
 
-SAID = (("I am Ada.", "Hello, Ada!"), ("I am 36.", "So you are 36."))
+EXCHANGES = (("I am Ada.", "Hello, Ada!"), ("I am 36.", "So you are 36."))
 
 
 class NotebookEnv(BaseEnv):
@@ -44,9 +44,9 @@ class NotebookEnv(BaseEnv):
         return NotebookEnv()
 
 
-def request(said: tuple[tuple[str, str], ...]) -> RolloutRequest:
+def request(exchanges: tuple[tuple[str, str], ...]) -> RolloutRequest:
     plain = RolloutRequest(rollout_id="00000001/0000", group_id="00000001", task={}, keep_seconds=60)
-    return replay_request(plain, said, "Who am I?")
+    return replay_request(plain, exchanges, "Who am I?")
 
 
 def test_replayed_history_brings_agent_and_environment_to_where_they_stood():
@@ -57,11 +57,11 @@ def test_replayed_history_brings_agent_and_environment_to_where_they_stood():
         asked.append(request)
         return Completion(text="You are Ada.", finish_reason="stop", completion_ids=(1,), prompt_ids=(1,))
 
-    following = replayed(agent, env, request(SAID), limits)
+    following = replayed(agent, env, request(EXCHANGES), limits)
     trajectory = run_rollout(agent, env, sample, following, limits, Journal())
     (sampled,) = asked
     texts = [message["content"] for message in sampled.messages if message["role"] != "system"]
-    assert texts == [*SAID[0], *SAID[1], "Who am I?"]
+    assert texts == [*EXCHANGES[0], *EXCHANGES[1], "Who am I?"]
     assert env.pages == ["Hello, Ada!", "So you are 36.", "You are Ada."]
     assert [step.model_response for step in trajectory.steps] == ["You are Ada."]
     assert following.keep_seconds == 60
@@ -78,7 +78,7 @@ def test_other_requests_are_not_replayed():
 
 
 @pytest.mark.parametrize(
-    ("roles", "said"),
+    ("roles", "exchanges"),
     [
         ("ua u", (("0", "1"),)),
         ("s ua u", (("0\n\n1", "2"),)),
@@ -89,17 +89,17 @@ def test_other_requests_are_not_replayed():
         ("a u", ()),
     ],
 )
-def test_history_of_turns_is_read_from_messages(roles, said):
+def test_history_of_turns_is_read_from_messages(roles, exchanges):
     names = {"u": "user", "a": "assistant", "s": "system"}
     given = [
         {"role": names[role], "content": str(place)} for place, role in enumerate(roles.replace(" ", ""))
     ]
     body = ChatRequest.model_validate({"model": "agent/a", "messages": given})
-    assert said_before(Question.from_chat(body).turns, with_orders=True) == said
+    assert exchanges_before(Question.from_chat(body).turns, with_orders=True) == exchanges
 
 
 def test_unknown_history_begins_a_conversation_only_where_it_is_replayed():
-    context = RequestContext(keeps_history=True, earlier="what was said", said=SAID)
+    context = RequestContext(keeps_history=True, earlier="what was said", exchanges=EXCHANGES)
     with pytest.raises(ConflictError, match="no conversation in which this was said"):
         Conversations(waits=False).find(context)
     place = Conversations(waits=False, replays=True).find(context)
