@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from environments.thoughts import is_unfinished, without_opening
 from environments.types import StepEvent, TerminationReason, Trajectory
 from policies.agent_api.context import ReplayedAnswer, RequestContext, TokenUsage
-from policies.agent_api.history import history_of, exchanges_before
+from policies.agent_api.history import exchanges_before, history_of
 from policies.agent_api.question import Question
 from policies.model_api.errors import (
     InvalidRequestError,
