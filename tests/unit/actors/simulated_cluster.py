@@ -108,15 +108,18 @@ class Probe:
 
 
 class Actor:
-    """Stands in for ``RolloutActor``: plays a rollout in random time, turn by turn."""
+    """Stands in for ``RolloutActor``: plays a rollout in random time, and may retain its pair."""
 
     def __init__(self, cluster: Cluster, avoided: str) -> None:
         self._cluster, self.avoided = cluster, avoided
         self.node: Node | None = None
         self.playing: str | None = None
+        self._pair: str | None = None
+        """The message whose pair is here."""
         self._calls: list[asyncio.Future[Any]] = []
         self.ready = SimpleNamespace(remote=self._ready)
         self.run = SimpleNamespace(remote=self._run)
+        self.close_pair = SimpleNamespace(remote=self._close_pair)
         self._is_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         cluster.waiting.append(self)
         cluster.place_waiting()
@@ -136,25 +139,28 @@ class Actor:
     def _ready(self) -> asyncio.Future[str]:
         if not self._is_up.done():
             return self._is_up
-        call: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        if self.node is None:
-            call.set_exception(RayActorError())
-        else:
-            self._calls = [each for each in self._calls if not each.done()] + [call]
+        call = self._call()
+        if self.node is not None:
             self.node.say(partial(_settle, call, self.node.name))
         return call
 
-    def _run(self, request: RolloutRequest, *_: Any) -> asyncio.Future[Any]:
-        cluster, node = self._cluster, self.node
+    def _call(self) -> asyncio.Future[Any]:
         call: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        if node is None:
+        if self.node is None:
             call.set_exception(RayActorError())
-            return call
-        cluster.check_start(node, request.rollout_id)
         self._calls = [each for each in self._calls if not each.done()] + [call]
-        self.playing = request.rollout_id
-        seconds = cluster.rng.uniform(0.5, 4.0)
-        asyncio.get_running_loop().call_later(seconds, self._end, node, call, request)
+        return call
+
+    def _run(self, request: RolloutRequest, _: int, __: Any, history: Any) -> asyncio.Future[Any]:
+        call = self._call()
+        if self.node is not None:
+            self._cluster.check_start(self.node, request.rollout_id)
+            after = request.follow_up.after if request.follow_up else None
+            rebuilt = history[-1].request.rollout_id if history else None
+            assert (self._pair or rebuilt) == after, "each message goes on with its own conversation"
+            self._pair, self.playing = None, request.rollout_id
+            seconds = self._cluster.rng.uniform(0.5, 4.0)
+            asyncio.get_running_loop().call_later(seconds, self._end, self.node, call, request)
         return call
 
     def _end(self, node: Node, call: asyncio.Future[Any], request: RolloutRequest) -> None:
@@ -162,8 +168,22 @@ class Actor:
             rollout_id=request.rollout_id, termination_reason=TerminationReason.ENV_DONE, steps=[]
         )
         if self.node is node:
-            self.playing = None
-            node.say(partial(_settle, call, RolloutResult(trajectory, usable=True)))
+            self.playing, retained = None, request.keep_seconds is not None
+            self._pair = request.rollout_id if retained else None
+            turns = (b"a turn",) if retained else ()
+            result = RolloutResult(trajectory, usable=True, retained=retained, turns=turns)
+            node.say(partial(_settle, call, result))
+
+    def _close_pair(self) -> asyncio.Future[Any]:
+        call = self._call()
+        if self.node is not None:
+            seconds = self._cluster.rng.uniform(0.0, 2.0)
+            asyncio.get_running_loop().call_later(seconds, self._closed, self.node, call)
+        return call
+
+    def _closed(self, node: Node, call: asyncio.Future[Any]) -> None:
+        self._pair = None
+        self._say(node, partial(_settle, call, True))
 
     def end(self, is_placed_again: bool = False) -> None:
         """Its process ends, or Ray knows that its node has died."""
@@ -306,6 +326,8 @@ def _fail(call: asyncio.Future[Any], error: RayError | None = None) -> None:
 
 class NeverMade(BaseEnv):
     """Its rollouts are only pretended."""
+
+    resumes_by = "replay"
 
     @staticmethod
     def from_dict(info: dict[str, Any]) -> NeverMade:

@@ -19,10 +19,11 @@ from simulated_cluster import (
     simulated_fleet,
 )
 
-from actors.rollouts.rollout import RolloutRequest
+from actors.rollouts.rollout import FollowUp, RolloutRequest
 from environments.types import TerminationReason
 
 NUM_NODES, NUM_ACTORS, NUM_ROLLOUTS = 200, 80, 100
+NUM_CONVERSATIONS, NUM_MESSAGES = 12, 4
 MAX_STRUCK = 80
 """Nodes to which the same happens at the same time."""
 LIMIT_SECONDS = 120.0
@@ -143,5 +144,41 @@ def test_node_that_ray_declares_dead_does_not_end_the_fleet() -> None:
 def test_rollouts_are_delivered_once_whatever_happens_to_nodes(script: list[Event], seed: int) -> None:
     async def work(cluster: Cluster, fleet: Any) -> None:
         await play(script, cluster, fleet)
+
+    simulate(work, seed, retries=20)
+
+
+@given(script=events, seed=st.integers(0, 2**16), seconds=st.sampled_from([0.0, 2.0, 600.0]))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_messages_find_their_pair_or_rebuild_it_whatever_happens(
+    script: list[Event], seed: int, seconds: float
+) -> None:
+    """Conversations on half as many actors: their pairs are used again, displaced and lost."""
+
+    def message(conversation: int, number: int) -> RolloutRequest:
+        after = FollowUp(after=f"{conversation}-{number - 1}/0", message="Go on.") if number else None
+        name = f"{conversation}-{number}"
+        return RolloutRequest(
+            rollout_id=f"{name}/0", group_id=name, task={}, follow_up=after, keep_seconds=seconds
+        )
+
+    async def work(cluster: Cluster, fleet: Any) -> None:
+        await fleet.resize(NUM_CONVERSATIONS // 2)
+        await fleet.submit([message(each, 0) for each in range(NUM_CONVERSATIONS)])
+        waiting, num_seen, deadline = list(script), 0, cluster.now + LIMIT_SECONDS
+        while len(cluster.delivered) < NUM_CONVERSATIONS * NUM_MESSAGES:
+            assert cluster.now < deadline
+            if waiting:
+                kind, _, number = waiting.pop(0)
+                happen(kind, number, cluster)
+            await asyncio.sleep(1)
+            for trajectory in cluster.delivered[num_seen:]:
+                assert trajectory.termination_reason is TerminationReason.ENV_DONE
+                conversation, number = map(int, trajectory.rollout_id.removesuffix("/0").split("-"))
+                if number + 1 < NUM_MESSAGES:
+                    await fleet.submit([message(conversation, number + 1)])
+                num_seen += 1
+            await check(cluster, fleet)
+        await fleet.end()
 
     simulate(work, seed, retries=20)
