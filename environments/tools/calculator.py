@@ -14,7 +14,7 @@ from environments.tools.base import Tool, ToolOutput
 Number = int | float
 
 _MAX_LENGTH = 200
-_MAX_BITS = 4096  # about 1,233 digits; Python does not print above 4,300
+_MAX_RESULT_BITS = 4096  # about 1,233 digits; Python does not print above 4,300
 
 _OPERATORS: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
     ast.Add: operator.add,
@@ -93,7 +93,11 @@ def _applied(sign: ast.operator, left: Number, right: Number) -> Number:
 
 def _power(base: Number, exponent: Number) -> Number:
     # Before computing: 9**9**9 would run for ever.
-    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > 2 * _MAX_BITS:
+    if (
+        isinstance(base, int)
+        and isinstance(exponent, int)
+        and base.bit_length() * exponent > 2 * _MAX_RESULT_BITS
+    ):
         raise OverflowError
     power = base**exponent
     if isinstance(power, complex):
@@ -102,7 +106,7 @@ def _power(base: Number, exponent: Number) -> Number:
 
 
 def _checked(value: Number) -> Number:
-    too_large = value.bit_length() > _MAX_BITS if isinstance(value, int) else not math.isfinite(value)
+    too_large = value.bit_length() > _MAX_RESULT_BITS if isinstance(value, int) else not math.isfinite(value)
     if too_large:
         raise OverflowError
     return value
