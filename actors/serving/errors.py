@@ -11,7 +11,8 @@ from starlette.types import Receive, Scope, Send
 from policies.model_api import errors as kinds
 from policies.model_api.errors import RequestError, request_error
 
-STATUSES: dict[type[RequestError], int] = {
+STATUSES: dict[type, int] = {
+    RequestError: 400,
     kinds.InvalidRequestError: 400,
     kinds.NotFoundError: 404,
     kinds.ConflictError: 409,
@@ -43,7 +44,9 @@ class HttpError(RequestError):
 def status_of(error: Exception) -> int:
     """The HTTP status of an error, whatever it is."""
     known = request_error(error)
-    return known.status if isinstance(known, HttpError) else STATUSES[type(known)]
+    if isinstance(known, HttpError):
+        return known.status
+    return next(STATUSES[kind] for kind in type(known).__mro__ if kind in STATUSES)
 
 
 def error_body(error: Exception) -> dict[str, Any]:

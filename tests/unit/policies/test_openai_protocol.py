@@ -22,6 +22,7 @@ from environments.errors import ConfigError, PromptTooLongError, SamplerError
 from policies.chat import ChatRenderer
 from policies.engines.base import Engine
 from policies.engines.weights import WeightBucket
+from policies.model_api import errors
 from policies.model_api.errors import RateLimitError, RequestError, request_error
 from policies.model_api.frontend import OpenAIFrontend
 from policies.model_api.messages import ChatMessage
@@ -979,3 +980,12 @@ def test_a_failing_engine_is_the_servers_fault(stream: bool) -> None:
 def test_an_error_is_the_same_in_another_process(error: RequestError) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), vars(again)) == (str(error), vars(error))
+
+
+def test_every_kind_of_error_has_a_status_of_its_own() -> None:
+    kinds = {
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RequestError)
+    }
+    statuses = {kind.__name__: status_of(kind("")) for kind in kinds - {RequestError}}
+    assert len(set(statuses.values())) == len(statuses) == 9
+    assert statuses["NotFoundError"] == 404 and status_of(RuntimeError("broken")) == 500
