@@ -71,7 +71,7 @@ class A2AFrontend:
     Args:
         pools: of the agents, by name.
         agents: plays the messages.
-        needs_key: whether clients have to send a key, which the cards say.
+        needs_key: whether clients have to send a key, as the cards show.
         version: returns the policy's version, which is the one of the agents.
     """
 

@@ -34,7 +34,7 @@ class PoolTaskStore(TaskStore):
     """Keeps the tasks of an agent in its pool, each for the key that it belongs to.
 
     The replica that has a task writes its end. Where that replica has ended before, the task fails when it is
-    asked for, instead of seeming to run for ever.
+    fetched, instead of seeming to run for ever.
 
     Args:
         pool: of the agent.

@@ -1,4 +1,4 @@
-"""Agents that answer clients: a rollout service of their own, behind one actor that is asked."""
+"""Pool of an agent: an actor that answers its clients by a rollout service of its own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STARTING_SECONDS = 2
 
 @ray.remote(num_cpus=0, max_concurrency=MANY_CALLS)
 class AgentPool:
-    """Plays an episode of a trained agent for each message. The policy server's replicas ask it.
+    """Plays an episode of a trained agent for each message. The policy server's replicas call it.
 
     A message that goes on with a conversation is played by the agent and the environment of the message
     before, where ``pair.env_class`` takes follow-ups.
@@ -113,7 +113,7 @@ class AgentPool:
         the tokens that it took.
 
         A fault in it is in the trajectory. An episode that nobody waits for any more is cancelled, unless it
-        has an idempotency key: then it is there for who asks again.
+        has an idempotency key: then it is there for the next request with that key.
 
         Raises:
             RequestError: as many messages wait as may, the message was withdrawn, its conversation cannot go

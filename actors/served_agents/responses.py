@@ -1,4 +1,4 @@
-"""Responses of an agent, for clients that ask for them again: the pool's side of a ``ResponseStore``."""
+"""Responses of an agent, for clients that fetch them again: the pool's side of a ``ResponseStore``."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class PolicyApp:
         model_name: how OpenAI clients call the model.
         chat_template_kwargs: options of the chat template for OpenAI clients, whose requests may set others.
         version: of the policy that ``model_path`` holds.
-        agents: an ``AgentPool`` by the name under which clients ask for it, which begins with "agent/".
+        agents: an ``AgentPool`` by the name that clients use, which begins with "agent/".
         pinned: versions that are served beside it, each by an engine of its own.
 
     Raises:
@@ -226,7 +226,7 @@ class PolicyApp:
         try:
             with _own_errors():
                 ray.get(parts, timeout=PARTS_CHECK_SECONDS)
-        except GetTimeoutError:  # it is busy, and is asked again
+        except GetTimeoutError:  # it is busy: the next check finds it
             return
         except RayActorError as error:
             raise PartLostError(f"Clients get no answers any more: {error}") from error

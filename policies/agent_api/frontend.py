@@ -50,7 +50,7 @@ class AgentFrontend:
 
     Args:
         agents: by name, which begins with ``PREFIX``.
-        temperature: that a message is answered with which says none.
+        temperature: of answers to messages that set none.
         instructions: what happens to a client's system prompt: ``server.agents.instructions``.
         count: takes in how each episode has ended, with the agent's name before.
     """

@@ -11,9 +11,9 @@ from environments.thoughts import split_thought
 Turn = tuple[str, str]
 """Role and text of a message."""
 BEGINNING = ""
-"""The history of a conversation in which nothing was said."""
+"""History of a conversation without a message."""
 INSTRUCTING = ("system", "developer")
-"""Roles whose messages are no part of a history: what they say is said to the agent once, if at all."""
+"""Roles whose messages are no part of a history: the agent gets them once, if at all."""
 
 
 def with_message(history: str, role: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Questions to agents: what a request asks of one, whichever protocol it came by."""
+"""Questions to agents: what a request wants of one, whichever protocol it came by."""
 
 from __future__ import annotations
 

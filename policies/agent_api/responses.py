@@ -240,14 +240,14 @@ class _Draft:
 
     def _answer(self, trajectory: Trajectory) -> Iterator[Json]:
         """The last step, which is the answer, and the end."""
-        said = trajectory.steps[-1].model_response
-        is_thought = is_unfinished(said)
+        answer = trajectory.steps[-1].model_response
+        is_thought = is_unfinished(answer)
         is_whole = trajectory.termination_reason is TerminationReason.ENV_DONE and not is_thought
         status = "completed" if is_whole else "incomplete"
         if is_thought:
-            yield from self._reasoning(without_opening(said))
-            said = ""
-        text: Json = {"type": "output_text", "text": said, "annotations": [], "logprobs": []}
+            yield from self._reasoning(without_opening(answer))
+            answer = ""
+        text: Json = {"type": "output_text", "text": answer, "annotations": [], "logprobs": []}
         message = {"id": self._item_id("msg"), "type": "message", "role": "assistant"}
         whole = {**message, "status": status, "content": [text]}
         index = {"output_index": len(self._output)}
@@ -255,8 +255,8 @@ class _Draft:
         begun = {**message, "status": "in_progress", "content": []}
         yield {"type": "response.output_item.added", **index, "item": begun}
         yield {"type": "response.content_part.added", **part, "part": {**text, "text": ""}}
-        yield {"type": "response.output_text.delta", **part, "delta": said, "logprobs": []}
-        yield {"type": "response.output_text.done", **part, "text": said, "logprobs": []}
+        yield {"type": "response.output_text.delta", **part, "delta": answer, "logprobs": []}
+        yield {"type": "response.output_text.done", **part, "text": answer, "logprobs": []}
         yield {"type": "response.content_part.done", **part, "part": text}
         yield {"type": "response.output_item.done", **index, "item": whole}
         self._output.append(whole)
