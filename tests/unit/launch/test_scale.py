@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from actors.rollouts.scaling import TO_GROW, ScalingPolicy
+from actors.rollouts.scaling import TO_GROW
 from environments.errors import ConfigError
 from launch import scale
 from launch.settings.compose import compose
-from launch.training.update_report import scale as follow_the_load
+from launch.training.update_report import UpdateReport
 from launch.validation.settings import check_training_settings
 
 SLOW = {
@@ -28,27 +28,32 @@ class Run:
     """The parts of a run that scaling has to do with."""
 
     def __init__(self, smallest: int, largest: int) -> None:
-        self.scaling = ScalingPolicy(smallest, largest)
         self.said: list[str] = []
         self.sizes: list[int] = []
-        self.tracker = SimpleNamespace(announce=self.said.append)
-        self.rollouts = SimpleNamespace(resize=self.sizes.append)
+        self.service: Any = SimpleNamespace(resize=self.sizes.append)
+        config: Any = SimpleNamespace(fleet=SimpleNamespace(bounds=(smallest, largest)))
+        state: Any = None
+        tracker: Any = SimpleNamespace(announce=self.said.append)
+        self.report = UpdateReport(config, state, tracker, self.service)
+
+    def follow_the_load(self, numbers: dict[str, float]) -> None:
+        self.report._scale(self.service, numbers)
 
 
 @pytest.mark.parametrize(("largest", "sizes"), [(4, []), (5, [5]), (64, [16])])
 def test_a_learner_that_waits_gets_more_actors_and_the_run_says_why(largest: int, sizes: list[int]) -> None:
-    run: Any = Run(4, largest)
+    run = Run(4, largest)
     for _ in range(TO_GROW):
-        follow_the_load(run, SLOW)
+        run.follow_the_load(SLOW)
     assert run.sizes == sizes
     assert len(run.said) == len(sizes)
     assert all("waited for 90% of the update, 12.0 requests" in each for each in run.said)
 
 
 def test_a_number_that_was_set_by_hand_stays_where_the_load_decides_nothing() -> None:
-    run: Any = Run(4, 4)
+    run = Run(4, 4)
     for _ in range(9):
-        follow_the_load(run, SLOW | {"stream/actors": 64.0})
+        run.follow_the_load(SLOW | {"stream/actors": 64.0})
     assert run.sizes == []
 
 
