@@ -7,14 +7,15 @@ Sampling. A replica polls its queue at least every sixth of a lease, and is take
     GATHER_REQUESTS < GATHER_ANSWERS < LEASE / 6      what gathers for a poll does not delay the next one
     QUEUE_RETRY < LEASE / 2                           a replica that reconnects still holds its requests
     FETCH_RETRY < MISSING_VERSION < REQUEST_WAIT      a replica without weights fails before its requests do
-    SAMPLER_RETRY < SAMPLER_RESTART < REQUEST_WAIT    a lost sampling actor is back before requests fail
+    SAMPLER_RETRY < SAMPLER_RESTART / 10              a sampling actor that is back is noticed soon
 
-Nodes. A node that was cut off loses its work after five missed probes; Ray says so after about a minute.
+Nodes. A node that was cut off loses its work after five missed probes; Ray notices it after 62 s,
+and then ends the node with all of its actors, also when it answers again.
 
     NODE_PROBE < NODE_SILENCE / 2                     one probe that is late is not a silent node
     NODE_SILENCE < SLOT_ANSWER < CALL_ANSWER          all actors of a node are moved at once, not one by one
-    NODE_SILENCE < NODE_CUT < 60                      a storm's cut is noticed by us, and not by Ray for good
-    NODE_CUT < CUT_PAUSE                              Ray hears of the node again between two cuts
+    NODE_SILENCE < NODE_CUT < 60                      a storm's cut is noticed here, and not by Ray for good
+    NODE_CUT < CUT_PAUSE                              the node reports to Ray again between two cuts
 
 Rollouts. A limit interrupts the rollout itself; the fleet ends a process that nothing can interrupt.
 
@@ -26,14 +27,14 @@ Rollouts. A limit interrupts the rollout itself; the fleet ends a process that n
 Life of a run. Its driver reports every second to Ray's head process, which Ray gives up after 60 s.
 
     HEARTBEAT < DRIVER_SILENCE / 2                    one heartbeat that is late is not a stopped driver
-    INSPECTION * 3 < HEAD_SILENCE < 60                the watchdog asks three times, and still ends first
-    NO_ACTOR < FLEET_START                            a fleet that does not start says so before others may
+    INSPECTION * 3 < HEAD_SILENCE < 60                the watchdog inspects in three rounds, before Ray ends
+    NO_ACTOR < FLEET_START                            a fleet without actors is announced before others start
 
 Size and loss. Serve averages the load that replicas report every ten seconds.
 
     SCALE_UP < LOAD_MEAN < SCALE_DOWN                 it grows at once, and shrinks on more than one mean
     10 < LOAD_MEAN                                    a mean holds at least one report
-    PLACE_RETURN < STORM_CALM                         a run has its parts back when it has to make an update
+    PLACE_RETURN < STORM_CALM                         a run has its parts back before its next update is due
     SAMPLER_RESTART < STORM_CALM                      the same
 
 A constant that depends on no other stands where it is used.
