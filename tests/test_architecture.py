@@ -345,7 +345,7 @@ def test_no_folder_imports_itself_by_way_of_those_beside_it() -> None:
     assert folder_circles(ROOT) == []
 
 
-def test_the_top_level_holds_only_what_a_reader_expects() -> None:
+def test_top_level_holds_only_what_a_reader_expects() -> None:
     assert strangers_at_the_top(ROOT) == []
 
 
@@ -475,7 +475,7 @@ def test_each_check_finds_its_breach(
     assert check(tmp_path)
 
 
-def test_the_checks_allow_what_the_design_allows(tmp_path: Path) -> None:
+def test_checks_allow_what_the_design_allows(tmp_path: Path) -> None:
     write_tree(
         tmp_path,
         {

@@ -18,7 +18,7 @@ STAGES = ("expert_iteration", "reinforce", "warm_start")
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.parent.relative_to(ROOT)))
-def test_the_files_that_a_folder_names_exist(readme: Path) -> None:
+def test_files_that_a_folder_names_exist(readme: Path) -> None:
     named = re.findall(r"`([a-z0-9_/]+\.(?:py|md|yaml))`", readme.read_text(encoding="utf-8"))
     assert named
     for name in named:

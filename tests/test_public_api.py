@@ -76,20 +76,20 @@ def defaults(function: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("package", "names"), PUBLIC_NAMES.items())
-def test_the_public_names_are_there(package: str, names: tuple[str, ...]) -> None:
+def test_public_names_are_there(package: str, names: tuple[str, ...]) -> None:
     module = importlib.import_module(package)
     missing = [name for name in names if not hasattr(module, name) or name not in module.__all__]
     assert missing == []
 
 
-def test_the_trainer_takes_what_it_took_in_the_reference() -> None:
+def test_trainer_takes_what_it_took_in_the_reference() -> None:
     from launch import AgentTrainer
 
     assert defaults(AgentTrainer) == TRAINER_PARAMETERS
     assert defaults(AgentTrainer.train) == {"self": REQUIRED}
 
 
-def test_the_engine_takes_arguments_of_the_references_names() -> None:
+def test_engine_takes_arguments_of_the_references_names() -> None:
     """Most defaults are rLLM v0.1's, too. There, gamma was 0.2 and n_parallel_agents 1."""
     from actors import AgentExecutionEngine
 
@@ -101,7 +101,7 @@ def test_the_engine_takes_arguments_of_the_references_names() -> None:
 
 
 @pytest.mark.parametrize("package", ["actors", "launch"])
-def test_an_unknown_name_is_an_attribute_error(package: str) -> None:
+def test_unknown_name_is_an_attribute_error(package: str) -> None:
     with pytest.raises(AttributeError, match="AgentTrianer"):
         importlib.import_module(package).AgentTrianer  # noqa: B018
 

@@ -52,7 +52,7 @@ def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
         assert not heading or heading in anchors, f"{page} links to the heading {heading} of {path}"
 
 
-def test_the_own_agent_and_environment_take_thirty_lines_and_play(
+def test_own_agent_and_environment_take_thirty_lines_and_play(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert len([line for line in OWN.splitlines() if line.strip()]) < 30
@@ -62,7 +62,7 @@ def test_the_own_agent_and_environment_take_thirty_lines_and_play(
     check_agent(own, own.train_dataset)
 
 
-def test_the_shop_is_checked_and_played_as_its_guide_says(tmp_path: Path) -> None:
+def test_shop_is_checked_and_played_as_its_guide_says(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     (tmp_path / "check.py").write_text(CHECK)
     call = '<tool_call>\n{"name": "cost", "arguments": {"item": "apples", "number": 21}}\n</tool_call>\n\n'
@@ -94,7 +94,7 @@ def test_settings_that_a_page_names_exist(page: Path) -> None:
             value = value if isinstance(value, dict) else getattr(value, part)
 
 
-def test_the_own_environment_passes_the_check_that_the_page_names(tmp_path: Path) -> None:
+def test_own_environment_passes_check_that_page_names(tmp_path: Path) -> None:
     (check,) = re.findall(r"`environments\.(check_environment\(CountEnv, .*?\))`", text_of("README.md"))
     program = "from environments import check_environment\nfrom my_workload import CountEnv\n"
     (tmp_path / "my_workload.py").write_text(OWN)
@@ -130,7 +130,7 @@ def test_every_setting_and_recipe_that_a_page_names_exists(page: str, least: int
     assert isinstance(compose(sorted(overrides)), TrainConfig)
 
 
-def test_the_stage_that_the_page_adds_can_be_added() -> None:
+def test_stage_that_the_page_adds_can_be_added() -> None:
     (line,) = re.findall(r"^ +(stages=\S+ \S+)$", text_of("launch/README.md"), re.MULTILINE)
     config = compose(["warm_start.num_steps=5", *line.replace("my_stages:", "own_stage:").split()])
     assert [stage.name for stage in chosen_stages(config)] == ["warm_start", "rehearse", "reinforce"]
@@ -138,12 +138,12 @@ def test_the_stage_that_the_page_adds_can_be_added() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [COLLECT, TRAIN], ids=["collect", "train"])
-def test_the_reference_programs_import_what_exists(program: str) -> None:
+def test_reference_programs_import_what_exists(program: str) -> None:
     imports = "\n".join(line for line in program.splitlines() if line.startswith(("import ", "from ")))
     subprocess.run([sys.executable, "-c", imports], cwd=ROOT, check=True)
 
 
-def test_what_the_page_of_the_engine_names_in_place_of_the_references_names_exists() -> None:
+def test_names_that_the_page_gives_for_the_references_exist() -> None:
     table = text_of(MIGRATION).split("## Names of rLLM v0.1")[1].split("## ")[0]
     here = " ".join(row.split(" | ", 1)[1] for row in table.splitlines() if row.startswith("| "))
     names = re.findall(r"`(actors|environments|launch|policies)\.([\w.]+)`", here)

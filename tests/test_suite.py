@@ -38,7 +38,7 @@ def play(folder: Path, tests: str, *arguments: str) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
-def test_unsteady_test_is_played_again_and_named_in_the_last_lines(tmp_path):
+def test_unsteady_test_is_played_again_and_named_in_last_lines(tmp_path):
     done = play(tmp_path, UNSTEADY.format(number=2))
     assert done.returncode == 0, done.stdout
     *_, title, first, second = done.stdout.splitlines()

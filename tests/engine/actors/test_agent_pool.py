@@ -75,7 +75,7 @@ def pool(app: PolicyApp, model: Path, make_task: Any = task_from_message) -> ray
     return actor
 
 
-def test_a_message_is_answered_by_an_episode_with_tools(app: PolicyApp, tiny_model: Path) -> None:
+def test_message_is_answered_by_an_episode_with_tools(app: PolicyApp, tiny_model: Path) -> None:
     agents = pool(app, tiny_model)
     params = SamplingParams(temperature=0)
     # One after the other: the engine's script has no memory of who asks.
@@ -92,9 +92,7 @@ def test_a_message_is_answered_by_an_episode_with_tools(app: PolicyApp, tiny_mod
     ray.kill(agents)
 
 
-def test_a_message_is_withdrawn_while_it_waits_and_while_it_is_played(
-    app: PolicyApp, tiny_model: Path
-) -> None:
+def test_message_is_withdrawn_while_it_waits_and_is_played(app: PolicyApp, tiny_model: Path) -> None:
     agents = pool(app, tiny_model)
     for key in ("first", "second"):
         parts = agents.play.remote("What is 12+34?", SamplingParams(), RequestContext(withdraw_key=key))
@@ -154,16 +152,14 @@ async def tool_answer(url: str) -> str:
     return str(result.content[0].text)
 
 
-def test_a_message_that_comes_before_the_agents_are_open_is_told_to_come_again(
-    app: PolicyApp, tiny_model: Path
-) -> None:
+def test_message_before_agents_are_open_is_to_come_again(app: PolicyApp, tiny_model: Path) -> None:
     agents = closed_pool(app, tiny_model)
     with pytest.raises(RayTaskError, match="still starting: ask again"):
         played(agents, SamplingParams())
     ray.kill(agents)
 
 
-def test_a_message_that_makes_no_task_is_an_error(app: PolicyApp, tiny_model: Path) -> None:
+def test_message_that_makes_no_task_is_an_error(app: PolicyApp, tiny_model: Path) -> None:
     agents = pool(app, tiny_model, no_task)
     with pytest.raises(RayTaskError, match="task_from_message failed: KeyError"):
         played(agents, SamplingParams())
@@ -221,7 +217,7 @@ def test_nothing_more_is_sampled_for_a_client_that_has_gone(slow: str) -> None:
     first_step()  # the rollout actor is free
 
 
-def test_a_task_of_a2a_goes_on_when_its_client_has_hung_up(slow: str) -> None:
+def test_task_of_a2a_goes_on_when_its_client_has_hung_up(slow: str) -> None:
     """Through Serve, which cancels a request whose client has gone, and all calls that were made in it."""
 
     async def talk() -> str:

@@ -165,7 +165,7 @@ def error_of(call: Callable[[], Any]) -> RequestError:
     return raised.value.cause
 
 
-def test_an_environment_keeps_its_state_over_three_messages(start: Any, folder: Path) -> None:
+def test_environment_keeps_its_state_over_three_messages(start: Any, folder: Path) -> None:
     pool = start()
     first = say(pool, answer_id="1", can_be_followed=True)
     second = say(pool, after="1", answer_id="2", can_be_followed=True)
@@ -177,7 +177,7 @@ def test_an_environment_keeps_its_state_over_three_messages(start: Any, folder: 
     wait_until(lambda: closed(folder).get(first["number"]) == 1)
 
 
-def test_a_killed_environment_is_rebuilt_with_the_same_state(start: Any, folder: Path) -> None:
+def test_killed_environment_is_rebuilt_with_the_same_state(start: Any, folder: Path) -> None:
     pool = start()
     say(pool, session="a")
     before = say(pool, session="a")
@@ -198,9 +198,7 @@ def test_unknown_history_is_replayed_and_then_goes_on(start: Any) -> None:
     assert second["pages"] == ["one", "two", "page 3", "page 4"] and second["process"] != first["process"]
 
 
-def test_an_environment_that_is_killed_during_a_message_is_rebuilt_and_answers_it(
-    start: Any, slow_files: tuple[Path, Path]
-) -> None:
+def test_environment_killed_during_a_message_is_rebuilt(start: Any, slow_files: tuple[Path, Path]) -> None:
     pool, (begun, go_on) = start(), slow_files
     before = say(pool, session="slow")
     slow = pool.play.remote(SLOW, SamplingParams(), RequestContext(session="slow"))
@@ -215,7 +213,7 @@ def test_an_environment_that_is_killed_during_a_message_is_rebuilt_and_answers_i
     ("env_class", "why"),
     [(LostNotebookEnv, "its resumes_by is None"), (MoodyNotebookEnv, "cannot be resumed")],
 )
-def test_a_killed_environment_that_cannot_be_rebuilt_is_an_error_and_no_fresh_world(
+def test_killed_environment_that_cannot_be_rebuilt_is_an_error(
     start: Any, env_class: type[BaseEnv], why: str
 ) -> None:
     pool = start(env_class)
@@ -228,9 +226,7 @@ def test_a_killed_environment_that_cannot_be_rebuilt_is_an_error_and_no_fresh_wo
     assert say(pool, session="a")["pages"] == ["page 1"]
 
 
-def test_an_environment_without_messages_is_closed_once_and_rebuilt_for_the_next(
-    start: Any, folder: Path
-) -> None:
+def test_environment_without_messages_is_closed_once(start: Any, folder: Path) -> None:
     pool = start(keep_seconds=0.5)
     before = say(pool, session="a")
     wait_until(lambda: closed(folder).get(before["number"]) == 1)
@@ -238,7 +234,7 @@ def test_an_environment_without_messages_is_closed_once_and_rebuilt_for_the_next
     assert after["pages"] == ["page 1", "page 2"] and after["number"] != before["number"]
 
 
-def test_the_environment_that_has_waited_longest_makes_room(start: Any, folder: Path) -> None:
+def test_environment_that_has_waited_longest_makes_room(start: Any, folder: Path) -> None:
     pool = start(num_actors=2, second_message="reject")
     said: list[dict[str, Any]] = []
 
@@ -254,7 +250,7 @@ def test_the_environment_that_has_waited_longest_makes_room(start: Any, folder: 
     assert say(pool, session="newer")["number"] == newer["number"]
 
 
-def test_there_is_an_actor_for_each_conversation_within_the_bounds(start: Any, folder: Path) -> None:
+def test_there_is_actor_for_each_conversation_within_bounds(start: Any, folder: Path) -> None:
     pool = start(max_actors=3)
     name = ray.get(pool.__ray_call__.remote(lambda self: self._service.fleet_name))
     fleet, numbers = ray.get_actor(name, NAMESPACE), {}
@@ -265,12 +261,12 @@ def test_there_is_an_actor_for_each_conversation_within_the_bounds(start: Any, f
     assert {session: say(pool, session=session)["number"] for session in numbers} == numbers
 
 
-def test_a_message_alone_keeps_nothing(start: Any, folder: Path) -> None:
+def test_message_alone_keeps_nothing(start: Any, folder: Path) -> None:
     number = say(start())["number"]
     assert closed(folder)[number] == 1
 
 
-def test_an_earlier_answer_can_be_followed_another_way(start: Any) -> None:
+def test_earlier_answer_can_be_followed_another_way(start: Any) -> None:
     pool = start()
     say(pool, answer_id="first", can_be_followed=True)
     say(pool, after="first", answer_id="second", can_be_followed=True)
@@ -279,7 +275,7 @@ def test_an_earlier_answer_can_be_followed_another_way(start: Any) -> None:
 
 
 @pytest.mark.parametrize("second_message", ["reject", "wait"])
-def test_a_second_message_is_rejected_or_waits_its_turn(
+def test_second_message_is_rejected_or_waits_its_turn(
     start: Any, slow_files: tuple[Path, Path], second_message: str
 ) -> None:
     pool, (begun, go_on) = start(num_actors=2, second_message=second_message), slow_files
@@ -297,7 +293,7 @@ def test_a_second_message_is_rejected_or_waits_its_turn(
         assert told(second)["pages"] == ["page 1", "page 2", "page 3"]
 
 
-def test_the_end_of_a_pool_closes_what_it_keeps(start: Any, folder: Path) -> None:
+def test_end_of_a_pool_closes_what_it_keeps(start: Any, folder: Path) -> None:
     pool = start(num_actors=2, second_message="reject")
     kept = [say(pool, session=name)["number"] for name in ("one", "two")]
     ray.get(pool.end.remote(), timeout=120)

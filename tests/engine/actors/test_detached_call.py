@@ -42,7 +42,7 @@ class Caller:
         await asyncio.gather(own, lasting)
 
 
-def test_a_lasting_call_goes_on_when_the_call_around_it_is_cancelled(ray_cluster: None) -> None:
+def test_lasting_call_goes_on_when_call_around_it_is_cancelled(ray_cluster: None) -> None:
     worker, caller = Worker.remote(), Caller.remote()
 
     def state(name: str) -> str | None:

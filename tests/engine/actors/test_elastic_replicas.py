@@ -70,7 +70,7 @@ def num_replicas() -> int:
     return sum(deployment.replica_states.values())
 
 
-def test_a_replica_comes_and_goes_with_the_load_and_no_request_fails(
+def test_replica_comes_and_goes_with_load_and_no_request_fails(
     growing: PolicyApp, serve_port: int, store: Any
 ) -> None:
     url = f"http://127.0.0.1:{serve_port}/v1/completions"

@@ -60,7 +60,7 @@ def ends(pid: int, within_seconds: float = 120) -> bool:
     return False
 
 
-def test_trajectories_come_in_the_order_of_the_tasks_whichever_ends_first(
+def test_trajectories_come_in_the_order_of_their_tasks(
     engine: AgentExecutionEngine,
 ) -> None:
     tasks = [{"question": f"q{index}", "seconds": (3 - index) * 0.3} for index in range(4)]
@@ -73,7 +73,7 @@ def test_trajectories_come_in_the_order_of_the_tasks_whichever_ends_first(
     assert [each.steps[0].info["index"] for each in trajectories] == [0, 1, 2, 3]
 
 
-def test_each_task_is_answered_once_whatever_its_environment_does(engine: AgentExecutionEngine) -> None:
+def test_task_is_answered_once_whatever_its_environment_does(engine: AgentExecutionEngine) -> None:
     doings = ["fine", "raise", "die", "hang", "fine", "raise", "fine"]
     tasks = [{"question": f"q{index}", "do": do} for index, do in enumerate(doings)]
     trajectories = play(engine, tasks)
@@ -94,9 +94,7 @@ def test_each_task_is_answered_once_whatever_its_environment_does(engine: AgentE
     assert [each.reward for each in play(engine, [{"question": "again"}] * 4)] == [1.0] * 4
 
 
-def test_equal_tasks_of_a_dataset_are_sampled_with_seeds_of_their_own(
-    ray_cluster: None, server: EchoServer
-) -> None:
+def test_equal_tasks_of_a_dataset_have_seeds_of_their_own(ray_cluster: None, server: EchoServer) -> None:
     tasks = Dataset([{"question": "a"}, {"question": "b"}]).repeat(n=2)
     with make_engine(server.base_url, sampling_params={"seed": 7}, n_parallel_agents=2) as engine:
         server.bodies.clear()
@@ -113,9 +111,7 @@ def test_sampling_params_reach_the_server(engine: AgentExecutionEngine, server: 
     assert (body["model"], body["temperature"], body["top_p"], body["max_tokens"]) == ("echo", 0.6, 0.95, 50)
 
 
-def test_the_event_loop_goes_on_and_a_second_call_at_the_same_time_is_refused(
-    engine: AgentExecutionEngine, tmp_path: Path
-) -> None:
+def test_event_loop_goes_on_and_refuses_a_second_call(engine: AgentExecutionEngine, tmp_path: Path) -> None:
     has_gone_on = tmp_path / "gone on"
 
     async def main() -> list[Trajectory]:
@@ -137,7 +133,7 @@ def test_the_event_loop_goes_on_and_a_second_call_at_the_same_time_is_refused(
     asyncio.run(twice())
 
 
-def test_a_server_that_cannot_be_reached_is_in_every_trajectory_s_error(ray_cluster: None) -> None:
+def test_server_out_of_reach_is_in_each_trajectorys_error(ray_cluster: None) -> None:
     with make_engine(sampling_params={"model": "echo"}, n_parallel_agents=1) as engine:
         trajectories = play(engine, [{"question": "a"}, {"question": "b"}])
     assert [each.termination_reason for each in trajectories] == [TerminationReason.SAMPLER_ERROR] * 2
@@ -145,7 +141,7 @@ def test_a_server_that_cannot_be_reached_is_in_every_trajectory_s_error(ray_clus
         assert (each.error or "").startswith("SamplerError: The server at http://127.0.0.1:1/v1 cannot be")
 
 
-def test_closing_ends_the_processes_and_the_engine_can_be_used_again(
+def test_closing_ends_processes_and_engine_can_be_used_again(
     ray_cluster: None, server: EchoServer, tmp_path: Path
 ) -> None:
     tasks = [{"question": "a", "pid_file": str(tmp_path / "pid")}]
@@ -157,7 +153,7 @@ def test_closing_ends_the_processes_and_the_engine_can_be_used_again(
         assert ends(int((tmp_path / "pid").read_text()))
 
 
-def test_a_cancelled_call_returns_at_once_and_leaves_nothing_behind(
+def test_cancelled_call_returns_at_once_and_leaves_nothing(
     ray_cluster: None, server: EchoServer, tmp_path: Path
 ) -> None:
     pid_file = tmp_path / "pid"
@@ -181,7 +177,7 @@ def test_a_cancelled_call_returns_at_once_and_leaves_nothing_behind(
     engine.close()
 
 
-def test_a_policy_server_of_this_cluster_is_sampled_by_its_handle(policy_app: Any) -> None:
+def test_policy_server_of_this_cluster_is_sampled_by_its_handle(policy_app: Any) -> None:
     with make_engine(
         engine_name="verl",
         rollout_engine_args={"app_name": policy_app.name},
@@ -198,7 +194,7 @@ def test_a_policy_server_of_this_cluster_is_sampled_by_its_handle(policy_app: An
     assert completions == [each.steps[0].completion for each in second]  # the seed makes calls repeatable
 
 
-def test_calls_that_vllms_parser_reads_in_the_replica_reach_the_agent(policy_app: Any) -> None:
+def test_calls_that_vllms_parser_reads_in_replica_reach_agent(policy_app: Any) -> None:
     arguments = {
         "type": "object",
         "properties": {"expression": {"enum": ["12+34"]}},
@@ -232,7 +228,7 @@ def test_calls_that_vllms_parser_reads_in_the_replica_reach_the_agent(policy_app
     assert second.completion.prompt_ids[: len(sampled)] == sampled
 
 
-def test_a_policy_server_that_does_not_exist_is_one_error(ray_cluster: None, tiny_model: Path) -> None:
+def test_policy_server_that_does_not_exist_is_one_error(ray_cluster: None, tiny_model: Path) -> None:
 
     arguments = {"app_name": "nowhere", "model_path": str(tiny_model)}
     with (
@@ -242,7 +238,7 @@ def test_a_policy_server_that_does_not_exist_is_one_error(ray_cluster: None, tin
         play(engine, [{"question": "a"}])
 
 
-def test_the_stream_yields_what_ends_first(engine: AgentExecutionEngine, tmp_path: Path) -> None:
+def test_stream_yields_what_ends_first(engine: AgentExecutionEngine, tmp_path: Path) -> None:
     async def main() -> list[str]:
         tasks = [
             {"question": "q0", "until": str(tmp_path / "q1")},
@@ -258,7 +254,7 @@ def test_the_stream_yields_what_ends_first(engine: AgentExecutionEngine, tmp_pat
     assert asyncio.run(main()) == ["q2", "q1", "q0"]
 
 
-def test_a_stream_that_is_given_up_leaves_nothing_to_the_next_call(engine: AgentExecutionEngine) -> None:
+def test_stream_that_is_given_up_leaves_nothing_to_next_call(engine: AgentExecutionEngine) -> None:
     async def first_only() -> Trajectory:
         stream = engine.execute_tasks_stream([{"question": f"old {index}"} for index in range(6)])
         async with aclosing(stream):
@@ -268,7 +264,7 @@ def test_a_stream_that_is_given_up_leaves_nothing_to_the_next_call(engine: Agent
     assert [each.task["question"] for each in play(engine, [{"question": "new"}] * 4)] == ["new"] * 4
 
 
-def test_an_interrupted_evaluation_goes_on_where_it_was(
+def test_interrupted_evaluation_goes_on_where_it_was(
     engine: AgentExecutionEngine, server: EchoServer, tmp_path: Path
 ) -> None:
     tasks = [{"question": f"q{index}"} for index in range(6)]
@@ -319,7 +315,7 @@ def test_what_fails_once_is_played_again_on_a_fresh_environment(
 
 
 @pytest.mark.parametrize("method", ["from_dict", "close"])
-def test_a_stuck_method_ends_at_its_limit_and_the_slot_is_free_again(
+def test_stuck_method_ends_at_its_limit_and_slot_is_free_again(
     ray_cluster: None, server: EchoServer, method: str
 ) -> None:
     with make_engine(server.base_url, n_parallel_agents=1, trajectory_timeout=HANG_SECONDS) as engine:
@@ -333,7 +329,7 @@ def test_a_stuck_method_ends_at_its_limit_and_the_slot_is_free_again(
         assert stuck.termination_reason is TerminationReason.TIMEOUT
 
 
-def test_a_server_that_does_not_answer_ends_the_rollout_at_its_limit(ray_cluster: None) -> None:
+def test_server_that_does_not_answer_ends_rollout_at_its_limit(ray_cluster: None) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -344,9 +340,7 @@ def test_a_server_that_does_not_answer_ends_the_rollout_at_its_limit(ray_cluster
     assert trajectory.seconds < 60
 
 
-def test_an_environment_that_no_node_has_room_for_is_refused_by_name(
-    ray_cluster: None, server: EchoServer
-) -> None:
+def test_environment_without_room_on_any_node_is_refused(ray_cluster: None, server: EchoServer) -> None:
     class Needy(Mischief):
         actor_needs = ActorNeeds(resources={"emulator": 1})
 

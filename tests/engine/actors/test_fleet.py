@@ -131,7 +131,7 @@ def test_every_request_is_answered_once_with_its_own_ending(
     assert stream.queue.qsize() == 0
 
 
-def test_later_requests_are_served_by_the_actors_that_came_instead(
+def test_later_requests_are_served_by_actors_that_came_instead(
     fleet: Any, stream: TrajectoryStream, tmp_path: Path
 ) -> None:
     play(fleet, stream, "before", [task(mode, tmp_path) for mode in ("exit", "exit", "exit")])
@@ -139,7 +139,7 @@ def test_later_requests_are_served_by_the_actors_that_came_instead(
     assert {each.termination_reason for each in trajectories} == {TerminationReason.ENV_DONE}
 
 
-def test_a_fleet_that_shrinks_answers_everything_all_the_same(
+def test_fleet_that_shrinks_answers_everything_all_the_same(
     fleet: Any, stream: TrajectoryStream, tmp_path: Path
 ) -> None:
     ray.get(fleet.resize.remote(1))
@@ -149,7 +149,7 @@ def test_a_fleet_that_shrinks_answers_everything_all_the_same(
     assert ray.get(fleet.status.remote()).num_actors == NUM_ACTORS
 
 
-def test_a_fleet_that_shrinks_without_a_reader_loses_nothing(
+def test_fleet_that_shrinks_without_a_reader_loses_nothing(
     fleet: Any, stream: TrajectoryStream, tmp_path: Path
 ) -> None:
     num_requests = 40  # more than stream, fleet and actors can hold together
@@ -166,7 +166,7 @@ def test_a_fleet_that_shrinks_without_a_reader_loses_nothing(
     ray.get(fleet.resize.remote(NUM_ACTORS))
 
 
-def test_a_fleet_that_is_gone_ends_the_wait(ray_cluster: None, tmp_path: Path) -> None:
+def test_fleet_that_is_gone_ends_the_wait(ray_cluster: None, tmp_path: Path) -> None:
     stream = TrajectoryStream(capacity=2)
     pair = Pair(agent_class=GameAgent, env_class=UnrulyEnv)
     fleet = RolloutFleet.remote(pair, None, stream.queue, RolloutLimits(), FleetConfig())

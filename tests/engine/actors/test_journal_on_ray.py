@@ -18,7 +18,7 @@ from policies import GameAgent
 
 
 @pytest.mark.parametrize("env_class", [ReplayedEnv, RestoredEnv, RestartedEnv])
-def test_a_killed_episode_goes_on_in_another_actor(
+def test_killed_episode_goes_on_in_another_actor(
     ray_cluster: None, tmp_path: Path, env_class: type[ReplayedEnv]
 ) -> None:
     stream = TrajectoryStream(capacity=4)

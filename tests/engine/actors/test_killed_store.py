@@ -80,7 +80,7 @@ def kill_soon(store: Any, seconds: float) -> float:
     return time.monotonic() + seconds
 
 
-def test_a_killed_store_ends_the_wait_for_a_group(make_service: Any) -> None:
+def test_killed_store_ends_the_wait_for_a_group(make_service: Any) -> None:
     for number in range(NUM_KILLS):
         store = WeightStore.remote()
         service = make_service(store)
@@ -92,7 +92,7 @@ def test_a_killed_store_ends_the_wait_for_a_group(make_service: Any) -> None:
         assert time.monotonic() - killed < MOST_SECONDS
 
 
-def test_a_killed_store_ends_the_wait_for_the_policy_server(make_service: Any) -> None:
+def test_killed_store_ends_the_wait_for_the_policy_server(make_service: Any) -> None:
     for number in range(NUM_KILLS):
         store = WeightStore.remote()
         service = make_service(store)

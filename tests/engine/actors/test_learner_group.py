@@ -64,7 +64,7 @@ def test_two_ranks_load_what_one_has_saved(
         assert torch.equal(saved[name], tensor), name
 
 
-def test_a_rank_whose_disk_is_another_is_refused(tmp_path: Path) -> None:
+def test_rank_whose_disk_is_another_is_refused(tmp_path: Path) -> None:
     from actors.learning.ranks import check_shared
 
     shared = tmp_path / ".lock"

@@ -66,12 +66,12 @@ def reference(
         ]
 
 
-def test_the_engine_agrees_with_transformers(reference: list[tuple[Completion, torch.Tensor]]) -> None:
+def test_engine_agrees_with_transformers(reference: list[tuple[Completion, torch.Tensor]]) -> None:
     for completion, expected in reference:
         torch.testing.assert_close(torch.tensor(completion.logprobs), expected, rtol=0, atol=TOLERANCE)
 
 
-def test_the_learner_agrees_with_transformers(
+def test_learner_agrees_with_transformers(
     sampled: tuple[float, list[Completion]],
     reference: list[tuple[Completion, torch.Tensor]],
     make_learner: MakeLearner,
@@ -97,7 +97,7 @@ def test_one_wrong_weight_in_the_engine_raises_the_alarm(
         assert (mismatch_alarm(numbers, LearnerConfig().mismatch_alarm) is not None) == is_alarmed
 
 
-def test_the_probe_raises_the_alarm_where_nothing_else_is_fresh(
+def test_probe_raises_the_alarm_where_nothing_else_is_fresh(
     policy_app: ServedPolicy, sampler: Any, make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launch.training.engine_comparison.MAX_MISSED", 0)  # wait for each answer

@@ -24,7 +24,7 @@ def client(policy_app: Any) -> Iterator[Any]:
         yield client
 
 
-def test_a_streamed_chat_says_what_a_whole_one_says(client: Any) -> None:
+def test_streamed_chat_says_what_a_whole_one_says(client: Any) -> None:
     options = {"model": "policy", "messages": QUESTION, "temperature": 0, "max_tokens": 12}
     whole = client.chat.completions.create(**options)
     parts = list(client.chat.completions.create(**options, stream=True))
@@ -36,14 +36,14 @@ def test_a_streamed_chat_says_what_a_whole_one_says(client: Any) -> None:
     assert whole.model_extra["policy_version"] >= 0
 
 
-def test_a_completion_continues_token_ids(client: Any) -> None:
+def test_completion_continues_token_ids(client: Any) -> None:
     answer = client.completions.create(model="policy", prompt=[5, 6, 7], max_tokens=4, seed=1)
     again = client.completions.create(model="policy", prompt=[5, 6, 7], max_tokens=4, seed=1)
     assert answer.usage.prompt_tokens == 3
     assert answer.choices[0].text == again.choices[0].text
 
 
-def test_a_token_id_that_vllm_rejects_is_a_bad_request_and_the_server_goes_on(client: Any) -> None:
+def test_token_id_that_vllm_rejects_is_a_bad_request(client: Any) -> None:
     from openai import BadRequestError
 
     with pytest.raises(BadRequestError):
@@ -51,7 +51,7 @@ def test_a_token_id_that_vllm_rejects_is_a_bad_request_and_the_server_goes_on(cl
     assert client.completions.create(model="policy", prompt=[5], max_tokens=1).usage.completion_tokens == 1
 
 
-def test_an_answer_has_the_form_that_was_asked_for(client: Any) -> None:
+def test_answer_has_the_form_that_was_asked_for(client: Any) -> None:
     schema = {
         "type": "object",
         "properties": {"a": {"enum": [12, 34]}},
@@ -79,7 +79,7 @@ def test_an_answer_has_the_form_that_was_asked_for(client: Any) -> None:
     assert json.loads(call.function.arguments)["a"] in (12, 34)
 
 
-def test_a_schema_that_cannot_be_followed_is_a_bad_request_and_the_server_goes_on(client: Any) -> None:
+def test_schema_that_cannot_be_followed_is_a_bad_request(client: Any) -> None:
     from openai import BadRequestError
 
     create = partial(client.chat.completions.create, model="policy", messages=QUESTION, max_tokens=9)
@@ -89,7 +89,7 @@ def test_a_schema_that_cannot_be_followed_is_a_bad_request_and_the_server_goes_o
     assert create().choices[0].message.content is not None
 
 
-def test_the_log_probabilities_of_a_prompt_are_those_of_its_sampling(client: Any) -> None:
+def test_log_probabilities_of_prompt_are_those_of_its_sampling(client: Any) -> None:
     """As evaluation harnesses ask for them: ``echo`` with ``logprobs``, and no answer."""
     prompt = [5, 6, 7, 8]
     ask = partial(client.completions.create, model="policy", temperature=1, seed=3)
@@ -123,7 +123,7 @@ def test_options_of_the_engine_act(client: Any) -> None:
     assert said in ("twelve", "thirty")
 
 
-def test_a_schema_that_leads_back_to_itself_is_a_bad_request(client: Any) -> None:
+def test_schema_that_leads_back_to_itself_is_a_bad_request(client: Any) -> None:
     from openai import BadRequestError
 
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}
@@ -145,7 +145,7 @@ def test_json_of_lists_in_lists_is_no_row_of_blanks(client: Any) -> None:
         assert choice.finish_reason == "stop" and isinstance(json.loads(choice.message.content), list)
 
 
-def test_the_routes_of_the_cluster_are_told_to_nobody(policy_app: Any) -> None:
+def test_routes_of_the_cluster_are_told_to_nobody(policy_app: Any) -> None:
     root = policy_app.base_url.removesuffix("/v1")
     assert httpx.get(f"{root}/-/routes").status_code == 404
     for path in ("/health", "/ready"):

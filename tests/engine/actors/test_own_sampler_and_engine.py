@@ -46,7 +46,7 @@ def play(engine: AgentExecutionEngine, tasks: list[dict[str, Any]], **options: A
 # -- a sampler -----------------------------------------------------------------------------------------
 
 
-def test_a_sampler_of_ones_own_is_played(ray_cluster: None, tmp_path: Path) -> None:
+def test_sampler_of_ones_own_is_played(ray_cluster: None, tmp_path: Path) -> None:
     tasks = [{"question": word, "expected": word * 2} for word in ("to", "bon", "no")]
     with make_engine() as engine:
         played = play(engine, tasks, results_file=tmp_path / "results.jsonl")
@@ -56,9 +56,7 @@ def test_a_sampler_of_ones_own_is_played(ray_cluster: None, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("logprob", ["-inf", "nan"])
-def test_a_log_probability_that_is_not_finite_fails_the_rollout_and_names_the_sampler(
-    ray_cluster: None, logprob: str
-) -> None:
+def test_logprob_not_finite_fails_the_rollout(ray_cluster: None, logprob: str) -> None:
     with make_engine(rollout_engine_args={"times": 1, "logprob": float(logprob)}) as engine:
         (trajectory,) = play(engine, [{"question": "to", "expected": "to"}])
     assert trajectory.termination_reason is TerminationReason.SAMPLER_ERROR
@@ -67,7 +65,7 @@ def test_a_log_probability_that_is_not_finite_fails_the_rollout_and_names_the_sa
     )
 
 
-def test_the_arguments_of_a_sampler_of_ones_own_are_checked_by_its_constructor() -> None:
+def test_arguments_of_an_own_sampler_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"Parrot has no argument 'tims'\. Did you mean 'times'"):
         make_engine(rollout_engine_args={"tims": 2})
     with pytest.raises(ConfigError, match=r"Parrot needs rollout_engine_args=\{'times': ...\}"):
@@ -76,7 +74,7 @@ def test_the_arguments_of_a_sampler_of_ones_own_are_checked_by_its_constructor()
         make_engine(sampling_params={"model": "grey"})
 
 
-def test_a_sampler_says_itself_whether_it_reads_tool_calls_and_serves_adapters() -> None:
+def test_sampler_declares_tool_calls_and_adapters_itself() -> None:
     make_engine(agent_class=ToolAgent, agent_args={"tools": ["calculator"], "parser_name": "openai"})
     with pytest.raises(ConfigError, match="adapter"):
         make_engine(sampling_params={"adapter": "mine"})
@@ -85,7 +83,7 @@ def test_a_sampler_says_itself_whether_it_reads_tool_calls_and_serves_adapters()
 # -- an engine -----------------------------------------------------------------------------------------
 
 
-def test_an_engine_of_ones_own_samples_behind_the_policy_server(scripted_policy: ServedPolicy) -> None:
+def test_engine_of_ones_own_samples_behind_the_policy_server(scripted_policy: ServedPolicy) -> None:
     task = {"question": "Count.", "expected": "1" * 7}
     with make_engine(
         engine_name="serve",
@@ -98,9 +96,7 @@ def test_an_engine_of_ones_own_samples_behind_the_policy_server(scripted_policy:
     assert completion is not None and completion.logprobs == (-0.5,) * 7
 
 
-def test_what_keeps_an_engine_from_starting_is_told_in_its_own_words(
-    serve_port: int, tiny_model: Path
-) -> None:
+def test_engines_start_error_is_passed_on_in_its_own_words(serve_port: int, tiny_model: Path) -> None:
     from actors.serving.policy_app import PolicyApp
     from actors.settings import ServerConfig
     from actors.weights.store import WeightStore

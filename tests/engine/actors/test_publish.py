@@ -80,11 +80,11 @@ def assert_five_publishes_are_spoken(policy: ServedPolicy) -> None:
     assert_spoken_by(load(policy.model_path), speak(sampler))
 
 
-def test_each_of_five_publishes_is_spoken_with_a_tied_output_layer(policy_app: ServedPolicy) -> None:
+def test_each_of_five_publishes_is_spoken_with_tied_output_layer(policy_app: ServedPolicy) -> None:
     assert_five_publishes_are_spoken(policy_app)
 
 
-def test_a_policy_server_that_starts_late_speaks_with_the_newest_weights_at_once(
+def test_policy_server_started_late_has_the_newest_weights(
     late_policy: ServedPolicy,
 ) -> None:
     """Its output layer is not tied. Nothing waits for a version here: it has to be the first answer's."""
@@ -96,7 +96,7 @@ def test_a_policy_server_that_starts_late_speaks_with_the_newest_weights_at_once
     )
 
 
-def test_each_of_five_publishes_is_spoken_with_an_output_layer_of_its_own(late_policy: ServedPolicy) -> None:
+def test_publishes_of_five_versions_each_speak_with_their_layer(late_policy: ServedPolicy) -> None:
     assert_five_publishes_are_spoken(late_policy)
 
 
@@ -216,7 +216,7 @@ def kept(models: dict[int, Any], completion: Completion, versions: tuple[int, ..
 
 
 @torch.no_grad()
-def test_three_publishes_in_a_generation_whose_cache_is_recomputed(policy_app: ServedPolicy) -> None:
+def test_three_publishes_in_generation_whose_cache_is_recomputed(policy_app: ServedPolicy) -> None:
     models, completions = generate_through_three_publishes(policy_app)
     assert_versions_are_right(models, completions, recomputed)
 

@@ -45,11 +45,11 @@ def ranks(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[RankGr
     group.close()
 
 
-def test_an_error_of_one_rank_is_told_while_another_waits_for_it(ranks: RankGroup) -> None:
+def test_error_of_one_rank_is_told_while_another_waits_for_it(ranks: RankGroup) -> None:
     with pytest.raises(IndexError, match="no such row"):
         ranks.call(FaultyModel.fail, "index")
 
 
-def test_a_full_gpu_names_the_setting_to_lower(ranks: RankGroup) -> None:
+def test_full_gpu_names_the_setting_to_lower(ranks: RankGroup) -> None:
     with pytest.raises(LearnerError, match=r"2 GiB wanted.*Lower learner\.micro_batch_tokens=4096"):
         ranks.call(FaultyModel.fail, "memory")

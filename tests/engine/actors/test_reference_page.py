@@ -256,7 +256,7 @@ def test_sixteen_pairs_sample_a_vllm_server(roomy_model: Path, tmp_path: Path) -
         assert len({each.completion_ids for each in repeats}) == NUM_REPEATS
 
 
-def test_the_python_tool_s_answers_are_counted_without_bias(tiny_model: Path, tmp_path: Path) -> None:
+def test_python_tool_s_answers_are_counted_without_bias(tiny_model: Path, tmp_path: Path) -> None:
     with ScriptedServer.saying(mathematician()) as server:
         output = collect(tmp_path, server, tiny_model, num_pairs=8)
     results = results_in(tmp_path)
@@ -331,7 +331,7 @@ def register_search(folder: Path) -> None:
         register(folder, "hotpotqa_combined", QUESTIONS, split)
 
 
-def test_the_search_tool_finds_passages_and_answers_earn_what_they_share(tmp_path: Path) -> None:
+def test_search_tool_finds_passages_and_answers_earn_their_share(tmp_path: Path) -> None:
     register_search(tmp_path)
     with ScriptedServer.saying(searcher) as server:
         run_program(SEARCH + KEEP_RESULTS, tmp_path, server)
@@ -368,7 +368,7 @@ def deserved(number: int) -> float:
     return (1.0, partly, 0.0)[number % 3]
 
 
-def test_the_search_program_trains(tiny_model: Path, tmp_path: Path) -> None:
+def test_search_program_trains(tiny_model: Path, tmp_path: Path) -> None:
     register_search(tmp_path)
     program = TRAIN
     settings = (

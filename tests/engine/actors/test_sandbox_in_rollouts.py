@@ -56,21 +56,19 @@ def container_sandbox(engine: Path, image: str) -> CommandSandbox:
     return CommandSandbox(run, stop=(*stand_in, "kill", "{name}"))
 
 
-def test_a_sandbox_of_ones_own_judges_a_rollout(ray_cluster: None, tmp_path: Path) -> None:
+def test_sandbox_of_ones_own_judges_a_rollout(ray_cluster: None, tmp_path: Path) -> None:
     trajectory = play(LoggingSandbox(str(tmp_path / "log")))
     assert (trajectory.reward, trajectory.error) == (1.0, None)
     assert (tmp_path / "log").read_text() == "a program\n"
 
 
-def test_a_container_judges_a_rollout(ray_cluster: None, tmp_path: Path) -> None:
+def test_container_judges_a_rollout(ray_cluster: None, tmp_path: Path) -> None:
     trajectory = play(container_sandbox(tmp_path, "python"))
     assert (trajectory.reward, trajectory.error) == (1.0, None)
     assert len((tmp_path / "calls").read_text().splitlines()) == 1
 
 
-def test_an_engine_that_does_not_run_fails_the_rollout_and_costs_no_reward(
-    ray_cluster: None, tmp_path: Path
-) -> None:
+def test_engine_that_does_not_run_fails_the_rollout(ray_cluster: None, tmp_path: Path) -> None:
     trajectory = play(container_sandbox(tmp_path, "no-engine"))
     assert trajectory.termination_reason is TerminationReason.ENV_ERROR
     assert "Cannot connect to the daemon" in str(trajectory.error)

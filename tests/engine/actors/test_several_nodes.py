@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 
 
-def test_pairs_are_spread_and_a_lost_node_costs_neither_rollouts_nor_the_run() -> None:
+def test_pairs_are_spread_and_a_lost_node_costs_nothing() -> None:
     run("several_nodes.py")
 
 
@@ -19,7 +19,7 @@ def test_what_has_settings_for_its_nodes_lives_on_such_nodes() -> None:
     run("placed_nodes.py")
 
 
-def test_a_training_goes_on_while_its_nodes_fall_silent_are_lost_come_and_drain() -> None:
+def test_training_goes_on_while_its_nodes_come_and_go() -> None:
     run("lost_nodes.py")
 
 

@@ -117,14 +117,14 @@ def killed_soon(actor: Any) -> Iterator[None]:
     assert time.monotonic() - start < MOST_SECONDS
 
 
-def test_a_queue_that_dies_ends_the_wait_of_its_consumer(pipeline: Pipeline) -> None:
+def test_queue_that_dies_ends_the_wait_of_its_consumer(pipeline: Pipeline) -> None:
     names = pipeline.play(2, seconds=60)
     with killed_soon(pipeline.stream.queue.actor), pytest.raises(RayActorError, match="_QueueActor"):
         pipeline.take(names)
     pipeline.stream.finished()  # a checkpoint is written all the same
 
 
-def test_a_fleet_whose_queue_has_died_does_not_look_healthy(pipeline: Pipeline) -> None:
+def test_fleet_whose_queue_has_died_does_not_look_healthy(pipeline: Pipeline) -> None:
     pipeline.play(12, seconds=0.5)  # more than the queue holds: it is needed whenever it dies
     with killed_soon(pipeline.stream.queue.actor), pytest.raises(RayActorError, match="_QueueActor"):
         while True:
@@ -132,13 +132,13 @@ def test_a_fleet_whose_queue_has_died_does_not_look_healthy(pipeline: Pipeline) 
             time.sleep(0.1)
 
 
-def test_a_fleet_that_dies_ends_the_wait_of_its_consumer(pipeline: Pipeline) -> None:
+def test_fleet_that_dies_ends_the_wait_of_its_consumer(pipeline: Pipeline) -> None:
     names = pipeline.play(2, seconds=60)
     with killed_soon(pipeline.fleet), pytest.raises(RayActorError, match="RolloutFleet"):
         pipeline.take(names)
 
 
-def test_a_sampler_that_dies_comes_back_and_no_rollout_fails(pipeline: Pipeline) -> None:
+def test_sampler_that_dies_comes_back_and_no_rollout_fails(pipeline: Pipeline) -> None:
     with killed_soon(pipeline.sampler):
         groups = pipeline.take(pipeline.play(3, seconds=0.4))
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -148,7 +148,7 @@ def test_a_sampler_that_dies_comes_back_and_no_rollout_fails(pipeline: Pipeline)
     ] * 3
 
 
-def test_a_sampler_that_is_gone_for_good_fails_its_rollouts_at_once(pipeline: Pipeline) -> None:
+def test_sampler_gone_for_good_fails_its_rollouts_at_once(pipeline: Pipeline) -> None:
     pipeline.order(["0", "1"], seconds=1.0)
     ray.kill(pipeline.sampler)
     start = time.monotonic()
@@ -159,7 +159,7 @@ def test_a_sampler_that_is_gone_for_good_fails_its_rollouts_at_once(pipeline: Pi
     assert time.monotonic() - start < MOST_SECONDS
 
 
-def test_a_checkpoint_holds_what_has_not_been_taken_yet(
+def test_checkpoint_holds_what_has_not_been_taken_yet(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollout_stream, "DRAIN_SECONDS", 50.0)  # so that a busy machine is waited for
@@ -172,7 +172,7 @@ def test_a_checkpoint_holds_what_has_not_been_taken_yet(
     assert [group.group_id for group in pipeline.take(names)] == names
 
 
-def test_a_queue_or_a_fleet_that_hangs_ends_the_wait_too(
+def test_queue_or_a_fleet_that_hangs_ends_the_wait_too(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = pipeline.play(2, seconds=60)

@@ -66,7 +66,7 @@ def test_games_of_three_turns_are_played(trajectories: list[Trajectory]) -> None
     assert len({completions_of(each)[0].completion_ids for each in trajectories}) > 1
 
 
-def test_the_engine_saw_every_token_of_the_turns_before(trajectories: list[Trajectory]) -> None:
+def test_engine_saw_every_token_of_the_turns_before(trajectories: list[Trajectory]) -> None:
     for trajectory in trajectories:
         for earlier, later in pairwise(completions_of(trajectory)):
             seen = earlier.prompt_ids + earlier.completion_ids
@@ -74,7 +74,7 @@ def test_the_engine_saw_every_token_of_the_turns_before(trajectories: list[Traje
             assert len(later.prompt_ids) > len(seen)
 
 
-def test_the_mask_covers_the_sampled_tokens_and_nothing_else(trajectories: list[Trajectory]) -> None:
+def test_mask_covers_the_sampled_tokens_and_nothing_else(trajectories: list[Trajectory]) -> None:
     for trajectory in trajectories:
         (sample,) = training_samples(trajectory)
         completions = completions_of(trajectory)
@@ -87,7 +87,7 @@ def test_the_mask_covers_the_sampled_tokens_and_nothing_else(trajectories: list[
         assert sample.prompt_ids + sample.response_ids == last.prompt_ids + last.completion_ids
 
 
-def test_each_sampled_token_has_the_logprob_that_the_model_gives_it_there(
+def test_sampled_token_has_the_logprob_of_the_model(
     trajectories: list[Trajectory], policy_app: ServedPolicy
 ) -> None:
     """A token that is off by one place, or a prompt that the engine saw differently, would show here."""

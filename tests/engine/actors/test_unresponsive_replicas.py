@@ -58,7 +58,7 @@ def pid_of(replica: str) -> int:
     return int(re.findall(r"pid (\d+)", replica)[0])
 
 
-def test_a_replica_that_was_stopped_is_current_again_before_it_serves(scripted_policy: ServedPolicy) -> None:
+def test_replica_that_was_stopped_is_current_before_it_serves(scripted_policy: ServedPolicy) -> None:
     sampler = scripted_policy.sampler()
     wait_until(lambda: len(replicas(sampler)) == 2)
     in_flight = ask_both(sampler)
@@ -89,7 +89,7 @@ def test_a_replica_that_was_stopped_is_current_again_before_it_serves(scripted_p
     assert ray.get(sampler.status.remote()).num_waiting == 0
 
 
-def test_a_replica_that_died_comes_back_with_the_newest_weights_and_nothing_is_lost(
+def test_replica_that_died_comes_back_with_the_newest_weights(
     scripted_policy: ServedPolicy,
 ) -> None:
     version = scripted_policy.publish(WEIGHTS)
@@ -105,7 +105,7 @@ def test_a_replica_that_died_comes_back_with_the_newest_weights_and_nothing_is_l
         assert {each.policy_version for each in ray.get(ask(sampler, 8))} == {version}
 
 
-def test_a_policy_server_ends_when_the_program_that_wanted_it_was_killed(
+def test_policy_server_ends_when_its_program_was_killed(
     scripted_policy: ServedPolicy,
 ) -> None:
     ray.kill(scripted_policy.store)  # as it goes with a program's actors; Serve's stay

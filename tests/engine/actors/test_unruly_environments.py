@@ -98,7 +98,7 @@ def unruly_tasks(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_hundred_tasks_end_as_they_should(ray_cluster: None, server: EchoServer, tmp_path: Path) -> None:
+def test_hundred_tasks_end_as_they_should(ray_cluster: None, server: EchoServer, tmp_path: Path) -> None:
     tasks = unruly_tasks(tmp_path)
     with AgentExecutionEngine(
         agent_class=GameAgent,

@@ -49,7 +49,7 @@ def store_of(transport: WeightTransport) -> Any:
     return WeightStore.remote(transport)
 
 
-def test_a_transport_from_outside_brings_weights_to_an_engine(
+def test_transport_from_outside_brings_weights_to_an_engine(
     ray_cluster: None, tiny_model: Path, tmp_path: Path
 ) -> None:
     import ray
@@ -65,7 +65,7 @@ def test_a_transport_from_outside_brings_weights_to_an_engine(
             assert (answer.policy_version, answer.completion_ids) == (version, ids)
 
 
-def test_a_late_replica_reads_the_newest_files_and_damaged_ones_reach_the_program_as_an_error(
+def test_late_replica_reads_the_newest_undamaged_files(
     ray_cluster: None, tiny_model: Path, tmp_path: Path
 ) -> None:
     import ray
@@ -87,7 +87,7 @@ def test_a_late_replica_reads_the_newest_files_and_damaged_ones_reach_the_progra
             wait_until(lambda: policy.app.check_replicas() is not None)
 
 
-def test_a_transport_from_outside_is_told_which_option_it_does_not_take(tmp_path: Path) -> None:
+def test_transport_from_outside_names_the_option_it_refuses(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"own_transport:InlineTransport does not take .*'max_bytes'"):
         make_transport(
             WeightsConfig("own_transport:InlineTransport", {"max_bytes": 1}), str(tmp_path), "training"

@@ -17,7 +17,7 @@ from launch.settings.compose import compose
 ROOT = Path(__file__).parents[3]
 
 
-def test_without_a_time_to_wait_a_run_that_does_not_fit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_time_to_wait_run_that_does_not_fit_is_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session.ray, "cluster_resources", lambda: {"CPU": 1.0})
     said: list[str] = []
     with pytest.raises(
@@ -27,7 +27,7 @@ def test_without_a_time_to_wait_a_run_that_does_not_fit_is_an_error(monkeypatch:
     assert said == []
 
 
-def test_a_run_starts_grows_and_shrinks_with_the_nodes_of_an_autoscaler() -> None:
+def test_run_starts_grows_and_shrinks_with_nodes_of_autoscaler() -> None:
     program = [sys.executable, str(Path(__file__).with_name("autoscaled.py"))]
     # As for other clusters of tests: noted where nobody looks, in a folder whose name is short.
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:

@@ -71,7 +71,7 @@ def pids(*roles: str) -> set[int]:
     return {member.pid for member in members(below=os.getpid()) if member.role in roles}
 
 
-def test_a_killed_learner_ends_a_run_without_recoveries_and_else_is_rebuilt_and_nothing_is_lost(
+def test_killed_learner_ends_the_run_or_is_rebuilt(
     ray_cluster: None, tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spared, struck = pids("learner"), list[Struck]()

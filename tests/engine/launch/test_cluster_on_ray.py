@@ -12,7 +12,7 @@ from head_node import RAY, head_node
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_program_in_another_folder_needs_the_library_on_its_own_path_only(tmp_path: Path) -> None:
+def test_program_in_another_folder_needs_the_library_on_its_path(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         f"""
@@ -37,7 +37,7 @@ session.end()
     assert ended.returncode == 0, ended.stderr
 
 
-def test_job_can_be_submitted_to_a_cluster_that_starts_after_a_local_run(tmp_path: Path) -> None:
+def test_job_can_be_submitted_to_a_cluster_that_starts_later(tmp_path: Path) -> None:
     local = "from launch.cluster import session; assert session.connect(); session.end()"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     subprocess.run(

@@ -46,7 +46,7 @@ def stores(ray_cluster: None) -> tuple[Any, Any]:
     return WeightStore.remote(), WeightStore.remote()
 
 
-def test_between_updates_an_evaluation_is_finished_when_it_has_begun() -> None:
+def test_evaluation_between_updates_is_finished_once_begun() -> None:
     service = FakeService()
     service.free.set()
     evaluator = Evaluator(TrainConfig(), TASKS, service, None, None)
@@ -73,7 +73,7 @@ def test_during_updates_the_version_that_is_measured_stays(stores: tuple[Any, An
     assert evaluation is not None and (evaluation.step, len(evaluation.groups)) == (4, 3)
 
 
-def test_a_version_is_evaluated_again_where_nothing_was_learned_since(stores: tuple[Any, Any]) -> None:
+def test_version_is_evaluated_again_where_nothing_was_learned(stores: tuple[Any, Any]) -> None:
     newest, pinned = stores
     service = FakeService()
     service.free.set()

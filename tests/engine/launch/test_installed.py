@@ -121,7 +121,7 @@ def foreign(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_files_of_the_layers_and_nothing_else(wheel: Path) -> None:
+def test_wheel_holds_files_of_layers_and_nothing_else(wheel: Path) -> None:
     tracked = {
         str(path.relative_to(ROOT))
         for layer in LAYERS
@@ -133,7 +133,7 @@ def test_the_wheel_holds_the_files_of_the_layers_and_nothing_else(wheel: Path) -
 
 
 @pytest.mark.slow
-def test_the_installed_command_knows_its_recipes_in_any_folder(installed: Path, foreign: Path) -> None:
+def test_installed_command_knows_its_recipes_in_any_folder(installed: Path, foreign: Path) -> None:
     helped = run(installed / "troupe", "train", "--help", cwd=foreign)
     assert "recipes: calculator, " in helped.stdout, helped.stderr
     # The recipe and the module are found before the error that is meant.
@@ -142,7 +142,7 @@ def test_the_installed_command_knows_its_recipes_in_any_folder(installed: Path, 
         assert (refused.returncode, "rollout.group_size=1" in refused.stderr) == (2, True), refused.stderr
 
 
-def test_an_installed_troupe_trains_somebodys_own_module(installed: Path, foreign: Path) -> None:
+def test_installed_troupe_trains_somebodys_own_module(installed: Path, foreign: Path) -> None:
     """By supervised learning alone, which is evaluated and kept; the submitted job reinforces."""
     supervised = ["stages=[warm_start]", "warm_start.num_steps=5", "run.directory=run"]
     trained = run(installed / "troupe", "train", *SMALL, *supervised, cwd=foreign)
@@ -153,7 +153,7 @@ def test_an_installed_troupe_trains_somebodys_own_module(installed: Path, foreig
     assert_played(notes=foreign.parent, installed=installed)
 
 
-def test_a_submitted_job_trains_what_is_in_its_working_directory(
+def test_submitted_job_trains_what_is_in_its_working_directory(
     installed: Path, foreign: Path, dashboard: str
 ) -> None:
     directory = foreign.parent / "run"
@@ -164,7 +164,7 @@ def test_a_submitted_job_trains_what_is_in_its_working_directory(
     assert_played(notes=foreign.parent, installed=installed)
 
 
-def test_a_submitted_job_evaluates_what_is_in_its_working_directory(
+def test_submitted_job_evaluates_its_working_directory(
     installed: Path, foreign: Path, dashboard: str, tiny_model: Path
 ) -> None:
     of_rollouts = [each for each in SMALL if each.startswith(("workload", "rollout.max", "server", "fleet"))]
@@ -175,7 +175,7 @@ def test_a_submitted_job_evaluates_what_is_in_its_working_directory(
     assert_played(notes=foreign.parent, installed=installed)
 
 
-def test_a_submitted_job_serves_a_model_and_its_agent_until_it_is_stopped(
+def test_submitted_job_serves_a_model_until_it_is_stopped(
     installed: Path, foreign: Path, dashboard: str, tiny_model: Path
 ) -> None:
     port = free_port()

@@ -66,7 +66,7 @@ def test_without_a_prompt_nothing_is_asked() -> None:
     assert probe.take(3) == []
 
 
-def test_an_engine_that_cannot_answer_is_an_error_once(
+def test_engine_that_cannot_answer_is_an_error_once(
     ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launch.training.engine_comparison.MAX_MISSED", 0)  # wait for the answer

@@ -112,7 +112,7 @@ def load_as_model(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", [as_pickle, as_torch, as_torch_of_old])
-def test_no_file_of_a_checkpoint_runs_code_and_the_error_names_the_file(
+def test_no_file_of_checkpoint_runs_code_and_error_names_file(
     checkpoint: Path, learner: tuple[Any, Any], tmp_path: Path, plant: Callable[[Path, Planted], None]
 ) -> None:
     mark = tmp_path / "planted code has run"
@@ -138,7 +138,7 @@ def test_no_file_of_a_checkpoint_runs_code_and_the_error_names_the_file(
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("part", PARTS)
-def test_a_state_of_another_number_of_ranks_runs_no_code_either(
+def test_state_of_another_number_of_ranks_runs_no_code_either(
     checkpoint: Path, learner: tuple[Any, Any], tmp_path: Path, part: str, rank: int
 ) -> None:
     for each in PARTS:
@@ -157,7 +157,7 @@ def test_a_state_of_another_number_of_ranks_runs_no_code_either(
     assert not mark.exists()
 
 
-def test_a_model_in_torchs_own_format_runs_no_code(checkpoint: Path, tmp_path: Path) -> None:
+def test_model_in_torchs_own_format_runs_no_code(checkpoint: Path, tmp_path: Path) -> None:
     mark = tmp_path / "planted code has run"
     (checkpoint / "huggingface" / "model.safetensors").unlink()
     as_torch(checkpoint / "huggingface" / "pytorch_model.bin", Planted(mark))
@@ -165,7 +165,7 @@ def test_a_model_in_torchs_own_format_runs_no_code(checkpoint: Path, tmp_path: P
     assert not mark.exists()
 
 
-def test_the_planted_code_does_run_where_it_is_unpickled(tmp_path: Path) -> None:
+def test_planted_code_does_run_where_it_is_unpickled(tmp_path: Path) -> None:
     """The counterpart of the tests before: their mark does appear where a file is not read as data."""
     for number, plant in enumerate((as_pickle, as_torch, as_torch_of_old)):
         mark = tmp_path / f"mark {number}"

@@ -23,7 +23,7 @@ from policies.settings import EngineConfig
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_a_running_fleet_is_listed_and_resized_from_another_program(ray_cluster: None) -> None:
+def test_running_fleet_is_listed_and_resized_from_outside(ray_cluster: None) -> None:
     fleet = RolloutFleet.options(name="fleet-of-a-test", namespace=NAMESPACE).remote(  # type: ignore[attr-defined]
         workload(0).pair, None, Queue(), RolloutLimits(), FleetConfig(num_actors=1)
     )
@@ -35,9 +35,7 @@ def test_a_running_fleet_is_listed_and_resized_from_another_program(ray_cluster:
     ray.kill(fleet)
 
 
-def test_the_replicas_of_a_running_server_are_listed_and_their_number_is_changed(
-    serve_port: int, tiny_model: Path
-) -> None:
+def test_replicas_are_listed_and_their_number_is_changed(serve_port: int, tiny_model: Path) -> None:
     engine = EngineConfig(name="scripted_engine:ScriptedEngine", options={"replies": ["1"]})
     by_hand, by_load = ServerConfig(engine=engine), ServerConfig(engine=engine, max_replicas=2)
     for name, config in (("by-hand", by_hand), ("by-load", by_load)):

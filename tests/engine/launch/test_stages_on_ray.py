@@ -21,9 +21,7 @@ def weight_stores() -> set[int]:
     return {each.pid for each in processes_here() if each.role == "store"}
 
 
-def test_stages_train_in_turn_and_a_run_that_stops_between_two_resumes_as_if_it_had_not(
-    ray_cluster: None, tmp_path: Path
-) -> None:
+def test_stages_train_in_turn_and_resume_between_two(ray_cluster: None, tmp_path: Path) -> None:
     import torch
 
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"

@@ -129,7 +129,7 @@ def request(number: int, seconds: float) -> RolloutRequest:
     return RolloutRequest(rollout_id=f"00000000/{number:04d}", group_id="00000000", task={"seconds": seconds})
 
 
-def test_an_environment_that_sleeps_is_named(ray_cluster: None) -> None:
+def test_environment_that_sleeps_is_named(ray_cluster: None) -> None:
     service = started(600.0, 2, FleetConfig(num_actors=2))
     with told(service, PHRASES["time/wait"]):
         assert_verdict("2 of 2 rollout actors are in Sleepy or its agent")
@@ -146,7 +146,7 @@ class Broken(Sleepy):
         return Broken(0.0)
 
 
-def test_the_youngest_failure_of_each_rollout_actor_is_told(ray_cluster: None) -> None:
+def test_youngest_failure_of_each_rollout_actor_is_told(ray_cluster: None) -> None:
     service = started(0.0, 1, FleetConfig(num_actors=2, retries=0), Broken)
     numbers = itertools.count(1)
 
@@ -166,7 +166,7 @@ def test_the_youngest_failure_of_each_rollout_actor_is_told(ray_cluster: None) -
         assert all("Broken" in each.error.splitlines()[0] for each in failures)
 
 
-def test_a_stream_that_nobody_empties_is_named(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_that_nobody_empties_is_named(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout_service, "STREAM_CAPACITY", 4)
     monkeypatch.setattr("launch.health.inspection.STREAM_CAPACITY", 4)
     service = started(0.0, 40, FleetConfig(num_actors=2))
@@ -174,7 +174,7 @@ def test_a_stream_that_nobody_empties_is_named(ray_cluster: None, monkeypatch: p
         assert_verdict("The rollout actors wait for it: the stream is full")
 
 
-def test_a_cluster_without_room_is_named(ray_cluster: None) -> None:
+def test_cluster_without_room_is_named(ray_cluster: None) -> None:
     free = int(ray.available_resources()["CPU"])  # actors of other tests have some
 
     @ray.remote(num_cpus=free)
@@ -228,7 +228,7 @@ def said(program: Any) -> str:
 
 
 @pytest.mark.skipif(chromium() is None, reason="this machine has no Chromium: apt-get install chromium")
-def test_a_training_is_watched_in_a_browser_and_its_policy_talked_to(
+def test_training_is_watched_in_browser_and_its_policy_talked_to(
     training: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     """The whole page, before a training that goes on: its curves move, all five views show what is there."""
@@ -278,7 +278,7 @@ def look_around(browser: Browser, page: str) -> None:
 @pytest.mark.parametrize(
     ("role", "name"), [("replica", "replica of the policy server"), ("learner", "learner rank")]
 )
-def test_a_process_that_was_stopped_is_named_from_another_terminal_and_by_the_run_itself(
+def test_stopped_process_is_named_by_status_and_by_the_run(
     training: subprocess.Popen[str], role: str, name: str
 ) -> None:
     address = address_of(training)

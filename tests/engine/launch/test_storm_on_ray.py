@@ -23,7 +23,7 @@ sys.exit(chaos.main(["storm", *sys.argv[1:]]))
 """A storm that gives the many processes of a run three times as long to end: the machine may be busy."""
 
 
-def test_a_run_goes_on_through_a_storm_and_is_sound(tmp_path: Path, tiny_model: Path) -> None:
+def test_run_goes_on_through_a_storm_and_is_sound(tmp_path: Path, tiny_model: Path) -> None:
     settings = [
         "recipe=calculator",
         f"run.directory={tmp_path}",

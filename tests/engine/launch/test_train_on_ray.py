@@ -77,7 +77,7 @@ def undisturbed(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-def test_a_resumed_run_equals_one_that_never_stopped(undisturbed: Path, tmp_path: Path) -> None:
+def test_resumed_run_equals_one_that_never_stopped(undisturbed: Path, tmp_path: Path) -> None:
     import torch
 
     # The folder of a run that was killed some time after its checkpoint of step 2.
@@ -98,7 +98,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(undisturbed: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_a_run_whose_learner_and_fleet_are_killed_ends_with_the_weights_of_one_that_was_not(
+def test_run_with_killed_parts_ends_with_undisturbed_weights(
     undisturbed: Path,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
@@ -149,7 +149,7 @@ def said(kept: list[KeptTrajectory]) -> list[Any]:
     return [replace(each, trajectory=replace(each.trajectory, seconds=0)) for each in kept]
 
 
-def test_a_replay_learns_from_the_rollouts_of_another_run_without_playing_any(
+def test_replay_learns_from_another_run_without_playing(
     undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import torch
@@ -201,9 +201,7 @@ def test_rollouts_and_evaluations_go_on_while_the_learner_learns(
     assert consumed == [f"{group:08d}/{member:04d}" for group in range(12) for member in range(4)]
 
 
-def test_two_ranks_and_two_replicas_train_together_by_a_users_own_algorithm(
-    ray_cluster: None, tmp_path: Path
-) -> None:
+def test_two_ranks_and_replicas_train_by_a_users_algorithm(ray_cluster: None, tmp_path: Path) -> None:
     small_run(
         tmp_path,
         "run.num_steps=2",
@@ -290,7 +288,7 @@ def test_ctrl_c_ends_all_processes_and_leaves_a_checkpoint(
         AutoTokenizer.from_pretrained(newest / "huggingface")
 
 
-def test_a_setting_that_the_engine_rejects_at_its_start_is_named(ray_cluster: None, tmp_path: Path) -> None:
+def test_setting_that_the_engine_rejects_at_its_start_is_named(ray_cluster: None, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"(?s)^vLLM rejects the model .* a setting in server\.engine: .*4096"
     ):

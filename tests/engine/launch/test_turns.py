@@ -90,7 +90,7 @@ def test_turn_ends_with_its_program_by_sigkill_too(tmp_path: Path) -> None:
             end(programs)
 
 
-def test_two_trainings_on_a_cluster_that_holds_one_and_a_half_both_end(tmp_path: Path) -> None:
+def test_two_trainings_end_on_a_cluster_for_one_and_a_half(tmp_path: Path) -> None:
     logs, status = [tmp_path / "a.log", tmp_path / "b.log"], tmp_path / "status"
     directories = [f"run.directory={tmp_path / name}" for name in "ab"]
     with head_node(2, RAY_AUTH_MODE="disabled") as environment:  # each needs 1.54, of which the learner has 1

@@ -109,7 +109,7 @@ def flat(batches: Sequence[TrainBatch]) -> list[TrainingSample]:
 
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))
-def test_an_algorithm_raises_the_reward(
+def test_algorithm_raises_the_reward(
     make_rank: MakeRank, make_critic_rank: MakeRank, tiny_model: Path, name: str
 ) -> None:
     config = AlgorithmConfig(name=name)

@@ -240,7 +240,7 @@ def gradient(rows: Tokens) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("formula", "aggregation"), LOSSES, ids=lambda value: getattr(value, "__name__", value)
 )
-def test_the_policy_loss_is_the_formula(formula: Any, aggregation: str, cut: tuple[int, int]) -> None:
+def test_policy_loss_is_the_formula(formula: Any, aggregation: str, cut: tuple[int, int]) -> None:
     expected_rows, rows = new_logprobs(), new_logprobs()
     samples = ONE_ADVANTAGE_EACH if formula is geo_mean else SAMPLES  # its paper knows no other
     advantages = column("advantages", samples)
@@ -283,7 +283,7 @@ def in_pieces(samples: Samples, rows: Tokens) -> tuple[Samples, Tokens]:
         ("sapo", "seq-mean-token-mean"),
     ],
 )
-def test_a_trajectory_counts_once_however_often_its_history_was_rewritten(
+def test_trajectory_counts_once_however_often_rewritten(
     loss: str, aggregation: str, cut: tuple[int, int]
 ) -> None:
     """The same tokens with the same log-probabilities teach the same, in one sample or in several."""
@@ -310,7 +310,7 @@ def test_a_trajectory_counts_once_however_often_its_history_was_rewritten(
 
 
 @pytest.mark.parametrize("loss", ["dppo_tv", "dppo_kl"])
-def test_the_ratio_of_a_rare_token_is_cut_where_the_paper_cuts_it(loss: str) -> None:
+def test_ratio_of_rare_token_is_cut_where_paper_cuts_it(loss: str) -> None:
     """arXiv 2602.04879, section 5.4: at 20. From 0.001 to 0.0074 no divergence is near its threshold."""
     from policies.learning.verl.config import actor_config
 
@@ -400,7 +400,7 @@ def test_kl_and_entropy_are_added_to_the_loss(estimator: str, cut: tuple[int, in
     torch.testing.assert_close(gradient(entropy), gradient(expected_entropy), rtol=1e-5, atol=1e-7)
 
 
-def test_k3_pulls_a_token_back_however_far_below_the_reference_it_is() -> None:
+def test_k3_pulls_token_back_however_far_below_reference_it_is() -> None:
     """verl's k3 stops at 10: its gradient is 0 from 2.61 nats on."""
     from policies.learning.kl import kl_estimate
 
@@ -412,7 +412,7 @@ def test_k3_pulls_a_token_back_however_far_below_the_reference_it_is() -> None:
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=["whole", "micro-batches", "two ranks"])
-def test_the_value_loss_is_ppos(cut: tuple[int, int]) -> None:
+def test_value_loss_is_ppos(cut: tuple[int, int]) -> None:
     """The clipped squared error of PPO's implementations (Engstrom et al. 2020, section 3), halved."""
     from policies.learning.settings import CriticConfig
     from policies.learning.verl.config import critic_config
@@ -465,7 +465,7 @@ def test_metrics_are_means_over_the_tokens_of_the_whole_batch(cut: tuple[int, in
     assert max(part["ratio_max"].aggregate() for part in parts) == pytest.approx(float(ratio.max()), rel=1e-5)
 
 
-def test_a_loss_that_clips_nothing_has_no_clip_fraction() -> None:
+def test_loss_that_clips_nothing_has_no_clip_fraction() -> None:
     _, parts = policy_loss_through_verl(algorithm(loss="gpg"), {"log_probs": new_logprobs()}, CUTS[0])
     assert "clip_fraction" not in parts[0]
     assert math.isfinite(parts[0]["ratio_mean"].aggregate())

@@ -17,7 +17,7 @@ def padded(lengths: list[int], groups: list[list[int]]) -> list[int]:
 
 
 @pytest.mark.parametrize("max_tokens", [1000, 1500, 16384])
-def test_one_long_row_among_short_ones_costs_little_more_than_its_own_tokens(max_tokens: int) -> None:
+def test_long_row_among_short_ones_costs_little_more(max_tokens: int) -> None:
     lengths = [48] * 40 + [1000] + [48] * 23
     groups = divide(lengths, max_tokens)
     assert sorted(chain(*groups)) == list(range(64))
@@ -25,7 +25,7 @@ def test_one_long_row_among_short_ones_costs_little_more_than_its_own_tokens(max
     assert sum(padded(lengths, groups)) <= 1.01 * sum(lengths)
 
 
-def test_lengths_that_spread_widely_are_padded_by_less_than_a_tenth() -> None:
+def test_lengths_of_wide_spread_are_padded_by_less_than_a_tenth() -> None:
     rng = random.Random(0)
     for _ in range(20):
         lengths = [min(4000, max(8, int(rng.lognormvariate(5.5, 1.0)))) for _ in range(64)]
@@ -40,15 +40,15 @@ def test_rows_of_one_length_are_one_batch_in_their_order() -> None:
     assert divide([50, 49, 50, 48], 400) == [[0, 1, 2, 3]]
 
 
-def test_a_row_as_long_as_the_bound_stands_alone() -> None:
+def test_row_as_long_as_the_bound_stands_alone() -> None:
     assert divide([10, 400, 10], 400) == [[1], [0, 2]]
 
 
-def test_groups_are_halved_until_there_are_as_many_as_on_other_ranks() -> None:
+def test_groups_are_halved_until_all_ranks_have_as_many() -> None:
     groups = divide_further([[[0], [1], [2], [3], [4]], [[5]]], 4)
     assert groups == [[[0], [1]], [[2]], [[3], [4]], [[5]]]
     assert divide_further([[[0]], [[1]]], 2) == [[[0]], [[1]]]
 
 
-def test_samples_that_share_a_prompt_are_parted_where_another_rank_has_more_groups() -> None:
+def test_samples_sharing_a_prompt_are_parted_for_other_ranks() -> None:
     assert divide_further([[[0, 1, 2, 3]]], 3) == [[[0]], [[1]], [[2, 3]]]

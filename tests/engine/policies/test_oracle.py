@@ -404,7 +404,7 @@ def test_policy_reference_and_record_are_8_nats_apart(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_weights_are_those_of_a_learner_written_from_the_papers(
+def test_weights_are_those_of_learner_written_from_papers(
     make_rank: MakeRank, make_critic_rank: MakeRank, tiny_model: Path, case: str
 ) -> None:
     found = list(distances(make_rank, make_critic_rank, tiny_model, case))
@@ -413,7 +413,7 @@ def test_the_weights_are_those_of_a_learner_written_from_the_papers(
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_a_mistake_in_the_formulas_would_be_seen(
+def test_mistake_in_the_formulas_would_be_seen(
     make_rank: MakeRank, make_critic_rank: MakeRank, tiny_model: Path, mistake: str
 ) -> None:
     case, wrong = WRONG[mistake]

@@ -118,7 +118,7 @@ def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Te
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_goes_from_one_rank_to_two_and_back_is_the_same_to_the_last_bit(
+def test_state_from_one_rank_to_two_and_back_is_bit_identical(
     saved: Saved, make: MakeRank, kind: str
 ) -> None:
     alone, back = saved.alone[kind], make(kind)
@@ -156,7 +156,7 @@ def test_two_ranks_learn_from_it_what_one_would(saved: Saved, make: MakeRank, ki
     assert differences[1] > 1e-4
 
 
-def test_a_checkpoint_that_lacks_a_rank_names_its_file(saved: Saved, make: MakeRank, tmp_path: Path) -> None:
+def test_checkpoint_that_lacks_a_rank_names_its_file(saved: Saved, make: MakeRank, tmp_path: Path) -> None:
     for path in (saved.folder / "all weights" / "two").glob("*.pt"):
         if path.name != "optim_world_size_2_rank_1.pt":
             (tmp_path / path.name).symlink_to(path)

@@ -16,7 +16,7 @@ def test_neighbours_with_one_prompt_share_a_row() -> None:
     assert share_prompts([first, second, first], [10] * 3, 1000) == [[0], [1], [2]]
 
 
-def test_a_row_ends_where_the_bound_or_the_attention_would_make_it_dearer_than_two() -> None:
+def test_row_ends_where_it_would_cost_more_than_two() -> None:
     from policies.learning.verl.shared_prompts import PAIRS_PER_TOKEN, share_prompts
 
     prompt = [1] * 100
@@ -26,7 +26,7 @@ def test_a_row_ends_where_the_bound_or_the_attention_would_make_it_dearer_than_t
     assert share_prompts([prompt] * 2, [long + 2] * 2, 10_000) == [[0], [1]]
 
 
-def test_a_response_sees_its_prompt_and_itself_at_the_positions_that_it_would_have_alone() -> None:
+def test_response_sees_its_prompt_and_itself_in_place() -> None:
     from policies.learning.verl.shared_prompts import Layout
 
     nested = torch.nested.nested_tensor
@@ -72,7 +72,7 @@ SIZES = {
         ("RecurrentGemma", {}, False),
     ],
 )
-def test_models_with_windows_or_recurrent_layers_compute_every_prompt(
+def test_models_with_windows_or_recurrence_compute_each_prompt(
     name: str, settings: dict[str, object], shares: bool
 ) -> None:
     import transformers
@@ -86,7 +86,7 @@ def test_models_with_windows_or_recurrent_layers_compute_every_prompt(
 
 
 @pytest.mark.slow
-def test_a_window_is_found_in_a_model_that_reads_pictures_too_and_below_adapters() -> None:
+def test_window_is_found_below_pictures_and_adapters() -> None:
     import peft
     import transformers
 

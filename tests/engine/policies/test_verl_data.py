@@ -32,9 +32,7 @@ def test_one_rank_keeps_the_order() -> None:
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 @pytest.mark.parametrize("number", [1, 2, 9])
-def test_every_sample_is_in_one_share_and_all_shares_have_equally_many_rows(
-    number: int, num_ranks: int
-) -> None:
+def test_sample_is_in_one_share_and_shares_have_equal_rows(number: int, num_ranks: int) -> None:
     samples = ragged_samples(number)
     parts = shares(samples, num_ranks)
     assert len({len(part.rows) for part in parts}) == 1
@@ -46,7 +44,7 @@ def test_every_sample_is_in_one_share_and_all_shares_have_equally_many_rows(
     assert all(part.unscored()["global_batch_size"] == number for part in parts)
 
 
-def test_the_ranks_have_equally_much_to_do() -> None:
+def test_ranks_have_equally_much_to_do() -> None:
     samples = ragged_samples(40, most=400)
     sizes = [sum(map(len, part.rows)) for part in shares(samples, 4)]
     by_turns = [sum(map(len, samples[rank::4])) for rank in range(4)]
@@ -54,7 +52,7 @@ def test_the_ranks_have_equally_much_to_do() -> None:
     assert max(by_turns) - min(by_turns) > 200
 
 
-def test_a_models_outputs_are_cut_to_the_response_and_keep_their_place() -> None:
+def test_models_outputs_are_cut_to_response_and_keep_their_place() -> None:
     samples = ragged_samples(5)
     outputs: dict[int, torch.Tensor] = {}
     for part in shares(samples, 2):
@@ -66,7 +64,7 @@ def test_a_models_outputs_are_cut_to_the_response_and_keep_their_place() -> None
     }
 
 
-def test_a_masked_sample_counts_in_no_mean() -> None:
+def test_masked_sample_counts_in_no_mean() -> None:
     samples = with_random_columns(ragged_samples(3))
     masked = replace(samples[0], loss_mask=(0,) * len(samples[0].loss_mask), advantages=())
     data = shares([masked, *samples[1:]], 1)[0].scored({"advantages": "advantages"})
@@ -75,7 +73,7 @@ def test_a_masked_sample_counts_in_no_mean() -> None:
     assert not data["advantages"].unbind()[0].any()
 
 
-def test_a_trajectory_counts_once_however_many_samples_it_has() -> None:
+def test_trajectory_counts_once_however_many_samples_it_has() -> None:
     names = ["a/0#0", "a/1#0", "a/0#1", "a/1#1", "a/2#0"]
     samples = [replace(sample, sample_id=name) for sample, name in zip(ragged_samples(5), names, strict=True)]
     samples[3] = replace(samples[3], loss_mask=(0,) * len(samples[3].loss_mask))
@@ -94,14 +92,14 @@ def test_a_trajectory_counts_once_however_many_samples_it_has() -> None:
     assert found == pytest.approx(expected)
 
 
-def test_the_supervised_mask_covers_prompt_and_response_and_trains_the_response() -> None:
+def test_supervised_mask_trains_the_response() -> None:
     sample = ragged_samples(1)[0]
     data = shares([sample], 1)[0].supervised()
     mask = data["loss_mask"].unbind()[0].tolist()
     assert mask == [0] * len(sample.prompt_ids) + list(sample.loss_mask)
 
 
-def test_a_sample_of_the_wrong_length_or_too_long_is_refused() -> None:
+def test_sample_of_the_wrong_length_or_too_long_is_refused() -> None:
     sample = ragged_samples(1)[0]
     short = replace(sample, advantages=(1.0,))
     with pytest.raises(LearnerError, match=r"Sample '0' has 1 advantages for \d+ response tokens"):

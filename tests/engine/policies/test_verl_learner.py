@@ -78,7 +78,7 @@ def reference_logprobs(rank: Any) -> list[tuple[float, ...]]:
 # -- score and update ----------------------------------------------------------------------------------
 
 
-def test_a_score_is_the_log_probability_of_the_sampled_tokens(make_rank: MakeRank, tiny_model: Path) -> None:
+def test_score_is_the_log_probability_of_the_sampled_tokens(make_rank: MakeRank, tiny_model: Path) -> None:
     batch = TrainBatch(samples=ragged_samples(), temperature=0.7)
     scored = make_rank(LearnerConfig(micro_batch_tokens=200)).score([batch, batch])[1]
     model = load(tiny_model)
@@ -93,7 +93,7 @@ def test_a_score_is_the_log_probability_of_the_sampled_tokens(make_rank: MakeRan
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "cispo"])
 @pytest.mark.parametrize("level", ["none", "token", "sequence"])
-def test_the_first_mini_batch_needs_no_score_and_changes_no_bit(
+def test_first_mini_batch_needs_no_score_and_changes_no_bit(
     make_rank: MakeRank, name: str, level: str
 ) -> None:
     algorithm = AlgorithmConfig(name=name, correction=CorrectionConfig(level=level))
@@ -114,14 +114,14 @@ def test_the_first_mini_batch_needs_no_score_and_changes_no_bit(
         AlgorithmConfig(kl=KLConfig(place="reward", coef=0.1)),
     ],
 )
-def test_masks_and_a_penalty_in_the_reward_need_the_first_mini_batch_scored(
+def test_masks_and_penalty_need_the_first_mini_batch_scored(
     make_rank: MakeRank, algorithm: AlgorithmConfig
 ) -> None:
     scored = make_rank(algorithm=algorithm).score(batches(2))
     assert all(sample.old_logprobs for batch in scored for sample in batch.samples)
 
 
-def test_a_second_epoch_has_the_old_policy_of_before_the_update(make_rank: MakeRank) -> None:
+def test_second_epoch_has_the_old_policy_of_before_the_update(make_rank: MakeRank) -> None:
     rank = make_rank(LearnerConfig(num_epochs=2, optimizer=FAST))
     scored = rank.score(batches())
     before = old_logprobs(rank)
@@ -136,7 +136,7 @@ def test_a_second_epoch_has_the_old_policy_of_before_the_update(make_rank: MakeR
     assert_same(weights(rank), weights(by_hand))
 
 
-def test_a_mini_batch_that_comes_twice_has_to_be_scored(make_rank: MakeRank) -> None:
+def test_mini_batch_that_comes_twice_has_to_be_scored(make_rank: MakeRank) -> None:
     rank = make_rank()
     scored = rank.score(batches(1))
     with pytest.raises(LearnerError, match=r"Sample '\d' has 0 old_logprobs for \d+ response tokens: score"):
@@ -144,7 +144,7 @@ def test_a_mini_batch_that_comes_twice_has_to_be_scored(make_rank: MakeRank) -> 
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_a_learning_rate_of_zero_leaves_ratio_and_weights_alone(
+def test_learning_rate_of_zero_leaves_ratio_and_weights_alone(
     make_rank: MakeRank, tiny_model: Path, temperature: float
 ) -> None:
     rank = make_rank(LearnerConfig(micro_batch_tokens=200, optimizer=FROZEN))
@@ -190,7 +190,7 @@ def test_dropout_is_found_under_any_name(where: str) -> None:
     assert torch.equal(model(ids).logits, model(ids).logits)
 
 
-def test_a_learning_rate_above_zero_moves_both(make_rank: MakeRank, tiny_model: Path) -> None:
+def test_learning_rate_above_zero_moves_both(make_rank: MakeRank, tiny_model: Path) -> None:
     """The counterpart of the test before: its assertions do fail once something is learned."""
     rank = make_rank()
     before = old_logprobs(rank)
@@ -212,9 +212,7 @@ def expected_grad_norm(model_path: Path, samples: Sequence[TrainingSample]) -> f
     return float(torch.stack([each.grad.norm() for each in model.parameters()]).norm())
 
 
-def test_the_gradient_depends_neither_on_micro_batches_nor_on_padding(
-    make_rank: MakeRank, tiny_model: Path
-) -> None:
+def test_gradient_depends_on_neither_micro_batches_nor_padding(make_rank: MakeRank, tiny_model: Path) -> None:
     norms = []
     for micro_batch_tokens in (16384, 200, 120):
         rank = make_rank(LearnerConfig(micro_batch_tokens=micro_batch_tokens, optimizer=FROZEN))
@@ -238,7 +236,7 @@ def test_logits_are_made_only_where_a_response_is_predicted(make_rank: MakeRank)
     assert shapes == [(2, 9)] * 3
 
 
-def test_a_prompt_that_samples_share_is_computed_once_and_changes_no_number(make_rank: MakeRank) -> None:
+def test_prompt_that_samples_share_is_computed_once(make_rank: MakeRank) -> None:
     samples = ragged_samples(8)
     prompts = [tuple(range(5, 65)), samples[5].prompt_ids]
     shared = [
@@ -308,7 +306,7 @@ def test_each_update_reports_the_rate_that_it_had(
     assert rates == pytest.approx(expected, abs=1e-3)
 
 
-def test_the_first_step_of_adam_moves_by_the_rate_that_is_reported(make_rank: MakeRank) -> None:
+def test_first_step_of_adam_moves_by_rate_that_is_reported(make_rank: MakeRank) -> None:
     rank = make_rank()
     rank.begin_phase(OptimizerConfig(lr=1e-3, warmup_steps=4), 100)
     before = weights(rank)
@@ -317,16 +315,14 @@ def test_the_first_step_of_adam_moves_by_the_rate_that_is_reported(make_rank: Ma
     assert moved == pytest.approx(rate, rel=1e-2)
 
 
-def test_an_update_is_one_step_of_the_schedule_however_many_mini_batches(make_rank: MakeRank) -> None:
+def test_update_is_one_step_of_the_schedule(make_rank: MakeRank) -> None:
     rank = make_rank()
     rank.begin_phase(OptimizerConfig(lr=1e-3, warmup_steps=10), 100)
     rates = [rank.update(rank.score(batches(3))).metrics["learn/lr"] for _ in range(2)]
     assert rates == pytest.approx([1e-4, 2e-4])
 
 
-def test_entropy_is_reported_always_and_exactly_where_it_is_rewarded(
-    make_rank: MakeRank, tiny_model: Path
-) -> None:
+def test_entropy_is_reported_always_and_exactly_if_rewarded(make_rank: MakeRank, tiny_model: Path) -> None:
     plain, rewarded = make_rank(), make_rank(algorithm=AlgorithmConfig(entropy_coef=0.01))
     scored = [with_old_logprobs(plain, batches(1)[0])]
     estimated, exact = plain.update(scored).metrics, rewarded.update(scored).metrics
@@ -344,7 +340,7 @@ def test_entropy_is_reported_always_and_exactly_where_it_is_rewarded(
     assert "learn/entropy_bonus" not in estimated
 
 
-def test_the_mismatch_is_that_between_engine_and_learner(make_rank: MakeRank) -> None:
+def test_mismatch_is_that_between_engine_and_learner(make_rank: MakeRank) -> None:
     rank = make_rank(LearnerConfig(optimizer=FROZEN))
     true, other = with_old_logprobs(rank, batches(1)[0]).samples[:2]
     off = replace(true, rollout_logprobs=tuple(value + 0.5 for value in true.old_logprobs))
@@ -364,7 +360,7 @@ def test_the_mismatch_is_that_between_engine_and_learner(make_rank: MakeRank) ->
         (CorrectionConfig(level="token", mask_above=1e6), math.inf),  # so far that no token is masked
     ],
 )
-def test_the_size_of_the_importance_weights_is_told(
+def test_size_of_the_importance_weights_is_told(
     make_rank: MakeRank, correction: CorrectionConfig, most: float
 ) -> None:
     rank = make_rank(LearnerConfig(optimizer=FROZEN), AlgorithmConfig(correction=correction))
@@ -428,12 +424,12 @@ def test_samples_that_were_not_scored_are_refused(make_rank: MakeRank) -> None:
         make_rank().update(batches())  # the first may come without
 
 
-def test_a_sample_that_does_not_fit_through_the_model_is_refused(make_rank: MakeRank) -> None:
+def test_sample_that_does_not_fit_through_the_model_is_refused(make_rank: MakeRank) -> None:
     with pytest.raises(LearnerError, match=r"has \d+ tokens, but learner.micro_batch_tokens=64 .* raise it"):
         make_rank(LearnerConfig(micro_batch_tokens=64)).score(batches())
 
 
-def test_a_mini_batch_that_a_correction_has_masked_takes_no_step(make_rank: MakeRank) -> None:
+def test_mini_batch_that_a_correction_has_masked_takes_no_step(make_rank: MakeRank) -> None:
     rank = make_rank()
     rank.begin_phase(FAST, 100)
     scored = rank.score(batches())
@@ -449,17 +445,17 @@ def test_a_mini_batch_that_a_correction_has_masked_takes_no_step(make_rank: Make
         rank.fit([masked])
 
 
-def test_a_value_that_verl_rejects_is_an_error(make_rank: MakeRank) -> None:
+def test_value_that_verl_rejects_is_an_error(make_rank: MakeRank) -> None:
     with pytest.raises(ConfigError, match=r"verl rejects learner\.verl\.model: 'int' object"):
         make_rank(LearnerConfig(verl={"model": {"override_config": 3}}))
 
 
-def test_a_field_that_verl_would_not_read_is_an_error(make_rank: MakeRank) -> None:
+def test_field_that_verl_would_not_read_is_an_error(make_rank: MakeRank) -> None:
     with pytest.raises(ConfigError, match=r"actor.ppo_epochs=2 cannot be set there: set learner.num_epochs"):
         make_rank(LearnerConfig(verl={"actor": {"ppo_epochs": 2}}))
 
 
-def test_the_users_fields_go_over_ours_and_dicts_are_merged(make_rank: MakeRank) -> None:
+def test_users_fields_go_over_ours_and_dicts_are_merged(make_rank: MakeRank) -> None:
     rank = make_rank(LearnerConfig(verl={"model": {"override_config": {"rms_norm_eps": 1e-3}}}))
     config = rank.engine.module.config
     assert (config.rms_norm_eps, config._attn_implementation) == (1e-3, "sdpa")
@@ -469,9 +465,7 @@ def test_the_users_fields_go_over_ours_and_dicts_are_merged(make_rank: MakeRank)
 
 
 @pytest.mark.parametrize("learner", [LearnerConfig(), ADAPTED], ids=["all weights", "adapters"])
-def test_the_reference_is_the_policy_at_the_beginning_of_its_phase(
-    make_rank: MakeRank, learner: LearnerConfig
-) -> None:
+def test_reference_is_policy_at_beginning_of_its_phase(make_rank: MakeRank, learner: LearnerConfig) -> None:
     rank = make_rank(learner, WITH_REFERENCE)
     rank.begin_phase(FAST, 100)
     rank.fit(batches())  # a warm start
@@ -488,7 +482,7 @@ def test_the_reference_is_the_policy_at_the_beginning_of_its_phase(
 
 
 @pytest.mark.parametrize("learner", [LearnerConfig(), ADAPTED], ids=["all weights", "adapters"])
-def test_a_loaded_checkpoint_goes_on_bit_by_bit(
+def test_loaded_checkpoint_goes_on_bit_by_bit(
     make_rank: MakeRank, tmp_path: Path, learner: LearnerConfig
 ) -> None:
     first = make_rank(learner, WITH_REFERENCE)
@@ -505,9 +499,7 @@ def test_a_loaded_checkpoint_goes_on_bit_by_bit(
     assert reference_logprobs(second) == reference_logprobs(first)
 
 
-def test_a_resumed_learner_has_the_settings_of_its_run_and_the_moments_of_the_checkpoint(
-    make_rank: MakeRank, tmp_path: Path
-) -> None:
+def test_resumed_learner_has_its_runs_settings_and_moments(make_rank: MakeRank, tmp_path: Path) -> None:
     first = make_rank()
     first.begin_phase(OptimizerConfig(lr=1e-3, warmup_steps=4), 100)
     first.update(first.score(batches()))
@@ -522,7 +514,7 @@ def test_a_resumed_learner_has_the_settings_of_its_run_and_the_moments_of_the_ch
     assert metrics["learn/lr"] == pytest.approx(1e-4 * 2 / 4), "the second of the four steps of the warm-up"
 
 
-def test_a_checkpoint_that_does_not_fit_the_settings_is_refused(make_rank: MakeRank, tmp_path: Path) -> None:
+def test_checkpoint_that_does_not_fit_the_settings_is_refused(make_rank: MakeRank, tmp_path: Path) -> None:
     plain = make_rank()
     with pytest.raises(ConfigError, match="is not a whole checkpoint"):
         plain.load(str(tmp_path))
@@ -537,7 +529,7 @@ def test_a_checkpoint_that_does_not_fit_the_settings_is_refused(make_rank: MakeR
         make_rank(LearnerConfig(lora=LoRAConfig(rank=4, alpha=8))).load(str(tmp_path))
 
 
-def test_a_checkpoint_of_another_model_is_refused(
+def test_checkpoint_of_another_model_is_refused(
     make_rank: MakeRank, make_critic_rank: MakeRank, untied_model: Path, tmp_path: Path
 ) -> None:
     make_critic_rank().save(str(tmp_path / "critic"))
@@ -579,7 +571,7 @@ def test_adapters_are_merged_into_what_is_published_and_saved(
 
 
 @pytest.mark.parametrize("layers", [".*embed_tokens", "lm_head"])
-def test_an_adapter_that_cannot_be_merged_is_refused(make_rank: MakeRank, layers: str) -> None:
+def test_adapter_that_cannot_be_merged_is_refused(make_rank: MakeRank, layers: str) -> None:
     with pytest.raises(
         ConfigError, match=r"learner.lora.target_modules puts an adapter on .*cannot be merged"
     ):
@@ -621,7 +613,7 @@ def experts_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
         ("Qwen2Moe", {"shared_expert_intermediate_size": 16}, 55),
     ],
 )
-def test_adapters_beside_experts_are_published_and_saved_under_the_checkpoints_names(
+def test_adapters_beside_experts_go_by_the_checkpoints_names(
     make_rank: MakeRank,
     experts_model: Callable[..., Path],
     tmp_path: Path,
@@ -686,7 +678,7 @@ def valued(critic: Any) -> list[TrainBatch]:
     return result
 
 
-def test_a_critic_begins_at_zero_and_learns_what_states_are_worth(make_critic_rank: MakeRank) -> None:
+def test_critic_begins_at_zero_and_learns_what_states_are_worth(make_critic_rank: MakeRank) -> None:
     critic = make_critic_rank()
     critic.begin_phase(OptimizerConfig(lr=5e-3), 100)
     first = valued(critic)
@@ -701,7 +693,7 @@ def test_a_critic_begins_at_zero_and_learns_what_states_are_worth(make_critic_ra
     assert {"learn/value_grad_norm", "learn/value_clip_fraction", "learn/value_lr"} <= set(reported[0])
 
 
-def test_a_critic_of_a_model_with_a_rate_of_dropout_begins_at_zero_too(
+def test_critic_of_model_with_rate_of_dropout_begins_at_zero_too(
     make_critic_rank: MakeRank, tiny_model: Path, tmp_path: Path
 ) -> None:
     """verl sets such a rate, which StableLM has, to the text "0"."""
@@ -733,7 +725,7 @@ def test_returns_that_are_all_the_same_explain_nothing(make_critic_rank: MakeRan
     assert "learn/explained_variance" not in critic.update(same)
 
 
-def test_a_critic_takes_as_many_steps_as_the_policy(make_critic_rank: MakeRank) -> None:
+def test_critic_takes_as_many_steps_as_the_policy(make_critic_rank: MakeRank) -> None:
     critic, by_hand = make_critic_rank(), make_critic_rank()
     for each in (critic, by_hand):
         each.begin_phase(FAST, 100)
@@ -746,7 +738,7 @@ def test_a_critic_takes_as_many_steps_as_the_policy(make_critic_rank: MakeRank) 
     assert_same(weights(critic), weights(by_hand))
 
 
-def test_a_critics_checkpoint_restores_its_values(make_critic_rank: MakeRank, tmp_path: Path) -> None:
+def test_critics_checkpoint_restores_its_values(make_critic_rank: MakeRank, tmp_path: Path) -> None:
     critic, other = make_critic_rank(), make_critic_rank(seed=1)
     critic.begin_phase(FAST, 100)
     critic.update(valued(critic))

@@ -52,7 +52,7 @@ def idle(server: AgentServer) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/a2a/calculator"])
-def test_the_card_tells_who_answers_where_and_how(server: AgentServer, path: str) -> None:
+def test_card_tells_who_answers_where_and_how(server: AgentServer, path: str) -> None:
     async def talk() -> AgentCard:
         async with connected(server.url + path) as (_, card):
             return card
@@ -66,7 +66,7 @@ def test_the_card_tells_who_answers_where_and_how(server: AgentServer, path: str
     assert not card.security_requirements
 
 
-def test_a_message_is_answered_by_a_task_that_can_be_asked_for_again(server: AgentServer) -> None:
+def test_message_is_answered_by_task_that_can_be_asked_for_again(server: AgentServer) -> None:
     async def talk() -> tuple[Task, Task, list[str]]:
         async with connected(server.url, streaming=False) as (client, _):
             task = await only_task(client, question())
@@ -81,7 +81,7 @@ def test_a_message_is_answered_by_a_task_that_can_be_asked_for_again(server: Age
     assert again.metadata["policy_version"] == 7 and again.metadata["finish_reason"] == "stop"
 
 
-def test_a_message_is_answered_at_the_servers_temperature(server: AgentServer) -> None:
+def test_message_is_answered_at_the_servers_temperature(server: AgentServer) -> None:
     async def talk() -> None:
         async with connected(server.url, streaming=False) as (client, _):
             await only_task(client, question())
@@ -91,7 +91,7 @@ def test_a_message_is_answered_at_the_servers_temperature(server: AgentServer) -
     assert request.params is not None and request.params.temperature == 0.25
 
 
-def test_the_next_task_of_a_context_goes_on_with_the_conversation(server: AgentServer) -> None:
+def test_next_task_of_context_goes_on_with_conversation(server: AgentServer) -> None:
     async def talk() -> list[str]:
         async with connected(server.url, streaming=False) as (client, _):
             first = await only_task(client, question("First"))
@@ -107,7 +107,7 @@ def test_the_next_task_of_a_context_goes_on_with_the_conversation(server: AgentS
     assert second.follow_up.message == "Second" and other.follow_up is None
 
 
-def test_a_context_is_closed_as_a_session(server: AgentServer) -> None:
+def test_context_is_closed_as_a_session(server: AgentServer) -> None:
     async def ask() -> str:
         async with connected(server.url, streaming=False) as (client, _):
             return str((await only_task(client, question())).context_id)
@@ -117,7 +117,7 @@ def test_a_context_is_closed_as_a_session(server: AgentServer) -> None:
     assert server.service.forgotten == [server.service.asked[0].rollout_id]
 
 
-def test_a_stream_tells_the_states_of_a_task_while_they_change(server: AgentServer) -> None:
+def test_stream_tells_the_states_of_a_task_while_they_change(server: AgentServer) -> None:
     server.service.is_busy = True
 
     async def talk() -> list[str]:
@@ -145,7 +145,7 @@ def waiting(server: AgentServer) -> Callable[[], Awaitable[bool]]:
     return is_waiting
 
 
-def test_a_message_that_waits_is_cancelled_and_its_stream_ends(server: AgentServer) -> None:
+def test_message_that_waits_is_cancelled_and_its_stream_ends(server: AgentServer) -> None:
     server.service.is_busy = True
 
     async def talk() -> tuple[Task, Task, list[Any]]:
@@ -172,7 +172,7 @@ def test_a_message_that_waits_is_cancelled_and_its_stream_ends(server: AgentServ
     assert state(events[-1].status_update) == "CANCELED"
 
 
-def test_an_episode_in_play_is_cancelled_and_its_answer_comes_too_late(server: AgentServer) -> None:
+def test_episode_in_play_is_cancelled_and_answers_too_late(server: AgentServer) -> None:
     server.service.is_busy = True
 
     async def talk() -> Task:
@@ -188,7 +188,7 @@ def test_an_episode_in_play_is_cancelled_and_its_answer_comes_too_late(server: A
     assert state(asyncio.run(talk())) == "CANCELED"
 
 
-def test_a_task_goes_on_when_its_client_has_hung_up(server: AgentServer) -> None:
+def test_task_goes_on_when_its_client_has_hung_up(server: AgentServer) -> None:
     server.service.is_busy = True
 
     async def talk() -> Task:
@@ -210,7 +210,7 @@ def test_a_task_goes_on_when_its_client_has_hung_up(server: AgentServer) -> None
     assert (state(task), task.artifacts[0].parts[0].text) == ("COMPLETED", "46")
 
 
-def test_a_second_client_can_follow_a_task_that_runs(server: AgentServer) -> None:
+def test_second_client_can_follow_a_task_that_runs(server: AgentServer) -> None:
     server.service.is_busy = True
 
     async def talk() -> list[Any]:
@@ -263,7 +263,7 @@ def test_another_replica_knows_a_task_and_cancels_it(server: AgentServer) -> Non
     assert state(task) == "CANCELED" and "was cancelled" in task.status.message.parts[0].text
 
 
-def test_a_task_of_another_replica_cannot_be_followed_here(server: AgentServer) -> None:
+def test_task_of_another_replica_cannot_be_followed_here(server: AgentServer) -> None:
     server.service.is_busy = True
 
     async def talk() -> None:
@@ -296,7 +296,7 @@ SEND = '{"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message
     ],
     ids=["cut", "list", "number", "method", "surrogate", "type", "deep"],
 )
-def test_a_request_that_cannot_be_read_is_an_error_of_json_rpc(
+def test_request_that_cannot_be_read_is_an_error_of_json_rpc(
     server: AgentServer, body: str, code: int | None
 ) -> None:
     answer = httpx.post(f"{server.url}/a2a/calculator", content=body, headers={"a2a-version": "1.0"})
@@ -305,7 +305,7 @@ def test_a_request_that_cannot_be_read_is_an_error_of_json_rpc(
     assert code is None or error["code"] == code, error
 
 
-def test_a_failed_episode_is_a_failed_task_without_its_traceback(server: AgentServer) -> None:
+def test_failed_episode_is_a_failed_task_without_its_traceback(server: AgentServer) -> None:
     server.service.is_busy = True
 
     async def talk() -> Task:
@@ -320,7 +320,7 @@ def test_a_failed_episode_is_a_failed_task_without_its_traceback(server: AgentSe
     assert state(task) == "FAILED" and "it broke" in text and "line 3" not in text
 
 
-def test_a_message_of_which_there_are_too_many_is_rejected(
+def test_message_of_which_there_are_too_many_is_rejected(
     server: AgentServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("actors.served_agents.messages.MAX_WAITING_PER_ACTOR", 0)
@@ -366,7 +366,7 @@ def test_what_an_agent_cannot_answer_is_an_error_that_says_so(
         asyncio.run(talk())
 
 
-def test_a_task_that_does_not_exist_is_an_error(server: AgentServer) -> None:
+def test_task_that_does_not_exist_is_an_error(server: AgentServer) -> None:
     async def talk() -> None:
         async with connected(server.url) as (client, _):
             with pytest.raises(TaskNotFoundError):
@@ -377,7 +377,7 @@ def test_a_task_that_does_not_exist_is_an_error(server: AgentServer) -> None:
     asyncio.run(talk())
 
 
-def test_without_its_key_an_agent_is_not_reached_and_a_task_belongs_to_its_key(locked: AgentServer) -> None:
+def test_agent_needs_its_key_and_a_task_belongs_to_its_key(locked: AgentServer) -> None:
     async def talk() -> None:
         with pytest.raises(AgentCardResolutionError, match="401"):
             async with connected(locked.url):
@@ -399,7 +399,7 @@ def test_without_its_key_an_agent_is_not_reached_and_a_task_belongs_to_its_key(l
     assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_the_tokens_of_a_task_are_counted_for_its_key(
+def test_tokens_of_a_task_are_counted_for_its_key(
     locked: AgentServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charged: list[tuple[str | None, int]] = []
@@ -426,14 +426,14 @@ def test_the_tokens_of_a_task_are_counted_for_its_key(
         ("POST", "/mcp"),
     ],
 )
-def test_a_foreign_name_reaches_no_agent(server: AgentServer, header: str, method: str, path: str) -> None:
+def test_foreign_name_reaches_no_agent(server: AgentServer, header: str, method: str, path: str) -> None:
     value = "evil.example" if header == "host" else "http://evil.example"
     answer = httpx.request(method, server.url + path, headers={header: value})
     assert answer.status_code == 403 and "evil.example" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/a2a/none", "/a2a/none/.well-known/agent-card.json"])
-def test_an_agent_that_is_not_served_is_an_error_with_those_that_are(server: AgentServer, path: str) -> None:
+def test_agent_that_is_not_served_is_error_with_those_that_are(server: AgentServer, path: str) -> None:
     answer = httpx.request("GET" if path.endswith("json") else "POST", server.url + path)
     assert answer.status_code == 404
     assert "/a2a/calculator/.well-known/agent-card.json" in answer.json()["error"]["message"]
@@ -448,7 +448,7 @@ def test_an_agent_that_is_not_served_is_an_error_with_those_that_are(server: Age
         ({"X-Forwarded-Prefix": "//evil.example"}, "http://{host}/a2a/calculator"),
     ],
 )
-def test_the_card_has_the_address_before_the_proxy(
+def test_card_has_the_address_before_the_proxy(
     server: AgentServer, headers: dict[str, str], address: str
 ) -> None:
     card = httpx.get(f"{server.url}/.well-known/agent-card.json", headers=headers).json()
@@ -456,7 +456,7 @@ def test_the_card_has_the_address_before_the_proxy(
     assert [each["url"] for each in card["supportedInterfaces"]] == 2 * [address.format(host=host)]
 
 
-def test_of_several_agents_each_has_a_card_and_the_common_address_names_them(
+def test_agents_have_a_card_each_and_one_address_names_them(
     tokenizer_folder: Path,  # noqa: F811
 ) -> None:
     with agent_server(tokenizer_folder, agents=["agent/a", "agent/b"]) as server:

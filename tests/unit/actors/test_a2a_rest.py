@@ -38,7 +38,7 @@ def idle(server: AgentServer) -> None:
     server.service.reset()
 
 
-def test_message_is_answered_by_a_task_that_can_be_asked_for_again(server: AgentServer) -> None:
+def test_message_is_answered_by_task_that_can_be_asked_for_again(server: AgentServer) -> None:
     async def talk() -> tuple[Task, Task, list[str]]:
         async with connected(server.url, ALICE, streaming=False, **REST) as (client, _):
             task = await only_task(client, question())
@@ -51,7 +51,7 @@ def test_message_is_answered_by_a_task_that_can_be_asked_for_again(server: Agent
         assert [part.text for artifact in each.artifacts for part in artifact.parts] == ["46"]
 
 
-def test_stream_tells_the_states_of_a_task_and_a_second_client_follows(server: AgentServer) -> None:
+def test_stream_tells_states_of_task_and_second_client_follows(server: AgentServer) -> None:
     server.service.is_busy = True
 
     async def talk() -> tuple[list[Any], list[Any]]:

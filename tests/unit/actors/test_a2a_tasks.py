@@ -66,7 +66,7 @@ def listed_states(store: PoolTaskStore) -> dict[str, TaskState]:
     return {task.id: task.status.state for task in answer.tasks}
 
 
-def test_a_task_whose_replica_has_ended_fails_and_the_others_go_on(pool: Pool) -> None:
+def test_task_whose_replica_has_ended_fails_and_others_go_on(pool: Pool) -> None:
     store = PoolTaskStore(pool, running={"here"})  # type: ignore[arg-type]
     pool.under_way = {"elsewhere"}
     for name in ("here", "elsewhere", "nowhere"):
@@ -78,7 +78,7 @@ def test_a_task_whose_replica_has_ended_fails_and_the_others_go_on(pool: Pool) -
     assert kept.status.state == FAILED, "the next client finds it so at once"
 
 
-def test_a_task_whose_end_is_written_at_the_last_moment_does_not_fail(pool: Pool) -> None:
+def test_task_whose_end_is_written_at_last_moment_does_not_fail(pool: Pool) -> None:
     store = PoolTaskStore(pool, running=())  # type: ignore[arg-type]
     asyncio.run(store.save(working("ending"), ServerCallContext()))
 
@@ -93,7 +93,7 @@ def test_a_task_whose_end_is_written_at_the_last_moment_does_not_fail(pool: Pool
     assert Task.FromString(pool.kept.kept("", "ending") or b"").status.state == COMPLETED
 
 
-def test_a_task_that_has_not_begun_yet_is_waited_for(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_that_has_not_begun_yet_is_waited_for(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(a2a_tasks, "WRITING_SECONDS", 0.1)
     store = PoolTaskStore(pool, running=())  # type: ignore[arg-type]
 

@@ -113,7 +113,7 @@ def test_without_a_key_of_the_server_no_route_is_reached(headers: dict[str, str]
     assert response.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_a_key_opens_the_routes_and_health_needs_none() -> None:
+def test_key_opens_the_routes_and_health_needs_none() -> None:
     with behind() as (client, _):
         assert client.get("/anything", headers=bearer(ALICE)).json() == "fine"
         assert client.get("/health").status_code == 200
@@ -127,13 +127,13 @@ def test_without_keys_everybody_on_this_machine_may_ask() -> None:
 @pytest.mark.parametrize(
     "host", ["localhost:8000", "127.0.0.1", "[::1]:8000", "LOCALHOST", "trainer.example:80"]
 )
-def test_the_servers_own_names_are_served(host: str) -> None:
+def test_servers_own_names_are_served(host: str) -> None:
     with behind(hosts=["Trainer.example"]) as (client, _):
         assert client.get("/anything", headers={**bearer(ALICE), "host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["My-Machine:8000", "trainer.example.:8000", "[2001:db8::1]:8000"])
-def test_the_name_that_the_error_says_is_served_when_it_is_added(host: str) -> None:
+def test_name_that_the_error_says_is_served_when_it_is_added(host: str) -> None:
     headers = {**bearer(ALICE), "host": host}
     with behind() as (client, _):
         message = client.get("/anything", headers=headers).json()["error"]["message"]
@@ -152,7 +152,7 @@ def test_another_name_of_the_server_is_rejected(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "10.0.0.1:8000", ""])
-def test_a_probe_needs_no_name_of_the_server(host: str) -> None:
+def test_probe_needs_no_name_of_the_server(host: str) -> None:
     with behind() as (client, _):
         for path in ("/health", "/ready"):
             assert client.get(path, headers={"host": host}).status_code == 200
@@ -162,7 +162,7 @@ def test_a_probe_needs_no_name_of_the_server(host: str) -> None:
         assert client.get("/metrics", headers={"host": "evil.example"}).status_code == 403
 
 
-def test_a_route_that_can_be_read_can_be_asked_for_its_head() -> None:
+def test_route_that_can_be_read_can_be_asked_for_its_head() -> None:
     with behind() as (client, _):
         assert client.head("/anything", headers=bearer(ALICE)).status_code == 200
         assert client.head("/anything").status_code == 401
@@ -189,7 +189,7 @@ def test_web_pages_of_other_servers_are_rejected(origin: str, status: int) -> No
     ("origin", "status"),
     [("http://localhost:3000", 204), ("https://pages.example", 204), ("https://evil.example", 403)],
 )
-def test_a_browser_may_ask_what_a_page_of_ours_may_send(origin: str, status: int) -> None:
+def test_browser_may_ask_what_a_page_of_ours_may_send(origin: str, status: int) -> None:
     asked = {
         "origin": origin,
         "access-control-request-method": "POST",
@@ -208,7 +208,7 @@ def test_a_browser_may_ask_what_a_page_of_ours_may_send(origin: str, status: int
         assert answer.headers["access-control-allow-headers"] == "authorization,content-type"
 
 
-def test_a_public_address_is_a_name_of_the_server_and_its_path_may_stay_on() -> None:
+def test_public_address_is_the_servers_name_with_its_path() -> None:
     with behind(public_url="https://my.example/troupe/") as (client, _):
         headers = {**bearer(ALICE), "host": "my.example"}
         for path in ("/anything", "/troupe/anything"):
@@ -225,7 +225,7 @@ def test_a_public_address_is_a_name_of_the_server_and_its_path_may_stay_on() -> 
         ("https://my.example/troupe/v1/", "leave out /v1"),
     ],
 )
-def test_a_public_address_that_clients_could_not_use_is_an_error(url: str, words: str) -> None:
+def test_public_address_that_clients_could_not_use_is_an_error(url: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         access_keys(ServerConfig(access=AccessConfig(public_url=url)))
 
@@ -267,7 +267,7 @@ def test_keys_are_read_anew_when_their_file_has_changed(tmp_path: Path) -> None:
         assert statuses() == [401, 401, 200], "nor does one that is gone"
 
 
-def test_a_file_without_keys_lets_nobody_in(tmp_path: Path) -> None:
+def test_file_without_keys_lets_nobody_in(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"alice {hashlib.sha256(ALICE.encode()).hexdigest()}")
     with behind(read_keys(str(file)), keys_file=str(file)) as (client, _):
@@ -318,7 +318,7 @@ def test_requests_are_counted_by_route_status_and_key() -> None:
         assert line in text.splitlines(), text
 
 
-def test_a_log_of_all_requests_has_those_without_a_key_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_of_all_requests_has_those_without_a_key_too(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ray.serve")
     with behind(ApiKeys(), log_requests=True) as (client, _):
         client.get("/anything")
@@ -328,7 +328,7 @@ def test_a_log_of_all_requests_has_those_without_a_key_too(caplog: pytest.LogCap
     assert line.startswith("key -: GET '/anything': 200")
 
 
-def test_a_long_path_is_cut_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_long_path_is_cut_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ray.serve")
     with behind() as (client, _):
         client.get(f"/{'a' * 50_000}")
@@ -336,7 +336,7 @@ def test_a_long_path_is_cut_in_the_log(caplog: pytest.LogCaptureFixture) -> None
     assert line.startswith("rejected: GET '/aaa") and len(line) < 500
 
 
-def test_a_key_that_has_used_its_requests_hears_when_to_come_again_and_others_are_served() -> None:
+def test_key_over_its_rate_learns_when_to_come_again() -> None:
     with behind(requests_per_minute=2) as (client, _):
         statuses = [client.get("/anything", headers=bearer(ALICE)).status_code for _ in range(3)]
         rejected = client.get("/anything", headers=bearer(ALICE))
@@ -355,7 +355,7 @@ def test_tokens_that_were_used_count_for_the_next_request() -> None:
     assert 38 <= int(rejected.headers["retry-after"]) <= 41
 
 
-def test_the_replicas_share_what_a_key_may_use() -> None:
+def test_replicas_share_what_a_key_may_use() -> None:
     config = ServerConfig(num_replicas=2, access=AccessConfig(requests_per_minute=4))
     access = Access(KEYS, config)
     headers = Headers({"host": "localhost", **bearer(ALICE)})
@@ -367,7 +367,7 @@ def test_the_replicas_share_what_a_key_may_use() -> None:
     assert caught.value.status == 429
 
 
-def test_an_allowance_is_refilled_over_a_minute_and_saves_no_more() -> None:
+def test_allowance_is_refilled_over_minute_and_saves_no_more() -> None:
     now = 0.0
     bucket = TokenBucket(6, lambda: now)
     bucket.spend(6)
@@ -379,7 +379,7 @@ def test_an_allowance_is_refilled_over_a_minute_and_saves_no_more() -> None:
     assert bucket.seconds_to_wait() == pytest.approx(10)
 
 
-def test_one_request_too_many_is_rejected_at_once_and_health_still_answers() -> None:
+def test_request_too_many_is_rejected_and_health_answers() -> None:
     with behind(max_open_requests=2) as (client, access), ExitStack() as requests:
         headers = Headers({"host": "localhost", **bearer(ALICE)})
         for _ in range(2):
@@ -391,7 +391,7 @@ def test_one_request_too_many_is_rejected_at_once_and_health_still_answers() -> 
     assert (rejected.status_code, rejected.headers["retry-after"]) == (503, "1")
 
 
-def test_a_request_that_takes_too_long_is_ended() -> None:
+def test_request_that_takes_too_long_is_ended() -> None:
     with behind(max_request_seconds=1) as (client, _):
         response = client.get("/long", headers=bearer(ALICE))
         stream = client.get("/stream", headers=bearer(ALICE))
@@ -400,7 +400,7 @@ def test_a_request_that_takes_too_long_is_ended() -> None:
     assert (stream.status_code, stream.text) == (200, "first"), "its form is not known, so it only ends"
 
 
-def test_a_stream_of_events_that_takes_too_long_ends_with_the_error() -> None:
+def test_stream_of_events_that_takes_too_long_ends_with_error() -> None:
     with behind(max_request_seconds=1) as (client, _):
         text = client.get("/events", headers=bearer(ALICE)).text
     first, last = (json.loads(line.removeprefix("data: ")) for line in text.strip().split("\n\n"))
@@ -408,7 +408,7 @@ def test_a_stream_of_events_that_takes_too_long_ends_with_the_error() -> None:
     assert last["error"]["code"] == "request_timeout" and "more than 1 s" in last["error"]["message"]
 
 
-def test_a_request_that_finds_no_place_is_not_counted() -> None:
+def test_request_that_finds_no_place_is_not_counted() -> None:
     with behind(max_open_requests=1, requests_per_minute=2) as (client, access), ExitStack() as requests:
         requests.enter_context(access.admitted("/anything", Headers({"host": "localhost", **bearer(BOB)})))
         statuses = [client.get("/anything", headers=bearer(ALICE)).status_code for _ in range(5)]
@@ -417,7 +417,7 @@ def test_a_request_that_finds_no_place_is_not_counted() -> None:
     assert statuses == [503] * 5
 
 
-def test_the_log_says_why_a_request_was_rejected(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_says_why_a_request_was_rejected(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ray.serve")
     with behind(requests_per_minute=1) as (client, _):
         for _ in range(2):
@@ -428,7 +428,7 @@ def test_the_log_says_why_a_request_was_rejected(caplog: pytest.LogCaptureFixtur
     assert foreign.startswith("rejected: GET '/anything': 403, Host 'evil.example'")
 
 
-def test_the_log_names_the_key_and_never_shows_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_names_the_key_and_never_shows_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ray.serve")
     with behind() as (client, _):
         client.get("/anything%0afake", headers=bearer(ALICE))
@@ -442,7 +442,7 @@ def test_the_log_names_the_key_and_never_shows_it(caplog: pytest.LogCaptureFixtu
 # -- keys and the settings -------------------------------------------------------------------------------
 
 
-def test_keys_come_from_the_environment_and_from_a_file_of_digests(
+def test_keys_come_from_environment_and_from_file_of_digests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TROUPE_API_KEYS", f"alice:{ALICE}, ")
@@ -465,7 +465,7 @@ def test_keys_come_from_the_environment_and_from_a_file_of_digests(
         ("", None, r"keys_file=.*keys cannot be read"),
     ],
 )
-def test_a_key_that_cannot_be_used_is_an_error_that_does_not_show_it(
+def test_key_that_cannot_be_used_is_error_that_does_not_show_it(
     variable: str, file: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TROUPE_API_KEYS", variable)
@@ -506,6 +506,6 @@ def test_limits_of_keys_need_keys(monkeypatch: pytest.MonkeyPatch) -> None:
             access_keys(ServerConfig(http_port=8000, access=AccessConfig(**limit)))
 
 
-def test_a_server_without_an_address_needs_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_without_an_address_needs_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TROUPE_API_KEYS", "nonsense")
     assert not access_keys(ServerConfig())

@@ -114,7 +114,7 @@ def test_step_of_an_agent_is_progress_for_a_client_that_asks(
     assert heard == [(number, None, f"{text}\n46\n") for number, text in enumerate(texts, 1)]
 
 
-def test_a_failed_episode_is_a_result_with_an_error(server: AgentServer) -> None:
+def test_failed_episode_is_a_result_with_an_error(server: AgentServer) -> None:
     server.service.is_busy = True
 
     async def talk() -> Any:
@@ -139,7 +139,7 @@ def test_a_failed_episode_is_a_result_with_an_error(server: AgentServer) -> None
         ("ask_calculator", {**QUESTION, "loud": True}, "takes no argument 'loud'"),
     ],
 )
-def test_a_call_that_is_wrong_is_an_error_that_names_what(
+def test_call_that_is_wrong_is_an_error_that_names_what(
     server: AgentServer, tool: str, arguments: dict[str, Any], said: str
 ) -> None:
     from mcp.shared.exceptions import MCPError
@@ -183,7 +183,7 @@ def test_without_a_key_of_the_server_no_tool_is_reached(server: AgentServer) -> 
     assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_a_foreign_name_reaches_no_tool(server: AgentServer) -> None:
+def test_foreign_name_reaches_no_tool(server: AgentServer) -> None:
     statuses: list[int] = []
 
     async def rename(request: httpx2.Request) -> None:

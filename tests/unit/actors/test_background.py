@@ -8,7 +8,7 @@ import pytest
 from actors.ray_tools.background import end_background_work, in_background
 
 
-def test_the_result_or_the_error_of_a_thread_goes_to_its_caller() -> None:
+def test_result_or_the_error_of_a_thread_goes_to_its_caller() -> None:
     assert in_background(lambda: 7, "seven").result(60) == 7
     with pytest.raises(ZeroDivisionError):
         in_background(lambda: 1 / 0, "nonsense").result(60)
@@ -32,7 +32,7 @@ def test_work_that_polls_ends_when_the_program_does() -> None:
     assert len(polls) == number
 
 
-def test_work_that_cannot_be_ended_is_waited_for_no_longer_than_was_said() -> None:
+def test_work_that_cannot_be_ended_is_awaited_with_a_limit() -> None:
     free = threading.Event()
     future = in_background(lambda: free.wait(60), "wait")
     end_background_work(seconds=0.1)

@@ -25,7 +25,7 @@ def told_path(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told[0]
 
 
-def test_actors_import_the_library_from_where_the_program_has_found_it(
+def test_actors_import_library_from_where_program_has_found_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -34,7 +34,7 @@ def test_actors_import_the_library_from_where_the_program_has_found_it(
     assert told_path(monkeypatch) == [str(connect.LIBRARY)], "it is installed, and not in the job's folder"
 
 
-def test_a_library_in_a_jobs_working_directory_is_that_of_each_job(
+def test_library_in_jobs_working_directory_is_that_of_each_job(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Replicas belong to the job that has started Serve: its folder would hide that of the next job."""

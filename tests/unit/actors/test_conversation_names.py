@@ -20,7 +20,7 @@ def stored(owner: str, number: int) -> RequestContext:
     return RequestContext(owner=owner, answer_id=f"resp_{number}", can_be_followed=True)
 
 
-def test_the_conversations_of_one_key_push_out_none_of_another() -> None:
+def test_conversations_of_one_key_push_out_none_of_another() -> None:
     kept = Conversations(waits=False, most=3)
     of_bob = kept.find(RequestContext(owner="bob", session="support")).conversation
     kept.advance(of_bob, "00000001/0000", RequestContext(owner="bob", session="support"))
@@ -71,7 +71,7 @@ def test_message_after_a_response_is_not_all_that_was_said() -> None:
         kept.find(RequestContext(keeps_history=True, earlier="the second message alone"))
 
 
-def test_a_session_that_was_forgotten_is_an_error_until_it_is_ended() -> None:
+def test_session_that_was_forgotten_is_error_until_it_is_ended() -> None:
     kept = Conversations(waits=False, most=1)
     for session in ("old", "new"):
         kept.find(RequestContext(session=session))
@@ -83,7 +83,7 @@ def test_a_session_that_was_forgotten_is_an_error_until_it_is_ended() -> None:
     assert kept.find(RequestContext(session="old")).conversation.newest is None
 
 
-def test_a_conversation_with_a_message_under_way_is_kept() -> None:
+def test_conversation_with_a_message_under_way_is_kept() -> None:
     async def play() -> None:
         kept = Conversations(waits=False, most=1)
         busy = kept.find(RequestContext(session="busy")).conversation
@@ -96,7 +96,7 @@ def test_a_conversation_with_a_message_under_way_is_kept() -> None:
     asyncio.run(play())
 
 
-def test_the_same_body_in_another_session_is_another_request() -> None:
+def test_same_body_in_another_session_is_another_request() -> None:
     body = ChatRequest.model_validate({"model": "agent/a", "messages": [{"role": "user", "content": "hi"}]})
     assert digest(body, RequestContext(session="a")) == digest(body, RequestContext(session="a"))
     assert digest(body, RequestContext(session="a")) != digest(body, RequestContext(session="b"))

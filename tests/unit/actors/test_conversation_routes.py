@@ -67,7 +67,7 @@ def followed(server: AgentServer) -> list[int | None]:
     return [None if each is None else numbers[each.after] for each in follow_ups]
 
 
-def test_a_message_goes_on_from_the_response_that_it_names(server: AgentServer) -> None:
+def test_message_goes_on_from_the_response_that_it_names(server: AgentServer) -> None:
     first = ask(server)
     second = ask(server, input="And now?", previous_response_id=first.id)
     ask(server, input=[{"role": "user", "content": "Again?"}], previous_response_id=second.id)
@@ -78,13 +78,13 @@ def test_a_message_goes_on_from_the_response_that_it_names(server: AgentServer) 
     assert asked.keep_seconds == AgentsConfig().keep_seconds
 
 
-def test_the_program_of_the_readme_talks_on(server: AgentServer) -> None:
+def test_program_of_the_readme_talks_on(server: AgentServer) -> None:
     exec(CONVERSATION.replace("http://127.0.0.1:8000", server.url))
     assert followed(server) == [None, 0]
 
 
 @pytest.mark.parametrize("why", ["unknown", "deleted", "store=false"])
-def test_a_response_that_is_not_there_cannot_be_followed(server: AgentServer, why: str) -> None:
+def test_response_that_is_not_there_cannot_be_followed(server: AgentServer, why: str) -> None:
     response_id = "resp_unknown" if why == "unknown" else ask(server, store=why != "store=false").id
     if why == "deleted":
         client(server).responses.delete(response_id)
@@ -100,7 +100,7 @@ def said(server: AgentServer, *texts: str, key: str = "none", **fields: Any) -> 
     return client(server, key).chat.completions.create(model=AGENT, messages=messages, **fields)
 
 
-def test_a_conversation_is_found_by_what_was_said(server: AgentServer) -> None:
+def test_conversation_is_found_by_what_was_said(server: AgentServer) -> None:
     said(server, "One")
     said(server, "Other")
     said(server, "One", " 46\n", "Two")
@@ -127,7 +127,7 @@ def test_conversations_in_which_the_same_was_said_do_not_meet(server: AgentServe
     assert followed(server)[:3] == [None] * 3 and sorted(followed(server)[3:]) == [0, 1, 2]
 
 
-def test_a_history_that_the_server_does_not_know_is_an_error(locked: AgentServer) -> None:
+def test_history_that_the_server_does_not_know_is_an_error(locked: AgentServer) -> None:
     assert said(locked, "Hi", key=ALICE).choices[0].message.content == "46"
     assert said(locked, "Hi", "46", "Bye", key=ALICE).choices[0].message.content == "46"
     for texts, key in ((("Hi", "46", "Bye"), BOB), (("Hi", "I never said that", "Bye"), ALICE)):
@@ -137,7 +137,7 @@ def test_a_history_that_the_server_does_not_know_is_an_error(locked: AgentServer
     assert error.status_code == 400 and "send a user message" in error.message
 
 
-def test_the_most_tokens_of_an_answer_are_an_upper_bound(server: AgentServer) -> None:
+def test_most_tokens_of_an_answer_are_an_upper_bound(server: AgentServer) -> None:
     ask(server, max_output_tokens=30)
     said(server, "Hi", max_tokens=20)
     said(server, "Hi")
@@ -178,7 +178,7 @@ def test_deleting_the_newest_response_closes_its_environment(server: AgentServer
     assert server.service.forgotten == [server.service.asked[1].rollout_id]
 
 
-def test_two_ways_to_go_on_from_a_response_are_closed_on_their_own(server: AgentServer) -> None:
+def test_two_ways_to_go_on_from_response_are_closed_on_their_own(server: AgentServer) -> None:
     first = ask(server)
     ways = [ask(server, previous_response_id=first.id) for _ in range(2)]
     assert followed(server) == [None, 0, 0]
@@ -187,7 +187,7 @@ def test_two_ways_to_go_on_from_a_response_are_closed_on_their_own(server: Agent
     assert server.service.forgotten == [request.rollout_id for request in server.service.asked[1:]]
 
 
-def test_a_session_goes_on_with_its_last_message_alone(server: AgentServer) -> None:
+def test_session_goes_on_with_its_last_message_alone(server: AgentServer) -> None:
     chat(server, "a")
     chat(server, "b")
     turns = [
@@ -218,7 +218,7 @@ def test_what_is_no_next_message_is_an_error(server: AgentServer, call: Any, sai
     assert error.status_code == 400 and said in error.message
 
 
-def test_a_session_that_the_server_does_not_know_is_no_new_one_if_it_has_earlier_turns(
+def test_session_unknown_with_earlier_turns_is_no_new_one(
     server: AgentServer,
 ) -> None:
     turns = [{"role": role, "content": "?"} for role in ("user", "assistant", "user")]
@@ -230,7 +230,7 @@ def test_a_session_that_the_server_does_not_know_is_no_new_one_if_it_has_earlier
     assert followed(server) == [None, 0]
 
 
-def test_a_closed_session_begins_anew(server: AgentServer) -> None:
+def test_closed_session_begins_anew(server: AgentServer) -> None:
     chat(server, "closed")
     url = f"{server.url}/v1/sessions/closed"
     assert httpx.delete(url).json() == {"id": "closed", "object": "session.deleted", "deleted": True}
@@ -241,7 +241,7 @@ def test_a_closed_session_begins_anew(server: AgentServer) -> None:
     assert followed(server) == [None, None]
 
 
-def test_a_conversation_belongs_to_its_key(tokenizer_folder: Path) -> None:  # noqa: F811
+def test_conversation_belongs_to_its_key(tokenizer_folder: Path) -> None:  # noqa: F811
     with agent_server(tokenizer_folder, KEYS) as server:
         response = ask(server, ALICE)
         for call in (
@@ -260,7 +260,7 @@ def test_a_conversation_belongs_to_its_key(tokenizer_folder: Path) -> None:  # n
         assert len(set(repeated)) == 2
 
 
-def test_an_environment_without_follow_up_says_what_to_write(tokenizer_folder: Path) -> None:  # noqa: F811
+def test_environment_without_follow_up_says_what_to_write(tokenizer_folder: Path) -> None:  # noqa: F811
     with agent_server(tokenizer_folder, env_class=SingleTurnEnvironment) as server:
         response = ask(server)
         for call in (lambda: ask(server, previous_response_id=response.id), lambda: chat(server, "a")):
@@ -276,7 +276,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def test_a_second_message_at_once_is_rejected(server: AgentServer, threads: ThreadPoolExecutor) -> None:
+def test_second_message_at_once_is_rejected(server: AgentServer, threads: ThreadPoolExecutor) -> None:
     server.service.is_busy = True
     first = threads.submit(chat, server, "busy")
     wait_until(lambda: server.service.waiting)
@@ -289,7 +289,7 @@ def test_a_second_message_at_once_is_rejected(server: AgentServer, threads: Thre
     assert first.result().choices[0].message.content == "46"
 
 
-def test_a_second_message_at_once_waits_where_that_is_set(
+def test_second_message_at_once_waits_where_that_is_set(
     tokenizer_folder: Path,  # noqa: F811
     threads: ThreadPoolExecutor,
 ) -> None:
@@ -306,7 +306,7 @@ def test_a_second_message_at_once_waits_where_that_is_set(
         second.result()
 
 
-def test_a_response_under_way_is_cancelled_by_the_key_that_asked_for_it(
+def test_response_under_way_is_cancelled_by_its_key(
     tokenizer_folder: Path,  # noqa: F811
     threads: ThreadPoolExecutor,
 ) -> None:
@@ -338,7 +338,7 @@ def test_a_response_under_way_is_cancelled_by_the_key_that_asked_for_it(
         ("chat/completions", {"messages": [{"role": "user", "content": "Say hi"}]}),
     ],
 )
-def test_a_request_with_the_same_idempotency_key_is_played_once(
+def test_request_with_the_same_idempotency_key_is_played_once(
     server: AgentServer, path: str, body: dict[str, Any], stream: bool
 ) -> None:
     body = {"model": AGENT, "stream": stream, **body}
@@ -349,7 +349,7 @@ def test_a_request_with_the_same_idempotency_key_is_played_once(
     assert other.status_code == 422 and other.json()["error"]["code"] == "idempotency_key_reused"
 
 
-def test_a_repeated_request_does_not_bring_back_a_deleted_response(server: AgentServer) -> None:
+def test_repeated_request_does_not_bring_back_deleted_response(server: AgentServer) -> None:
     headers = {"Idempotency-Key": "deleted"}
     response = ask(server, headers=headers)
     client(server).responses.delete(response.id)
@@ -357,7 +357,7 @@ def test_a_repeated_request_does_not_bring_back_a_deleted_response(server: Agent
     assert error_of(lambda: client(server).responses.retrieve(response.id)).status_code == 404
 
 
-def test_an_episode_under_way_is_shared_and_outlives_its_first_client(
+def test_episode_under_way_is_shared_and_outlives_its_client(
     server: AgentServer, threads: ThreadPoolExecutor
 ) -> None:
     server.service.is_busy = True
@@ -371,7 +371,7 @@ def test_an_episode_under_way_is_shared_and_outlives_its_first_client(
     assert len({other.result().id for other in others}) == 1
 
 
-def test_what_has_failed_can_be_tried_again_with_its_idempotency_key(
+def test_failed_request_can_be_repeated_with_its_key(
     server: AgentServer, threads: ThreadPoolExecutor
 ) -> None:
     server.service.is_busy = True
@@ -394,7 +394,7 @@ def charged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-def test_a_repeated_answer_costs_no_tokens(server: AgentServer, charged: list[int]) -> None:
+def test_repeated_answer_costs_no_tokens(server: AgentServer, charged: list[int]) -> None:
     for _ in range(2):
         ask(server, headers={"Idempotency-Key": "costs"})
     assert charged == [11]
@@ -419,7 +419,7 @@ def hang_up(server: AgentServer, threads: ThreadPoolExecutor, num_tokens: int, *
     return str(response_id)
 
 
-def test_a_client_that_hangs_up_pays_for_the_steps_that_were_played(
+def test_client_that_hangs_up_pays_for_steps_that_were_played(
     server: AgentServer, charged: list[int], threads: ThreadPoolExecutor
 ) -> None:
     hang_up(server, threads, 9)
@@ -427,7 +427,7 @@ def test_a_client_that_hangs_up_pays_for_the_steps_that_were_played(
     assert charged == [9]
 
 
-def test_who_repeats_the_request_of_a_client_that_has_hung_up_pays_for_the_rest(
+def test_repeated_request_of_a_gone_client_pays_for_the_rest(
     server: AgentServer, charged: list[int], threads: ThreadPoolExecutor
 ) -> None:
     headers = {"Idempotency-Key": "hung up"}
@@ -438,7 +438,7 @@ def test_who_repeats_the_request_of_a_client_that_has_hung_up_pays_for_the_rest(
     assert charged == [4, 7]
 
 
-def test_who_repeats_the_request_of_a_client_that_has_hung_up_can_retrieve_and_delete_its_response(
+def test_repeated_request_of_a_gone_client_owns_its_response(
     server: AgentServer, charged: list[int], threads: ThreadPoolExecutor
 ) -> None:
     headers = {"Idempotency-Key": "gone"}
@@ -453,7 +453,7 @@ def test_who_repeats_the_request_of_a_client_that_has_hung_up_can_retrieve_and_d
     assert error_of(lambda: client(server).responses.retrieve(response_id)).status_code == 404
 
 
-def test_a_whole_answer_costs_its_usage_also_where_a_try_has_failed(
+def test_whole_answer_costs_its_usage_also_where_try_has_failed(
     server: AgentServer, charged: list[int], threads: ThreadPoolExecutor
 ) -> None:
     server.service.is_busy = True
@@ -463,7 +463,7 @@ def test_a_whole_answer_costs_its_usage_also_where_a_try_has_failed(
     assert asked.result().usage.total_tokens == sum(charged) == 11
 
 
-def test_a_stream_has_the_steps_of_an_episode_that_was_begun_anew_and_resumed_ones_once(
+def test_stream_has_the_steps_of_a_begun_or_resumed_episode_once(
     server: AgentServer, threads: ThreadPoolExecutor
 ) -> None:
     server.service.is_busy = True
@@ -475,7 +475,7 @@ def test_a_stream_has_the_steps_of_an_episode_that_was_begun_anew_and_resumed_on
     assert texts == ["a", "b", "c"] and end.response.output_text == "46"
 
 
-def test_a_chunk_says_which_step_it_replaces(server: AgentServer, threads: ThreadPoolExecutor) -> None:
+def test_chunk_says_which_step_it_replaces(server: AgentServer, threads: ThreadPoolExecutor) -> None:
     server.service.is_busy = True
     messages = [{"role": "user", "content": "Say hi"}]
     create = client(server).chat.completions.create

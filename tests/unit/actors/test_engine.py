@@ -33,7 +33,7 @@ def test_vllms_parser_needs_the_replicas_of_a_policy_server() -> None:
 
 
 @pytest.mark.slow  # importing vLLM takes seconds
-def test_unknown_parser_of_vllm_is_found_where_the_engine_is_made(tiny_model: Path) -> None:
+def test_unknown_parser_of_vllm_is_found_where_engine_is_made(tiny_model: Path) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'hermes'"):
         make_engine(
             agent_class=ToolAgent,
@@ -47,7 +47,7 @@ def test_no_tasks_are_no_trajectories() -> None:
     assert play(make_engine(), []) == []
 
 
-def test_a_task_that_is_no_dict_is_refused() -> None:
+def test_task_that_is_no_dict_is_refused() -> None:
     with pytest.raises(DatasetError, match="Row 1"):
         play(make_engine(), [{"question": "a"}, "b"])
 
@@ -89,13 +89,13 @@ def test_what_cannot_work_is_refused_by_name(changes: dict[str, Any], words: str
 
 
 @pytest.mark.parametrize("name", REFERENCE_ARGUMENTS)
-def test_an_argument_of_the_reference_is_answered_with_what_replaces_it(name: str) -> None:
+def test_argument_of_reference_is_answered_with_what_replaces_it(name: str) -> None:
     with pytest.raises(ConfigError, match=f"no argument '{name}'. {re.escape(REFERENCE_ARGUMENTS[name])}"):
         make_engine(**{name: None})
 
 
 @pytest.mark.parametrize("refused", ["no trajectories", "locked"])
-def test_a_results_file_that_is_refused_leaves_the_actors_alone(
+def test_results_file_that_is_refused_leaves_the_actors_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: str
 ) -> None:
     engine, results = make_engine(sampling_params={"model": "echo"}), tmp_path / "results.jsonl"
@@ -145,7 +145,7 @@ def test_results_of_another_evaluation_are_not_taken_over(
         asyncio.run(make_engine(**arguments | changes).execute_tasks([], results))
 
 
-def test_results_of_the_model_that_the_server_had_before_are_not_taken_over(tmp_path: Path) -> None:
+def test_results_of_the_servers_earlier_model_are_not_reused(tmp_path: Path) -> None:
     with EchoServer.running() as server:
         for _ in range(2):
             asyncio.run(make_engine(server.base_url).execute_tasks([], tmp_path / "results"))
@@ -169,7 +169,7 @@ def test_what_breaks_while_actors_are_at_work_ends_them(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("engine_name", ["serve", "verl"])
-def test_calls_that_only_a_server_could_read_are_refused_where_none_does(engine_name: str) -> None:
+def test_calls_that_only_a_server_reads_are_refused_elsewhere(engine_name: str) -> None:
     arguments: dict[str, Any] = {
         "agent_class": ToolAgent,
         "engine_name": engine_name,
@@ -180,7 +180,7 @@ def test_calls_that_only_a_server_could_read_are_refused_where_none_does(engine_
         make_engine(**arguments, agent_args={"tools": ["calculator"], "parser_name": "openai"})
 
 
-def test_a_message_about_arguments_holds_no_secret() -> None:
+def test_message_about_arguments_holds_no_secret() -> None:
     secrets = {"api_key": "sk-1234", "default_headers": {"X-Gateway": "sk-1234"}}
     with pytest.raises(ConfigError, match="base_url") as error:
         make_engine(rollout_engine_args=secrets)
@@ -206,7 +206,7 @@ def test_what_the_actors_log_is_shown_on_request(
         make_engine().start()
 
 
-def test_an_agent_that_cannot_be_made_is_an_error_at_once() -> None:
+def test_agent_that_cannot_be_made_is_an_error_at_once() -> None:
     with pytest.raises(AgentError, match=r"GameAgent\.__init__.*toolz"):
         make_engine(agent_args={"toolz": []})
 

@@ -91,7 +91,7 @@ def shards(location: str) -> list[Path]:
     return sorted(Path(location).glob("*.safetensors"))
 
 
-def test_a_replica_reads_what_the_learner_has_written_to_the_last_bit(transport: FileTransport) -> None:
+def test_replica_reads_what_learner_has_written_to_last_bit(transport: FileTransport) -> None:
     location = publish(transport, 3)
     assert len(shards(location)) == 4
     there = pickle.loads(pickle.dumps(transport))  # as it gets into another process
@@ -99,15 +99,13 @@ def test_a_replica_reads_what_the_learner_has_written_to_the_last_bit(transport:
     assert_equal(fetched(there, 3, location), weights(3))
 
 
-def test_the_newest_two_versions_are_kept_and_nothing_of_the_others(
-    transport: FileTransport, folder: Path
-) -> None:
+def test_newest_two_versions_are_kept_and_nothing_of_others(transport: FileTransport, folder: Path) -> None:
     for version in (8, 9, 10, 11):
         publish(transport, version)
     assert sorted(path.name for path in folder.iterdir()) == ["run.txt", "version-000010", "version-000011"]
 
 
-def test_a_version_that_an_evaluation_has_pinned_outlives_the_training_s(
+def test_version_that_evaluation_has_pinned_outlives_training_s(
     transport: FileTransport, tmp_path: Path
 ) -> None:
     pinning = FileTransport(str(tmp_path / "run" / "weights_evaluation"))
@@ -129,7 +127,7 @@ def cut_off(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [flip_a_bit, cut_off, Path.unlink])
 @pytest.mark.parametrize("name", ["weights-00001.safetensors", MANIFEST])
-def test_damaged_weights_reach_no_engine_and_are_an_error_that_names_the_file(
+def test_damaged_weights_reach_no_engine_and_name_their_file(
     transport: FileTransport, damage: Callable[[Path], None], name: str
 ) -> None:
     location = publish(transport, 1)
@@ -143,7 +141,7 @@ def test_damaged_weights_reach_no_engine_and_are_an_error_that_names_the_file(
     assert engine.version == 0
 
 
-def test_a_file_too_few_in_the_manifest_is_not_overlooked(transport: FileTransport) -> None:
+def test_file_too_few_in_the_manifest_is_not_overlooked(transport: FileTransport) -> None:
     """A manifest is whole or damaged: there is no prefix of it that can be read."""
     content = Path(publish(transport, 1), MANIFEST).read_text(encoding="utf-8")
     for length in range(len(content)):
@@ -151,9 +149,7 @@ def test_a_file_too_few_in_the_manifest_is_not_overlooked(transport: FileTranspo
             json.loads(content[:length])
 
 
-def test_a_version_that_is_half_written_is_never_seen_and_leaves_nothing(
-    transport: FileTransport, folder: Path
-) -> None:
+def test_version_half_written_is_never_seen(transport: FileTransport, folder: Path) -> None:
 
     def interrupted() -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in weights(1).items():
@@ -169,7 +165,7 @@ def test_a_version_that_is_half_written_is_never_seen_and_leaves_nothing(
     assert [path.name for path in folder.iterdir()] == ["run.txt"]
 
 
-def test_what_a_killed_process_has_left_is_deleted_at_the_next_start(
+def test_what_killed_process_has_left_is_deleted_at_next_start(
     transport: FileTransport, folder: Path
 ) -> None:
     publish(transport, 7)
@@ -178,9 +174,7 @@ def test_what_a_killed_process_has_left_is_deleted_at_the_next_start(
     assert [path.name for path in folder.iterdir()] == ["run.txt"]
 
 
-def test_a_version_that_is_published_again_takes_the_place_of_the_one_that_no_store_knows(
-    transport: FileTransport, folder: Path
-) -> None:
+def test_version_published_again_replaces_one_no_store_knows(transport: FileTransport, folder: Path) -> None:
     (folder / ".unfinished-of-a-killed-rank").mkdir()
     transport.publish(7, weights(1).items(), rank=0)  # and then another rank dies
     location = transport.publish(7, weights(2).items(), rank=0)
@@ -189,9 +183,7 @@ def test_a_version_that_is_published_again_takes_the_place_of_the_one_that_no_st
     assert sorted(each.name for each in folder.iterdir()) == ["run.txt", "version-000007"]
 
 
-def test_a_full_disk_is_an_error_that_names_the_folder_and_the_remedy(
-    transport: FileTransport, folder: Path
-) -> None:
+def test_full_disk_is_error_that_names_folder_and_remedy(transport: FileTransport, folder: Path) -> None:
     publish(transport, 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))  # bytes: the operating system refuses more
@@ -205,15 +197,13 @@ def test_a_full_disk_is_an_error_that_names_the_folder_and_the_remedy(
     assert_equal(fetched(transport, 1, str(folder / "version-000001")), weights(1))
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_that_names_it_and_the_remedy(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_made_names_itself_and_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"file/shared.*Not a directory.*shared_folder="):
         FileTransport(str(tmp_path / "run"), shared_folder=str(tmp_path / "file" / "shared"))
 
 
-def test_a_folder_that_is_not_shared_is_noticed_before_a_model_is_loaded(
-    transport: FileTransport, folder: Path
-) -> None:
+def test_folder_not_shared_is_noticed_before_the_model_loads(transport: FileTransport, folder: Path) -> None:
     shutil.rmtree(folder)
     with pytest.raises(ConfigError, match=r"all nodes share.*weights_training.*shared_folder="):
         transport.open()
@@ -267,7 +257,7 @@ def follow(transport: FileTransport, store: FakeStore) -> RecordingEngine:
     return engine
 
 
-def test_a_version_that_vanishes_while_it_is_read_makes_way_for_the_newest(transport: FileTransport) -> None:
+def test_version_that_vanishes_makes_way_for_the_newest(transport: FileTransport) -> None:
     locations = {version: publish(transport, version) for version in (1, 2, 3)}
     store = FakeStore(*(PublishedWeights(version, locations[version]) for version in (1, 3)))
     engine = follow(transport, store)
@@ -275,14 +265,14 @@ def test_a_version_that_vanishes_while_it_is_read_makes_way_for_the_newest(trans
     assert_equal(engine.loaded, weights(3))
 
 
-def test_a_damaged_version_makes_way_for_a_newer_one(transport: FileTransport) -> None:
+def test_damaged_version_makes_way_for_a_newer_one(transport: FileTransport) -> None:
     locations = {version: publish(transport, version) for version in (1, 2)}
     flip_a_bit(shards(locations[1])[0])
     store = FakeStore(*(PublishedWeights(version, locations[version]) for version in (1, 2)))
     assert follow(transport, store).version == 2 and not store.reports
 
 
-def test_a_newest_version_that_is_damaged_is_reported_to_the_store(transport: FileTransport) -> None:
+def test_newest_version_that_is_damaged_is_reported_to_store(transport: FileTransport) -> None:
     location = publish(transport, 1)
     flip_a_bit(shards(location)[0])
     store = FakeStore(PublishedWeights(1, location))
@@ -291,7 +281,7 @@ def test_a_newest_version_that_is_damaged_is_reported_to_the_store(transport: Fi
     assert "SHA-256" in str(store.reports[0])
 
 
-def test_a_newest_version_that_shows_late_is_waited_for_and_not_for_ever(
+def test_newest_version_that_shows_late_is_awaited_with_an_end(
     transport: FileTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follower, "FETCH_RETRY_SECONDS", 0.02)
@@ -315,9 +305,7 @@ def test_a_newest_version_that_shows_late_is_waited_for_and_not_for_ever(
         follow(transport, FakeStore(PublishedWeights(1, location)))
 
 
-def test_a_replica_that_cannot_open_its_transport_reports_that_to_the_store(
-    transport: FileTransport, folder: Path
-) -> None:
+def test_replica_that_cannot_open_its_transport_reports_it(transport: FileTransport, folder: Path) -> None:
     store = FakeStore()
     store.transport = Answer(lambda: transport)
     assert asyncio.run(open_transport(store)) is transport
@@ -338,7 +326,7 @@ def test_a_replica_that_cannot_open_its_transport_reports_that_to_the_store(
         (WeightsConfig("object_store", {"shared_folder": "x"}), "object_store does not take .*shared_folder"),
     ],
 )
-def test_a_transport_that_cannot_be_made_is_an_error_that_names_the_setting(
+def test_transport_that_cannot_be_made_names_its_setting(
     settings: WeightsConfig, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message):

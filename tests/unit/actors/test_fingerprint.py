@@ -95,7 +95,7 @@ def environment_of(size: int) -> type:
         (Key("a", secret="x"), Key("b", secret="x")),
     ],
 )
-def test_what_plays_or_judges_differently_has_another_fingerprint(one: Any, other: Any) -> None:
+def test_fingerprint_differs_with_what_plays_or_judges(one: Any, other: Any) -> None:
     assert fingerprint(one) != fingerprint(other)
     assert fingerprint({"tools": [one]}) != fingerprint({"tools": [other]})
 
@@ -122,7 +122,7 @@ def test_what_an_object_counts_inside_changes_nothing() -> None:
     assert fingerprint(judge) == before
 
 
-def test_secrets_are_neither_shown_nor_compared_where_their_class_hides_them() -> None:
+def test_secrets_are_neither_shown_nor_compared() -> None:
     server = MCPServer(url="http://host/mcp", headers={"Authorization": "sk-1234"})
     assert "sk-1234" not in json.dumps(fingerprint([server, Key("a", "sk-1234"), Judge("sk-1234")]))
     assert fingerprint(Key("a", "old")) == fingerprint(Key("a", "new"))

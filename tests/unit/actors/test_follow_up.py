@@ -76,7 +76,7 @@ class TalkEnv(BaseEnv):
         return TalkEnv()
 
 
-def test_each_message_has_the_whole_budget_however_long_the_conversation_is() -> None:
+def test_message_has_the_whole_budget_in_any_conversation() -> None:
     agent, env = GameAgent(), TalkEnv()
     limits = {"max_prompt_tokens": 60, "max_response_tokens": 30}
     lengths = []

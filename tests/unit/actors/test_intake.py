@@ -36,7 +36,7 @@ async def crowd(paths: list[str]) -> list[tuple[str, float]]:
     return application.begun
 
 
-def test_requests_begin_in_their_order_a_few_at_a_time_and_do_not_wait_for_answers() -> None:
+def test_requests_begin_in_order_a_few_at_a_time() -> None:
     paths = [f"/{number}" for number in range(COUNT)]
     begun = asyncio.run(crowd(paths))
     assert [path for path, _ in begun] == paths
@@ -45,7 +45,7 @@ def test_requests_begin_in_their_order_a_few_at_a_time_and_do_not_wait_for_answe
         assert later - first > 0.9 * SECONDS
 
 
-def test_an_application_can_be_served_by_one_loop_after_the_other() -> None:
+def test_application_can_be_served_by_one_loop_after_other() -> None:
     application = Application()
     paced = AdmissionPacing(application)
 
@@ -60,7 +60,7 @@ def test_an_application_can_be_served_by_one_loop_after_the_other() -> None:
         assert len(application.begun) == COUNT
 
 
-def test_a_request_for_the_health_waits_for_no_other() -> None:
+def test_request_for_the_health_waits_for_no_other() -> None:
     paths = [f"/{number}" for number in range(COUNT - 1)]
     begun = asyncio.run(crowd([*paths, *OPEN_PATHS]))
     assert [path for path, _ in begun[: AT_ONCE + 2]] == [*paths[:AT_ONCE], *OPEN_PATHS]

@@ -44,6 +44,6 @@ def loops_in_table() -> Iterator[tuple[str, str]]:
             name = name or cell.partition(",")[0]
 
 
-def test_the_table_has_every_loop_once() -> None:
+def test_table_has_every_loop_once() -> None:
     table = list(loops_in_table())
     assert sorted(table) == sorted({*loops_in_docstrings(), *WITHOUT_FORM})

@@ -89,7 +89,7 @@ CLIENTS = ("openai", "litellm", "agents", "a2a", "mcp", "langchain", "llama_inde
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_client_is_answered_as_its_users_expect(
+def test_client_is_answered_as_its_users_expect(
     tokenizer_folder: Path,  # noqa: F811
     outside: Path,
     client: str,
@@ -101,7 +101,7 @@ def test_a_client_is_answered_as_its_users_expect(
         run(outside / "python", TESTS / "outside_clients.py", client, server.url)
 
 
-def test_the_ai_sdk_talks_with_an_agent_and_sends_all_that_was_said(
+def test_ai_sdk_talks_with_agent_and_sends_all_that_was_said(
     tokenizer_folder: Path,  # noqa: F811
     ai_sdk: Path,
 ) -> None:
@@ -109,7 +109,7 @@ def test_the_ai_sdk_talks_with_an_agent_and_sends_all_that_was_said(
         run("node", ai_sdk, server.url)
 
 
-def test_a_fuzzer_finds_no_server_error_and_no_hang_in_two_thousand_requests(
+def test_fuzzer_finds_no_server_error_and_no_hang(
     tokenizer_folder: Path,  # noqa: F811
     outside: Path,
     tmp_path: Path,

@@ -185,9 +185,7 @@ class PinnedReplica:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_pinned_version_answers_under_its_name_and_costs_its_client_tokens(
-    tokenizer_folder: Path, stream: bool
-) -> None:
+def test_pinned_version_answers_by_name_and_costs_tokens(tokenizer_folder: Path, stream: bool) -> None:
     version = PinnedVersion("tiny@best", str(tokenizer_folder), 11)
     pinned = {version.name: (version, PinnedReplica(tokenizer_folder, version))}
     charged: list[int] = []
@@ -215,14 +213,14 @@ def test_a_pinned_version_answers_under_its_name_and_costs_its_client_tokens(
         assert client.get("/v1/models/tiny@best").json()["policy_version"] == 11
 
 
-def test_a_whole_answer_carries_the_policy_version_in_its_header(client: TestClient) -> None:
+def test_whole_answer_carries_the_policy_version_in_its_header(client: TestClient) -> None:
     response = client.post("/v1/chat/completions", json=BODY)
     assert response.status_code == 200
     assert response.headers["x-policy-version"] == "0"
     assert response.json()["choices"][0]["message"]["content"] == "111"
 
 
-def test_the_answers_of_a_checkpoint_say_its_version(tokenizer_folder: Path) -> None:
+def test_answers_of_a_checkpoint_say_its_version(tokenizer_folder: Path) -> None:
     with serving(tokenizer_folder, version=30) as client:
         whole = client.post("/v1/chat/completions", json=BODY)
         parts = events(client.post("/v1/chat/completions", json={**BODY, "stream": True}).text)
@@ -232,7 +230,7 @@ def test_the_answers_of_a_checkpoint_say_its_version(tokenizer_folder: Path) -> 
     assert models[0]["policy_version"] == 30
 
 
-def test_the_servers_options_of_the_chat_template_hold_unless_a_request_sets_others(tmp_path: Path) -> None:
+def test_servers_template_options_hold_unless_requests_differ(tmp_path: Path) -> None:
     tokenizer = build_tokenizer([MESSAGES])
     tokenizer.chat_template = "{{ messages[0].content }}{% if hint %}{{ hint }}{% endif %}"
     tokenizer.save_pretrained(tmp_path)
@@ -243,7 +241,7 @@ def test_the_servers_options_of_the_chat_template_hold_unless_a_request_sets_oth
     assert [answer["usage"]["prompt_tokens"] - num_tokens for answer in answers] == [2, 4]
 
 
-def test_the_official_client_lists_the_model(openai: OpenAI) -> None:
+def test_official_client_lists_the_model(openai: OpenAI) -> None:
     assert [model.id for model in openai.models.list()] == ["tiny"]
     assert openai.models.retrieve("tiny").id == "tiny"
     with pytest.raises(NotFoundError, match="serves 'tiny'"):
@@ -256,7 +254,7 @@ def test_who_opens_the_address_is_told_what_is_served(tokenizer_folder: Path) ->
     assert told.startswith("Troupe serves tiny, agent/calculator to OpenAI clients at http://localhost/v1.")
 
 
-def test_a_request_for_an_agent_goes_to_its_pool(tokenizer_folder: Path) -> None:
+def test_request_for_an_agent_goes_to_its_pool(tokenizer_folder: Path) -> None:
     step = Step(model_response="46")
     played = Trajectory(steps=[step], termination_reason=TerminationReason.ENV_DONE)
 
@@ -333,7 +331,7 @@ def agent(tokenizer_folder: Path) -> Iterator[OpenAI]:
         yield OpenAI(base_url="http://localhost/v1", api_key="none", http_client=client, max_retries=0)
 
 
-def test_the_official_client_gets_a_response_of_an_agent_and_asks_for_it_again(agent: OpenAI) -> None:
+def test_official_client_gets_and_retrieves_a_response(agent: OpenAI) -> None:
     response = agent.responses.create(model="agent/calculator", input="What is 12+34?", metadata={"a": "b"})
     assert (response.output_text, response.status, response.metadata) == ("46", "completed", {"a": "b"})
     assert agent.responses.retrieve(response.id).output_text == "46"
@@ -350,7 +348,7 @@ def test_the_official_client_gets_a_response_of_an_agent_and_asks_for_it_again(a
         agent.responses.retrieve(forgotten.id)
 
 
-def test_the_official_client_streams_a_response_of_an_agent(agent: OpenAI) -> None:
+def test_official_client_streams_a_response_of_an_agent(agent: OpenAI) -> None:
     with agent.responses.stream(model="agent/calculator", input="What is 12+34?") as stream:
         events = list(stream)
         assert stream.get_final_response().output_text == "46"
@@ -392,7 +390,7 @@ def test_the_official_client_streams_a_response_of_an_agent(agent: OpenAI) -> No
         ({"input": []}, "input"),
     ],
 )
-def test_a_field_that_an_agent_cannot_act_on_is_an_error_by_its_name(
+def test_field_that_agent_cannot_act_on_is_error_by_its_name(
     agent: OpenAI, fields: dict[str, Any], said: str
 ) -> None:
     with pytest.raises((BadRequestError, NotFoundError), match=said):
@@ -409,7 +407,7 @@ def test_health_and_metrics_tell_of_the_engine(tokenizer_folder: Path) -> None:
     assert "troupe_sampled_tokens_total 1" in lines
 
 
-def test_the_official_client_reads_the_same_from_a_stream_and_from_a_whole_answer(openai: OpenAI) -> None:
+def test_official_client_reads_the_same_from_stream_and_whole(openai: OpenAI) -> None:
     options: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 2}
     whole = openai.chat.completions.create(**options)
     parts = list(openai.chat.completions.create(**options, stream=True))
@@ -419,7 +417,7 @@ def test_the_official_client_reads_the_same_from_a_stream_and_from_a_whole_answe
     assert whole.usage is not None and whole.usage.completion_tokens == 2
 
 
-def test_the_official_client_names_the_error_of_a_bad_request_and_the_server_goes_on(openai: OpenAI) -> None:
+def test_official_client_names_the_error_of_a_bad_request(openai: OpenAI) -> None:
     with pytest.raises(NotFoundError, match="serves 'tiny'"):
         openai.chat.completions.create(model="gpt", messages=MESSAGES)  # type: ignore[arg-type]
     with pytest.raises(BadRequestError, match="context"):
@@ -427,7 +425,7 @@ def test_the_official_client_names_the_error_of_a_bad_request_and_the_server_goe
     assert openai.completions.create(model="tiny", prompt=[5]).choices[0].text == "111"
 
 
-def test_a_setting_chooses_the_parser_of_tool_calls(tokenizer_folder: Path) -> None:
+def test_setting_chooses_the_parser_of_tool_calls(tokenizer_folder: Path) -> None:
     call = '{"name": "f", "parameters": {}}'
     body = {**BODY, "tools": [{"type": "function", "function": {"name": "f"}}]}
     for parser, reason in (("llama3-json", "tool_calls"), (None, "stop")):
@@ -436,7 +434,7 @@ def test_a_setting_chooses_the_parser_of_tool_calls(tokenizer_folder: Path) -> N
         assert choice["finish_reason"] == reason, choice
 
 
-def test_the_official_client_sees_a_call_grow(tokenizer_folder: Path) -> None:
+def test_official_client_sees_a_call_grow(tokenizer_folder: Path) -> None:
     call = '{"name": "f", "parameters": {"a": "one two three"}}'
     tools: Any = [{"type": "function", "function": {"name": "f"}}]
     with serving(tokenizer_folder, tool_parser="llama3-json", max_model_tokens=300, replies=[call]) as http:
@@ -450,7 +448,7 @@ def test_the_official_client_sees_a_call_grow(tokenizer_folder: Path) -> None:
     assert choice.finish_reason == "tool_calls"
 
 
-def test_a_stream_is_server_sent_events_that_end_with_done(client: TestClient) -> None:
+def test_stream_is_server_sent_events_that_end_with_done(client: TestClient) -> None:
     response = client.post("/v1/chat/completions", json={**BODY, "stream": True})
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["x-policy-version"] == "0"
@@ -485,22 +483,20 @@ def test_errors_have_openais_shape(
 JSON_HEADERS = {"content-type": "application/json"}
 
 
-def test_a_body_that_is_no_json_is_an_error(client: TestClient) -> None:
+def test_body_that_is_no_json_is_an_error(client: TestClient) -> None:
     for content in ("{", "[" * 100_000):
         response = client.post("/v1/chat/completions", content=content, headers=JSON_HEADERS)
         assert response.status_code == 400
         assert re.search("JSON|body", response.json()["error"]["message"])
 
 
-def test_an_unknown_address_or_method_is_an_error_in_openais_shape(client: TestClient) -> None:
+def test_unknown_address_or_method_is_error_in_openais_shape(client: TestClient) -> None:
     for response, status in ((client.get("/v2/models"), 404), (client.put("/v1/models"), 405)):
         assert response.status_code == status
         assert response.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_an_unexpected_error_has_openais_shape(
-    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unexpected_error_has_openais_shape(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenAIFrontend, "chat", lambda *_: 1 / 0)
     with serving(tokenizer_folder) as client:
         quiet = TestClient(client.app, "http://localhost", raise_server_exceptions=False)
@@ -509,7 +505,7 @@ def test_an_unexpected_error_has_openais_shape(
     assert response.json()["error"]["message"] == "division by zero"
 
 
-def test_a_body_that_is_too_large_is_an_error_with_and_without_a_declared_length(client: TestClient) -> None:
+def test_body_too_large_is_an_error_with_and_without_length(client: TestClient) -> None:
     declared = client.post("/v1/completions", content=b"1" * (MAX_BODY_BYTES + 1), headers=JSON_HEADERS)
     assert declared.status_code == 413
     assert declared.json()["error"]["message"].startswith("The body is larger than 4194304 bytes")
@@ -521,7 +517,7 @@ def test_a_body_that_is_too_large_is_an_error_with_and_without_a_declared_length
     assert client.post("/v1/chat/completions", json=BODY).status_code == 200, "others are served"
 
 
-def test_a_slow_body_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_body_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.serving.http.MAX_BODY_SECONDS", 0.05)
     sent: list[dict[str, Any]] = []
 
@@ -538,14 +534,14 @@ def test_a_slow_body_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_engine_that_fails_at_once_is_a_503(tokenizer_folder: Path, stream: bool) -> None:
+def test_engine_that_fails_at_once_is_a_503(tokenizer_folder: Path, stream: bool) -> None:
     with serving(tokenizer_folder, fails_at=0) as client:
         response = client.post("/v1/chat/completions", json={**BODY, "stream": stream})
     assert response.status_code == 503
     assert "script has failed" in response.json()["error"]["message"]
 
 
-def test_an_engine_that_fails_later_ends_the_events_with_an_error(tokenizer_folder: Path) -> None:
+def test_engine_that_fails_later_ends_events_with_error(tokenizer_folder: Path) -> None:
     with serving(tokenizer_folder, fails_at=2) as client:
         response = client.post("/v1/chat/completions", json={**BODY, "stream": True})
     *chunks, last = events(response.text)
@@ -555,7 +551,7 @@ def test_an_engine_that_fails_later_ends_the_events_with_an_error(tokenizer_fold
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("logprob", ["-inf", "nan"])
-def test_a_log_probability_that_is_not_finite_is_an_error_that_names_the_engine(
+def test_logprob_not_finite_is_an_error_that_names_the_engine(
     tokenizer_folder: Path, logprob: str, stream: bool
 ) -> None:
     with serving(tokenizer_folder, logprob=logprob) as client:
@@ -566,7 +562,7 @@ def test_a_log_probability_that_is_not_finite_is_an_error_that_names_the_engine(
 
 
 @pytest.mark.parametrize("spec_version", ["2.0", "2.4"])
-def test_a_client_that_disconnects_ends_the_sampling(tokenizer_folder: Path, spec_version: str) -> None:
+def test_client_that_disconnects_ends_the_sampling(tokenizer_folder: Path, spec_version: str) -> None:
     """Servers tell it in two ways: by a message, or (since ASGI 2.4) by an error when something is sent."""
     config = scripted(replies=["1" * 10_000])
     config.max_model_tokens = 10_000
@@ -596,24 +592,24 @@ def test_a_client_that_disconnects_ends_the_sampling(tokenizer_folder: Path, spe
     assert (before, after) == ([1], 0)
 
 
-def test_a_body_that_is_no_json_is_told_by_its_content_type(client: TestClient) -> None:
+def test_body_that_is_no_json_is_told_by_its_content_type(client: TestClient) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded"):
         answer = client.post("/v1/chat/completions", content=json.dumps(BODY), headers={"content-type": kind})
         assert answer.status_code == 415
         assert f"sent as {kind!r}" in answer.json()["error"]["message"]
 
 
-def test_an_idempotency_key_for_a_model_is_an_error(client: TestClient) -> None:
+def test_idempotency_key_for_a_model_is_an_error(client: TestClient) -> None:
     answer = client.post("/v1/chat/completions", json=BODY, headers={"idempotency-key": "1"})
     assert answer.status_code == 400 and "Idempotency-Key" in answer.json()["error"]["message"]
 
 
-def test_a_kept_response_is_not_streamed(client: TestClient) -> None:
+def test_kept_response_is_not_streamed(client: TestClient) -> None:
     answer = client.get("/v1/responses/resp_1?stream=true")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
 
 
-def test_an_address_that_is_not_served_is_answered_with_those_that_are(client: TestClient) -> None:
+def test_address_not_served_is_answered_with_those_served(client: TestClient) -> None:
     answer = client.post("/v1/messages", json={"model": "tiny"})
     message = answer.json()["error"]["message"]
     assert answer.status_code == 404
@@ -635,7 +631,7 @@ def test_tokens_are_counted_by_model_and_key(client: TestClient) -> None:
     assert "stranger" not in client.get("/metrics").text
 
 
-def test_the_server_is_ready_when_its_agents_are(tokenizer_folder: Path) -> None:
+def test_server_is_ready_when_its_agents_are(tokenizer_folder: Path) -> None:
     is_open = False
 
     async def check() -> None:

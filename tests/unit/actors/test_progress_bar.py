@@ -16,7 +16,7 @@ def ended(reason: TerminationReason, reward: float) -> Trajectory:
     return Trajectory(reward=reward, termination_reason=reason)
 
 
-def test_a_rollout_that_failed_with_a_part_of_its_reward_has_not_passed(
+def test_rollout_that_failed_with_some_reward_has_not_passed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with RolloutProgress(4) as progress:
@@ -27,7 +27,7 @@ def test_a_rollout_that_failed_with_a_part_of_its_reward_has_not_passed(
     assert "pass rate 0.250, 1 failed" in capsys.readouterr().err
 
 
-def test_a_bar_that_is_left_out_counts_replayed_rollouts_in_silence() -> None:
+def test_bar_left_out_counts_replayed_rollouts_in_silence() -> None:
     program = (
         "from actors.progress_bar import RolloutProgress; from environments.types import Trajectory\n"
         "with RolloutProgress(2) as progress:\n"

@@ -49,7 +49,7 @@ def request(exchanges: tuple[tuple[str, str], ...]) -> RolloutRequest:
     return replay_request(plain, exchanges, "Who am I?")
 
 
-def test_replayed_history_brings_agent_and_environment_to_where_they_stood():
+def test_replayed_history_brings_agent_and_environment_back():
     agent, env, limits = GameAgent(), NotebookEnv(), RolloutLimits()
     asked: list[SampleRequest] = []
 
@@ -98,7 +98,7 @@ def test_history_of_turns_is_read_from_messages(roles, exchanges):
     assert exchanges_before(Question.from_chat(body).turns, with_orders=True) == exchanges
 
 
-def test_unknown_history_begins_a_conversation_only_where_it_is_replayed():
+def test_unknown_history_begins_a_conversation_only_if_replayed():
     context = RequestContext(keeps_history=True, earlier="what was said", exchanges=EXCHANGES)
     with pytest.raises(ConflictError, match="no conversation in which this was said"):
         Conversations(waits=False).find(context)

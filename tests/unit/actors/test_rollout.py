@@ -129,7 +129,7 @@ def test_every_request_carries_what_a_server_needs() -> None:
         assert later.messages[: len(earlier.messages)] == earlier.messages
 
 
-def test_later_turns_do_not_change_the_messages_of_earlier_requests() -> None:
+def test_later_turns_do_not_change_messages_of_earlier_requests() -> None:
     class Sharing(GameAgent):
         @property
         def chat_completions(self) -> list[dict[str, Any]]:
@@ -333,7 +333,7 @@ def test_is_correct_attribute_of_an_older_environment_is_read() -> None:
     assert (trajectory.is_correct, trajectory.judged_by) == (False, "environment")
 
 
-def test_metrics_of_the_environment_come_with_the_trajectory_whatever_ends_it() -> None:
+def test_metrics_of_an_environment_come_whatever_ends_it() -> None:
     class Measuring(CountdownEnv):
         def compute_metrics(self) -> dict[str, Any]:
             return {"left": np.int64(self.left), "in_time": True}
@@ -385,7 +385,7 @@ class Forgetting(GameAgent):
         return super().chat_completions[-1:]
 
 
-def test_what_was_sampled_counts_even_where_the_agent_drops_it_from_its_history() -> None:
+def test_sampled_tokens_count_even_if_the_agent_drops_them() -> None:
     trajectory, requests = play(
         CountdownEnv(9), ["a" * 29] * 9, Forgetting(), max_steps=9, max_response_tokens=100
     )

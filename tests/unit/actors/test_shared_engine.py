@@ -38,7 +38,7 @@ async def last(parts: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_many_outside_requests_leave_room_for_a_rollout_and_are_all_answered(
+def test_outside_requests_leave_room_for_rollouts(
     engine: ScriptedEngine, tmp_path: Path, stream: bool
 ) -> None:
     served = frontend(engine, tmp_path)
@@ -58,7 +58,7 @@ def test_many_outside_requests_leave_room_for_a_rollout_and_are_all_answered(
     assert {answer["choices"][0]["finish_reason"] for answer in answers} == {"stop"}
 
 
-def test_the_places_of_clients_that_have_gone_are_free_again(engine: ScriptedEngine, tmp_path: Path) -> None:
+def test_places_of_clients_that_have_gone_are_free_again(engine: ScriptedEngine, tmp_path: Path) -> None:
     served = frontend(engine, tmp_path)
     body = ChatRequest.model_validate({"model": "tiny", "messages": MESSAGES, "n": 5, "stream": True})
     one = ChatRequest.model_validate({"model": "tiny", "messages": MESSAGES})
@@ -73,7 +73,7 @@ def test_the_places_of_clients_that_have_gone_are_free_again(engine: ScriptedEng
     assert asyncio.run(leave())["choices"][0]["message"]["content"] == "1111"
 
 
-def test_tokens_in_flight_are_those_of_prompts_and_of_what_they_may_get(engine: ScriptedEngine) -> None:
+def test_tokens_in_flight_are_of_prompts_and_answers_to_come(engine: ScriptedEngine) -> None:
     with engine.in_flight([1, 2, 3], SamplingParams(max_tokens=2)):
         assert engine.tokens_in_flight == 3 + 2
         with engine.in_flight([1, 2, 3], SamplingParams()):

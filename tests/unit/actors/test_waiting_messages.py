@@ -60,9 +60,7 @@ async def three_messages(pool: Any, service: ScriptedService) -> list[asyncio.Ta
     return messages
 
 
-def test_a_message_is_withdrawn_while_it_waits_and_its_conversation_goes_on(
-    pool: Any, service: ScriptedService
-) -> None:
+def test_message_withdrawn_while_waiting_leaves_its_conversation(pool: Any, service: ScriptedService) -> None:
     async def talk() -> None:
         first, second, third = await three_messages(pool, service)
         assert await pool.call("messages", "withdraw", "", "second")
@@ -82,7 +80,7 @@ def test_a_message_is_withdrawn_while_it_waits_and_its_conversation_goes_on(
         service.end()
 
 
-def test_a_waiting_message_whose_client_has_gone_takes_no_turn(pool: Any, service: ScriptedService) -> None:
+def test_waiting_message_whose_client_has_gone_takes_no_turn(pool: Any, service: ScriptedService) -> None:
     async def talk() -> None:
         first, second, third = await three_messages(pool, service)
         second.cancel()

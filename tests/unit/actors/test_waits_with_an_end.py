@@ -17,7 +17,7 @@ def plain(actor_class: Any) -> Any:
     return actor_class.__ray_metadata__.modified_class()
 
 
-def test_a_wait_for_newer_weights_ends_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_newer_weights_ends_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "WAIT_SECONDS", 0.05)
 
     async def talk() -> list[Any]:
@@ -30,7 +30,7 @@ def test_a_wait_for_newer_weights_ends_without_them(monkeypatch: pytest.MonkeyPa
     assert asyncio.run(talk()) == [None, 1, None]
 
 
-def test_a_wait_for_sampling_actors_ends_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_sampling_actors_ends_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "WAIT_SECONDS", 0.05)
 
     async def talk() -> list[Any]:

@@ -21,7 +21,7 @@ def exact(task_info, action):
     return RewardOutput(float(action == task_info["answer"]), {"seen": action})
 
 
-def test_a_subclass_as_in_the_core_concepts_runs():
+def test_subclass_as_in_the_core_concepts_runs():
     class Once(BaseEnv):
         def reset(self):
             return {"question": "?"}, {}
@@ -44,7 +44,7 @@ def test_a_subclass_as_in_the_core_concepts_runs():
     assert Once().idx is None
 
 
-def test_a_subclass_without_step_cannot_be_made():
+def test_subclass_without_step_cannot_be_made():
     class Half(BaseEnv):
         def reset(self):
             return {}, {}
@@ -53,7 +53,7 @@ def test_a_subclass_without_step_cannot_be_made():
         Half()
 
 
-def test_a_multi_turn_episode_ends_at_max_turns_and_starts_anew_on_reset():
+def test_multi_turn_episode_ends_at_max_turns():
     env = Countdown({"question": "q"}, max_turns=2)
     for _ in range(2):
         assert env.reset() == ({"question": "q"}, {})
@@ -62,7 +62,7 @@ def test_a_multi_turn_episode_ends_at_max_turns_and_starts_anew_on_reset():
         assert env.history == ["a", "bb"]
 
 
-def test_a_subclass_may_end_the_episode_early():
+def test_subclass_may_end_the_episode_early():
     env = Countdown({"question": "q"}, max_turns=5)
     env.reset()
     assert env.step("stop")[2]
@@ -74,7 +74,7 @@ def test_reset_takes_a_new_task():
 
 
 @pytest.mark.parametrize("task", [None, "just text"])
-def test_a_task_that_is_no_dict_is_named(task):
+def test_task_that_is_no_dict_is_named(task):
     with pytest.raises(ConfigError, match=f"task={task!r}"):
         Countdown(task).reset()
 
@@ -84,7 +84,7 @@ def test_max_turns_below_one_is_refused():
         Countdown({}, max_turns=0)
 
 
-def test_a_single_turn_is_judged_and_ends():
+def test_single_turn_is_judged_and_ends():
     env = SingleTurnEnvironment({"question": "q", "answer": "4"}, exact)
     env.reset()
     observation, reward, done, info = env.step("4")
@@ -92,26 +92,26 @@ def test_a_single_turn_is_judged_and_ends():
     assert info == {"question": "q", "answer": "4", "metadata": {"seen": "4"}}
 
 
-def test_a_reward_may_be_a_plain_number():
+def test_reward_may_be_a_plain_number():
     env = SingleTurnEnvironment({}, lambda task_info, action: 1)
     env.reset()
     assert env.step("x")[1] == 1.0
 
 
 @pytest.mark.parametrize("verdict", [None, "1.0", float("nan"), float("inf")])
-def test_a_reward_that_is_no_finite_number_is_an_error(verdict):
+def test_reward_that_is_no_finite_number_is_an_error(verdict):
     env = SingleTurnEnvironment({}, lambda task_info, action: verdict)
     env.reset()
     with pytest.raises(EnvironmentFailure, match=f"returned {verdict!r}"):
         env.step("x")
 
 
-def test_a_missing_reward_function_is_an_error():
+def test_missing_reward_function_is_an_error():
     with pytest.raises(ConfigError, match="reward_fn"):
         SingleTurnEnvironment({"question": "q"})
 
 
-def test_from_dict_takes_the_rest_as_the_task_and_leaves_the_dict_alone():
+def test_from_dict_takes_rest_as_task_and_leaves_dict_alone():
     info = {"question": "q", "answer": "4", "reward_fn": exact}
     before = copy.copy(info)
     env = SingleTurnEnvironment.from_dict(info)
@@ -125,7 +125,7 @@ def test_from_dict_prefers_the_task_key():
     assert env.task == {"question": "q"}
 
 
-def test_a_column_called_task_does_not_replace_the_task():
+def test_column_called_task_does_not_replace_the_task():
     row = {"task": "algebra", "question": "q"}
     assert SingleTurnEnvironment.from_dict({**row, "reward_fn": exact}).task == row
 
@@ -173,7 +173,7 @@ SHAPED = RewardOutput(0.1, is_correct=False)
         (0.5, None),
     ],
 )
-def test_an_environment_with_a_reward_function_says_what_that_says(verdict, is_correct):
+def test_environment_with_reward_function_says_what_that_says(verdict, is_correct):
     env = SingleTurnEnvironment({"question": "q"}, reward_fn=lambda task_info, action: verdict)
     env.reset()
     assert env.is_correct() is None, "nothing is answered yet"
@@ -184,7 +184,7 @@ def test_an_environment_with_a_reward_function_says_what_that_says(verdict, is_c
 
 
 @pytest.mark.parametrize("said", ["yes", 1, 0.0, [True]])
-def test_a_reward_function_says_true_false_or_nothing(said):
+def test_reward_function_says_true_false_or_nothing(said):
     def grade(task_info, action):
         return RewardOutput(1.0, is_correct=said)
 

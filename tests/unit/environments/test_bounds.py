@@ -31,7 +31,7 @@ def cart(**changed: object) -> Cart:
     return Cart(**changed, wheel=Wheel(**wheel))
 
 
-def test_the_settings_of_a_tree_are_found_in_the_order_of_their_fields() -> None:
+def test_settings_of_tree_are_found_in_order_of_their_fields() -> None:
     found = [(leaf.name, leaf.value, leaf.owner) for leaf in leaves(Cart())]
     assert found == [
         ("load", None, Cart),
@@ -77,7 +77,7 @@ def test_values_within_their_bounds_pass(changed: dict[str, object]) -> None:
         ({"material": "x"}, r"^wheel\.material='x' is not one of steel, oak, rubber\.$"),
     ],
 )
-def test_a_value_outside_is_named_with_its_bound(changed: dict[str, object], message: str) -> None:
+def test_value_outside_is_named_with_its_bound(changed: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_bounds(cart(**changed))
 
@@ -87,6 +87,6 @@ def test_names_begin_with_the_prefix() -> None:
         check_bounds(cart(spokes=0), "cart.")
 
 
-def test_the_default_of_a_list_belongs_to_one_instance() -> None:
+def test_default_of_a_list_belongs_to_one_instance() -> None:
     Cart().ratios.append(1.0)
     assert Cart().ratios == [0.5, 0.5]

@@ -86,14 +86,14 @@ class Turns(MultiTurnEnvironment):
         (ToolEnvironment, SUM, {"tools": ["calculator"], "reward_fn": math_reward_fn}),
     ],
 )
-def test_a_sound_environment_is_all_fine(env_class, task, env_args):
+def test_sound_environment_is_all_fine(env_class, task, env_args):
     report = check_environment(env_class, task, env_args)
     assert str(report) == f"{env_class.__name__}: all fine."
     assert report.ok
     report.raise_if_faulty()
 
 
-def test_the_agents_own_actions_can_be_given():
+def test_agents_own_actions_can_be_given():
     call = {
         "id": "1",
         "type": "function",
@@ -359,7 +359,7 @@ def hang(*args):
 
 
 @pytest.mark.parametrize("method", ["from_dict", "reset", "step", "close"])
-def test_a_hang_is_told_and_not_waited_for(method):
+def test_hang_is_told_and_not_waited_for(method):
     FREE.clear()
     env_class = type("Hanging", (Sound,), {method: staticmethod(hang)})
     start = time.monotonic()
@@ -371,7 +371,7 @@ def test_a_hang_is_told_and_not_waited_for(method):
     assert "has not returned within 0.5 s" in report.errors[0]
 
 
-def test_a_reset_that_starts_something_has_a_longer_limit_of_its_own():
+def test_reset_that_starts_something_has_longer_limit_of_its_own():
     class Slow(Sound):
         def reset(self):
             time.sleep(0.3)
@@ -383,7 +383,7 @@ def test_a_reset_that_starts_something_has_a_longer_limit_of_its_own():
     assert "raise reset_timeout_seconds" in error
 
 
-def test_an_error_that_says_itself_what_to_do_gets_no_hint():
+def test_error_that_says_itself_what_to_do_gets_no_hint():
     class Unplayable(Sound):
         @staticmethod
         def from_dict(info):
@@ -412,7 +412,7 @@ print(check_environment(Stuck, {"question": "?"}, timeout_seconds=0.5))
 """
 
 
-def test_a_hang_does_not_keep_the_program_from_ending():
+def test_hang_does_not_keep_the_program_from_ending():
     run = subprocess.run(
         [sys.executable, "-c", HANGING_PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
@@ -443,7 +443,7 @@ def test_each_action_is_played_and_a_second_episode_in_any_case(length):
     assert events == 2 * played, "in two environments"
 
 
-def test_all_actions_are_played_where_each_environment_lives_once():
+def test_actions_are_all_played_where_an_environment_lives_once():
     played = []
 
     class Recording(LivesOnce):
@@ -463,7 +463,7 @@ def test_no_thread_is_left_behind():
         time.sleep(0.01)
 
 
-def test_every_environment_that_was_made_is_closed_in_the_thread_that_made_it():
+def test_environment_is_closed_in_the_thread_that_made_it():
     made, closed = [], []
 
     class Counting(ReadsNumbers):
@@ -482,7 +482,7 @@ def test_every_environment_that_was_made_is_closed_in_the_thread_that_made_it():
     assert len(made) >= 3
 
 
-def test_the_task_is_left_as_it_is():
+def test_task_is_left_as_it_is():
     task = {"word": "banana", "letters": ["a"]}
     check_environment(ChangesWithin, task)
     assert task == {"word": "banana", "letters": ["a"]}
@@ -514,7 +514,7 @@ def test_what_works_but_may_surprise_is_a_warning(env_class, sentences):
     assert [sentence for sentence in sentences if sentence not in report.warnings[0]] == []
 
 
-def test_an_environment_that_ignores_the_seed_is_told_where_it_differs():
+def test_environment_that_ignores_seed_is_told_where_it_differs():
     class Dice(Sound):
         def __init__(self, word, seed):
             super().__init__(word, random.SystemRandom().random())
@@ -525,7 +525,7 @@ def test_an_environment_that_ignores_the_seed_is_told_where_it_differs():
     assert 'random.Random(info["seed"])' in report.warnings[0]
 
 
-def test_the_report_is_a_list_to_read_and_can_be_raised():
+def test_report_is_a_list_to_read_and_can_be_raised():
     report = check_environment(answering((7, None, True, {})), TASK)
     lines = str(report).splitlines()
     assert lines[0] == "Answering:"
@@ -553,7 +553,7 @@ print(check_environment(Mine, {}))
 """
 
 
-def test_a_class_of_the_program_itself_can_travel():
+def test_class_of_the_program_itself_can_travel():
     run = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True)
     assert run.stdout == "Mine: all fine.\n", run.stderr
 

@@ -24,25 +24,25 @@ def rewards(answers: Iterable[tuple[dict[str, Any], str]]) -> list[float]:
 
 
 @pytest.mark.parametrize("family", FORGED)
-def test_a_forged_program_earns_what_a_wrong_one_earns(family):
+def test_forged_program_earns_what_a_wrong_one_earns(family):
     forged = FORGED[family]
     earned = rewards((task, program) for _, task, program in forged)
     assert [name for (name, *_), reward in zip(forged, earned, strict=True) if reward != 0.0] == []
 
 
 @pytest.mark.parametrize("family", FORGED)
-def test_a_wrong_program_earns_nothing(family):
+def test_wrong_program_earns_nothing(family):
     tasks = [task for _, task, _ in FORGED[family][:3]]
     assert rewards((task, WRONG.replace("f(", "unlike(")) for task in tasks) == [0.0] * len(tasks)
 
 
 @pytest.mark.parametrize("set_name", sorted({name.partition(":")[0] for name in HONEST}))
-def test_a_right_program_earns_one_whatever_the_form_of_its_test(set_name):
+def test_right_program_earns_one_whatever_the_form_of_its_test(set_name):
     names = [name for name in HONEST if name.startswith(f"{set_name}:")]
     earned = rewards(HONEST[name] for name in names)
     assert [name for name, reward in zip(names, earned, strict=True) if reward != 1.0] == []
 
 
-def test_the_tables_are_large_enough():
+def test_tables_are_large_enough():
     assert len(FORGED) == 8 and min(map(len, FORGED.values())) >= 6
     assert sum(map(len, FORGED.values())) >= 60 and len(HONEST) >= 60

@@ -18,11 +18,11 @@ RIGHT = "```python\nprint(sum(map(int, input().split())))\n```"
 WRONG = "```python\na, b = map(int, input().split())\nprint(a * b)\n```"
 
 
-def test_the_first_observation_is_the_question_alone():
+def test_first_observation_is_the_question_alone():
     assert CodeEnvironment(TASK).reset() == ({"question": TASK["question"]}, {})
 
 
-def test_a_right_answer_ends_the_episode():
+def test_right_answer_ends_the_episode():
     env = CodeEnvironment(TASK, max_turns=3)
     env.reset()
     observation, reward, done, info = env.step(RIGHT)
@@ -31,7 +31,7 @@ def test_a_right_answer_ends_the_episode():
     assert info["question"] == TASK["question"]
 
 
-def test_a_wrong_answer_is_shown_the_public_tests_that_failed():
+def test_wrong_answer_is_shown_the_public_tests_that_failed():
     env = CodeEnvironment(TASK)
     env.reset()
     observation, reward, done, _ = env.step(WRONG)
@@ -49,7 +49,7 @@ def test_no_more_than_max_tests_are_shown():
     assert env.step(WRONG)[0]["question"].count("Input:") == 1
 
 
-def test_an_error_and_a_missing_program_are_told():
+def test_error_and_a_missing_program_are_told():
     env = CodeEnvironment(TASK, max_turns=5)
     env.reset()
     assert "Error:\nsolution.py, line 1: 1 / 0" in env.step("```python\n1 / 0\n```")[0]["question"]
@@ -57,7 +57,7 @@ def test_an_error_and_a_missing_program_are_told():
     assert "Got:\n(nothing)" in env.step("```python\npass\n```")[0]["question"]
 
 
-def test_the_reward_is_that_of_each_answer_until_the_turns_are_used_up():
+def test_reward_is_that_of_each_answer_until_turns_are_used_up():
     env = CodeEnvironment(TASK, max_turns=2)
     env.reset()
     assert env.step(WRONG)[1:3] == (0.0, False)
@@ -81,12 +81,12 @@ def test_it_is_made_from_a_dict():
 
 
 @pytest.mark.parametrize(("task", "error"), [({"tests": []}, DatasetError), (None, ConfigError)])
-def test_a_task_without_a_question_is_refused_at_once(task, error):
+def test_task_without_a_question_is_refused_at_once(task, error):
     with pytest.raises(error, match="question"):
         CodeEnvironment(task).reset()
 
 
-def test_a_program_is_right_when_its_judge_says_so_and_the_last_answer_counts():
+def test_program_is_right_when_its_judge_agrees():
     verdicts = iter([RewardOutput(1.0, is_correct=False), RewardOutput(0.3, is_correct=True)])
     env = CodeEnvironment(TASK, max_turns=3, reward_fn=lambda task_info, action: next(verdicts))
     env.reset()

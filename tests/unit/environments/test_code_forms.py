@@ -55,7 +55,7 @@ def test_helpers_that_only_a_solution_defines_are_refused(source):
     ("passed", "kind"),
     [("print", None), ("[object()]", "object"), ("__import__('threading').Lock()", "lock")],
 )
-def test_what_cannot_be_passed_to_a_solution_is_refused_by_its_type(passed, kind):
+def test_argument_that_cannot_be_passed_is_refused_by_its_type(passed, kind):
     task = {"tests": f"from solution import f\ndef test_a(): assert f({passed}) == 1"}
     program = "```python\ndef f(x): return 1\n```"
     if kind is None:
@@ -65,7 +65,7 @@ def test_what_cannot_be_passed_to_a_solution_is_refused_by_its_type(passed, kind
             code_reward_fn(task, program)
 
 
-def test_a_module_that_the_sandbox_has_not_is_named():
+def test_module_that_the_sandbox_has_not_is_named():
     task = {"tests": "import nothing_of_this_name\nfrom solution import f\ndef test_a(): assert f(1) == 1"}
     with pytest.raises(DatasetError, match="need 'nothing_of_this_name', which is not installed"):
         code_reward_fn(task, "```python\ndef f(x): return 1\n```")
@@ -110,7 +110,7 @@ def test_nan_is_meant_where_the_tests_name_it(source, takes):
         ("assert Square(2).issubset({4})", set()),
     ],
 )
-def test_a_class_is_told_from_a_function_by_its_use(source, makers):
+def test_class_is_told_from_a_function_by_its_use(source, makers):
     names: dict[str, object] = {}
     exec(PRELUDE, names)
     assert Usage(ast.parse(source), None, names).makers - {"Solution"} == makers

@@ -26,7 +26,7 @@ def answer(code):
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_private_tests_of_live_code_bench_are_read_whatever_pickled_them(protocol):
+def test_private_tests_of_live_code_bench_are_read(protocol):
     text = json.dumps([{"input": "é\n", "output": "1", "testtype": "stdin"}], ensure_ascii=False)
     tests = read_tests(
         {
@@ -56,19 +56,19 @@ class Runs:
         ("not base64!", "no pickled text"),
     ],
 )
-def test_a_pickle_that_is_no_text_is_refused_and_not_run(encoded, message, tmp_path, monkeypatch):
+def test_pickle_that_is_no_text_is_refused_and_not_run(encoded, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DatasetError, match=message):
         read_tests({"private_test_cases": encoded})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_pickled_text_is_returned_as_it_was():
+def test_pickled_text_is_returned_as_it_was():
     assert pickled_text(packed(pickle.dumps("[1]"))) == "[1]"
 
 
 @pytest.mark.parametrize("wrap", [json.dumps, lambda tests: tests])
-def test_the_column_of_apps_is_read(wrap):
+def test_column_of_apps_is_read(wrap):
     calls = read_tests({"input_output": wrap({"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"})})
     assert [(test.kind, test.input, test.expected, test.function) for test in calls] == [
         ("call", "[1, 2]", 3, "add")
@@ -77,7 +77,7 @@ def test_the_column_of_apps_is_read(wrap):
     assert [(test.kind, test.input, test.expected) for test in programs] == [("stdin", "1\n", "2\n")]
 
 
-def test_an_empty_column_of_apps_is_no_test():
+def test_empty_column_of_apps_is_no_test():
     with pytest.raises(DatasetError, match="no tests"):
         read_tests({"input_output": ""})
 
@@ -98,12 +98,12 @@ def test_cases_beside_the_name_of_a_function_are_calls(given, calls):
     assert [(test.kind, test.input) for test in tests] == [("call", call) for call in calls]
 
 
-def test_a_case_of_standard_input_stays_one_beside_the_name_of_a_function():
+def test_case_of_standard_input_stays_beside_a_function_name():
     tests = read_tests({"tests": [{"input": "2", "output": "4", "testtype": "stdin"}], "fn_name": "f"})
     assert [test.kind for test in tests] == ["stdin"]
 
 
-def test_an_input_that_is_no_list_of_arguments_is_refused():
+def test_input_that_is_no_list_of_arguments_is_refused():
     with pytest.raises(DatasetError, match="The input 2 of a call is no list of arguments"):
         read_tests({"tests": [{"input": 2, "output": 4}], "fn_name": "f"})
 
@@ -118,7 +118,7 @@ def test_json_of_integers_of_any_length_is_written_and_read():
     assert write_json({"a": (long, 1)}) == '{"a": [1' + "0" * 6000 + ", 1]}"
 
 
-def test_a_long_number_that_is_wrong_fails_and_is_shown():
+def test_long_number_that_is_wrong_fails_and_is_shown():
     output = code_reward_fn(
         {"tests": [{"input": [6000], "output": 10**6000}], "fn_name": "f"},
         answer("def f(n): return 10 ** n + 1"),
@@ -128,7 +128,7 @@ def test_a_long_number_that_is_wrong_fails_and_is_shown():
     assert failure["expected"].startswith("1000") and failure["got"].startswith("1000")
 
 
-def test_a_long_number_may_stand_in_assertions():
+def test_long_number_may_stand_in_assertions():
     tests = f"assert f(5000) == 1{'0' * 5000}"
     assert code_reward_fn({"tests": tests}, answer("def f(n): return 10 ** n")).reward == 1.0
     assert code_reward_fn({"tests": tests}, answer("def f(n): return 10 ** n + 1")).reward == 0.0
@@ -145,12 +145,12 @@ PAIR = (
 @pytest.mark.parametrize(
     ("printed", "reward"), [("3 7", 1.0), ("5 5", 1.0), ("5 6", 0.0), ("ten", 0.0), ("", 0.0), ("True", 0.0)]
 )
-def test_a_checker_says_which_outputs_are_right(printed, reward):
+def test_checker_says_which_outputs_are_right(printed, reward):
     task = {"tests": [{"input": "10", "output": "4 6"}], "checker": PAIR}
     assert code_reward_fn(task, answer(f"print({printed!r})")).reward == reward
 
 
-def test_a_checker_judges_calls_by_their_arguments_and_result():
+def test_checker_judges_calls_by_their_arguments_and_result():
     checker = (
         "def check(input, output, expected):\n    (xs,) = input\n    return xs[output] == max(xs) == expected"
     )
@@ -160,7 +160,7 @@ def test_a_checker_judges_calls_by_their_arguments_and_result():
     assert wrong.metadata["failures"][0]["error"] == "the checker does not accept it"
 
 
-def test_a_checker_runs_apart_from_the_program():
+def test_checker_runs_apart_from_the_program():
     program = (
         "import builtins, os\nbuiltins.int = lambda text: 5\n"
         "open('json.py', 'w').write('raise SystemExit')\n"
@@ -170,7 +170,7 @@ def test_a_checker_runs_apart_from_the_program():
     assert code_reward_fn(task, answer(program)).reward == 0.0
 
 
-def test_a_checker_that_hangs_or_prints_accepts_nothing():
+def test_checker_that_hangs_or_prints_accepts_nothing():
     tests = read_tests(
         {
             "tests": [{"input": "1", "output": "1"}],
@@ -190,7 +190,7 @@ def test_a_checker_that_hangs_or_prints_accepts_nothing():
         ({"checker": PAIR, "tests": "assert f(2) == 4"}, "are assertions"),
     ],
 )
-def test_a_checker_that_cannot_judge_is_an_error_of_the_data(more, message):
+def test_checker_that_cannot_judge_is_an_error_of_the_data(more, message):
     task = {"tests": [{"input": "1", "output": "1"}], **more}
     with pytest.raises(DatasetError, match=message):
         code_reward_fn(task, answer("print(1)"))

@@ -49,20 +49,20 @@ def error_of(output):
         "import sys\nprint(sum(map(int, input().split())))\nsys.exit(0)",
     ],
 )
-def test_a_program_that_prints_what_is_expected_passes(program):
+def test_program_that_prints_what_is_expected_passes(program):
     output = verdict(program, tests=SUM_TESTS)
     assert (output.reward, output.is_correct) == (1.0, True)
     assert output.metadata == {"num_tests": 2, "num_passed": 2, "failures": []}
 
 
-def test_the_verdict_shows_the_test_that_failed():
+def test_verdict_shows_the_test_that_failed():
     output = verdict("a, b = map(int, input().split())\nprint(a * b - a)", tests=SUM_TESTS)
     assert (output.reward, output.is_correct) == (0.0, False)
     first = {"input": "1 2\n", "expected": "3\n", "got": "1\n", "error": None, "public": True}
     assert output.metadata["failures"][0] == first
 
 
-def test_one_failing_test_of_several_costs_the_reward_but_is_counted():
+def test_one_failing_test_of_several_costs_reward_but_is_counted():
     output = verdict("print(3)", tests=SUM_TESTS)
     assert (output.reward, output.metadata["num_passed"]) == (0.0, 1)
 
@@ -96,7 +96,7 @@ def test_one_failing_test_of_several_costs_the_reward_but_is_counted():
         {"tests": "from solution import add\n\ndef test_add():\n    assert add((1,), (2,)) == (1, 2)\n"},
     ],
 )
-def test_the_shapes_of_public_sets_are_understood(task):
+def test_shapes_of_public_sets_are_understood(task):
     assert verdict(ADD, **task).metadata["failures"] == []
     assert verdict(ADD.replace("+", "+ a +"), **task).reward == 0.0
 
@@ -124,7 +124,7 @@ def test_lists_of_other_lengths_are_the_lines_of_one_test():
     assert (output.reward, output.metadata["num_tests"]) == (1.0, 1)
 
 
-def test_a_method_of_a_solution_is_found():
+def test_method_of_a_solution_is_found():
     code = "class Solution:\n    def twice(self, xs: List[int]):\n        return tuple(2 * x for x in xs)"
     assert verdict(code, tests={"inputs": [[[1, 2]]], "outputs": [[2, 4]], "fn_name": "twice"}).reward == 1.0
     check = "def check(candidate):\n    assert candidate([1]) == (2,)"
@@ -152,7 +152,7 @@ def test_tests_may_call_their_check_themselves(tests):
     assert verdict(code.format("target + 1"), tests=tests).reward == 0.0
 
 
-def test_assertions_may_use_classes_errors_and_arguments_that_change():
+def test_assertions_may_use_classes_errors_and_changed_arguments():
     code = """
 class Stack:
     def __init__(self): self.items = []
@@ -226,7 +226,7 @@ def number():
         "assert number() == (3, 0.5, True) and isinstance(number()[0], int)",
     ],
 )
-def test_assertions_take_a_subclass_of_a_built_in_type_for_what_it_is(test):
+def test_assertions_take_a_subclass_of_a_builtin_for_what_it_is(test):
     assert verdict(SUBCLASSES, tests=test).metadata["failures"] == []
 
 
@@ -235,7 +235,7 @@ def test_assertions_take_a_subclass_of_a_built_in_type_for_what_it_is(test):
     ("function", "expected"),
     [("counter", {"a": 2, "b": 1}), ("point", [1, [2, 3]]), ("red", [1]), ("number", [3, 0.5, True])],
 )
-def test_a_call_may_return_a_subclass_of_a_built_in_type(function, expected):
+def test_call_may_return_a_subclass_of_a_built_in_type(function, expected):
     tests = {"inputs": [[]], "outputs": [[expected]], "fn_name": function}
     assert verdict(SUBCLASSES, tests=tests).metadata["failures"] == []
 
@@ -291,7 +291,7 @@ def test_assertions_may_use_operators_and_errors_of_the_solution(test):
     assert verdict(VECTOR, tests=test).metadata["failures"] == []
 
 
-def test_a_large_input_and_output_go_through():
+def test_large_input_and_output_go_through():
     numbers = "\n".join(map(str, range(60_000)))
     tests = [{"input": numbers, "output": "1799970000"}, {"input": numbers, "output": f"{numbers}\n"}]
     total = verdict("print(sum(map(int, open('/dev/stdin'))))", tests=tests)
@@ -299,14 +299,14 @@ def test_a_large_input_and_output_go_through():
     assert verdict("import sys\nprint(sys.stdin.read())", tests=tests[1:]).reward == 1.0
 
 
-def test_a_solution_and_its_tests_have_the_pow_that_takes_a_modulus():
+def test_solution_and_its_tests_have_pow_that_takes_modulus():
     code = "def f(a, b): return pow(a, b, 1000) + pow(10, 18)"
     call = {"inputs": [[2, 10]], "outputs": [[24 + 10**18]], "fn_name": "f"}
     assert verdict(code, tests=call).is_correct
     assert verdict(code, tests="assert f(2, 10) == pow(2, 10, 1000) + 10**18").is_correct
 
 
-def test_many_errors_on_the_side_cost_nothing_and_the_last_is_shown():
+def test_many_errors_on_side_cost_nothing_and_last_is_shown():
     code = "import sys\nfor n in range(9000): print('x' * 100, n, file=sys.stderr)\n"
     tests = [{"input": "", "output": "done"}]
     assert verdict(f"{code}print('done')", tests=tests).is_correct
@@ -330,7 +330,7 @@ def test_all_tests_together_have_as_much_cpu_time_as_time():
 
 
 @pytest.mark.slow
-def test_a_hang_costs_its_own_time_and_the_others_are_still_judged():
+def test_hang_costs_its_own_time_and_others_are_still_judged():
     tests = [CodeTest("stdin", str(n), str(n)) for n in range(4)]
     begin = time.monotonic()
     failures = run_tests("n = int(input())\nwhile n == 1: pass\nprint(n)", tests, test_seconds=3)
@@ -348,7 +348,7 @@ def test_tests_that_were_not_reached_in_time_are_told():
 
 
 @pytest.mark.slow
-def test_a_program_that_changes_its_process_group_is_still_ended():
+def test_program_that_changes_its_process_group_is_still_ended():
     tests = [CodeTest("stdin", "", "a")] * 2
     code = "import os, time\nos.setpgid(0, os.getpgid(os.getppid()))\ntime.sleep(30)"
     failures = run_tests(code, tests, test_seconds=0.4)
@@ -367,13 +367,13 @@ def test_a_program_that_changes_its_process_group_is_still_ended():
         ("while True: print('x' * 1000)", "File too large"),
     ],
 )
-def test_the_error_of_a_program_is_shown(code, error):
+def test_error_of_a_program_is_shown(code, error):
     output = verdict(code, tests=[{"input": "", "output": "x"}])
     assert error in error_of(output)
     assert len(error_of(output)) < 700
 
 
-def test_a_function_that_is_missing_is_told():
+def test_function_that_is_missing_is_told():
     output = verdict("x = 1", tests={"inputs": [[1]], "outputs": [1], "fn_name": "add"})
     assert "no function 'add'" in error_of(output)
 
@@ -436,7 +436,7 @@ def test_no_trick_earns_a_reward(code, tests):
         ("__builtins__ = {}\ndef add(a, b): return 9", "assert add(1, 2) == 3"),
     ],
 )
-def test_a_solution_that_shadows_what_the_tests_use_is_not_its_own_judge(code, tests):
+def test_solution_that_shadows_the_tests_is_not_its_own_judge(code, tests):
     assert verdict(code, tests=tests).reward == 0.0
 
 
@@ -454,7 +454,7 @@ def test_a_solution_that_shadows_what_the_tests_use_is_not_its_own_judge(code, t
         "assert add(1, 2) in [3]",
     ],
 )
-def test_an_object_that_says_yes_to_everything_passes_no_test(test):
+def test_object_that_says_yes_to_everything_passes_no_test(test):
     names = ("sub", "rsub", "xor", "rxor", "truediv", "rtruediv", "lt", "gt", "le", "ge", "eq", "abs")
     methods = "".join(f"    __{name}__ = lambda self, *_: self\n" for name in names)
     falsy = "    __bool__ = lambda self: False\n" if "not" in test else ""
@@ -462,7 +462,7 @@ def test_an_object_that_says_yes_to_everything_passes_no_test(test):
     assert verdict(code, tests=test).reward == 0.0
 
 
-def test_a_candidate_is_not_judged_by_what_the_solution_shadows():
+def test_candidate_is_not_judged_by_what_the_solution_shadows():
     check = "def check(candidate):\n    assert abs(candidate(1, 2) - 3) < 1e-6"
     cheat = "abs = lambda x: 0\ndef add(a, b): return 9"
     assert verdict(cheat, tests=check, entry_point="add").reward == 0.0
@@ -480,7 +480,7 @@ def test_a_candidate_is_not_judged_by_what_the_solution_shadows():
         {"tests": {"inputs": [[1, 2]], "outputs": [3], "fn_name": "sum"}},
     ],
 )
-def test_a_function_under_test_may_have_the_name_of_a_builtin(task):
+def test_function_under_test_may_have_the_name_of_a_builtin(task):
     assert verdict("def sum(a, b):\n    return a + b", **task).metadata["failures"] == []
 
 
@@ -520,13 +520,13 @@ def add(a, b):
 """
 
 
-def test_a_solution_finds_its_assertions_neither_in_memory_nor_in_open_files():
+def test_solution_finds_its_assertions_in_no_memory_or_file():
     tests = [CodeTest("call", "[1, 2]", 6243, "add"), CodeTest("assert", "assert add(1, 2) == 6243")]
     assert [failure is None for failure in run_tests(SEARCH, tests)] == [False, False]
     assert run_tests(ADD.replace("a + b", "6243"), tests) == [None, None]
 
 
-def test_a_solution_does_not_learn_how_long_the_expected_output_is():
+def test_solution_does_not_learn_how_long_expected_output_is():
     limit = "resource.getrlimit(resource.RLIMIT_FSIZE)[0]"
     code = f"import resource\nprint({{4: 'NO', 6: 'YES'}}.get({limit} % 65536))"
     assert verdict(code, tests=[{"input": "", "output": word} for word in ("YES", "NO")]).reward == 0.0
@@ -554,17 +554,17 @@ def test_a_solution_does_not_learn_how_long_the_expected_output_is():
         ("", None),
     ],
 )
-def test_the_last_closed_block_of_python_counts(text, code):
+def test_last_closed_block_of_python_counts(text, code):
     assert last_code_block(text) == code
 
 
-def test_an_answer_without_code_gets_nothing_and_is_told_why():
+def test_answer_without_code_gets_nothing_and_is_told_why():
     output = code_reward_fn({"tests": SUM_TESTS}, "```python\nprint(3)\n```</think>I give up.")
     assert (output.reward, output.is_correct, output.metadata["num_tests"]) == (0.0, False, 2)
     assert "```python" in output.metadata["error"]
 
 
-def test_an_answer_of_many_fences_is_read_quickly():
+def test_answer_of_many_fences_is_read_quickly():
     begin = time.process_time()
     last_code_block("```python\n" * 50_000)
     last_code_block("```" + " " * 200_000)
@@ -644,6 +644,6 @@ def test_values_are_compared_as_plain_data(got, expected, same):
         ({"tests": {"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}}, "no JSON"),
     ],
 )
-def test_a_task_without_usable_tests_is_an_error(task, message):
+def test_task_without_usable_tests_is_an_error(task, message):
     with pytest.raises(DatasetError, match=message):
         read_tests(task)

@@ -10,7 +10,7 @@ from pathlib import Path
 from environments.command_name import command_name
 
 
-def test_command_of_an_installed_troupe_is_named_as_the_shell_finds_it(tmp_path, monkeypatch):
+def test_command_of_installed_troupe_is_named_as_shell_finds_it(tmp_path, monkeypatch):
     program = tmp_path / "troupe"
     program.touch()
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -18,7 +18,7 @@ def test_command_of_an_installed_troupe_is_named_as_the_shell_finds_it(tmp_path,
     assert command_name("view") == "troupe view"
 
 
-def test_command_of_a_checkout_is_named_with_the_python_beside_it(tmp_path, monkeypatch):
+def test_command_of_checkout_is_named_with_python_beside_it(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", "/somewhere/python")
     assert command_name("view") == "python -m launch.view"

@@ -59,7 +59,7 @@ def test_output_errors_and_value_come_back():
     assert result.isolated is None
 
 
-def test_the_command_gets_the_limits_and_a_name_of_its_own(engine):
+def test_command_gets_the_limits_and_a_name_of_its_own(engine):
     for _ in range(2):
         stand_in().run("1", limits=SandboxLimits(memory_bytes=123 << 20))
     first, second = (call for call in calls(engine) if call[0] == "run")
@@ -74,7 +74,7 @@ def test_stdin_is_a_file_of_any_size_that_can_be_read_twice(size):
     assert stand_in().run(source, stdin="x" * size).value == repr((size, True))
 
 
-def test_the_program_finds_its_stdin_in_no_memory_of_its_own():
+def test_program_finds_its_stdin_in_no_memory_of_its_own():
     """The rewards for code rely on it: tests that a solution could find would be no tests."""
     source = """
 import re
@@ -91,7 +91,7 @@ len(found), len(re.findall("needle-[0-9]{20}", input()))
     assert (result.value, result.stderr) == ("(0, 1000)", "")
 
 
-def test_a_traceback_shows_the_program_and_nothing_of_the_sandbox():
+def test_traceback_shows_program_and_nothing_of_sandbox():
     lines = stand_in().run("def f():\n    return 1 / 0\nf()").stderr.splitlines()
     assert lines[:2] == ["Traceback (most recent call last):", '  File "main.py", line 3, in <module>']
     assert lines[-1] == "ZeroDivisionError: division by zero"
@@ -104,18 +104,18 @@ def test_exit_codes_and_signals_come_back():
     assert (crashed.ending, crashed.exit_code) == (Ending.KILLED, -11)
 
 
-def test_a_greeting_of_the_image_is_not_taken_for_output():
+def test_greeting_of_the_image_is_not_taken_for_output():
     assert stand_in("banner").run("print('mine')").stdout == "mine\n"
 
 
-def test_a_time_out_keeps_what_was_printed_and_ends_what_was_started(engine):
+def test_timeout_keeps_the_output_and_ends_what_was_started(engine):
     source = "import os\nprint('before', flush=True)\nos.fork()\nwhile True: pass"
     result = stand_in().run(source, limits=SandboxLimits(timeout_seconds=4))
     assert (result.stdout, result.ending, result.exit_code) == ("before\n", Ending.TIMED_OUT, None)
     assert [call[0] for call in calls(engine)] == ["run"]  # the container ended by itself
 
 
-def test_a_container_that_does_not_answer_is_stopped_by_name(engine):
+def test_container_that_does_not_answer_is_stopped_by_name(engine):
     begin = time.monotonic()
     result = stand_in(reply_seconds=1.0).run(STUBBORN, limits=SandboxLimits(timeout_seconds=2))
     assert (result.stdout, result.ending) == ("", Ending.TIMED_OUT)
@@ -124,14 +124,14 @@ def test_a_container_that_does_not_answer_is_stopped_by_name(engine):
     assert time.monotonic() - begin < 30
 
 
-def test_a_container_whose_client_died_is_stopped_by_name(engine):
+def test_container_whose_client_died_is_stopped_by_name(engine):
     source = "import time\ntime.sleep(60)"
     with pytest.raises(EnvironmentFailure, match="exit status -9 before it started a program"):
         stand_in("dies").run(source)
     assert [call[0] for call in calls(engine)] == ["run", "kill"]
 
 
-def test_error_before_the_program_begins_is_an_environment_failure(engine, monkeypatch):
+def test_error_before_program_begins_is_environment_failure(engine, monkeypatch):
     source = command._interpreter_source()
     broken = source.replace("child.set_limits(request)", "child.missing(request)")
     assert broken != source
@@ -163,7 +163,7 @@ def test_printing_without_end_neither_hangs_nor_fills_memory():
     assert "File too large" in result.stderr
 
 
-def test_a_program_cannot_write_a_result_of_its_own():
+def test_program_cannot_write_a_result_of_its_own():
     """It has no descriptor of the command's, and cannot open those of the process that has."""
     source = """
 import os
@@ -215,7 +215,7 @@ def test_no_descriptor_is_left_open():
         ("hangs", "has not started Python within 2 s.*pull the image"),
     ],
 )
-def test_an_engine_that_fails_is_an_environment_failure_of_tool_and_reward(image, sentence):
+def test_engine_that_fails_is_an_environment_failure(image, sentence):
     sandbox = stand_in(image, start_seconds=2.0 if image == "hangs" else 60.0)
     with pytest.raises(EnvironmentFailure, match=sentence) as failure:
         PythonTool(sandbox=sandbox)(code="1")
@@ -224,12 +224,12 @@ def test_an_engine_that_fails_is_an_environment_failure_of_tool_and_reward(image
         code_reward_fn({"tests": ["assert True"]}, "```python\npass\n```", sandbox=sandbox)
 
 
-def test_a_command_that_does_not_exist_is_an_environment_failure():
+def test_command_that_does_not_exist_is_an_environment_failure():
     with pytest.raises(EnvironmentFailure, match=r"'/nonexistent run' cannot be started on .* Install it"):
         CommandSandbox(["/nonexistent", "run"]).run("1")
 
 
-def test_a_stop_command_that_does_not_exist_is_an_environment_failure(engine):
+def test_stop_command_that_does_not_exist_is_environment_failure(engine):
     sandbox = stand_in(stop=("/nonexistent", "{name}"), reply_seconds=1.0)
     with pytest.raises(EnvironmentFailure, match=r"'/nonexistent troupe-.* cannot be started .*by hand"):
         sandbox.run(STUBBORN, limits=SandboxLimits(timeout_seconds=2))
@@ -247,7 +247,7 @@ def test_a_stop_command_that_does_not_exist_is_an_environment_failure(engine):
         ({"command": ["run"], "stop": ["kill", "{name}"]}, "does not name its container"),
     ],
 )
-def test_a_wrong_template_is_a_config_error(settings, sentence):
+def test_wrong_template_is_a_config_error(settings, sentence):
     with pytest.raises(ConfigError, match=sentence):
         CommandSandbox(**settings)
 
@@ -292,7 +292,7 @@ def test_verdicts_are_those_of_the_local_sandbox(kind):
         assert (local.reward == 1) is (name == "right" or (name == "prints much" and kind != "stdin")), name
 
 
-def test_a_test_that_takes_too_long_fails_alone(monkeypatch):
+def test_test_that_takes_too_long_fails_alone(monkeypatch):
     monkeypatch.setattr("environments.rewards.code.reward.TEST_SECONDS", 3.0)
     from environments.rewards.code.reward import CodeTest, run_tests
 

@@ -32,14 +32,14 @@ def test_csv_values_are_texts(tmp_path):
     assert list(read_rows(path)) == [{"question": "Two, or\nthree?", "n": "007"}, {"question": "", "n": ""}]
 
 
-def test_a_blank_line_is_no_row(tmp_path):
+def test_blank_line_is_no_row(tmp_path):
     lines = write(tmp_path / "a.jsonl", '{"id": 0}\n\n{"id": 1}\n \r\n\n')
     assert list(read_rows(lines)) == [{"id": 0}, {"id": 1}]
     column = write(tmp_path / "a.csv", 'q\n\na\n""\n\n')
     assert list(read_rows(column)) == [{"q": "a"}, {"q": ""}]
 
 
-def test_a_csv_field_may_be_long(tmp_path):
+def test_csv_field_may_be_long(tmp_path):
     assert list(read_rows(write(tmp_path / "a.csv", f"q\n{'x' * 200_000}\n"))) == [{"q": "x" * 200_000}]
 
 
@@ -87,7 +87,7 @@ def test_parquet_rows_of_different_shapes_come_back_as_written(tmp_path):
         ({"reward_model": {"ground_truth": [{"input": None, "output": "1"}]}}, r"'reward_model'.*'input'"),
     ],
 )
-def test_null_that_may_belong_to_a_test_is_named_by_column_and_row(row, where, tmp_path):
+def test_null_that_may_belong_to_test_is_named_by_column_and_row(row, where, tmp_path):
     name = next(iter(row))
     path = parquet_of([{name: None}, row], tmp_path / "a.parquet")
     with pytest.raises(DatasetError, match=rf"a\.parquet, row 1, column {where}.*JSON"):
@@ -96,13 +96,13 @@ def test_null_that_may_belong_to_a_test_is_named_by_column_and_row(row, where, t
     assert list(read_rows(tmp_path / "a.jsonl")) == [row]
 
 
-def test_null_beside_an_input_is_left_out_where_nothing_is_tested(tmp_path):
+def test_null_beside_input_is_left_out_where_nothing_is_tested(tmp_path):
     path = parquet_of([{"steps": [{"input": "ls", "output": None}]}], tmp_path / "a.parquet")
     assert list(read_rows(path)) == [{"steps": [{"input": "ls"}]}]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a", "a.jsonl.gz"])
-def test_an_unknown_extension_is_an_error_that_lists_the_known(name, tmp_path):
+def test_unknown_extension_is_an_error_that_lists_the_known(name, tmp_path):
     path = write(tmp_path / name, "{}")
     with pytest.raises(DatasetError, match=r"names no known format. Known: .json, .jsonl, .csv, .parquet"):
         read_rows(path)
@@ -127,14 +127,14 @@ def test_an_unknown_extension_is_an_error_that_lists_the_known(name, tmp_path):
         ("a.parquet", "no parquet", "cannot be read as parquet"),
     ],
 )
-def test_a_file_that_is_not_what_it_says_is_named(name, text, sentence, tmp_path):
+def test_file_that_is_not_what_it_says_is_named(name, text, sentence, tmp_path):
     path = write(tmp_path / name, text)
     with pytest.raises(DatasetError, match=sentence) as caught:
         list(read_rows(path))
     assert str(path) in str(caught.value)
 
 
-def test_a_file_in_another_encoding_is_named(tmp_path):
+def test_file_in_another_encoding_is_named(tmp_path):
     (tmp_path / "a.csv").write_bytes("question\nZoë\n".encode("latin-1"))
     with pytest.raises(DatasetError, match=r"a.csv is not UTF-8"):
         list(read_rows(tmp_path / "a.csv"))
@@ -194,13 +194,13 @@ def test_what_has_none_is_refused_by_row_key_and_type(value, sentence):
         list(plain_rows([{}, {"v": value}]))
 
 
-def test_the_longest_number_that_is_taken_is_read_again(tmp_path):
+def test_longest_number_that_is_taken_is_read_again(tmp_path):
     rows = [{"n": 2**14_280 - 1, "m": -(2**14_280) + 1}]
     write_rows(tmp_path / "a.jsonl", plain_rows(rows))
     assert list(read_rows(tmp_path / "a.jsonl")) == rows
 
 
-def test_a_row_within_itself_is_refused():
+def test_row_within_itself_is_refused():
     row = {}
     row["row"] = row
     with pytest.raises(DatasetError, match="Row 0 is nested too deeply, or contains itself"):
@@ -209,7 +209,7 @@ def test_a_row_within_itself_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
-def test_a_large_file_is_streamed(name, tmp_path):
+def test_large_file_is_streamed(name, tmp_path):
     text, count = "x" * 1000, 6000
     if name == "a.parquet":
         pyarrow = pytest.importorskip("pyarrow")

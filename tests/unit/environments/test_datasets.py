@@ -26,7 +26,7 @@ def rows(n):
     return [{"id": i} for i in range(n)]
 
 
-def test_a_dataset_is_a_sequence():
+def test_dataset_is_a_sequence():
     dataset = Dataset(rows(4), name="n", split="s")
     assert len(dataset) == 4
     assert dataset[1] == {"id": 1}
@@ -36,13 +36,13 @@ def test_a_dataset_is_a_sequence():
         dataset[4]
 
 
-def test_a_slice_is_a_dataset_of_the_same_name():
+def test_slice_is_a_dataset_of_the_same_name():
     part = Dataset(rows(4), name="n", split="s")[1:3]
     assert isinstance(part, Dataset)
     assert (list(part), part.name, part.split) == ([{"id": 1}, {"id": 2}], "n", "s")
 
 
-def test_changing_the_list_that_get_data_returns_leaves_the_dataset_alone():
+def test_changing_the_list_of_get_data_leaves_the_dataset_alone():
     dataset = Dataset(rows(2))
     dataset.get_data().clear()
     assert len(dataset) == 2
@@ -52,7 +52,7 @@ def test_repeat_puts_copies_next_to_each_other():
     assert [row["id"] for row in Dataset(rows(2)).repeat(n=3)] == [0, 0, 0, 1, 1, 1]
 
 
-def test_repeated_rows_are_independent_of_each_other_and_of_the_original():
+def test_repeated_rows_are_independent_of_each_other():
     dataset = Dataset([{"list": [1], "key": "old"}])
     repeated = dataset.repeat(2)
     repeated[0]["list"].append(2)
@@ -77,7 +77,7 @@ def test_select_keeps_the_order_of_the_indices():
     assert list(Dataset(rows(4)).select([3, 0, 3])) == [{"id": 3}, {"id": 0}, {"id": 3}]
 
 
-def test_a_row_that_is_no_dict_is_named():
+def test_row_that_is_no_dict_is_named():
     with pytest.raises(DatasetError, match="Row 1 is 'text'"):
         Dataset([{}, "text"])
 
@@ -99,7 +99,7 @@ def test_whatever_yields_dicts_can_be_registered():
     assert len(DatasetRegistry.register_dataset("b", (row for row in rows(3)))) == 3
 
 
-def test_hugging_face_dataset_of_different_shapes_is_registered_as_written():
+def test_hugging_face_dataset_is_registered_as_written():
     hugging_face = pytest.importorskip("datasets")
     written = [{"tests": [{"input": "1", "output": "1"}, {"functional": "assert True"}], "n": None}]
     arrow = hugging_face.Dataset.from_list(written)
@@ -111,7 +111,7 @@ def test_hugging_face_dataset_of_different_shapes_is_registered_as_written():
     assert list(DatasetRegistry.register_dataset("d", listed)) == listed
 
 
-def test_a_hugging_face_dataset_is_registered_split_by_split():
+def test_hugging_face_dataset_is_registered_split_by_split():
     hugging_face = pytest.importorskip("datasets")
     both = hugging_face.DatasetDict(
         train=hugging_face.Dataset.from_list(rows(3)), test=hugging_face.Dataset.from_list([{"q": None}])
@@ -126,7 +126,7 @@ def test_a_hugging_face_dataset_is_registered_split_by_split():
         DatasetRegistry.register_dataset("d", both)
 
 
-def test_a_file_is_registered_by_its_path(tmp_path):
+def test_file_is_registered_by_its_path(tmp_path):
     path = tmp_path / "tasks.csv"
     path.write_text("question,answer\n1+1,2\n")
     for name in (path, str(path)):
@@ -137,14 +137,14 @@ def test_a_file_is_registered_by_its_path(tmp_path):
     assert DatasetRegistry.get_dataset_names() == ["sums"]
 
 
-def test_a_split_can_be_registered_from_its_own_file(home):
+def test_split_can_be_registered_from_its_own_file(home):
     DatasetRegistry.register_dataset("d", rows(5))
     path = DatasetRegistry.load_dataset("d").get_data_path()
     assert path == str(home / "datasets/d/default.jsonl")
     assert list(DatasetRegistry.register_dataset("d", path)) == rows(5)
 
 
-def test_a_dataset_read_from_a_file_knows_the_file_and_a_selection_of_it_does_not(tmp_path):
+def test_dataset_knows_its_file_and_a_selection_does_not(tmp_path):
     path = tmp_path / "tasks.json"
     path.write_text('[{"id": 0}, {"id": 1}]')
     dataset = Dataset.load_data(path)
@@ -152,7 +152,7 @@ def test_a_dataset_read_from_a_file_knows_the_file_and_a_selection_of_it_does_no
     assert dataset.shuffle(0).get_data_path() is Dataset(rows(2)).get_data_path() is None
 
 
-def test_a_dataset_travels_with_its_rows(home):
+def test_dataset_travels_with_its_rows(home):
     DatasetRegistry.register_dataset("d", rows(3), "train")
     sent = pickle.dumps(DatasetRegistry.load_dataset("d", "train"))
     DatasetRegistry.remove_dataset("d")
@@ -167,14 +167,14 @@ def test_one_jsonl_file_per_split_is_the_whole_storage(home):
     assert (home / files[0]).read_text() == '{"id": 0}\n{"id": 1}\n'
 
 
-def test_the_home_is_the_users_unless_it_is_set(tmp_path, monkeypatch):
+def test_home_is_the_users_unless_it_is_set(tmp_path, monkeypatch):
     monkeypatch.delenv("TROUPE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     DatasetRegistry.register_dataset("d", rows(1))
     assert (tmp_path / "me/.troupe/datasets/d/default.jsonl").is_file()
 
 
-def test_a_relative_home_travels_with_the_working_directory(tmp_path, monkeypatch):
+def test_relative_home_travels_with_the_working_directory(tmp_path, monkeypatch):
     here, there = tmp_path / "driver", tmp_path / "unpacked_on_another_node"
     here.mkdir()
     monkeypatch.setenv("TROUPE_HOME", ".troupe")
@@ -209,14 +209,14 @@ def test_listing_and_removing():
     assert DatasetRegistry.get_dataset_names() == ["a"]
 
 
-def test_a_dataset_whose_last_split_is_gone_does_not_exist():
+def test_dataset_whose_last_split_is_gone_does_not_exist():
     DatasetRegistry.register_dataset("d", rows(1))
     DatasetRegistry.remove_dataset_split("d", "default")
     assert DatasetRegistry.get_dataset_names() == []
     assert not DatasetRegistry.dataset_exists("d")
 
 
-def test_an_unknown_dataset_or_split_is_an_error_that_lists_and_guesses():
+def test_unknown_dataset_or_split_is_an_error_that_guesses():
     with pytest.raises(DatasetError, match=r"Known in .*: none\."):
         DatasetRegistry.load_dataset("hotpotqa")
     DatasetRegistry.register_dataset("hotpotqa", rows(1), "train")
@@ -243,12 +243,12 @@ def test_names_that_are_no_file_names_are_refused(name, home):
             attempt()
 
 
-def test_the_longest_name_is_that_of_a_file():
+def test_longest_name_is_that_of_a_file():
     assert len(DatasetRegistry.register_dataset("d" * 200, rows(1), "s" * 200)) == 1
 
 
 @pytest.mark.parametrize("bad", ["text", {"object": object()}, {("tuple", "key"): 1}])
-def test_a_row_that_cannot_be_stored_is_named_and_the_old_data_stay(bad, home):
+def test_row_that_cannot_be_stored_is_named_and_old_data_stay(bad, home):
     DatasetRegistry.register_dataset("d", rows(2))
     with pytest.raises(DatasetError, match="Row 1"):
         DatasetRegistry.register_dataset("d", [{}, bad])
@@ -257,7 +257,7 @@ def test_a_row_that_cannot_be_stored_is_named_and_the_old_data_stay(bad, home):
 
 
 @pytest.mark.parametrize("moment", ["fsync", "replace"])
-def test_a_crash_before_the_replacement_leaves_the_old_data(moment, home, monkeypatch):
+def test_crash_before_the_replacement_leaves_the_old_data(moment, home, monkeypatch):
     DatasetRegistry.register_dataset("d", rows(2))
 
     def crash(*args):
@@ -307,7 +307,7 @@ def test_readers_see_whole_files_while_several_processes_write(home):
     assert [path.name for path in (home / "datasets/d").iterdir()] == ["default.jsonl"]
 
 
-def test_a_dataset_that_is_removed_while_a_split_of_it_is_written_gets_that_split():
+def test_dataset_removed_during_a_write_gets_that_split():
     def slow_rows():
         yield {"id": 0}
         assert DatasetRegistry.remove_dataset("d")
@@ -320,7 +320,7 @@ def test_a_dataset_that_is_removed_while_a_split_of_it_is_written_gets_that_spli
 
 
 @pytest.mark.parametrize("line", ['{"id": ', "[1]"])
-def test_a_damaged_line_is_named(line, home):
+def test_damaged_line_is_named(line, home):
     DatasetRegistry.register_dataset("d", rows(1))
     path = home / "datasets/d/default.jsonl"
     path.write_text(json.dumps({"id": 0}) + "\n" + line + "\n")
@@ -328,12 +328,12 @@ def test_a_damaged_line_is_named(line, home):
         DatasetRegistry.load_dataset("d")
 
 
-def test_a_missing_dataset_says_how_to_ask_for_it_first():
+def test_missing_dataset_says_how_to_ask_for_it_first():
     with pytest.raises(DatasetError, match=r"DatasetRegistry\.dataset_exists\(name, split\)"):
         DatasetRegistry.load_dataset("not_there_yet", "test")
 
 
-def test_a_table_of_pandas_is_registered_row_by_row():
+def test_table_of_pandas_is_registered_row_by_row():
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"question": ["a", "b"], "answer": [1, 2]})
     rows = DatasetRegistry.register_dataset("from_pandas", table)

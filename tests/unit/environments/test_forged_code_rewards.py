@@ -376,16 +376,16 @@ BEST_EFFORT = BestEffortSandbox()
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_forging_solution_scores_what_a_wrong_one_scores(attack, score):
+def test_forging_solution_scores_what_a_wrong_one_scores(attack, score):
     assert score(*ATTACKS[attack]) == 0.0
 
 
 @pytest.mark.parametrize("shape", HONEST)
-def test_a_wrong_solution_scores_nothing(shape, score):
+def test_wrong_solution_scores_nothing(shape, score):
     assert score(WRONG, HONEST[shape][1]) == 0.0
 
 
 @pytest.mark.parametrize("shape", HONEST)
-def test_a_right_solution_scores_one(shape, score):
+def test_right_solution_scores_one(shape, score):
     code, tests = HONEST[shape]
     assert score(code, tests) == 1.0

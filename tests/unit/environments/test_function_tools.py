@@ -62,7 +62,7 @@ def double(number: int) -> int:
     return 2 * number
 
 
-def test_the_schema_comes_from_hints_defaults_and_docstring():
+def test_schema_comes_from_hints_defaults_and_docstring():
     function = FunctionTool(travel).json["function"]
     assert (function["name"], function["description"]) == ("travel", "Measure the way through all stops.")
     parameters = function["parameters"]
@@ -85,7 +85,7 @@ def test_the_schema_comes_from_hints_defaults_and_docstring():
     assert definitions["Point"]["required"] == ["x"]
 
 
-def test_a_small_schema_holds_nothing_that_costs_tokens_for_nothing():
+def test_small_schema_holds_nothing_superfluous():
     assert FunctionTool(double).json["function"]["parameters"] == {
         "type": "object",
         "properties": {"number": {"type": "integer"}},
@@ -100,7 +100,7 @@ def test_arguments_reach_the_function_as_its_hints_say():
 
 
 @pytest.mark.parametrize("number", [5, "5", 5.0])
-def test_a_number_is_converted_where_nothing_is_lost(number):
+def test_number_is_converted_where_nothing_is_lost(number):
     assert FunctionTool(double)(number=number) == ToolOutput("double", output=10)
 
 
@@ -120,7 +120,7 @@ def test_arguments_that_do_not_fit_are_told_to_the_model(arguments, message):
     assert message in error
 
 
-def test_an_argument_called_self_is_a_wrong_argument_like_any_other():
+def test_argument_called_self_is_wrong_argument_like_any_other():
     assert "wrong arguments for 'calculator'" in tool_by_name("calculator")(self=1, expression="1").error
 
 
@@ -137,7 +137,7 @@ def test_parameters_may_have_any_name():
     assert FunctionTool(odd)(model_config=1, schema=2, copy=3, _hidden=4).output == 10
 
 
-def test_an_async_function_is_run_to_its_end():
+def test_async_function_is_run_to_its_end():
     async def later(text: str) -> str:
         """Says it later."""
         return text.upper()
@@ -145,7 +145,7 @@ def test_an_async_function_is_run_to_its_end():
     assert FunctionTool(later)(text="now").output == "NOW"
 
 
-def test_what_a_function_raises_goes_to_the_model_unless_it_ends_the_rollout():
+def test_error_of_a_function_goes_to_the_model_unless_it_ends():
     def fails(fatal: bool) -> None:
         """Fails."""
         raise EnvironmentFailure("down") if fatal else KeyError("gone")
@@ -192,7 +192,7 @@ def not_json(a: Callable[[int], int]):
         (3, "is no tool"),
     ],
 )
-def test_a_function_that_a_model_could_not_call_is_refused(function, message):
+def test_function_that_a_model_could_not_call_is_refused(function, message):
     with pytest.raises(ConfigError, match=message):
         make_tools([function])
 
@@ -210,7 +210,7 @@ def test_names_functions_classes_and_tools_go_together():
     assert all(tool.json["function"]["name"] == name for name, tool in tools.items())
 
 
-def test_a_map_gives_a_function_another_name():
+def test_map_gives_a_function_another_name():
     tools = make_tools(tool_map={"twice": double})
     assert tools["twice"].json["function"]["name"] == tools["twice"](number=2).name == "twice"
 
@@ -220,7 +220,7 @@ def test_two_tools_of_one_name_are_refused():
         make_tools([double, FunctionTool(double)])
 
 
-def test_an_environment_calls_a_function():
+def test_environment_calls_a_function():
     def never(task_info, action):
         raise AssertionError
 
@@ -244,14 +244,14 @@ sys.stdout.buffer.write(cloudpickle.dumps(shift))
 """
 
 
-def test_a_function_of_the_main_program_works_in_another_process():
+def test_function_of_the_main_program_works_in_another_process():
     pickled = subprocess.run([sys.executable, "-c", MAIN], capture_output=True, check=True).stdout
     (tool,) = make_tools([cloudpickle.loads(pickled)]).values()
     assert tool(text="a", way="up", times="2").output == "AA"
     assert "way: " in tool(text="a", way="left").error
 
 
-def test_a_tool_made_of_a_function_travels_too():
+def test_tool_made_of_a_function_travels_too():
     twice = cloudpickle.loads(cloudpickle.dumps(FunctionTool(lambda_like(), name="twice")))
     assert twice(number=4) == ToolOutput("twice", output=8)
 
@@ -265,7 +265,7 @@ def lambda_like():
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_a_tool_that_comes_with_troupe_answers_to_its_name(name):
+def test_tool_that_comes_with_troupe_answers_to_its_name(name):
     assert tool_by_name(name).json["function"]["name"] == name
 
 

@@ -48,7 +48,7 @@ def gone(pid):
     return not is_alive(pid)
 
 
-def test_a_call_returns_what_the_function_returns(grader):
+def test_call_returns_what_the_function_returns(grader):
     assert run(grader, "[1, {'a': None}, 'ä' * 3]") == [1, {"a": None}, "äää"]
     assert len(run(grader, "'x' * 1_000_000")) == 1_000_000
     assert run(grader, "'y'" + " " * 1_000_000) == "y"
@@ -71,7 +71,7 @@ def test_no_child_is_started_before_the_first_call():
         "__import__('os').kill(__import__('os').getpid(), 19)",  # SIGSTOP
     ],
 )
-def test_a_call_that_hangs_ends_at_its_time_limit_and_the_next_gets_a_fresh_child(grader, hang):
+def test_call_that_hangs_ends_and_the_next_has_a_fresh_child(grader, hang):
     before = pid_of(grader)
     start = time.monotonic()
     with pytest.raises(GradingError, match=r"could not be graded in 0\.3 s"):
@@ -97,7 +97,7 @@ def test_starting_is_not_on_the_time_of_the_call(tmp_path, monkeypatch):
         ("__import__('sys').exit(4)", "exit status 4"),
     ],
 )
-def test_a_child_that_dies_costs_its_call_alone(grader, death, how, monkeypatch):
+def test_child_that_dies_costs_its_call_alone(grader, death, how, monkeypatch):
     wait = subprocess.Popen.wait  # a tenth of a second is too short for an exit on a busy machine
     monkeypatch.setattr(subprocess.Popen, "wait", lambda process, seconds: wait(process, max(seconds, 60)))
     with pytest.raises(GradingError, match=f"died .{how}"):
@@ -105,7 +105,7 @@ def test_a_child_that_dies_costs_its_call_alone(grader, death, how, monkeypatch)
     assert run(grader, "6 * 7") == 42
 
 
-def test_a_child_that_dies_between_calls_costs_nothing(grader):
+def test_child_that_dies_between_calls_costs_nothing(grader):
     os.kill(pid_of(grader), signal.SIGKILL)
     deadline = time.monotonic() + NOTHING_LEFT_SECONDS
     while grader._child.is_alive() and time.monotonic() < deadline:
@@ -136,7 +136,7 @@ def test_what_the_function_prints_disturbs_nothing(grader, capfd):
 @pytest.mark.parametrize(
     "order", [{"function": "no_such_module:f"}, {"function": "builtins:len", "imports": ["no_such_module"]}]
 )
-def test_what_cannot_be_imported_fails_for_all_calls_and_is_no_verdict(order):
+def test_import_that_fails_fails_for_all_calls(order):
     with pytest.raises(EnvironmentFailure, match="no_such_module"):
         Grader(**order).call("abc", time_limit_seconds=30)
 
@@ -155,7 +155,7 @@ def test_threads_take_turns_and_each_gets_its_own_result(grader):
     assert results == {number: [number * factor for factor in range(20)] for number in range(8)}
 
 
-def test_the_child_outlives_the_thread_that_started_it(grader):
+def test_child_outlives_the_thread_that_started_it(grader):
     pids = []
     thread = threading.Thread(target=lambda: pids.append(pid_of(grader)))
     thread.start()
@@ -163,7 +163,7 @@ def test_the_child_outlives_the_thread_that_started_it(grader):
     assert pid_of(grader) == pids[0]
 
 
-def test_a_forked_process_gets_its_own_child(grader):
+def test_forked_process_gets_its_own_child(grader):
     ours = pid_of(grader)
     forked = os.fork()
     if forked == 0:
@@ -190,7 +190,7 @@ if state == "hang":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["exit", "idle", "hang"])
-def test_the_child_ends_with_its_parent(state):
+def test_child_ends_with_its_parent(state):
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, state], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -223,7 +223,7 @@ def confined():
     grader.close()
 
 
-def test_a_confined_child_changes_no_file_and_reaches_no_network_and_no_process(confined, tmp_path):
+def test_confined_child_reaches_no_file_network_or_process(confined, tmp_path):
     canary = tmp_path / "canary"
     canary.write_text("here")
     assert run(confined, f"__import__('os').system('rm {canary}; touch {tmp_path}/new') == 0") is False
@@ -245,9 +245,7 @@ def test_a_confined_child_changes_no_file_and_reaches_no_network_and_no_process(
         (NONSENSE, 60, "died"),
     ],
 )
-def test_a_confined_child_that_ends_costs_its_call_alone_and_leaves_no_process(
-    confined, end, seconds, message
-):
+def test_confined_child_that_ends_costs_its_call_alone(confined, end, seconds, message):
     run(confined, "1")
     supervisor = confined._child._process.pid
     processes = [supervisor, *descendants(supervisor)]

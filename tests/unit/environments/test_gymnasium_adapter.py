@@ -52,7 +52,7 @@ def test_every_frozen_lake_can_be_solved_from_what_is_shown(size):
         env.close()
 
 
-def test_the_recipe_finds_the_same_way_and_shows_it(monkeypatch):
+def test_recipe_finds_the_same_way_and_shows_it(monkeypatch):
     monkeypatch.setattr(frozen_lake, "NUM_DEMONSTRATIONS", 20)
     tasks = frozen_lake.workload(0).train_dataset[:20]
     for task in tasks:
@@ -66,7 +66,7 @@ def test_the_recipe_finds_the_same_way_and_shows_it(monkeypatch):
     assert workload.demonstrations == frozen_lake.workload(0).demonstrations
 
 
-def test_no_map_of_the_evaluation_occurs_in_training_or_demonstrations(monkeypatch):
+def test_map_of_evaluation_occurs_in_no_training(monkeypatch):
     monkeypatch.setattr(frozen_lake, "NUM_DEMONSTRATIONS", 300)
     workload = frozen_lake.workload(0)
     held_out, seen = (
@@ -78,12 +78,12 @@ def test_no_map_of_the_evaluation_occurs_in_training_or_demonstrations(monkeypat
     assert list(workload.val_dataset) == list(frozen_lake.workload(1).val_dataset)
 
 
-def test_the_recipe_says_where_there_is_no_way():
+def test_recipe_says_where_there_is_no_way():
     with pytest.raises(ValueError, match="no way"):
         frozen_lake.shortest_way(["SH", "HG"])
 
 
-def test_a_frozen_lake_explains_itself():
+def test_frozen_lake_explains_itself():
     question = FrozenLakeEnvironment(size=4, seed=3).reset()[0]["question"]
     rules, grid, choices = question.split("\n\n")
     assert rules.startswith("You walk on a frozen lake") and "slippery" not in rules
@@ -92,7 +92,7 @@ def test_a_frozen_lake_explains_itself():
     assert "slippery" in FrozenLakeEnvironment(is_slippery=True).reset()[0]["question"]
 
 
-def test_a_hole_ends_the_walk():
+def test_hole_ends_the_walk():
     env = FrozenLakeEnvironment(size=4, seed=3)
     env.reset()
     for move in ("Right", "Right", "Right"):
@@ -115,7 +115,7 @@ def test_what_is_not_understood_moves_nothing_but_uses_a_step():
     assert [env.step("?")[2] for _ in range(2)] == [False, True]
 
 
-def test_a_slippery_walk_is_the_same_for_the_same_seed():
+def test_slippery_walk_is_the_same_for_the_same_seed():
     def walk(seed):
         env = FrozenLakeEnvironment(size=8, p=1.0, seed=seed, is_slippery=True, max_steps=20)
         env.reset()
@@ -151,11 +151,11 @@ def test_how_a_move_is_read(text, move):
     assert (None if position is None else MOVES[position]) == move
 
 
-def test_a_longer_name_is_not_taken_for_the_shorter_one_in_it():
+def test_longer_name_is_not_taken_for_the_shorter_one_in_it():
     assert named_choice("turn left", ["left", "turn left"]) == 1
 
 
-def test_a_letter_that_only_looks_like_a_names_in_upper_case_is_no_failure():
+def test_letter_that_resembles_an_upper_case_name_is_no_failure():
     assert named_choice("\N{LATIN SMALL LETTER LONG S}tay", ["stay", "go"]) is None
 
 
@@ -171,7 +171,7 @@ def test_a_letter_that_only_looks_like_a_names_in_upper_case_is_no_failure():
         ("No 1, but 3, for 2.5 reasons", "3"),
     ],
 )
-def test_where_names_are_numbers_no_position_and_no_part_of_a_number_is_one(text, name):
+def test_names_that_are_numbers_match_no_position(text, name):
     names = ["1", "2", "3"]
     position = named_choice(text, names)
     assert (None if position is None else names[position]) == name
@@ -194,12 +194,12 @@ def test_actions_without_names_are_numbers():
     assert env.step("-1")[3]["action"] is None
 
 
-def test_an_environment_that_draws_in_text_is_seen_as_it_draws():
+def test_environment_that_draws_in_text_is_seen_as_it_draws():
     env = GymnasiumEnvironment("FrozenLake-v1", make_args={"is_slippery": False})
     assert env.reset()[0]["question"].splitlines()[:2] == ["[red S]FFF", "FHFH"]
 
 
-def test_a_picture_says_its_colours_so_that_passenger_and_destination_can_be_told_apart():
+def test_picture_names_its_colours():
     question = GymnasiumEnvironment("Taxi-v4", seed=1).reset()[0]["question"]
     assert question.splitlines()[1:4] == ["|[magenta R]: | : :G|", "| : | : : |", "| : :[yellow]: : |"]
     assert "|Y| : |[blue B]: |" in question
@@ -238,7 +238,7 @@ class Mission(gymnasium.Env):
         return {"image": image, "direction": numpy.int64(3), "mission": "go to the grey box"}, {}
 
 
-def test_an_observation_of_several_parts_is_told_part_by_part(monkeypatch):
+def test_observation_of_several_parts_is_told_part_by_part(monkeypatch):
     monkeypatch.setitem(
         gymnasium.registry,
         "Mission-v0",
@@ -249,12 +249,12 @@ def test_an_observation_of_several_parts_is_told_part_by_part(monkeypatch):
     assert parts == "image:\n0,1,2 3,4,5\n6,7,8 9,10,11\ndirection: 3\nmission: go to the grey box"
 
 
-def test_a_whole_list_of_numbers_is_told():
+def test_whole_list_of_numbers_is_told():
     assert in_words(numpy.array([0.123456, 2.0])) == "[0.1235, 2]"
     assert in_words((numpy.arange(2000), 7)).count(",") == 2000  # numpy itself leaves out the middle
 
 
-def test_an_environment_of_another_package_is_said_to_need_its_module():
+def test_environment_of_another_package_names_its_module():
     with pytest.raises(ConfigError, match="minigrid:MiniGrid-Empty-5x5-v0"):
         GymnasiumEnvironment("MiniGrid-Empty-5x5-v0")
 
@@ -292,18 +292,18 @@ def test_bad_arguments_are_refused(arguments, message):
 
 
 @pytest.mark.parametrize("arguments", [{"size": 1}, {"p": 2}, {"p": 0.0}, {"max_steps": 0}])
-def test_a_lake_without_a_way_is_refused(arguments):
+def test_lake_without_a_way_is_refused(arguments):
     with pytest.raises(ConfigError):
         FrozenLakeEnvironment(**arguments)
 
 
-def test_a_missing_library_is_named(monkeypatch):
+def test_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(ConfigError, match="pip install gymnasium"):
         GymnasiumEnvironment("Blackjack-v1")
 
 
-def test_a_lake_is_a_success_at_its_goal_alone():
+def test_lake_is_a_success_at_its_goal_alone():
     env = FrozenLakeEnvironment(size=4, seed=0, max_steps=64)
     way = way_by_reading(env.reset()[0]["question"].split("\n\n")[1])
     for move in way[:-1]:
@@ -328,7 +328,7 @@ class Reaching(gymnasium.Env):
         return action, 0.5, bool(action), False, {"is_success": numpy.float32(action)} if action < 2 else {}
 
 
-def test_a_success_is_what_the_environment_calls_so_and_not_a_reward():
+def test_success_is_what_environment_calls_so_and_not_reward():
     gymnasium.register("Reaching-v0", Reaching)
     env = GymnasiumEnvironment("Reaching-v0")
     env.reset()

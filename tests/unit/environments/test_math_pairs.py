@@ -17,7 +17,7 @@ def rows() -> list[dict[str, str]]:
     return list(csv.DictReader(table.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
-def test_table_has_many_kinds_of_answers_and_half_of_them_are_wrong() -> None:
+def test_table_has_many_kinds_of_answers_half_of_them_wrong() -> None:
     verdicts, kinds = (Counter(row[column] for row in rows()) for column in ("verdict", "kind"))
     assert set(verdicts) == {"right", "wrong"}
     assert verdicts["wrong"] >= verdicts["right"] >= 150

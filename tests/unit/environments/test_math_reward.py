@@ -216,7 +216,7 @@ def test_unequal_answers(answer, truth):
         (r"\sqrt{17}", "4", "math-verify", False),
     ],
 )
-def test_the_verdict_says_what_was_compared_and_how(answer, truth, judged_by, correct):
+def test_verdict_says_what_was_compared_and_how(answer, truth, judged_by, correct):
     output = math_reward_fn({"ground_truth": truth}, rf"\boxed{{{answer}}}")
     assert output.is_correct is correct
     assert output.metadata == {"answer": answer, "judged_by": judged_by}
@@ -256,7 +256,7 @@ def test_the_verdict_says_what_was_compared_and_how(answer, truth, judged_by, co
         (r"\sin\frac{\pi}{6}", "1/2"),
     ],
 )
-def test_a_question_that_is_only_restated_is_wrong(answer, truth):
+def test_question_that_is_only_restated_is_wrong(answer, truth):
     output = math_reward_fn({"ground_truth": truth}, rf"\boxed{{{answer}}}")
     assert (output.reward, output.is_correct) == (0.0, False)
     assert "leaves a calculation to be done" in output.metadata["error"]
@@ -280,13 +280,13 @@ def test_a_question_that_is_only_restated_is_wrong(answer, truth):
         (r"1+\sqrt{2}", ["7", r"\sqrt{2}+1"]),
     ],
 )
-def test_an_answer_that_leaves_no_calculation_stays_right(answer, truth):
+def test_answer_that_leaves_no_calculation_stays_right(answer, truth):
     assert reward(answer, truth) == 1.0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("answer", ["10^{10^{10}}", "9^{9^{9^{9}}}"])
-def test_an_answer_that_takes_for_ever_is_wrong_and_costs_its_time_limit_alone(answer):
+def test_answer_without_end_is_wrong_and_costs_its_limit_alone(answer):
     start = time.monotonic()
     output = math_reward_fn({"ground_truth": "4"}, rf"\boxed{{{answer}}}", time_limit_seconds=0.5)
     assert (output.reward, output.is_correct) == (0.0, False)
@@ -301,7 +301,7 @@ def test_numbers_are_judged_without_another_process(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["The answer is 4.", r"\boxed{4", "boxed{4}", r"\boxed 4", ""])
-def test_without_a_complete_box_the_reward_is_zero_and_the_metadata_say_so(text):
+def test_without_complete_box_reward_is_zero_and_metadata_say_so(text):
     output = math_reward_fn({"ground_truth": "4"}, text)
     assert (output.reward, output.is_correct) == (0.0, False)
     assert "boxed" in output.metadata["error"]
@@ -329,7 +329,7 @@ def test_only_what_follows_the_last_think_tag_counts():
         ("none", None),
     ],
 )
-def test_the_last_balanced_box_is_found(text, inside):
+def test_last_balanced_box_is_found(text, inside):
     assert last_boxed(text) == inside
 
 
@@ -341,13 +341,13 @@ def test_the_last_balanced_box_is_found(text, inside):
         *({"ground_truth": truth} for truth in (None, [], "", ["", None], r"\boxed{}", "$$")),
     ],
 )
-def test_a_task_without_ground_truth_is_an_error(task):
+def test_task_without_ground_truth_is_an_error(task):
     with pytest.raises(DatasetError, match="ground_truth"):
         math_reward_fn(task, r"\boxed{}")
 
 
 @pytest.mark.parametrize("truth", [{"answer": "4"}, ["4", {}], float("nan"), float("inf"), b"4"])
-def test_a_ground_truth_that_is_neither_text_nor_number_is_an_error(truth):
+def test_ground_truth_that_is_neither_text_nor_number_is_error(truth):
     with pytest.raises(DatasetError, match="no answer can equal"):
         math_reward_fn({"ground_truth": truth}, r"\boxed{4}")
 

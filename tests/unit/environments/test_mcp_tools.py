@@ -65,14 +65,14 @@ def pid_of(server: MCPServer) -> int:
 # --- what a server's tools are
 
 
-def test_a_schema_is_passed_through(stdio):
+def test_schema_is_passed_through(stdio):
     function = make_tools([stdio])["echo"].json["function"]
     assert (function["name"], function["description"]) == ("echo", "Say it again.")
     assert function["parameters"]["properties"]["text"]["type"] == "string"
     assert function["parameters"]["required"] == ["text"]
 
 
-def test_a_tool_without_a_description_is_described_by_its_name(stdio):
+def test_tool_without_a_description_is_described_by_its_name(stdio):
     assert make_tools([stdio])["add"].description == "add"
 
 
@@ -104,7 +104,7 @@ def test_what_a_server_refuses_is_an_error_for_the_model(stdio, name, arguments,
 
 
 @pytest.mark.slow
-def test_a_prefix_tells_servers_apart_and_without_one_they_clash(stdio):
+def test_prefix_tells_servers_apart_and_without_one_they_clash(stdio):
     other = MCPServer(command=sys.executable, args=[ECHO], prefix="other_")
     tools = make_tools([stdio, other, "calculator"])
     assert tools["other_echo"](text="hi").output == "hi"
@@ -117,7 +117,7 @@ def test_a_prefix_tells_servers_apart_and_without_one_they_clash(stdio):
 # --- one connection per process and server
 
 
-def test_equal_descriptions_share_a_process_and_cost_nothing_per_episode(stdio):
+def test_equal_descriptions_share_a_process(stdio):
     equal = pickle.loads(pickle.dumps(stdio))
     assert pid_of(equal) == pid_of(stdio)
     start = time.process_time()
@@ -135,7 +135,7 @@ def test_threads_share_a_connection(stdio):
     assert time.perf_counter() - start < 20.0, "one after the other they take 24 s"
 
 
-def test_a_url_is_one_server_for_all(url):
+def test_url_is_one_server_for_all(url):
     alone, authorized = MCPServer(url=url), MCPServer(url=url, headers={"Authorization": "Bearer x"})
     try:
         assert pid_of(alone) == pid_of(authorized)
@@ -148,7 +148,7 @@ def test_a_url_is_one_server_for_all(url):
 
 
 @pytest.mark.slow
-def test_a_closed_server_ends_and_is_started_anew_by_the_next_use(stdio):
+def test_closed_server_ends_and_is_started_anew_by_next_use(stdio):
     pid = pid_of(stdio)
     stdio.close()
     assert not is_running(pid)
@@ -159,7 +159,7 @@ def test_a_closed_server_ends_and_is_started_anew_by_the_next_use(stdio):
 
 
 @pytest.mark.slow
-def test_a_call_that_takes_too_long_is_an_error_and_only_a_stuck_server_is_replaced(monkeypatch):
+def test_call_that_is_too_slow_replaces_its_server_only(monkeypatch):
     server = MCPServer(command=sys.executable, args=[ECHO], timeout_seconds=4)
     tools = make_tools([server])
     pid = pid_of(server)
@@ -174,14 +174,14 @@ def test_a_call_that_takes_too_long_is_an_error_and_only_a_stuck_server_is_repla
 
 
 @pytest.mark.slow
-def test_a_server_that_crashes_during_a_call_is_back_for_the_next(stdio):
+def test_server_that_crashes_during_call_is_back_for_next(stdio):
     tools = make_tools([stdio])
     assert "'crash' failed" in tools["crash"]().error
     assert tools["echo"](text="back").output == "back"
 
 
 @pytest.mark.slow
-def test_a_server_that_died_between_calls_is_back_for_the_next(stdio, caplog):
+def test_server_that_died_between_calls_is_back_for_the_next(stdio, caplog):
     pid = pid_of(stdio)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not is_running(pid))
@@ -191,7 +191,7 @@ def test_a_server_that_died_between_calls_is_back_for_the_next(stdio, caplog):
 
 
 @pytest.mark.slow
-def test_a_server_that_cannot_come_back_ends_the_rollout(tmp_path):
+def test_server_that_cannot_come_back_ends_the_rollout(tmp_path):
     script = tmp_path / "once.py"
     script.write_text(Path(ECHO).read_text())
     server = MCPServer(command=sys.executable, args=[str(script)])
@@ -204,7 +204,7 @@ def test_a_server_that_cannot_come_back_ends_the_rollout(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_http_server_that_is_gone_ends_the_rollout_and_one_that_is_back_serves():
+def test_http_server_gone_ends_the_rollout_and_serves_when_back():
     process, url = start_http_server()
     server = MCPServer(url=url, timeout_seconds=5)
     echo = make_tools([server])["echo"]
@@ -237,13 +237,13 @@ def test_an_http_server_that_is_gone_ends_the_rollout_and_one_that_is_back_serve
         (MCPServer(url=f"http://127.0.0.1:{free_port()}/mcp"), r"127\.0\.0\.1.*cannot be used"),
     ],
 )
-def test_a_server_that_cannot_be_used_says_why(server, message):
+def test_server_that_cannot_be_used_says_why(server, message):
     with pytest.raises(EnvironmentFailure, match=message):
         make_tools([server])
     server.close()
 
 
-def test_a_message_about_a_server_holds_no_secret():
+def test_message_about_a_server_holds_no_secret():
     server = MCPServer(command="no-such-program", env={"API_KEY": "hunter2"})
     with pytest.raises(EnvironmentFailure) as caught:
         make_tools([server])
@@ -263,7 +263,7 @@ if sys.argv[1] == "busy":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["busy", "done"])
-def test_a_server_ends_with_its_owner(state):
+def test_server_ends_with_its_owner(state):
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, state], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -289,7 +289,7 @@ def test_a_server_ends_with_its_owner(state):
         ({"command": "x", "timeout_seconds": 0}, "timeout_seconds=0"),
     ],
 )
-def test_an_impossible_description_is_refused(arguments, message):
+def test_impossible_description_is_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         MCPServer(**arguments)
 
@@ -298,7 +298,7 @@ def test_an_impossible_description_is_refused(arguments, message):
 
 
 @pytest.mark.slow
-def test_the_references_environment_plays(stdio):
+def test_references_environment_plays(stdio):
     def reward(task_info, action):
         return float(action == task_info["ground_truth"])
 

@@ -31,7 +31,7 @@ def seen(*rows):
     return {"image": image, "direction": numpy.int64(1), "mission": "open the door"}
 
 
-def test_a_view_is_told_in_words(constants):
+def test_view_is_told_in_words(constants):
     text = view_in_words(seen([(0, 0, 0), (4, 4, 2), (2, 5, 0)], [(1, 0, 0), (5, 2, 0), (8, 1, 0)]))
     assert text.splitlines() == [
         "Mission: open the door.",
@@ -47,7 +47,7 @@ def test_empty_hands_are_told(constants):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_environment_of_minigrid_is_told_by_its_view():
+def test_environment_of_minigrid_is_told_by_its_view():
     pytest.importorskip("minigrid")
     env = GymnasiumEnvironment("minigrid:MiniGrid-DoorKey-5x5-v0", seed=1)
     question = env.reset()[0]["question"]

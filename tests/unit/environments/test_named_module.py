@@ -12,7 +12,7 @@ from environments.named_module import load_class
 KNOWN = {"counter": "collections:Counter", "ordered": "collections:OrderedDict"}
 
 
-def test_a_short_name_and_a_path_lead_to_the_class() -> None:
+def test_short_name_and_a_path_lead_to_the_class() -> None:
     from collections import Counter, defaultdict
 
     assert load_class("my.setting", "counter", KNOWN, dict) is Counter
@@ -29,12 +29,12 @@ def test_a_short_name_and_a_path_lead_to_the_class() -> None:
         ("collections:deque", "derived from builtins.dict, and is <class 'collections.deque'>"),
     ],
 )
-def test_what_leads_to_no_class_is_an_error_that_names_the_setting(name: str, message: str) -> None:
+def test_what_leads_to_no_class_is_error_that_names_setting(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_class("my.setting", name, KNOWN, dict)
 
 
-def test_a_module_that_lacks_one_of_its_own_imports_says_which(
+def test_module_that_lacks_one_of_its_own_imports_says_which(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken_plugin.py").write_text("import a_library_that_is_missing\n", encoding="utf-8")

@@ -24,18 +24,18 @@ ANSWER = "```python\nprint('secret')\n```"
     ("sandbox", "shown"),
     [(OwnSandbox("mine"), "mine"), ("own_sandbox:OwnSandbox", "own"), ("local", "secret")],
 )
-def test_the_python_tool_runs_code_in_the_sandbox_that_it_is_given(sandbox, shown):
+def test_python_tool_runs_code_in_sandbox_that_it_is_given(sandbox, shown):
     assert PythonTool(sandbox=sandbox)(code="print('secret')").to_string() == shown
 
 
-def test_a_tool_environment_plays_with_it():
+def test_tool_environment_plays_with_it():
     env = ToolEnvironment(tools=[PythonTool(sandbox=OwnSandbox())], reward_fn=lambda task_info, action: 1.0)
     call = {"id": "1", "function": {"name": "python", "arguments": json.dumps({"code": "mark"})}}
     assert env.step([call])[0] == {"tool_outputs": {"1": "'own'"}}
 
 
 @pytest.mark.parametrize("sandbox", [OwnSandbox(), "own_sandbox:OwnSandbox"])
-def test_a_code_reward_is_judged_in_it(sandbox):
+def test_code_reward_is_judged_in_it(sandbox):
     task = {"tests": ["from solution import f\nassert f() == 1"]}
     right = "```python\ndef f():\n    return 1\n```"
     wrong = "```python\ndef f():\n    return 2\n```"
@@ -44,7 +44,7 @@ def test_a_code_reward_is_judged_in_it(sandbox):
     assert [env.get_reward_and_next_obs(task, answer)[0] for answer in (right, wrong)] == [1.0, 0.0]
 
 
-def test_the_sandbox_that_judges_is_the_one_that_was_given(monkeypatch):
+def test_sandbox_that_judges_is_the_one_that_was_given(monkeypatch):
     used = []
     monkeypatch.setattr(
         OwnSandbox, "run", lambda self, *given: used.append(self) or LocalSandbox().run(*given)
@@ -56,7 +56,7 @@ def test_the_sandbox_that_judges_is_the_one_that_was_given(monkeypatch):
     assert "sandbox" not in env.task
 
 
-def test_a_code_environment_takes_a_sandbox_or_a_reward_function():
+def test_code_environment_takes_a_sandbox_or_a_reward_function():
     with pytest.raises(ConfigError, match="exclude each other"):
         CodeEnvironment(PRINTS_A_SECRET, reward_fn=code_reward_fn, sandbox="local")
 
@@ -73,10 +73,10 @@ def test_a_code_environment_takes_a_sandbox_or_a_reward_function():
         (None, "is no sandbox"),
     ],
 )
-def test_what_is_no_sandbox_is_a_config_error_before_anything_runs(sandbox, sentence):
+def test_what_is_no_sandbox_is_config_error_before_anything_runs(sandbox, sentence):
     with pytest.raises(ConfigError, match=sentence):
         PythonTool(sandbox=sandbox)
 
 
-def test_a_name_gives_one_sandbox_per_process():
+def test_name_gives_one_sandbox_per_process():
     assert make_sandbox("own_sandbox:OwnSandbox") is make_sandbox("own_sandbox:OwnSandbox")

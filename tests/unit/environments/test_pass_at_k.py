@@ -19,7 +19,7 @@ def brute_force(rewards, k):
 
 
 @pytest.mark.parametrize("n", range(1, 8))
-def test_the_estimate_is_the_share_of_subsets_with_a_correct_attempt(n):
+def test_estimate_is_share_of_subsets_with_correct_attempt(n):
     for correct in range(n + 1):
         rewards = [1.0] * correct + [0.0] * (n - correct)
         table = compute_pass_at_k(attempts({"q": 1}, *rewards), ks=range(1, n + 1))
@@ -27,14 +27,14 @@ def test_the_estimate_is_the_share_of_subsets_with_a_correct_attempt(n):
             assert table[k] == pytest.approx(brute_force(rewards, k))
 
 
-def test_problems_weigh_the_same_whatever_their_number_of_samples():
+def test_problems_weigh_same_whatever_their_number_of_samples():
     results = attempts({"q": 1}, 1, 1) + attempts({"q": 2}, 0, 0, 0, 0, 0, 0)
     table = compute_pass_at_k(results, ks=[1])
     assert table[1] == 0.5
     assert (table.num_problems, table.num_samples) == (2, 8)
 
 
-def test_equal_tasks_are_one_problem_whatever_the_order_of_keys_and_results():
+def test_equal_tasks_are_one_problem_in_any_order():
     results = [*attempts({"a": 1, "b": [2]}, 1), *attempts({"c": 1}, 0), *attempts({"b": [2], "a": 1}, 0)]
     assert compute_pass_at_k(results, ks=[1]).num_problems == 2
 
@@ -47,16 +47,16 @@ def test_correct_is_a_reward_above_zero_where_nobody_judges():
     ("reward", "is_correct", "estimate"),
     [(0.1, False, 0.0), (5.0, False, 0.0), (0.0, True, 1.0), (-1.0, True, 1.0), (0.1, None, 1.0)],
 )
-def test_the_judges_verdict_counts_and_not_the_reward(reward, is_correct, estimate):
+def test_judges_verdict_counts_and_not_the_reward(reward, is_correct, estimate):
     assert compute_pass_at_k([Trajectory(task={}, reward=reward, is_correct=is_correct)])[1] == estimate
 
 
-def test_a_failed_rollout_is_never_a_success_whoever_says_so():
+def test_failed_rollout_is_never_a_success_whoever_says_so():
     crashed = Trajectory(task={}, termination_reason=TerminationReason.ENV_ERROR, is_correct=True, reward=1.0)
     assert compute_pass_at_k([crashed])[1] == 0.0
 
 
-def test_the_table_names_each_judge_and_how_many_samples_it_has_judged(capsys):
+def test_table_names_each_judge_and_its_number_of_samples(capsys):
     judged = [Trajectory(task={}, is_correct=True, by_reward_function=True)] * 2
     said = [Trajectory(task={}, is_correct=False)]
     compute_pass_at_k([*attempts({}, 0.5), *said, *judged])
@@ -66,7 +66,7 @@ def test_the_table_names_each_judge_and_how_many_samples_it_has_judged(capsys):
 
 
 @pytest.mark.parametrize("reward", [0.0, 1.0])
-def test_a_failed_rollout_counts_as_an_attempt_that_was_not_correct(reward):
+def test_failed_rollout_counts_as_attempt_that_was_not_correct(reward):
     failed = Trajectory(task={}, reward=reward, termination_reason=TerminationReason.ENV_ERROR, error="boom")
     assert compute_pass_at_k([failed, *attempts({}, 1.0)])[1] == 0.5
 
@@ -100,7 +100,7 @@ def test_ks_by_default(n, ks):
     assert list(compute_pass_at_k(results).estimates) == ks
 
 
-def test_a_k_above_the_smallest_number_of_samples_is_omitted_and_said_to_be(capsys):
+def test_k_above_the_number_of_samples_is_omitted_and_reported(capsys):
     results = attempts({"q": 1}, 1, 0, 0, 0) + attempts({"q": 2}, 0, 0)
     table = compute_pass_at_k(results, ks=[4, 1])
     assert (list(table.estimates), table.omitted) == ([1], (4,))
@@ -111,7 +111,7 @@ def test_a_k_above_the_smallest_number_of_samples_is_omitted_and_said_to_be(caps
         table[2]
 
 
-def test_the_table_is_printed(capsys):
+def test_table_is_printed(capsys):
     table = compute_pass_at_k(iter(attempts({}, 1, 0)))
     assert capsys.readouterr().out == f"{table}\n"
     assert str(table).splitlines() == [
@@ -128,6 +128,6 @@ def test_no_results_and_impossible_ks_are_refused():
         compute_pass_at_k(attempts({}, 1), ks=[0, 1])
 
 
-def test_a_task_that_is_no_json_is_refused():
+def test_task_that_is_no_json_is_refused():
     with pytest.raises(DatasetError, match="no JSON"):
         compute_pass_at_k(attempts({"q": object()}, 1))

@@ -26,27 +26,27 @@ def test_everything_that_the_code_gave_is_shown(code, text):
     assert shown(code) == text
 
 
-def test_an_error_is_shown_together_with_what_was_printed_before():
+def test_error_is_shown_together_with_what_was_printed_before():
     lines = shown("print('before')\nprint(undefined)").splitlines()
     assert (lines[0], lines[-1]) == ("before", "NameError: name 'undefined' is not defined")
     assert 'File "main.py", line 2' in "\n".join(lines)
 
 
-def test_a_time_out_is_told_with_its_limit():
+def test_time_out_is_told_with_its_limit():
     text = shown("print('before')\nwhile True: pass", timeout_seconds=2)
     assert text == "before\nThe code was stopped: it ran longer than the limit of 2 s."
 
 
-def test_the_memory_limit_is_told():
+def test_memory_limit_is_told():
     text = shown("x = bytearray(1 << 40)", memory_bytes=256 << 20)
     assert text.endswith("The code used more than the limit of 256 MiB of memory.")
 
 
-def test_a_crash_is_told():
+def test_crash_is_told():
     assert shown("import ctypes\nctypes.string_at(0)") == "The code crashed: Segmentation fault."
 
 
-def test_a_long_output_is_cut():
+def test_long_output_is_cut():
     tool = PythonTool()
     text = tool(code="print('a' * 100_000)").to_string()
     assert len(text) < tool.limits.output_bytes + 100
@@ -60,15 +60,15 @@ def test_nothing_is_kept_between_calls():
     assert "fresh interpreter" in tool.description
 
 
-def test_the_metadata_say_how_it_ended():
+def test_metadata_say_how_it_ended():
     assert PythonTool()(code="1 / 0").metadata == {"ending": "exited", "exit_code": 1}
 
 
-def test_code_that_is_no_text_is_an_error_that_the_model_can_read():
+def test_code_that_is_no_text_is_error_that_model_can_read():
     assert PythonTool()(code=3).error == "the code has to be text, not 3."
 
 
-def test_the_schema_asks_for_code():
+def test_schema_asks_for_code():
     parameters = PythonTool().json["function"]["parameters"]
     assert parameters == {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
 

@@ -11,7 +11,7 @@ README = Path(__file__).parents[3] / "environments" / "README.md"
 
 
 @pytest.mark.slow
-def test_the_environment_of_the_readme_has_no_fault(capsys):
+def test_environment_of_the_readme_has_no_fault(capsys):
     _, example, *_ = README.read_text(encoding="utf-8").split("```python\n")
     names: dict[str, Any] = {"BaseEnv": BaseEnv, "check_environment": check_environment}
     exec(example.partition("```")[0], names)

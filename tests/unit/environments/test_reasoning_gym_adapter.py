@@ -31,7 +31,7 @@ def judged(task, response):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_librarys_own_answer_is_worth_one(name):
+def test_librarys_own_answer_is_worth_one(name):
     for task in reasoning_gym_tasks(name, 3, seed=5):
         expected = judged(task, "")[1]["expected"]
         assert judged(task, f"<think>hm</think>It is <answer>{expected}</answer>.")[0] == 1.0
@@ -48,7 +48,7 @@ def test_tasks_survive_json_and_make_the_same_question():
     assert [task["question"] for task in other] != [task["question"] for task in tasks]
 
 
-def test_an_agent_plays_it():
+def test_agent_plays_it():
     task = reasoning_gym_tasks("chain_sum", 1, seed=1, min_terms=2, max_terms=2)[0]
     env, agent = ReasoningGymEnvironment.from_dict(task), GameAgent()
     agent.update_from_env(*env.reset()[:1], 0.0, False, {})
@@ -74,7 +74,7 @@ def test_where_the_answer_is(text, answer):
     assert answer_in(text) == answer
 
 
-def test_an_answer_that_breaks_the_verifier_is_worth_nothing_and_is_told(caplog):
+def test_answer_that_breaks_its_verifier_is_worth_nothing(caplog):
     task = reasoning_gym_tasks("prime_factorization", 1)[0]
     with caplog.at_level(logging.WARNING):
         reward, info = judged(task, "two times three")
@@ -84,14 +84,14 @@ def test_an_answer_that_breaks_the_verifier_is_worth_nothing_and_is_told(caplog)
 
 
 @pytest.mark.parametrize("name", ["countdown", "simple_integration"])
-def test_an_answer_is_not_run(name, tmp_path):
+def test_answer_is_not_run(name, tmp_path):
     task = reasoning_gym_tasks(name, 1)[0]
     note = tmp_path / "note"
     assert judged(task, f"__import__('os').system('touch {note}')")[0] < 0.5
     assert not note.exists()
 
 
-def test_a_verdict_whose_process_dies_is_worth_nothing_and_is_told(monkeypatch):
+def test_verdict_whose_process_dies_is_worth_nothing_and_is_told(monkeypatch):
     dataset = ["chain_sum", 0, 1, "{}"]
     entry = base64.b64encode(pickle.dumps({"question": "1 + 1 =", "answer": "2"})).decode()
     monkeypatch.setattr(reasoning_gym, "is_data", lambda *arguments: os._exit(3))
@@ -108,7 +108,7 @@ def test_what_a_verifier_changes_ends_with_its_verdict(monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_answer_whose_verdict_takes_for_ever_is_worth_nothing_and_costs_its_time_limit_alone(monkeypatch):
+def test_verdict_without_end_costs_its_time_limit_alone(monkeypatch):
     task = reasoning_gym_tasks("simple_integration", 1)[0]
     judged(task, "1")
     monkeypatch.setattr(reasoning_gym, "TIME_LIMIT_SECONDS", 0.5)

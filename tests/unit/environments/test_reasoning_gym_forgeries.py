@@ -155,13 +155,13 @@ def test_no_program_is_worth_more_than_an_honest_wrong_answer(dataset):
 
 
 @pytest.mark.parametrize(("dataset", "title"), IN_ONE_DATASET)
-def test_an_answer_that_leaves_the_work_to_its_verifier_is_worth_what_a_wrong_one_is(dataset, title):
+def test_answer_that_leaves_work_to_its_verifier_is_wrong(dataset, title):
     forged = IN_ONE_DATASET[dataset, title](entry_of(dataset))
     assert judged(dataset, forged)[0] == judged(dataset, IN_NO_FORM)[0]
 
 
 @pytest.mark.parametrize("dataset", EVALUATED)
-def test_the_librarys_own_answers_are_data(dataset):
+def test_librarys_own_answers_are_data(dataset):
     entries = library().create_dataset(dataset, seed=3, size=20)
     wrong = [e["answer"] for e in entries if not is_data(dataset, e["answer"], e)]
     assert wrong == []
@@ -176,9 +176,7 @@ def test_the_librarys_own_answers_are_data(dataset):
         ("string_insertion", "{}", 0.1),
     ],
 )
-def test_an_answer_written_as_a_list_keeps_the_small_reward_that_the_library_gives_it(
-    dataset, answer, reward
-):
+def test_answer_as_list_keeps_the_librarys_small_reward(dataset, answer, reward):
     expected = entry_of(dataset)["answer"]
     as_list = {
         "binary_matrix": lambda: str(
@@ -209,7 +207,7 @@ def test_info_says_that_a_program_was_not_given_to_the_verifier():
     assert "error" not in judged("countdown", "1 + 1")[1]
 
 
-def test_the_list_of_verifiers_that_evaluate_answers_is_complete():
+def test_list_of_verifiers_that_evaluate_answers_is_complete():
     ran: set[str] = set()
     builtins.note_that_it_ran = ran.add
     program = """[note_that_it_ran({0!r}), exec("note_that_it_ran({0!r})")]"""

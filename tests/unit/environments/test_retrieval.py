@@ -36,7 +36,7 @@ def folders(home):
     return sorted(path.name for path in (home / "indexes").iterdir())
 
 
-def test_the_best_passage_comes_first_with_its_title():
+def test_best_passage_comes_first_with_its_title():
     output = tool()(query="How long is the river Quenny?")
     assert output.to_string() == (
         "[1] Quenny\nThe Quenny is a river of 212 kilometres.\n\n"
@@ -84,11 +84,11 @@ def test_no_hit_is_an_answer_that_the_model_can_read(query):
         ({}, "wrong arguments"),
     ],
 )
-def test_a_call_that_makes_no_sense_is_answered_by_an_error(arguments, message):
+def test_call_that_makes_no_sense_is_answered_by_an_error(arguments, message):
     assert message in tool()(**arguments).error
 
 
-def test_a_long_passage_is_cut_at_a_word():
+def test_long_passage_is_cut_at_a_word():
     shown = tool([{"text": "stone " * 1000}])(query="stones").to_string()
     assert shown == "[1] " + "stone " * 99 + "stone ..."
     assert len(tool([{"text": "stone " + "x" * 1000}])(query="stone").to_string()) < 700
@@ -105,7 +105,7 @@ def test_words_are_folded_and_the_empty_ones_left_out():
     assert [len(word) for word in words("y" * 1000)] == [32]
 
 
-def test_the_schema_tells_the_model_how_to_call_it_and_making_one_reads_nothing(home):
+def test_schema_describes_a_call_and_reads_nothing(home):
     function = LocalRetrievalTool().json["function"]
     assert function["name"] == "local_search"
     assert function["parameters"] == {
@@ -116,7 +116,7 @@ def test_the_schema_tells_the_model_how_to_call_it_and_making_one_reads_nothing(
     assert not (home / "indexes").exists()
 
 
-def test_the_corpus_is_a_dataset_by_name():
+def test_corpus_is_a_dataset_by_name():
     DatasetRegistry.register_dataset("search_corpus", ROWS)
     DatasetRegistry.register_dataset("stones", [{"text": "granite"}], "test")
     assert LocalRetrievalTool()(query="bell").metadata["ids"] == ["3"]
@@ -129,7 +129,7 @@ def test_the_corpus_is_a_dataset_by_name():
     assert Stones()(query="granite").metadata["ids"] == ["0"]
 
 
-def test_a_corpus_that_is_registered_anew_gets_a_new_index_only_if_it_changed(home):
+def test_corpus_registered_anew_gets_a_new_index_if_changed(home):
     for rows, count in ((ROWS, 1), (ROWS, 1), (ROWS[:2], 2)):
         DatasetRegistry.register_dataset("search_corpus", rows)
         LocalRetrievalTool()(query="bell")
@@ -143,7 +143,7 @@ def test_all_tools_of_a_process_share_one_index():
 
 
 @pytest.mark.slow
-def test_a_tool_with_its_corpus_can_be_sent_to_an_actor(home):
+def test_tool_with_its_corpus_can_be_sent_to_an_actor(home):
     import cloudpickle
 
     for source in (ROWS, "stones"):
@@ -171,13 +171,13 @@ def test_searching_does_not_import_bm25s():
 
 
 @pytest.mark.parametrize("rows", [[{"title": "Quenny"}], [{"text": 3}], [{"text": "?!"}], [{"text": "the"}]])
-def test_rows_that_cannot_be_searched_end_the_rollout_and_leave_nothing(home, rows):
+def test_rows_that_cannot_be_searched_end_the_rollout(home, rows):
     with pytest.raises(DatasetError, match="'text'"):
         tool(rows)(query="bell")
     assert [name for name in folders(home) if not name.endswith(".lock")] == []
 
 
-def test_a_missing_corpus_ends_the_rollout():
+def test_missing_corpus_ends_the_rollout():
     with pytest.raises(DatasetError, match="search_corpus"):
         LocalRetrievalTool()(query="bell")
 
@@ -187,7 +187,7 @@ def test_no_rows_are_refused_at_once():
         LocalRetrievalTool.over([])
 
 
-def test_a_disk_that_cannot_be_written_ends_the_rollout(home):
+def test_disk_that_cannot_be_written_ends_the_rollout(home):
     (home / "indexes").write_text("in the way")
     with pytest.raises(EnvironmentFailure, match="cannot be used"):
         tool()(query="bell")
@@ -231,7 +231,7 @@ def test_of_many_processes_one_builds_and_the_others_wait(home):
     assert len(folders(home)) == 1
 
 
-def test_a_builder_that_is_killed_holds_nobody_up_and_leaves_nothing(home):
+def test_builder_that_is_killed_blocks_nobody(home):
     DatasetRegistry.register_dataset("search_corpus", ROWS)
     with searcher(60) as killed:
         killed.stdin.write("\n")

@@ -90,11 +90,11 @@ def test_output_errors_and_value_come_back(kernel):
 @pytest.mark.parametrize(
     ("source", "value"), [("1 + 1", "2"), ("x = 3", None), ("print()", None), ("", None), ("# nothing", None)]
 )
-def test_the_value_is_that_of_a_last_expression(source, value):
+def test_value_is_that_of_a_last_expression(source, value):
     assert run_python(source).value == value
 
 
-def test_the_program_reads_its_input_and_is_main():
+def test_program_reads_its_input_and_is_main():
     source = "def f():\n    print(input()[::-1])\nif __name__ == '__main__':\n    f()\n"
     assert run_python(source, stdin="abc\n").stdout == "cba\n"
 
@@ -103,7 +103,7 @@ def test_installed_packages_can_be_imported():
     assert run_python("import numpy\nint(numpy.arange(4).sum())").value == "6"
 
 
-def test_a_traceback_shows_the_program_and_nothing_of_the_sandbox(kernel):
+def test_traceback_shows_program_and_nothing_of_sandbox(kernel):
     result = run_python("def f():\n    return 1 / 0\nf()")
     lines = result.stderr.splitlines()
     assert lines[:3] == [
@@ -123,7 +123,7 @@ def test_source_that_is_no_python_is_an_error_of_the_program(source):
     assert ("child.py" in result.stderr, "Traceback" in result.stderr) == (False, False)
 
 
-def test_an_exit_code_is_told():
+def test_exit_code_is_told():
     assert run_python("import sys\nsys.exit(3)").exit_code == 3
 
 
@@ -136,19 +136,19 @@ def test_what_was_printed_before_a_time_out_is_kept(kernel):
 
 
 @pytest.mark.slow
-def test_the_cpu_limit_ends_a_program_too():
+def test_cpu_limit_ends_a_program_too():
     result = run_python("while True: pass", limits=SandboxLimits(timeout_seconds=120, cpu_seconds=1))
     assert result.timed_out
 
 
-def test_a_program_that_takes_too_much_memory_is_told_apart(kernel):
+def test_program_that_takes_too_much_memory_is_told_apart(kernel):
     limits = SandboxLimits(memory_bytes=200 << 20)
     result = run_python("blocks = []\nwhile True:\n    blocks.append(bytearray(1 << 20))", limits=limits)
     assert result.ending is Ending.OUT_OF_MEMORY
     assert result.stderr.rstrip().endswith("MemoryError")
 
 
-def test_a_crash_is_told_apart():
+def test_crash_is_told_apart():
     result = run_python("import ctypes\nctypes.string_at(0)")
     assert (result.ending, result.exit_code) == (Ending.KILLED, -11)
 
@@ -197,7 +197,7 @@ def test_processes_that_left_the_session_are_killed(kernel, seconds, environment
 
 
 @pytest.mark.slow
-def test_a_program_that_leaves_its_supervisor_itself_is_killed_too(kernel):
+def test_program_that_leaves_its_supervisor_itself_is_killed_too(kernel):
     command = ["-c", "import time; time.sleep(300)", MARK]
     source = f"""
 import ctypes, os, sys
@@ -208,14 +208,14 @@ os.execv(sys.executable, [sys.executable, *{command}])
     assert gone_within(60)
 
 
-def test_a_program_that_stops_its_group_ends_in_time():
+def test_program_that_stops_its_group_ends_in_time():
     begin = time.monotonic()
     result = run_python("import os\nos.kill(0, 19)", limits=SandboxLimits(timeout_seconds=1))
     assert result.ending in (Ending.TIMED_OUT, Ending.KILLED)
     assert time.monotonic() - begin < sandbox._KILL_SECONDS
 
 
-def test_a_program_cannot_end_its_supervisor_unnoticed(kernel):
+def test_program_cannot_end_its_supervisor_unnoticed(kernel):
     result = run_python("import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(0.2)\n'alive'")
     # Isolated, its parent is the first process of the namespace, which gets no signal from within. Else
     # landlock denies the signal, or the end of the supervisor ends it.
@@ -276,7 +276,7 @@ processes = [name for name in os.listdir("/proc") if name.isdecimal()]
     assert (seen, processes, len(directories)) == ([], ["1", "2"], 1)
 
 
-def test_packages_of_a_virtual_environment_in_a_home_are_seen_and_nothing_else_of_it(tmp_path, monkeypatch):
+def test_packages_of_an_environment_in_home_alone_are_seen(tmp_path, monkeypatch):
     home = tmp_path / "linked"
     (tmp_path / "home").mkdir()
     home.symlink_to(tmp_path / "home")
@@ -298,7 +298,7 @@ only_here.value, child.stdout + child.stderr, sorted(glob.glob({str(home)!r} + "
     assert result.value == repr((7, "7\n", [str(home / "venv")]))
 
 
-def test_a_container_that_masks_proc_still_isolates(tmp_path, monkeypatch):
+def test_container_that_masks_proc_still_isolates(tmp_path, monkeypatch):
     source = Path(sandbox.__file__).with_name("child.py").read_text()
     fresh = 'mount("proc", f"{root}/proc", "proc"'
     assert fresh in source
@@ -440,7 +440,7 @@ while True:
     ],
     ids=["many files", "large files", "nested beyond the longest path", "a folder that cannot be read"],
 )
-def test_files_are_limited_together_without_a_file_system_of_their_own(source, tmp_path, monkeypatch):
+def test_files_are_limited_together_without_a_file_system(source, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", interpreter_denied(tmp_path, UNSHARE))
     if "chmod" in source and os.getuid() == 0:
         pytest.skip("root reads all folders, so none is hidden from its count")
@@ -448,7 +448,7 @@ def test_files_are_limited_together_without_a_file_system_of_their_own(source, t
     assert run_python(f"import os, time\n{source}", limits=limits).ending is Ending.KILLED
 
 
-def test_an_isolated_program_makes_a_limited_number_of_files():
+def test_isolated_program_makes_a_limited_number_of_files():
     result = run_python("for n in range(20_000): open(str(n), 'w').close()")
     if not result.isolated:
         pytest.skip("this kernel allows no user namespaces")
@@ -495,14 +495,14 @@ def test_no_descriptor_is_left_open(scratch):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_an_interpreter_that_does_not_start_is_an_environment_failure(monkeypatch, scratch):
+def test_interpreter_that_does_not_start_is_environment_failure(monkeypatch, scratch):
     monkeypatch.setattr(sandbox, "_CHILD", "/nonexistent.py")
     with pytest.raises(EnvironmentFailure, match=r"did not start.*nonexistent"):
         run_python("1")
     assert directories(scratch) == []
 
 
-def test_a_missing_interpreter_leaves_nothing_behind(monkeypatch, scratch):
+def test_missing_interpreter_leaves_nothing_behind(monkeypatch, scratch):
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(sys, "executable", "/nonexistent")
     with pytest.raises(EnvironmentFailure, match="cannot start /nonexistent"):
@@ -524,13 +524,13 @@ def test_clip_keeps_the_beginning_and_the_end():
 
 
 @pytest.mark.parametrize("denied", REFUSED.values())
-def test_isolation_that_is_required_and_denied_is_an_error_with_a_remedy(denied, tmp_path, monkeypatch):
+def test_isolation_required_and_denied_is_an_error_with_a_remedy(denied, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", interpreter_denied(tmp_path, denied))
     with pytest.raises(EnvironmentFailure, match=r"no user namespaces .*Allow them: .*'best-effort'"):
         LocalSandbox().run("raise SystemExit(3)")
 
 
-def test_without_namespaces_files_sockets_and_processes_stay_out_of_reach(tmp_path, monkeypatch):
+def test_files_stay_out_of_reach_without_namespaces(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", interpreter_denied(tmp_path, UNSHARE))
     canary = tmp_path / "canary"
     canary.write_text("here")
@@ -571,7 +571,7 @@ SYSTEM_PYTHON = shutil.which("python3", path="/usr/bin:/usr/local/bin")
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 @pytest.mark.skipif(SYSTEM_PYTHON is None, reason="no Python lies where other users can read it")
-def test_without_namespaces_root_hands_a_program_to_a_user_of_its_own(tmp_path, monkeypatch):
+def test_root_hands_programs_to_a_user_without_namespaces(tmp_path, monkeypatch):
     # Neither namespaces nor landlock: nothing but the user keeps this program in.
     monkeypatch.setattr(sys, "executable", SYSTEM_PYTHON)
     monkeypatch.setattr(sys, "executable", interpreter_denied(tmp_path, UNSHARE, *LANDLOCK))
@@ -605,7 +605,7 @@ def has_landlock() -> bool:
     return ctypes.CDLL(None).syscall(LANDLOCK[0], None, 0, 1) >= 6
 
 
-def test_choosing_best_effort_is_announced_by_the_process_that_chooses_it(caplog):
+def test_best_effort_is_announced_by_who_chooses_it(caplog):
     sandbox.announce_best_effort.cache_clear()
     LocalSandbox()
     assert caplog.text == ""
@@ -613,7 +613,7 @@ def test_choosing_best_effort_is_announced_by_the_process_that_chooses_it(caplog
     assert "may forge their rewards" in caplog.text
 
 
-def test_an_unknown_isolation_is_a_config_error():
+def test_unknown_isolation_is_a_config_error():
     with pytest.raises(ConfigError, match="isolation='none' is unknown"):
         LocalSandbox(isolation="none")
 
@@ -637,14 +637,14 @@ for ring in (-3, -4, -5):
 """
 
 
-def test_nothing_in_the_kernel_is_carried_from_one_program_to_the_next(kernel):
+def test_nothing_in_kernel_is_carried_from_one_program_to_next(kernel):
     makes, looks = (run_python(f"flags = {flags}\n{CARRY}") for flags in (0o1600, 0))
     assert (makes.ending, looks.value, looks.stderr) == (Ending.EXITED, "[]", "")
     if not makes.isolated:
         assert makes.value == "[]"
 
 
-def test_error_before_the_program_begins_is_an_environment_failure(kernel, tmp_path, monkeypatch):
+def test_error_before_program_begins_is_environment_failure(kernel, tmp_path, monkeypatch):
     folder = Path(sandbox.__file__).parent
     for name in ("child.py", "restrictions.py"):
         shutil.copy(folder / name, tmp_path / name)

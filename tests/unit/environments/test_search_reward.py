@@ -57,14 +57,14 @@ def test_f1_counts_the_words_in_common(answer, truth, f1):
         ("", "A", 0.0, False),
     ],
 )
-def test_an_exact_match_earns_one_and_a_near_one_its_f1(answer, truth, reward, exact):
+def test_exact_match_earns_one_and_a_near_one_its_f1(answer, truth, reward, exact):
     output = judged(answer, truth)
     assert output.reward == pytest.approx(reward)
     assert (output.is_correct, output.metadata["em"]) == (exact, exact)
     assert output.metadata["answer"] == answer
 
 
-def test_the_f1_below_the_threshold_is_still_told():
+def test_f1_below_the_threshold_is_still_told():
     assert judged("b c d e f g h ardvane", "Ardvane").metadata["f1"] == pytest.approx(2 / 9)
 
 
@@ -146,7 +146,7 @@ def test_where_the_answer_is_looked_for(text, answer):
     assert extracted_answer(text) == answer
 
 
-def test_the_expected_answer_may_be_called_answer():
+def test_expected_answer_may_be_called_answer():
     assert search_reward_fn({"answer": "Velmora"}, "Velmora").reward == 1.0
     assert search_reward_fn({"answer": "Velmora", "ground_truth": "Quenny"}, "Velmora").reward == 0.0
 
@@ -154,7 +154,7 @@ def test_the_expected_answer_may_be_called_answer():
 @pytest.mark.parametrize(
     "task", [{}, {"question": "?"}, {"ground_truth": None}, {"answer": []}, {"answer": ["", " "]}]
 )
-def test_a_task_without_an_expected_answer_is_an_error(task):
+def test_task_without_an_expected_answer_is_an_error(task):
     with pytest.raises(DatasetError, match="'ground_truth'"):
         search_reward_fn(task, "Velmora")
 
@@ -173,6 +173,6 @@ def test_empty_expectations_are_passed_over(task):
 
 
 @pytest.mark.parametrize("truth", [{"target": "Velmora"}, ["Velmora", {"aliases": []}], float("nan")])
-def test_an_expectation_that_is_neither_text_nor_number_is_an_error(truth):
+def test_expectation_that_is_neither_text_nor_number_is_error(truth):
     with pytest.raises(DatasetError, match="no answer can equal"):
         search_reward_fn({"ground_truth": truth}, "Velmora")

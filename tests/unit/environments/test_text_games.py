@@ -16,27 +16,27 @@ def secret_of(**arguments):
     return started(max_guesses=1, **arguments).step("x")[3]["secret"]
 
 
-def test_the_question():
+def test_question():
     env = GuessEnvironment(secret=3)
     assert env.reset() == ({"question": "Guess my number from 1 to 9. You have 4 guesses."}, {})
     env = GuessEnvironment(low=0, high=1, max_guesses=1)
     assert env.reset()[0]["question"] == "Guess my number from 0 to 1. You have 1 guess."
 
 
-def test_a_game_that_is_won():
+def test_game_that_is_won():
     env = started(secret=3)
     assert env.step("5") == ("Lower.", 0.0, False, {})
     assert env.step(" 2\n") == ("Higher.", 0.0, False, {})
     assert env.step("3") == ("Correct.", 1.0, True, {"secret": 3})
 
 
-def test_a_hit_with_the_last_guess_counts():
+def test_hit_with_the_last_guess_counts():
     env = started(secret=3, max_guesses=2)
     env.step("1")
     assert env.step("3")[1:3] == (1.0, True)
 
 
-def test_a_game_that_is_lost():
+def test_game_that_is_lost():
     env = started(secret=3, max_guesses=2)
     assert env.step("4")[1:3] == (0.0, False)
     assert env.step("4") == ("Lower.", 0.0, True, {"secret": 3})
@@ -56,7 +56,7 @@ def test_whatever_counts_as_space_may_stand_around_a_number(space):
     assert started(secret=3).step(f"{space}3{space}")[0] == "Correct."
 
 
-def test_a_number_out_of_range_is_answered_like_any_other():
+def test_number_out_of_range_is_answered_like_any_other():
     assert started(secret=3).step("99")[0] == "Lower."
 
 
@@ -65,7 +65,7 @@ def test_seeds_decide_the_secret_and_cover_the_range():
     assert {secret_of(seed=seed) for seed in range(200)} == set(range(1, 10))
 
 
-def test_a_given_secret_is_kept_whatever_the_seed():
+def test_given_secret_is_kept_whatever_the_seed():
     assert {secret_of(secret=4, seed=seed) for seed in range(20)} == {4}
 
 
@@ -78,7 +78,7 @@ def test_each_reset_draws_anew_and_gives_all_guesses_back():
     assert len(secrets) > 1
 
 
-def test_from_dict_reads_its_keys_ignores_others_and_leaves_the_dict_alone():
+def test_from_dict_reads_its_keys_and_leaves_the_dict_alone():
     info = {"secret": 12, "high": 15, "question": "other", "uid": 3}
     env = GuessEnvironment.from_dict(info)
     assert info == {"secret": 12, "high": 15, "question": "other", "uid": 3}
@@ -100,7 +100,7 @@ def test_impossible_games_are_refused(arguments, message):
         GuessEnvironment(**arguments)
 
 
-def test_a_step_outside_a_game_is_an_error():
+def test_step_outside_a_game_is_an_error():
     env = GuessEnvironment(secret=3)
     with pytest.raises(EnvironmentFailure, match="reset"):
         env.step("3")
@@ -110,7 +110,7 @@ def test_a_step_outside_a_game_is_an_error():
         env.step("3")
 
 
-def test_a_guess_counts_as_possible_until_an_answer_rules_it_out():
+def test_guess_counts_as_possible_until_an_answer_rules_it_out():
     env = GuessEnvironment(secret=3, max_guesses=6)
     assert env.compute_metrics() == {}
     env.reset()
@@ -123,7 +123,7 @@ def test_a_guess_counts_as_possible_until_an_answer_rules_it_out():
     assert env.compute_metrics() == {}, "a new game begins without a guess"
 
 
-def test_a_game_is_a_success_when_the_number_is_found():
+def test_game_is_a_success_when_the_number_is_found():
     env = GuessEnvironment(secret=5, max_guesses=2)
     env.reset()
     env.step("4")

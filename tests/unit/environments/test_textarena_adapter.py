@@ -35,7 +35,7 @@ def first_free(seen):
     return re.findall(r"'(\[\d\])'", seen.rpartition("Available Moves")[2])[0]
 
 
-def test_a_game_for_one_is_won():
+def test_game_for_one_is_won():
     env, question = begun(env_id="TowerOfHanoi-v0")
     assert "move the disks from tower A to tower C" in question
     results = [env.step(f"I move [{move}]") for move in MOVES]
@@ -56,14 +56,14 @@ def test_only_what_is_new_is_shown():
     assert "move the disks from tower A to tower C" not in observation
 
 
-def test_a_second_invalid_move_loses():
+def test_second_invalid_move_loses():
     env, _ = begun(env_id="TowerOfHanoi-v0")
     observation, _, done, _ = env.step("[C A]")
     assert "invalid move" in observation and not done
     assert env.step("[C A]")[2] is True
 
 
-def test_the_seed_decides_on_the_secret():
+def test_seed_decides_on_the_secret():
     def secret(seed):
         env, _ = begun(env_id="GuessTheNumber-v0", seed=seed)
         low, high = 1, 20
@@ -108,7 +108,7 @@ def test_against_an_opponent_as_the_second_player():
 
 
 @pytest.mark.parametrize("env_id", ["KuhnPoker-v0", "IndianPoker-v0", "GameOfPureStrategy-v0"])
-def test_an_opponent_that_loses_before_the_agents_first_turn_leaves_it_the_reward(env_id):
+def test_opponent_that_loses_first_leaves_the_agent_the_reward(env_id):
     env, question = begun(env_id=env_id, opponent=lambda seen: "hm")
     assert question.startswith(f"{env_id} ended before your first turn: ")
     _, reward, done, info = env.step("[check]")
@@ -118,7 +118,7 @@ def test_an_opponent_that_loses_before_the_agents_first_turn_leaves_it_the_rewar
     assert env.reset()[0]["question"] == question
 
 
-def test_the_opponent_can_be_the_policy_of_a_server():
+def test_opponent_can_be_the_policy_of_a_server():
     bodies = []
 
     class Server(BaseHTTPRequestHandler):
@@ -151,7 +151,7 @@ def test_the_opponent_can_be_the_policy_of_a_server():
         server.server_close()
 
 
-def test_a_policy_that_does_not_answer_is_named():
+def test_policy_that_does_not_answer_is_named():
     opponent = PolicyOpponent("http://127.0.0.1:9/v1", timeout_seconds=1)
     env, _ = begun(env_id="TicTacToe-v0", opponent=opponent)
     with pytest.raises(EnvironmentFailure, match=r"127\.0\.0\.1:9"):
@@ -174,7 +174,7 @@ def test_bad_arguments_are_refused(arguments, message):
 
 
 @pytest.mark.parametrize(("env_id", "opponent"), [("TicTacToe-v0", None), ("TowerOfHanoi-v0", str)])
-def test_the_wrong_number_of_players_is_refused(env_id, opponent):
+def test_wrong_number_of_players_is_refused(env_id, opponent):
     with pytest.raises(ConfigError, match="number of players"):
         TextArenaEnvironment(env_id, opponent=opponent).reset()
 
@@ -195,7 +195,7 @@ def test_missing_word_lists_are_named_and_not_downloaded(monkeypatch):
     assert nltk.download is download
 
 
-def test_a_game_for_one_is_a_success_with_its_full_reward():
+def test_game_for_one_is_a_success_with_its_full_reward():
     env, _ = begun(env_id="TowerOfHanoi-v0")
     for move in MOVES:
         assert env.is_correct() is False
@@ -216,5 +216,5 @@ def test_a_game_for_one_is_a_success_with_its_full_reward():
         ({0: 7}, None),
     ],
 )
-def test_a_game_is_won_against_the_others_or_with_the_full_reward(rewards, is_won):
+def test_game_is_won_against_others_or_with_full_reward(rewards, is_won):
     assert textarena_adapter._is_won(rewards, player=0) is is_won

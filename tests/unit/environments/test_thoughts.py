@@ -38,7 +38,7 @@ def test_thought_ends_at_its_mark(opening, closing):
         ("<think>```\na</think>b", ("```\na", "b")),
     ],
 )
-def test_mark_in_code_opens_no_thought_and_an_open_one_leaves_no_answer(text, parts):
+def test_mark_in_code_opens_no_thought(text, parts):
     assert split_thought(text) == parts
 
 
@@ -104,7 +104,7 @@ def test_mark_is_read_in_any_case_and_quoted_ones_are_none(text, parts):
         ("the tag `</think>` ends it.</think>so", False),
     ],
 )
-def test_thought_that_a_prompt_opens_ends_at_its_own_unquoted_mark(text, is_open):
+def test_thought_that_prompt_opens_ends_at_its_own_unquoted_mark(text, is_open):
     for prompt in ("<|assistant|>\n<think>\n", "<|assistant|><Think>"):
         assert is_unfinished(with_opening(prompt, text)) is is_open
 

@@ -48,7 +48,7 @@ def outputs(env, action):
     return observation["tool_outputs"]
 
 
-def test_a_call_and_then_the_answer():
+def test_call_and_then_the_answer():
     env = calculator_env()
     assert outputs(env, [call("calculator", '{"expression": "41*31"}')]) == {"c0": "1271"}
     observation, reward, done, info = env.step([call("finish", {"response": r"\boxed{1271}"})])
@@ -65,7 +65,7 @@ def test_a_call_and_then_the_answer():
         [call("finish", json.dumps({"response": r"\boxed{1271}"}))],
     ],
 )
-def test_an_answer_is_a_text_or_a_finish_call(answer):
+def test_answer_is_a_text_or_a_finish_call(answer):
     assert calculator_env().step(answer)[1:3] == (1.0, True)
 
 
@@ -82,7 +82,7 @@ def test_several_calls_are_answered_in_order():
 
 
 @pytest.mark.parametrize("arguments", ["", " \n", "null", "{}"])
-def test_a_tool_without_parameters_may_be_called_without_arguments(arguments):
+def test_tool_without_parameters_may_be_called_without_arguments(arguments):
     assert ToolCall.from_openai(call("clock", arguments)) == ToolCall("clock", {})
 
 
@@ -105,7 +105,7 @@ def test_a_tool_without_parameters_may_be_called_without_arguments(arguments):
         ({"id": "c0", "function": {"name": 3}}, "function"),
     ],
 )
-def test_a_call_that_cannot_be_run_is_answered_by_an_error_under_its_id(bad, message):
+def test_call_that_cannot_run_is_answered_by_an_error(bad, message):
     env = calculator_env(reward_fn=never)
     results = outputs(env, [bad, call("calculator", {"expression": "1+1"}, "good")])
     assert results["good"] == "2"
@@ -130,7 +130,7 @@ def test_calls_in_the_last_step_are_no_answer():
     assert "max_steps=2" in info["metadata"]["error"]
 
 
-def test_an_answer_in_the_last_step_counts():
+def test_answer_in_the_last_step_counts():
     assert calculator_env(max_steps=1).step(r"\boxed{1271}")[1:3] == (1.0, True)
 
 
@@ -142,12 +142,12 @@ def test_reset_gives_all_steps_back():
 
 
 @pytest.mark.parametrize("action", [None, 5, []])
-def test_an_action_that_is_neither_text_nor_calls_is_the_agents_fault(action):
+def test_action_that_is_neither_text_nor_calls_is_agents_fault(action):
     with pytest.raises(AgentError, match="got the action"):
         calculator_env().step(action)
 
 
-def test_a_tool_can_end_the_rollout():
+def test_tool_can_end_the_rollout():
     env = ToolEnvironment(TASK, tool_map={"down": Down}, reward_fn=never)
     with pytest.raises(EnvironmentFailure, match="service is down"):
         env.step([call("down", {})])
@@ -179,7 +179,7 @@ def test_impossible_arguments_are_refused(arguments, message):
         ToolEnvironment(TASK, **{"reward_fn": never, **arguments})
 
 
-def test_from_dict_takes_the_rest_as_the_task_and_leaves_the_dict_alone():
+def test_from_dict_takes_rest_as_task_and_leaves_dict_alone():
     def reward(task_info, action):
         return RewardOutput(1.0)
 
@@ -190,7 +190,7 @@ def test_from_dict_takes_the_rest_as_the_task_and_leaves_the_dict_alone():
     assert (env.task, env.max_steps, list(env.tools)) == (TASK, 3, ["calculator"])
 
 
-def test_success_given_a_call_is_told_of_episodes_with_a_call_alone():
+def test_success_given_call_is_told_of_episodes_with_call_alone():
     env = calculator_env()
     assert env.compute_metrics() == {"called": 0.0}
     env.step(r"\boxed{1271}")
@@ -210,7 +210,7 @@ def test_success_given_a_call_is_told_of_episodes_with_a_call_alone():
     assert env.compute_metrics() == {"called": 0.0}, "a call that cannot be run is none"
 
 
-def test_success_given_a_call_is_what_the_reward_function_calls_right():
+def test_success_given_call_is_what_reward_function_calls_right():
     env = ToolEnvironment(
         {"question": "q"}, ["calculator"], reward_fn=lambda **_: RewardOutput(0.1, is_correct=False)
     )

@@ -53,7 +53,7 @@ class Bare(Tool):
         return ""
 
 
-def test_a_schema_that_is_the_function_alone_is_put_into_its_place():
+def test_schema_that_is_function_alone_is_put_into_its_place():
     schema = {"type": "function", "function": Bare().json}
     assert openai_schema(Bare().json) == openai_schema(schema) == schema
     assert list(make_tools(tool_map={"mine": Bare})) == ["mine"]
@@ -62,12 +62,12 @@ def test_a_schema_that_is_the_function_alone_is_put_into_its_place():
 
 
 @pytest.mark.parametrize("schema", [{}, {"name": 1}, {"function": "bare"}, "bare"])
-def test_a_schema_without_a_name_is_told(schema):
+def test_schema_without_a_name_is_told(schema):
     with pytest.raises(ConfigError, match=r"'function': \{'name': "):
         openai_schema(schema)
 
 
-def test_the_schema_comes_from_the_signature():
+def test_schema_comes_from_the_signature():
     assert Search().json == {
         "type": "function",
         "function": {
@@ -86,14 +86,14 @@ def test_the_schema_comes_from_the_signature():
     }
 
 
-def test_the_calculators_schema():
+def test_calculators_schema():
     function = tool_by_name("calculator").json["function"]
     assert function["name"] == "calculator"
     assert function["parameters"]["properties"] == {"expression": {"type": "string"}}
     assert function["parameters"]["required"] == ["expression"]
 
 
-def test_a_bare_value_becomes_an_output():
+def test_bare_value_becomes_an_output():
     assert Search()("a", top_k=2) == ToolOutput("search", output=["a", "a"])
 
 
@@ -122,11 +122,11 @@ def test_what_the_model_reads(output, text):
         (ToolOutput("t", output="ä\N{GRINNING FACE}\0"), "ä\N{GRINNING FACE}\0"),
     ],
 )
-def test_half_a_character_is_replaced_so_that_the_text_can_be_sent(output, text):
+def test_half_character_is_replaced_so_that_text_can_be_sent(output, text):
     assert output.to_string() == text
 
 
-def test_an_exception_goes_to_the_model_and_with_its_traceback_to_the_log(caplog):
+def test_exception_goes_to_model_and_with_its_traceback_to_log(caplog):
     with caplog.at_level(logging.WARNING):
         output = Fixed()()
     assert output.error == "KeyError: 'inside'"
@@ -143,13 +143,13 @@ class Untellable:
 
 
 @pytest.mark.parametrize("result", [{(1, 2): 3}, ENDLESS, Untellable(), [Untellable()]])
-def test_a_result_that_has_no_text_is_an_error_that_the_model_reads(result):
+def test_result_that_has_no_text_is_error_that_model_reads(result):
     for value in (result, ToolOutput("fixed", output=result)):
         output = Tool("fixed", "Gives what it has.", lambda value=value: value)()
         assert output.to_string().startswith(("Error: TypeError", "Error: ValueError"))
 
 
-def test_a_type_error_inside_the_tool_is_not_taken_for_wrong_arguments():
+def test_type_error_inside_tool_is_not_taken_for_wrong_arguments():
     class Broken(Fixed):
         def forward(self):
             return 1 + "1"
@@ -202,31 +202,31 @@ def test_tools_as_the_reference_has_them_run(tool):
     assert cloudpickle.loads(cloudpickle.dumps(tool))("a").output == "A"
 
 
-def test_a_tool_of_a_function_is_called_and_described_as_the_function_unless_it_is_said_otherwise():
+def test_function_tool_is_described_as_a_function_by_default():
     assert (Tool(function=shout).name, Tool(function=shout).description) == ("shout", "Says it loudly.")
     named = Tool("loud", "Shouts.", shout).json["function"]
     assert (named["name"], named["description"]) == ("loud", "Shouts.")
 
 
-def test_a_tool_that_does_nothing_says_what_is_missing():
+def test_tool_that_does_nothing_says_what_is_missing():
     assert "must implement 'forward'" in Tool("bare", "Does nothing.")().error
 
 
-def test_classes_are_made_with_the_name_of_the_map_if_they_take_it():
+def test_classes_are_made_with_name_of_map_if_they_take_it():
     tools = make_tools(tool_map={"web": Search, "still": Fixed})
     assert [tool.json["function"]["name"] for tool in tools.values()] == ["web", "still"]
 
 
-def test_a_schema_with_another_name_than_the_map_is_refused():
+def test_schema_with_another_name_than_the_map_is_refused():
     with pytest.raises(ConfigError, match=r"'other'.*'stubborn'"):
         make_tools(tool_map={"other": Stubborn})
 
 
-def test_an_unknown_name_lists_the_known_ones():
+def test_unknown_name_lists_the_known_ones():
     with pytest.raises(ConfigError, match=r"'calculater'.*'calculator'"):
         tool_by_name("calculater")
 
 
-def test_a_tool_without_a_description_is_refused():
+def test_tool_without_a_description_is_refused():
     with pytest.raises(ConfigError, match="description"):
         Tool(name="bare")

@@ -47,7 +47,7 @@ def test_what_was_written_is_there_when_the_file_is_opened_again(tmp_path: Path)
         assert file.finished == {2: trajectory(2), 0: trajectory(0, TerminationReason.AGENT_ERROR)}
 
 
-def test_trajectories_are_read_in_the_order_of_their_tasks_and_the_last_one_counts(tmp_path: Path) -> None:
+def test_trajectories_are_read_in_order_and_the_last_one_counts(tmp_path: Path) -> None:
     with open_file(tmp_path / "results") as file:
         file.append(1, trajectory(1))
         file.append(0, trajectory(0, TerminationReason.CRASHED))
@@ -56,7 +56,7 @@ def test_trajectories_are_read_in_the_order_of_their_tasks_and_the_last_one_coun
 
 
 @pytest.mark.parametrize("reason", [each for each in TerminationReason if each.is_infrastructure])
-def test_what_only_infrastructure_has_spoilt_is_to_be_played_again(
+def test_rollouts_spoilt_by_infrastructure_are_played_again(
     tmp_path: Path, reason: TerminationReason
 ) -> None:
     with open_file(tmp_path / "results") as file:
@@ -66,7 +66,7 @@ def test_what_only_infrastructure_has_spoilt_is_to_be_played_again(
 
 
 @pytest.mark.parametrize("cut", [1, 20, 200])
-def test_a_line_that_was_cut_off_is_dropped_and_the_others_stay(tmp_path: Path, cut: int) -> None:
+def test_line_that_was_cut_off_is_dropped_and_the_others_stay(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "results"
     with open_file(path) as file:
         file.append(0, trajectory(0))
@@ -81,7 +81,7 @@ def test_a_line_that_was_cut_off_is_dropped_and_the_others_stay(tmp_path: Path, 
     assert len(read_trajectories(path)) == 2
 
 
-def test_a_file_of_which_only_the_beginning_was_written_begins_anew(tmp_path: Path) -> None:
+def test_file_of_which_only_beginning_was_written_begins_anew(tmp_path: Path) -> None:
     (tmp_path / "results").write_text('{"evaluat')
     with open_file(tmp_path / "results") as file:
         file.append(0, trajectory(0))
@@ -103,7 +103,7 @@ def test_results_of_other_tasks_are_refused(tmp_path: Path, tasks: Any) -> None:
         open_file(tmp_path / "results", tasks=tasks)
 
 
-def test_tasks_and_settings_that_hold_nan_are_the_same_when_the_file_is_opened_again(tmp_path: Path) -> None:
+def test_tasks_and_settings_with_nan_are_equal_when_reopened(tmp_path: Path) -> None:
     tasks = [{"question": "a", "scores": [1.0, float("nan")]}, {"question": "b", "score": float("nan")}]
     evaluation = EVALUATION | {"env_args": {"bound": float("nan"), "size": 1}}
     with open_file(tmp_path / "results", evaluation, tasks) as file:
@@ -116,14 +116,14 @@ def test_tasks_and_settings_that_hold_nan_are_the_same_when_the_file_is_opened_a
 
 
 @pytest.mark.parametrize("content", ["no JSON\n", "[1]\n", '{"evaluation": 1}\n'])
-def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path, content: str) -> None:
+def test_file_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path, content: str) -> None:
     (tmp_path / "results").write_text(content)
     with pytest.raises(DatasetError, match="results"):
         open_file(tmp_path / "results")
     assert (tmp_path / "results").read_text() == content
 
 
-def test_a_line_that_is_no_trajectory_is_refused(tmp_path: Path) -> None:
+def test_line_that_is_no_trajectory_is_refused(tmp_path: Path) -> None:
     open_file(tmp_path / "results").close()
     with (tmp_path / "results").open("a") as file:
         file.write(json.dumps({"index": 0, "steps": [{"nonsense": 1}]}) + "\n")
@@ -137,7 +137,7 @@ def _hold(path: Path, held: Any, end: Any) -> None:
         end.wait(120)
 
 
-def test_a_file_that_another_process_writes_is_refused(tmp_path: Path) -> None:
+def test_file_that_another_process_writes_is_refused(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     held, end = context.Event(), context.Event()
     process = context.Process(target=_hold, args=(tmp_path / "results", held, end))
@@ -184,7 +184,7 @@ class AnnotatedStep(Step):
     note: str = "mine"
 
 
-def test_a_step_of_a_users_own_class_is_read_as_a_step(tmp_path: Path) -> None:
+def test_step_of_a_users_own_class_is_read_as_a_step(tmp_path: Path) -> None:
     own = trajectory(0)
     own.steps = [AnnotatedStep(action="x", note="more")]
     with open_file(tmp_path / "results") as file:
@@ -192,7 +192,7 @@ def test_a_step_of_a_users_own_class_is_read_as_a_step(tmp_path: Path) -> None:
     assert read_trajectories(tmp_path / "results")[0].steps == [Step(action="x")]
 
 
-def test_a_file_from_before_environments_had_metrics_is_read(tmp_path: Path) -> None:
+def test_file_from_before_environments_had_metrics_is_read(tmp_path: Path) -> None:
     with open_file(tmp_path / "results") as file:
         file.append(0, trajectory(0))
     text = (tmp_path / "results").read_text()
@@ -201,7 +201,7 @@ def test_a_file_from_before_environments_had_metrics_is_read(tmp_path: Path) -> 
     assert read_trajectories(tmp_path / "results")[0].metrics == {}
 
 
-def test_a_file_of_before_is_read_as_judged_by_its_rewards(tmp_path: Path) -> None:
+def test_file_of_before_is_read_as_judged_by_its_rewards(tmp_path: Path) -> None:
     judged = trajectory(0)
     judged.is_correct, judged.by_reward_function = False, True
     with open_file(tmp_path / "results") as file:

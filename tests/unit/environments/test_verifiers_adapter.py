@@ -205,13 +205,13 @@ def say(env, agent, response):
     return reward, done, info
 
 
-def test_the_tasks_of_a_taskset():
+def test_tasks_of_a_taskset():
     tasks = verifiers_tasks("troupe-sums")
     assert [task["question"] for task in tasks] == ["1+0?", "1+1?", "1+2?"]
     assert len(verifiers_tasks("troupe-counting", 5)) == 5
 
 
-def test_a_single_turn(begun):
+def test_single_turn(begun):
     env, agent = begun("troupe-sums", 1)
     assert agent.chat_completions == [
         {"role": "system", "content": "Add."},
@@ -246,7 +246,7 @@ def test_many_turns(begun):
     assert say(env, agent, "7")[:2] == (1.0, True)
 
 
-def test_the_configuration_limits_the_turns(begun):
+def test_configuration_limits_the_turns(begun):
     env, agent = begun({"taskset": {"id": "troupe-counting"}, "counter": {"max_turns": 1}})
     reward, done, info = say(env, agent, "1")
     assert (reward, done) == (pytest.approx(1 / 3), True)
@@ -254,7 +254,7 @@ def test_the_configuration_limits_the_turns(begun):
 
 
 @pytest.mark.parametrize("limit", ["max_input_tokens", "max_output_tokens", "max_total_tokens"])
-def test_a_limit_on_tokens_that_would_do_nothing_is_an_error(limit):
+def test_limit_on_tokens_that_would_do_nothing_is_an_error(limit):
     config = {"taskset": {"id": "troupe-duel"}, "second": {limit: 9}}
     with pytest.raises(ConfigError, match=rf"{limit}=9 of the seat 'second'.*rollout\.max_response_tokens"):
         verifiers_tasks(config)
@@ -262,7 +262,7 @@ def test_a_limit_on_tokens_that_would_do_nothing_is_an_error(limit):
     assert len(verifiers_tasks(config | {"second": other})) == 1
 
 
-def test_several_attempts_of_one_episode_are_played_one_after_another(begun):
+def test_attempts_of_one_episode_are_played_one_by_one(begun):
     config = {"id": "best-of-n", "n": 2, "taskset": {"id": "troupe-sums"}}
     env, agent = begun(config)
     assert say(env, agent, "9")[:2] == (0.0, False)
@@ -276,7 +276,7 @@ def test_several_attempts_of_one_episode_are_played_one_after_another(begun):
     assert sorted((each["reward"], each["metrics"]["best"]) for each in info["traces"]) == [(0, 0), (1, 1)]
 
 
-def test_a_modelled_user_is_played_too_but_not_rewarded(begun):
+def test_modelled_user_is_played_too_but_not_rewarded(begun):
     env, agent = begun({"id": "user-sim", "taskset": {"id": "troupe-sums"}})
     assert "1+0?" in agent.chat_completions[0]["content"]  # the user's persona knows the task
     say(env, agent, "What is 1 and 0?")
@@ -330,7 +330,7 @@ def test_in_a_game_for_two_the_reward_is_that_of_the_agents_seat(
     assert (found, done, [trace["agent"] for trace in info["traces"]]) == (reward, True, [ours])
 
 
-def test_a_game_against_itself_needs_a_client_for_the_other_seat():
+def test_game_against_itself_needs_a_client_for_the_other_seat():
     task = verifiers_tasks("troupe-duel")[0]
     env = VerifiersEnvironment.from_dict(task)
     try:
@@ -340,19 +340,19 @@ def test_a_game_against_itself_needs_a_client_for_the_other_seat():
         env.close()
 
 
-def test_an_answer_that_the_environment_cannot_use_is_its_failure(begun, opponent):
+def test_answer_that_environment_cannot_use_is_its_failure(begun, opponent):
     env, agent = begun({"taskset": {"id": "troupe-duel"}, "second": played_by(opponent)})
     with pytest.raises(EnvironmentFailure, match=r"ValueError: invalid literal for int.*a high one"):
         say(env, agent, "a high one")
 
 
 @pytest.mark.parametrize("name", ["troupe-old", "troupe-old-too"])
-def test_a_package_for_the_old_api_is_named_as_one(name):
+def test_package_for_the_old_api_is_named_as_one(name):
     with pytest.raises(ConfigError, match=r"before verifiers 0\.4"):
         verifiers_tasks(name)
 
 
-def test_an_agent_that_knows_texts_only_can_play(begun):
+def test_agent_that_knows_texts_only_can_play(begun):
     env, _ = begun("troupe-sums")
     agent = GameAgent()
     agent.update_from_env(env.reset()[0], 0.0, False, {})
@@ -380,13 +380,13 @@ def test_close_in_the_middle_leaves_no_tool_server(begun):
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
-def test_a_rubric_that_breaks_is_the_environments_failure(begun):
+def test_rubric_that_breaks_is_the_environments_failure(begun):
     env, _ = begun("troupe-sums")
     with pytest.raises(EnvironmentFailure, match="the rubric breaks"):
         env.step("break")
 
 
-def test_an_environment_that_hangs_ends_at_its_limit(begun):
+def test_environment_that_hangs_ends_at_its_limit(begun):
     env, _ = begun("troupe-counting", timeout_seconds=6)
     with pytest.raises(EnvironmentFailure, match="neither ended nor called the model"):
         env.step("hang")

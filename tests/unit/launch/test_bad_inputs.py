@@ -1,7 +1,7 @@
 """What a user gets wrong on the command line: a table of bad inputs, each answered at once by a sentence.
 
 The rows call a command's ``main`` in this process, because a program of its own takes seconds to import what
-it needs, and there are hundreds of rows. ``test_a_program_says_it_too`` starts real programs for a few of
+it needs, and there are hundreds of rows. ``test_program_says_it_too`` starts real programs for a few of
 them, to show that nothing between ``main`` and the shell adds a traceback or another exit status.
 """
 
@@ -339,13 +339,13 @@ def soon() -> Iterator[None]:
     assert time.monotonic() - start < SECONDS
 
 
-def test_the_table_is_long_and_no_row_stands_in_it_twice() -> None:
+def test_table_is_long_and_no_row_stands_in_it_twice() -> None:
     assert len(TABLE) >= 80
     assert len({line for line, _ in TABLE}) == len(TABLE)
 
 
 @pytest.mark.parametrize(("line", "words"), TABLE, ids=[line[:80] for line, _ in TABLE])
-def test_a_bad_input_is_answered_at_once_by_a_sentence(
+def test_bad_input_is_answered_at_once_by_a_sentence(
     line: str, words: str, in_place: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with socket.socket() as taken:
@@ -371,7 +371,7 @@ def test_a_bad_input_is_answered_at_once_by_a_sentence(
         "chaos kill learner",
     ],
 )
-def test_a_program_says_it_too(line: str, place: Path) -> None:
+def test_program_says_it_too(line: str, place: Path) -> None:
     words = dict(TABLE) | {"evaluate recipe=calculator model.path=runs/nope": "runs/nope"}
     command, *arguments = line.split()
     with soon():

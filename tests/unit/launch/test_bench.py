@@ -25,7 +25,7 @@ def measured(rows: list[list[str]]) -> list[dict[str, Any]]:
     return [{"part": "start", "program": "startup.py", "tables": [stages, start]}]
 
 
-def test_the_first_page_gets_figures_with_the_load(bench: Any) -> None:
+def test_first_page_gets_figures_with_the_load(bench: Any) -> None:
     rows = [["the policy server answers a client", "22.8"], ["first steps of the warm start (5)", "19.7"]]
     assert bench.highlights(measured(rows)).splitlines()[2:] == [
         "| seconds from the command to the first five optimizer steps | 19.7 | 0.2, 2.0 |",
@@ -33,7 +33,7 @@ def test_the_first_page_gets_figures_with_the_load(bench: Any) -> None:
     ]
 
 
-def test_a_figure_that_was_not_measured_is_named(bench: Any) -> None:
+def test_figure_that_was_not_measured_is_named(bench: Any) -> None:
     with pytest.raises(LookupError, match=r"\['the policy server answers a client'\].*'seconds'"):
         bench.highlights(measured([["first steps of the warm start (5)", "19.7"]]))
 

@@ -36,17 +36,17 @@ from launch.health.members import Member, members, role_of
         ("vim launch/train.py", None),
     ],
 )
-def test_a_process_has_a_role_by_its_command_line(command_line: str, role: str | None) -> None:
+def test_process_has_a_role_by_its_command_line(command_line: str, role: str | None) -> None:
     assert role_of(command_line) == role
 
 
-def test_a_role_that_nobody_has_is_refused_with_those_that_are_there() -> None:
+def test_role_that_nobody_has_is_refused_with_those_there() -> None:
     present = [Member("fleet", 7), Member("queue", 8)]
     with pytest.raises(ConfigError, match=r"no replica .* fleet, queue"):
         choose_member(present, "replica", random.Random(0))
 
 
-def test_each_of_many_may_be_struck_and_a_seed_repeats_the_choice() -> None:
+def test_each_of_many_may_be_struck_and_seed_repeats_choice() -> None:
     present = [Member("actor", pid) for pid in range(8)]
     chosen = [choose_member(present, "actor", random.Random(seed)).pid for seed in range(40)]
     assert len(set(chosen)) > 4
@@ -83,7 +83,7 @@ def test_only_a_process_below_the_one_that_was_named_is_struck(impostor: Imposto
     assert len(members(below=other.pid)) == 1
 
 
-def test_a_process_is_stopped_shown_as_stopped_and_makes_progress(
+def test_process_is_stopped_shown_as_stopped_and_makes_progress(
     impostor: Impostor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     below = ["--below", str(impostor("ray::RolloutFleet").pid)]

@@ -39,7 +39,7 @@ class Precise(BaseEnv):
         return cls(**info)
 
 
-def test_an_environment_is_tried_out_with_what_a_rollout_gives_it() -> None:
+def test_environment_is_tried_out_with_what_rollout_gives_it() -> None:
     workload = Workload(agent_class=GameAgent, env_class=Precise, train_dataset=Dataset([{"question": "?"}]))
     check_agent(workload, workload.train_dataset)
     assert Precise.made == 1
@@ -61,7 +61,7 @@ class Unclosed(Precise):
 @pytest.mark.parametrize(
     ("env_class", "seconds", "said"), [(Stuck, 0.2, "within 0.2 s"), (Unclosed, 60.0, "no such container")]
 )
-def test_an_environment_that_cannot_be_tried_out_here_is_left_to_the_nodes(
+def test_environment_that_cannot_be_tried_here_is_left_to_nodes(
     env_class: type[Precise], seconds: float, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     workload = Workload(
@@ -72,7 +72,7 @@ def test_an_environment_that_cannot_be_tried_out_here_is_left_to_the_nodes(
     assert said in caplog.text
 
 
-def test_a_sandbox_that_may_not_isolate_is_announced_where_the_run_is_started(
+def test_sandbox_that_may_not_isolate_is_announced_at_the_start(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     announce_best_effort.cache_clear()
@@ -87,7 +87,7 @@ def test_a_sandbox_that_may_not_isolate_is_announced_where_the_run_is_started(
     assert "may forge their rewards" in caplog.text
 
 
-def test_a_configuration_made_in_python_is_checked_before_anything_is_played(tmp_path: Path) -> None:
+def test_configuration_in_python_is_checked_before_any_play(tmp_path: Path) -> None:
     config = TrainConfig()
     config.run.directory = str(tmp_path / "run")
     config.learner.optimizer.betas = [0.9, 1.0]
@@ -98,7 +98,7 @@ def test_a_configuration_made_in_python_is_checked_before_anything_is_played(tmp
     assert Precise.made == played and not (tmp_path / "run").exists()
 
 
-def test_a_training_without_a_model_is_an_error_before_its_first_task_is_tried() -> None:
+def test_training_without_a_model_is_an_error_at_once() -> None:
     trainer = AgentTrainer(GameAgent, Precise, TrainConfig(), Dataset([{"question": "?"}]))
     played = Precise.made
     with pytest.raises(ConfigError, match=r"model\.path is not set, and the workload has no demonstrations"):

@@ -55,7 +55,7 @@ def step_of(checkpoint: Path | None) -> int:
 # -- what is saved is found again ----------------------------------------------------------------------
 
 
-def test_a_folder_without_checkpoints_has_no_latest_and_no_best(tmp_path: Path) -> None:
+def test_folder_without_checkpoints_has_no_latest_and_no_best(tmp_path: Path) -> None:
     assert CheckpointFolder(tmp_path, kept=2).latest() is None
     assert CheckpointFolder(tmp_path, kept=2).best() is None
 
@@ -72,7 +72,7 @@ def test_what_was_saved_is_found_again(tmp_path: Path) -> None:
     assert CheckpointFolder.stream(latest) == NOTHING
 
 
-def test_ready_trajectories_grow_with_their_conversation_and_not_with_its_square(tmp_path: Path) -> None:
+def test_ready_trajectories_grow_linearly_with_a_conversation(tmp_path: Path) -> None:
     sizes = []
     for num_turns in (10, 20, 40):
         turns = [
@@ -149,7 +149,7 @@ def test_what_was_between_fleet_and_loop_is_found_again(tmp_path: Path) -> None:
     assert (manifest["num_ready"], manifest["in_flight"]) == (2, list(stream.in_flight))
 
 
-def test_a_rollout_comes_back_from_a_checkpoint_to_the_last_bit(tmp_path: Path) -> None:
+def test_rollout_comes_back_from_a_checkpoint_to_the_last_bit(tmp_path: Path) -> None:
     completion = Completion(
         prompt_ids=(1, 2),
         completion_ids=(3, 4),
@@ -183,7 +183,7 @@ def test_a_rollout_comes_back_from_a_checkpoint_to_the_last_bit(tmp_path: Path) 
 # -- what interrupts a save ----------------------------------------------------------------------------
 
 
-def test_a_save_that_fails_leaves_the_checkpoint_before_it(tmp_path: Path) -> None:
+def test_save_that_fails_leaves_the_checkpoint_before_it(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, kept=2)
     first = folder.save(Progress(step=1), NOTHING, write_weights())
     with pytest.raises(OSError, match="full"):
@@ -192,7 +192,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_before_it(tmp_path: Path) -> No
     assert [path.name for path in first.parent.glob("step_*")] == ["step_000001"]
 
 
-def test_a_step_saved_again_replaces_what_was_there_even_when_that_fails_midway(tmp_path: Path) -> None:
+def test_step_saved_again_replaces_the_old_one_in_any_case(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, kept=2)
     folder.save(Progress(step=1, version=1), NOTHING, write_weights("old"))
     with pytest.raises(OSError, match="full"):
@@ -233,7 +233,7 @@ def kill_before(monkeypatch: pytest.MonkeyPatch, operation: int) -> None:
 
 
 @pytest.mark.parametrize("step", [3, 2], ids=["another step", "the same step again"])
-def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(
+def test_kill_at_any_moment_of_save_leaves_whole_checkpoint(
     tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions = []
@@ -267,7 +267,7 @@ def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(
     assert versions[-1] == 9
 
 
-def test_what_a_kill_has_left_behind_is_swept_away_by_the_next_save(tmp_path: Path) -> None:
+def test_what_kill_has_left_behind_is_swept_away_by_next_save(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, kept=2)
     save_steps(folder, 1)
     for leftover in (".step_000001.old", ".step_000007.tmp", "step_000007", ".step_000007.old"):
@@ -286,7 +286,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert kept_in(tmp_path) == {"step_000010", "step_000011", "latest"}
 
 
-def test_the_number_kept_holds_across_restarts(tmp_path: Path) -> None:
+def test_number_kept_holds_across_restarts(tmp_path: Path) -> None:
     for step in (1, 2, 3, 999_999, 1_000_000):
         save_steps(CheckpointFolder(tmp_path, kept=2), step)
     assert kept_in(tmp_path) == {"step_999999", "step_1000000", "latest"}
@@ -294,14 +294,14 @@ def test_the_number_kept_holds_across_restarts(tmp_path: Path) -> None:
     assert kept_in(tmp_path) == {"step_1000001", "latest"}
 
 
-def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+def test_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     save_steps(CheckpointFolder(tmp_path, kept=1), 1)
     shutil.copytree(tmp_path / "checkpoints" / "step_000001", tmp_path / "checkpoints" / "step_000001_copy")
     save_steps(CheckpointFolder(tmp_path, kept=1), 2)
     assert kept_in(tmp_path) == {"step_000001_copy", "step_000002", "latest"}
 
 
-def test_a_run_that_went_back_drops_the_checkpoints_of_the_future_it_left(tmp_path: Path) -> None:
+def test_run_that_went_back_drops_checkpoints_of_future_it_left(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, kept=3)
     save_steps(folder, 2, 4, 6)
     assert folder.mark_best(6, METRIC, 0.9)
@@ -312,7 +312,7 @@ def test_a_run_that_went_back_drops_the_checkpoints_of_the_future_it_left(tmp_pa
     assert resumed.mark_best(3, METRIC, 0.1), "the best of the future that was left counts no longer"
 
 
-def test_the_best_checkpoint_is_kept_as_long_as_it_is_the_best(tmp_path: Path) -> None:
+def test_best_checkpoint_is_kept_as_long_as_it_is_the_best(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, kept=1)
     save_steps(folder, 1)
     assert folder.mark_best(1, METRIC, 0.5)
@@ -326,7 +326,7 @@ def test_the_best_checkpoint_is_kept_as_long_as_it_is_the_best(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("value", "kept"), [(0.9, {"step_000002"}), (0.1, {"step_000001"})])
-def test_a_checkpoint_under_evaluation_stays_until_it_is_known_to_be_the_best_or_not(
+def test_checkpoint_under_evaluation_stays_until_it_is_judged(
     tmp_path: Path, value: float, kept: set[str]
 ) -> None:
     folder = CheckpointFolder(tmp_path, kept=1)
@@ -338,7 +338,7 @@ def test_a_checkpoint_under_evaluation_stays_until_it_is_known_to_be_the_best_or
     assert kept_in(tmp_path) == {*kept, "step_000003", "latest", "best"}
 
 
-def test_the_best_value_is_known_after_a_restart(tmp_path: Path) -> None:
+def test_best_value_is_known_after_a_restart(tmp_path: Path) -> None:
     save_steps(CheckpointFolder(tmp_path, kept=1), 1)
     CheckpointFolder(tmp_path, kept=1).mark_best(1, METRIC, 0.1 + 0.2)
     resumed = CheckpointFolder(tmp_path, kept=1)
@@ -365,7 +365,7 @@ def test_what_an_interrupted_run_has_left_cannot_be_the_best(tmp_path: Path) -> 
     assert folder.best() is None
 
 
-def test_a_best_step_that_is_evaluated_again_has_the_new_value(tmp_path: Path) -> None:
+def test_best_step_that_is_evaluated_again_has_the_new_value(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, kept=2)
     save_steps(folder, 1, 2)
     folder.mark_best(1, METRIC, 0.9)
@@ -383,7 +383,7 @@ def test_values_of_another_metric_are_not_compared(tmp_path: Path) -> None:
     assert folder.mark_best(3, METRIC, 0.9)
 
 
-def test_a_best_pointer_that_says_nothing_is_refused(tmp_path: Path) -> None:
+def test_best_pointer_that_says_nothing_is_refused(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, kept=2)
     save_steps(folder, 1)
     (tmp_path / "checkpoints" / "best").write_text("step_000001\n")
@@ -395,9 +395,7 @@ def test_a_best_pointer_that_says_nothing_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", ["{", '{"unknown": 1}', "[1]", None])
-def test_a_checkpoint_without_its_manifest_is_refused_with_a_remedy(
-    tmp_path: Path, state: str | None
-) -> None:
+def test_checkpoint_without_its_manifest_is_refused_with_remedy(tmp_path: Path, state: str | None) -> None:
     folder = CheckpointFolder(tmp_path, kept=2)
     save_steps(folder, 1, 2)
     checkpoint = tmp_path / "checkpoints" / "step_000002"
@@ -419,7 +417,7 @@ def test_a_checkpoint_without_its_manifest_is_refused_with_a_remedy(
         (None, "is missing"),
     ],
 )
-def test_a_damaged_file_is_named(tmp_path: Path, content: bytes | None, fault: str) -> None:
+def test_damaged_file_is_named(tmp_path: Path, content: bytes | None, fault: str) -> None:
     checkpoint = CheckpointFolder(tmp_path, kept=2).save(Progress(step=1), NOTHING, write_weights())
     path = checkpoint / "huggingface" / "weights"
     path.unlink() if content is None else path.write_bytes(content)
@@ -436,14 +434,14 @@ def test_damaged_trajectories_are_not_read(tmp_path: Path) -> None:
         CheckpointFolder.stream(checkpoint)
 
 
-def test_a_move_of_an_environments_own_class_comes_back_as_its_text(tmp_path: Path) -> None:
+def test_move_of_environments_own_class_comes_back_as_its_text(tmp_path: Path) -> None:
     ready = StreamState(ready=(Trajectory(steps=[Step(action={"moves": (Fraction(1, 2),)})]),))
     checkpoint = CheckpointFolder(tmp_path, kept=2).save(Progress(step=1), ready, write_weights())
     (trajectory,) = CheckpointFolder.stream(checkpoint).ready
     assert trajectory.steps[0].action == {"moves": ["1/2"]}
 
 
-def test_a_checkpoint_of_a_version_that_pickled_is_not_read(tmp_path: Path) -> None:
+def test_checkpoint_of_a_version_that_pickled_is_not_read(tmp_path: Path) -> None:
     checkpoint = CheckpointFolder(tmp_path, kept=2).save(Progress(step=1), NOTHING, write_weights())
     manifest = json.loads((checkpoint / "state.json").read_text())
     manifest["files"]["ready.pkl"] = manifest["files"].pop("ready.jsonl")
@@ -452,7 +450,7 @@ def test_a_checkpoint_of_a_version_that_pickled_is_not_read(tmp_path: Path) -> N
         CheckpointFolder.progress(checkpoint)
 
 
-def test_a_checkpoint_of_before_was_judged_by_a_reward_above_0(tmp_path: Path) -> None:
+def test_checkpoint_of_before_was_judged_by_a_reward_above_0(tmp_path: Path) -> None:
     save_steps(CheckpointFolder(tmp_path, kept=2), 1, 2)
     new, old = CheckpointFolder(tmp_path, kept=2).all()
     state = json.loads((old / "state.json").read_text())

@@ -21,7 +21,7 @@ from launch.settings.compose import compose
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_thread_that_outlives_the_run_starts_no_second_cluster() -> None:
+def test_thread_that_outlives_the_run_starts_no_second_cluster() -> None:
     # In a process of its own: Ray reads this once, when it is imported. It has no cluster, as after the end.
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ENABLE_AUTO_CONNECT"}
     late = subprocess.run(
@@ -37,7 +37,7 @@ def test_a_thread_that_outlives_the_run_starts_no_second_cluster() -> None:
     assert "Ray has not been started yet" in late.stderr
 
 
-def test_a_ray_that_does_not_start_in_time_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_that_does_not_start_in_time_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**_: object) -> None:
         raise Exception("The current node timed out during startup. This could happen ...")
 
@@ -47,7 +47,7 @@ def test_a_ray_that_does_not_start_in_time_is_told_in_a_sentence(monkeypatch: py
         connect.connect(1)
 
 
-def test_a_child_that_nobody_has_waited_for_does_not_disturb_the_end() -> None:
+def test_child_that_nobody_has_waited_for_does_not_disturb_end() -> None:
     # In a process of its own: it ends the Ray of its process, which here is everybody's.
     script = """
 import subprocess, time
@@ -63,7 +63,7 @@ session.end()
     assert ended.returncode == 0, ended.stderr
 
 
-def test_a_cluster_that_is_gone_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_that_is_gone_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         noted = f"127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setattr(connect, "read_ray_address", lambda: noted)
@@ -87,7 +87,7 @@ def test_what_others_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "of which 0 are free" in session.shortage(config)
 
 
-def test_room_is_had_by_trainings_that_are_alive_and_not_by_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_is_held_by_other_live_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
     here = RunHeartbeat(
         folder="here",
         pid=os.getpid(),

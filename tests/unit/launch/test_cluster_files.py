@@ -140,12 +140,12 @@ def config_of_the_job() -> TrainConfig:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_a_manifest_has_the_fields_of_kuberay(name: str) -> None:
+def test_manifest_has_the_fields_of_kuberay(name: str) -> None:
     jsonschema.validate(content(name), SCHEMAS[name])
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_an_unknown_field_of_a_manifest_is_found(name: str) -> None:
+def test_unknown_field_of_a_manifest_is_found(name: str) -> None:
     validator = jsonschema.Draft202012Validator(SCHEMAS[name])
     for path in places(content(name)):
         if path[-1:] != ["rayStartParams"]:  # any parameter of `ray start`
@@ -164,12 +164,12 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[list[Any]]:
         yield from places(inner, (*path, key))
 
 
-def test_the_serve_config_file_fits_the_schema_of_serve() -> None:
+def test_serve_config_file_fits_the_schema_of_serve() -> None:
     deployed = ServeDeploySchema.model_validate(content("serve.yaml"))
     assert [application.route_prefix for application in deployed.applications] == ["/"]
 
 
-def test_the_file_of_ray_up_fits_the_schema_of_the_cluster_launcher() -> None:
+def test_file_of_ray_up_fits_schema_of_cluster_launcher() -> None:
     config = content("ray-up.yaml")
     validate_config(prepare_config(config))
     assert config["min_workers"] == config["max_workers"] == len(config["provider"]["worker_ips"])
@@ -187,18 +187,18 @@ def test_rayservice_serves_what_serve_yaml_says() -> None:
     assert yaml.safe_load(embedded) == content("serve.yaml")
 
 
-def test_the_name_of_the_service_is_one_under_which_the_server_answers() -> None:
+def test_name_of_service_is_one_under_which_server_answers() -> None:
     service = f"{content('rayservice.yaml')['metadata']['name']}-serve-svc"  # so KubeRay calls it
     config = serve.COMMAND.configuration(settings_of_serve_yaml())
     assert config.server.access.hosts == [service]
 
 
 @pytest.mark.parametrize("name", SPEC_OF_CLUSTER)
-def test_the_manifests_describe_the_same_cluster(name: str) -> None:
+def test_manifests_describe_the_same_cluster(name: str) -> None:
     assert spec_of_cluster(name) == spec_of_cluster("raycluster.yaml")
 
 
-def test_the_cluster_has_the_installed_ray_and_grows_by_itself() -> None:
+def test_cluster_has_the_installed_ray_and_grows_by_itself() -> None:
     spec = spec_of_cluster("raycluster.yaml")
     assert spec["rayVersion"] == ray.__version__ and spec["enableInTreeAutoscaling"] is True
     (rollouts,) = spec["workerGroupSpecs"]
@@ -212,7 +212,7 @@ def test_the_cluster_has_the_installed_ray_and_grows_by_itself() -> None:
         assert variables[cleanup]["value"] == RAYLET_ENVIRONMENT[cleanup]
 
 
-def test_the_job_makes_the_autoscaler_add_nodes_and_fits_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_makes_the_autoscaler_add_nodes_and_fits_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, config = spec_of_cluster("rayjob.yaml"), config_of_the_job()
     (rollouts,) = spec["workerGroupSpecs"]
     on_head, on_node = (
@@ -263,13 +263,13 @@ def test_nothing_is_deployed_without_a_key(monkeypatch: pytest.MonkeyPatch) -> N
         build(Arguments(settings=["model.path=gpt2"]))
 
 
-def test_an_unknown_argument_of_the_application_is_an_error() -> None:
+def test_unknown_argument_of_the_application_is_an_error() -> None:
     with pytest.raises(ValueError, match="model_path"):
         Arguments.model_validate({"settings": [], "model_path": "gpt2"})
 
 
 @pytest.mark.usefixtures("with_key")
-def test_the_application_is_built_from_the_settings_of_the_shipped_file(tiny_model: Path) -> None:
+def test_application_is_built_from_settings_of_shipped_file(tiny_model: Path) -> None:
     settings = [
         re.sub(r"^model\.path=.*", f"model.path={tiny_model}", each) for each in settings_of_serve_yaml()
     ]

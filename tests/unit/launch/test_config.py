@@ -16,7 +16,7 @@ from launch.settings.unknown import ABSENT, REFERENCE_SETTINGS, SYNONYMS
 from launch.validation.settings import check_training_settings
 
 
-def test_the_defaults_and_all_recipes_pass_the_check() -> None:
+def test_defaults_and_all_recipes_pass_the_check() -> None:
     check_training_settings(compose([]))
     assert recipe_names()
     for name in recipe_names():
@@ -142,7 +142,7 @@ def test_keys_of_the_users_own_need_no_plus_sign(override: str) -> None:
     assert compose([override]).server.engine.options == {"seed": 7}
 
 
-def test_a_tree_of_hydras_becomes_the_dataclasses() -> None:
+def test_tree_of_hydras_becomes_the_dataclasses() -> None:
     tree = OmegaConf.create({"seed": 3, "rollout": {"group_size": 4}})
     config = as_train_config(tree)
     assert isinstance(config, TrainConfig)
@@ -150,7 +150,7 @@ def test_a_tree_of_hydras_becomes_the_dataclasses() -> None:
     assert as_train_config(config) == config
 
 
-def test_a_configuration_of_dataclasses_is_completed_and_checked_like_any_other() -> None:
+def test_configuration_of_dataclasses_is_completed_and_checked() -> None:
     assert "${" not in as_train_config(TrainConfig()).run.directory, "a run's folder has a name"
     config = TrainConfig()
     config.rollout.group_size = "four"  # type: ignore[assignment]
@@ -168,13 +168,11 @@ def test_a_configuration_of_dataclasses_is_completed_and_checked_like_any_other(
         (["fleet.num_actors=9", "fleet.max_actors=5"], 9),
     ],
 )
-def test_there_are_as_many_rollout_actors_as_an_update_has_rollouts_within_cores_and_bounds(
-    overrides: list[str], expected: int
-) -> None:
+def test_rollout_actors_fit_rollouts_cores_and_bounds(overrides: list[str], expected: int) -> None:
     assert compose(overrides).fleet.num_actors == expected
 
 
-def test_a_tree_with_an_unknown_key_is_refused() -> None:
+def test_tree_with_an_unknown_key_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no setting 'rollout\.group_sise'.*'rollout\.group_size'"):
         as_train_config(OmegaConf.create({"rollout": {"group_sise": 4}}))
 
@@ -192,7 +190,7 @@ def test_dicts_with_dotted_keys_and_lists_are_configurations_too(given: Any) -> 
     assert (config.rollout.groups_per_step, config.server.engine.options) == (9, {"seed": 7})
 
 
-def test_no_configuration_is_the_defaults_and_another_thing_is_refused() -> None:
+def test_configuration_none_is_the_defaults() -> None:
     assert as_train_config(None).rollout == TrainConfig().rollout
     with pytest.raises(ConfigError, match=r"config='fast' has no settings: use a TrainConfig, a dict"):
         as_train_config("fast")
@@ -208,7 +206,7 @@ def test_no_configuration_is_the_defaults_and_another_thing_is_refused() -> None
         ("rollout={group_sise: 4}", r"no setting 'rollout\.group_sise'.*group_size"),
     ],
 )
-def test_an_unknown_setting_is_refused_with_a_plus_sign_too(override: str, message: str) -> None:
+def test_unknown_setting_is_refused_with_a_plus_sign_too(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compose([override])
 
@@ -242,7 +240,7 @@ def test_other_programs_names_stand_for_settings_that_there_are() -> None:
     assert len(others) == len(set(others))
 
 
-def test_what_the_readme_says_of_the_references_settings_is_what_the_errors_say() -> None:
+def test_readme_and_errors_agree_on_the_references_settings() -> None:
     text = (Path(__file__).parents[3] / ".docs/pages/migration.md").read_text()
     table = text.split("## Settings of rLLM v0.1")[1]
     rows = dict(re.findall(r"^\| `([\w.]+)` \| `([\w.]+)` \|", table, re.MULTILINE))

@@ -35,8 +35,6 @@ def _nothing() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("name", "hint"), [("trian", "troupe train"), ("xyz", "train, evaluate")])
-def test_an_unknown_command_names_the_nearest(
-    name: str, hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_command_names_the_nearest(name: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name]) == 2
     assert hint in capsys.readouterr().err

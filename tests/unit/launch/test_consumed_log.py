@@ -31,12 +31,12 @@ def test_what_was_consumed_is_written_down(tmp_path: Path) -> None:
     assert steps_of(tmp_path) == [1, 2]
 
 
-def test_a_line_is_readable_as_soon_as_it_is_recorded(tmp_path: Path) -> None:
+def test_line_is_readable_as_soon_as_it_is_recorded(tmp_path: Path) -> None:
     ConsumedLog(tmp_path, 0).record(1, ["a/0"], {})
     assert read_consumed_log(tmp_path) == [{"step": 1, "trained": ["a/0"], "dropped": {}}]
 
 
-def test_what_was_consumed_after_the_checkpoint_is_cut_off_and_consumed_again(tmp_path: Path) -> None:
+def test_rollouts_consumed_after_a_checkpoint_are_used_again(tmp_path: Path) -> None:
     record(tmp_path, range(1, 6))
     record(tmp_path, range(3, 5), last_step=2)
     assert steps_of(tmp_path) == [1, 2, 3, 4]
@@ -45,7 +45,7 @@ def test_what_was_consumed_after_the_checkpoint_is_cut_off_and_consumed_again(tm
 
 
 @pytest.mark.parametrize("cut_off", ['{"step": 4, "tra', '{"step": 4}'], ids=["inside", "before the end"])
-def test_a_resumed_run_goes_on_after_a_line_that_a_crash_cut_off(tmp_path: Path, cut_off: str) -> None:
+def test_resumed_run_goes_on_after_a_line_that_a_crash_cut_off(tmp_path: Path, cut_off: str) -> None:
     record(tmp_path, range(1, 4))
     with (tmp_path / CONSUMED_LOG).open("a") as file:
         file.write(cut_off)
@@ -54,7 +54,7 @@ def test_a_resumed_run_goes_on_after_a_line_that_a_crash_cut_off(tmp_path: Path,
     assert len(read_consumed_log(tmp_path)[-1]["trained"]) == 2
 
 
-def test_a_damaged_line_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:
+def test_damaged_line_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:
     record(tmp_path, range(1, 4))
     lines = (tmp_path / CONSUMED_LOG).read_text().splitlines()
     (tmp_path / CONSUMED_LOG).write_text("\n".join([lines[0], lines[1][:9], lines[2]]))
@@ -63,5 +63,5 @@ def test_a_damaged_line_in_the_middle_is_not_passed_over(tmp_path: Path) -> None
     assert len((tmp_path / CONSUMED_LOG).read_text().splitlines()) == 3, "nothing was thrown away"
 
 
-def test_a_folder_without_a_journal_has_consumed_nothing(tmp_path: Path) -> None:
+def test_folder_without_a_journal_has_consumed_nothing(tmp_path: Path) -> None:
     assert read_consumed_log(tmp_path) == []

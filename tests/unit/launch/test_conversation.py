@@ -43,7 +43,7 @@ def played(reward: float = 1.0, answer: str = "5", rollout_id: str = "00000000/0
     )
 
 
-def test_a_conversation_shows_who_said_what_and_how_it_ended() -> None:
+def test_conversation_shows_who_said_what_and_how_it_ended() -> None:
     assert conversation(played()).splitlines() == [
         "  reward 1, 2 turns, ended by env_done",
         "       user | What is 2+3?",
@@ -53,7 +53,7 @@ def test_a_conversation_shows_who_said_what_and_how_it_ended() -> None:
     ]
 
 
-def test_a_long_message_keeps_its_beginning_and_its_end() -> None:
+def test_long_message_keeps_its_beginning_and_its_end() -> None:
     lines = conversation(played(answer="\n".join(map(str, range(1000))) + "\n" + "x" * 1000)).splitlines()
     assert len(lines) == 4 + MAX_LINES + 1
     assert "995 lines" in "".join(lines) or "lines ..." in "".join(lines)
@@ -66,12 +66,12 @@ def test_what_a_terminal_would_obey_is_not_printed() -> None:
     )
 
 
-def test_a_trajectory_without_a_step_says_why() -> None:
+def test_trajectory_without_a_step_says_why() -> None:
     failed = Trajectory(termination_reason=TerminationReason.ENV_ERROR, error="KeyError: 'x'\n  File ...")
     assert conversation(failed) == "  reward 0, 0 turns, ended by env_error; KeyError: 'x'"
 
 
-def test_the_best_and_the_worst_are_chosen_by_turns() -> None:
+def test_best_and_the_worst_are_chosen_by_turns() -> None:
     rewards = [0.5, 1.0, 0.0, 0.25]
     assert [each.reward for each in best_and_worst([played(reward) for reward in rewards], 3)] == [
         1.0,
@@ -81,7 +81,7 @@ def test_the_best_and_the_worst_are_chosen_by_turns() -> None:
     assert len(best_and_worst([played()], 3)) == 1
 
 
-def test_a_table_holds_every_turn_whole(tmp_path: Path) -> None:
+def test_table_holds_every_turn_whole(tmp_path: Path) -> None:
     log = TrajectoryLog(tmp_path, 10)
     group = TrajectoryGroup(group_id="00000000", task={"question": "?"}, trajectories=(played(), played(0.0)))
     log.record_update(1, [group], {}, {"00000000/0000": [0.5, -0.5]})
@@ -107,7 +107,7 @@ def test_a_table_holds_every_turn_whole(tmp_path: Path) -> None:
     assert json.loads(last["task"]) == {"question": "What is 2+3?"}
 
 
-def test_a_folder_without_trajectories_and_one_that_cannot_be_written_are_told(
+def test_folder_without_trajectories_or_not_writable_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert export([str(tmp_path), "--parquet", str(tmp_path / "table.parquet")]) == 2
@@ -119,7 +119,7 @@ def test_a_folder_without_trajectories_and_one_that_cannot_be_written_are_told(
     assert export_parquet(tmp_path, tmp_path / "table.parquet") == 2
 
 
-def test_a_person_plays_an_episode_from_the_keyboard(
+def test_person_plays_an_episode_from_the_keyboard(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{guess}\n\n" for guess in (1, 2, 3, 4))))
@@ -129,7 +129,7 @@ def test_a_person_plays_an_episode_from_the_keyboard(
     assert "turn 3: reward 0" in said
 
 
-def test_a_served_model_plays_with_the_settings_of_its_sampling(
+def test_served_model_plays_with_the_settings_of_its_sampling(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[Any] = []
@@ -150,7 +150,7 @@ def test_a_served_model_plays_with_the_settings_of_its_sampling(
     assert "1 turn, ended by max_steps" in capsys.readouterr().out
 
 
-def test_an_episode_without_an_answer_a_task_and_a_workload_ends_with_a_sentence(
+def test_episode_lacking_its_parts_ends_with_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))

@@ -44,5 +44,5 @@ task name=LearnerWorker.update, required resources={}, pid=23350, actual memory 
         ),
     ],
 )
-def test_a_death_is_one_sentence_with_name_place_and_reason(error: RayError, sentence: str) -> None:
+def test_death_is_one_sentence_with_name_place_and_reason(error: RayError, sentence: str) -> None:
     assert describe_death(error) == sentence

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # -- which model ---------------------------------------------------------------------------------------
 
 
-def test_a_run_a_checkpoint_and_a_model_folder_are_all_found(tmp_path: Path, tiny_model: Path) -> None:
+def test_run_a_checkpoint_and_a_model_folder_are_all_found(tmp_path: Path, tiny_model: Path) -> None:
     checkpoint = make_run(tmp_path / "run", tiny_model)
     folder = str(checkpoint / "huggingface")
     assert model_folder(str(tmp_path / "run")) == folder
@@ -41,7 +41,7 @@ def test_a_run_a_checkpoint_and_a_model_folder_are_all_found(tmp_path: Path, tin
     assert model_folder(folder) == folder
 
 
-def test_workers_with_another_working_directory_find_a_relative_path(
+def test_workers_with_another_directory_find_a_relative_path(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(tmp_path / "run", tiny_model)
@@ -50,32 +50,30 @@ def test_workers_with_another_working_directory_find_a_relative_path(
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "gpt2"])
-def test_a_hub_name_stays_as_it_is(name: str) -> None:
+def test_hub_name_stays_as_it_is(name: str) -> None:
     assert model_folder(name) == name
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "./nowhere", "../nowhere", "runs/a/b", "tests/nowhere"])
-def test_a_path_that_does_not_exist_is_no_hub_name(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_that_does_not_exist_is_no_hub_name(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     with pytest.raises(ConfigError, match="does not exist"):
         model_folder(path)
 
 
-def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:
+def test_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape(str(tmp_path / "huggingface"))):
         model_folder(str(tmp_path))
 
 
-def test_a_model_without_a_tokenizer_is_refused_before_it_is_loaded(tmp_path: Path, tiny_model: Path) -> None:
+def test_model_without_tokenizer_is_refused_before_it_is_loaded(tmp_path: Path, tiny_model: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         shutil.copy(tiny_model / name, tmp_path)
     with pytest.raises(ConfigError, match="no tokenizer"):
         check_loadable(str(tmp_path), {})
 
 
-def test_a_model_that_lacks_one_of_its_shards_is_refused_by_its_name(
-    tmp_path: Path, tiny_model: Path
-) -> None:
+def test_model_that_lacks_a_shard_is_refused_by_its_name(tmp_path: Path, tiny_model: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny_model, folder)
     shards = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
@@ -84,7 +82,7 @@ def test_a_model_that_lacks_one_of_its_shards_is_refused_by_its_name(
         check_loadable(str(folder), {})
 
 
-def test_the_newest_checkpoint_is_the_one_that_was_written_last(tmp_path: Path) -> None:
+def test_newest_checkpoint_is_the_one_that_was_written_last(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) is None
     for name, age in (("b-run", 100), ("a-run", 10), ("c-run", 200)):
         pointer = tmp_path / name / "checkpoints" / "latest"
@@ -95,7 +93,7 @@ def test_the_newest_checkpoint_is_the_one_that_was_written_last(tmp_path: Path) 
     assert newest_checkpoint(tmp_path) == tmp_path / "a-run" / "checkpoints" / "step_000007"
 
 
-def test_an_adapter_is_found_in_a_run_a_checkpoint_and_its_own_folder(tmp_path: Path) -> None:
+def test_adapter_is_found_in_run_checkpoint_and_its_own_folder(tmp_path: Path) -> None:
     checkpoint = tmp_path / "run" / "checkpoints" / "step_000030"
     folder = checkpoint / "adapter"
     folder.mkdir(parents=True)
@@ -137,14 +135,14 @@ def test_evaluate_refuses_what_cannot_work(
 @pytest.mark.parametrize(
     "setting", ["rollout.group_size=1", "rollout.temperature=0", "learner.micro_batch_tokens=8"]
 )
-def test_an_evaluation_does_not_mind_settings_of_training(setting: str) -> None:
+def test_evaluation_does_not_mind_settings_of_training(setting: str) -> None:
     config = compose(["recipe=calculator", "model.path=gpt2", setting])
     evaluate.check_evaluation(config)
     with pytest.raises(ConfigError, match=setting):
         check_training_settings(config)
 
 
-def test_an_evaluation_plays_the_tasks_that_it_names_once_unless_it_is_told_otherwise() -> None:
+def test_evaluation_plays_its_tasks_once_by_default() -> None:
     config = compose(["recipe=guess", "evaluation.num_tasks=3"])
     workload = load_workload(config.workload, seed=0)
     assert workload.val_dataset is not None and config.rollout.group_size > 1
@@ -167,7 +165,7 @@ def test_serve_without_any_checkpoint_says_how_to_get_one(
     assert "make train" in capsys.readouterr().err
 
 
-def test_serve_refuses_a_port_that_is_taken_before_it_looks_at_the_model(
+def test_serve_refuses_a_taken_port_before_its_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with socket.socket() as other:
@@ -179,14 +177,12 @@ def test_serve_refuses_a_port_that_is_taken_before_it_looks_at_the_model(
     assert f"Port {port} of 127.0.0.1" in error and "server.http_port=" in error
 
 
-def test_an_adapter_that_cannot_be_told_from_the_model_is_refused() -> None:
+def test_adapter_that_cannot_be_told_from_model_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'policy'.*choose another"):
         serve.served_adapters({"policy": "runs/mine"}, "model")
 
 
-def test_an_adapter_is_not_added_to_the_model_that_it_was_merged_into(
-    tmp_path: Path, tiny_model: Path
-) -> None:
+def test_adapter_is_not_added_to_model_that_it_was_merged_into(tmp_path: Path, tiny_model: Path) -> None:
     for step in (20, 30):
         checkpoint = make_run(tmp_path / "run", tiny_model, step)
         (checkpoint / "adapter").mkdir()
@@ -197,9 +193,7 @@ def test_an_adapter_is_not_added_to_the_model_that_it_was_merged_into(
             serve.served_adapters({"mine": str(path)}, str(checkpoint / "huggingface"))
 
 
-def test_an_adapter_of_another_model_is_pointed_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_adapter_of_another_model_is_pointed_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "adapter_config.json").write_text('{"r": 4, "base_model_name_or_path": "mine"}')
     serve.served_adapters({"one": str(tmp_path)}, "mine")
     assert capsys.readouterr().out == ""
@@ -212,13 +206,13 @@ def test_adapters_need_to_know_their_model(capsys: pytest.CaptureFixture[str]) -
     assert "model.path" in capsys.readouterr().err
 
 
-def test_adapters_are_refused_where_the_model_is_trained_or_evaluated() -> None:
+def test_adapters_are_refused_in_training_and_evaluation() -> None:
     config = compose(["recipe=calculator", "server.adapters={mine: runs/mine}"])
     with pytest.raises(ConfigError, match=r"launch\.serve"):
         check_settings(config)
 
 
-def test_a_report_counts_what_could_not_be_closed_as_played(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_counts_what_could_not_be_closed_as_played(capsys: pytest.CaptureFixture[str]) -> None:
     done, failed = TerminationReason.ENV_DONE, TerminationReason.ENV_ERROR
     unclosed = Trajectory(task={}, termination_reason=done, reward=1.0, error="Shop.close: no browser")
     evaluate.report([unclosed])
@@ -228,7 +222,7 @@ def test_a_report_counts_what_could_not_be_closed_as_played(capsys: pytest.Captu
     assert "1 rollouts failed, the first with: Shop.step: no shop" in capsys.readouterr().out
 
 
-def test_a_report_says_who_has_judged_and_believes_the_judge(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_says_who_has_judged_and_believes_the_judge(capsys: pytest.CaptureFixture[str]) -> None:
     done = TerminationReason.ENV_DONE
     shaped = Trajectory(
         task={}, termination_reason=done, reward=0.1, is_correct=False, by_reward_function=True
@@ -239,7 +233,7 @@ def test_a_report_says_who_has_judged_and_believes_the_judge(capsys: pytest.Capt
     assert "pass@1    0.0000" in printed
 
 
-def test_a_report_shows_the_environments_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_shows_the_environments_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     done = TerminationReason.ENV_DONE
     metrics = [{"called": 1.0, "success_when_called": 1.0}, {"called": 0.0}]
     evaluate.report([Trajectory(task={}, termination_reason=done, metrics=each) for each in metrics])
@@ -247,9 +241,7 @@ def test_a_report_shows_the_environments_metrics(capsys: pytest.CaptureFixture[s
     assert "called 0.500 (mean of 2 rollouts)\nsuccess_when_called 1.000 (mean of 1 rollouts)\n" in printed
 
 
-def test_versions_of_a_run_are_found_by_their_number_and_the_best_one_by_its_name(
-    tmp_path: Path, tiny_model: Path
-) -> None:
+def test_versions_of_a_run_are_found_by_number_and_as_best(tmp_path: Path, tiny_model: Path) -> None:
     directory = tmp_path / "run"
     older, newer = (make_run(directory, tiny_model, step) for step in (20, 30))
     CheckpointFolder(directory, kept=9).mark_best(20, "eval/reward_mean", 0.5)
@@ -265,14 +257,12 @@ def test_versions_of_a_run_are_found_by_their_number_and_the_best_one_by_its_nam
         serve.served_versions(ServerConfig(versions=["best"]), str(tiny_model))
 
 
-def test_older_versions_are_an_error_where_the_model_is_trained_or_evaluated() -> None:
+def test_older_versions_are_an_error_in_training_and_evaluation() -> None:
     with pytest.raises(ConfigError, match=r"server\.versions=\['best'\] is for launch\.serve"):
         check_settings(compose(["recipe=calculator", "server.versions=[best]"]))
 
 
-def test_a_checkpoint_is_served_as_the_version_that_its_run_has_published(
-    tmp_path: Path, tiny_model: Path
-) -> None:
+def test_checkpoint_is_served_as_the_version_of_its_run(tmp_path: Path, tiny_model: Path) -> None:
     checkpoint = make_run(tmp_path / "run", tiny_model)
     assert policy_version(str(checkpoint / "huggingface")) == 31
     assert policy_version(str(tiny_model)) == 0
@@ -287,7 +277,7 @@ def test_a_checkpoint_is_served_as_the_version_that_its_run_has_published(
     ],
 )
 @pytest.mark.parametrize("check", [evaluate.check_evaluation, serve.check_serving])
-def test_a_setting_that_the_engine_cannot_act_on_is_an_error_before_anything_starts(
+def test_setting_without_effect_on_the_engine_is_an_early_error(
     check: Callable[[TrainConfig], None], override: str
 ) -> None:
     settings = ["model.path=some/model", f"server.http_port={free_port()}"]

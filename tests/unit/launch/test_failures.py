@@ -41,7 +41,7 @@ def group(*members: Trajectory) -> TrajectoryGroup:
     return TrajectoryGroup(group_id="0", task={}, trajectories=members)
 
 
-def test_a_few_failures_at_the_start_do_not_end_a_run() -> None:
+def test_few_failures_at_the_start_do_not_end_a_run() -> None:
     FailureBudget("Shop", 0.5).record([FAILED] * (LEAST_FAILURES - 1))
 
 
@@ -115,12 +115,12 @@ def test_task_set_aside_is_not_requested_from_that_group_on() -> None:
     assert {request.task["number"] for request in requests} == {after[8]}
 
 
-def test_a_run_whose_tasks_are_all_set_aside_ends() -> None:
+def test_run_whose_tasks_are_all_set_aside_ends() -> None:
     with pytest.raises(TroupeError, match="All of 5 tasks failed everywhere"):
         task_index(CONFIG, TASKS, 0, {str(index): 0 for index in range(5)})
 
 
-def test_a_task_set_aside_is_listed_once_also_after_a_resume(tmp_path: Path) -> None:
+def test_task_set_aside_is_listed_once_also_after_a_resume(tmp_path: Path) -> None:
     for _ in range(2):
         state = RunState(CONFIG, tmp_path)
         state.record_set_aside(3, {"number": 3, "world": object()}, BROKEN)

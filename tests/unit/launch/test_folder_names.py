@@ -31,7 +31,7 @@ def said(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", ["environments", "policies", "actors"])
-def test_folder_with_the_name_of_a_package_is_named_in_one_sentence(tmp_path, name):
+def test_folder_with_name_of_package_is_named_in_one_sentence(tmp_path, name):
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").touch()
     done = said(tmp_path, "-m", "launch.train", "recipe=guess")
@@ -51,7 +51,7 @@ def test_every_command_names_a_module_called_launch(tmp_path, command):
     assert str(tmp_path / "launch.py") in done.stderr
 
 
-def test_program_in_another_folder_is_told_of_what_the_workers_would_import(tmp_path):
+def test_program_in_another_folder_learns_what_workers_import(tmp_path):
     (tmp_path / "actors.py").touch()
     (tmp_path / "programs").mkdir()
     (tmp_path / "programs" / "mine.py").write_text("from launch import AgentTrainer")
@@ -59,7 +59,7 @@ def test_program_in_another_folder_is_told_of_what_the_workers_would_import(tmp_
     assert done.returncode == 1 and f"ImportError: {tmp_path / 'actors.py'} has the name" in done.stderr
 
 
-def test_folder_in_which_ray_was_started_is_no_matter_to_a_worker(tmp_path):
+def test_folder_in_which_ray_was_started_is_no_matter_to_worker(tmp_path):
     (tmp_path / "environments").mkdir()
     (tmp_path / "environments" / "__init__.py").touch()
     (tmp_path / "ray").mkdir()
@@ -73,6 +73,6 @@ def test_folder_without_python_is_no_matter(tmp_path):
     assert said(tmp_path, "-m", "launch.train", "--help").returncode == 0
 
 
-def test_module_in_a_folder_that_troupe_hides_is_an_error_that_says_so():
+def test_module_in_a_folder_that_troupe_hides_is_an_error():
     with pytest.raises(ConfigError, match="environments is a package of Troupe's, which hides a folder"):
         load_module("workload='environments.maze'", "environments.maze")

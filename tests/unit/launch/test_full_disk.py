@@ -11,7 +11,7 @@ from launch import train
 from launch.run_folder.disk import full_disk_explained
 
 
-def test_a_full_disk_ends_a_training_with_one_sentence(
+def test_full_disk_ends_a_training_with_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first file that grows is that of the metrics: nothing else has been started by then."""
@@ -22,7 +22,7 @@ def test_a_full_disk_ends_a_training_with_one_sentence(
     assert "A disk is full" in said and f"run.directory={tmp_path} run.resume=true" in said
 
 
-def test_a_full_disk_is_told_from_another_error_by_what_led_to_it(tmp_path: Path) -> None:
+def test_full_disk_is_told_from_another_error_by_what_led_to_it(tmp_path: Path) -> None:
     with pytest.raises(TroupeError, match="A disk is full"), full_disk_explained(tmp_path):
         try:
             raise OSError(28, "No space left on device")

@@ -28,7 +28,7 @@ TEXT = TEXTS["train"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_setting_of_a_command_is_shown_with_a_sentence_and_no_other_is(command: str) -> None:
+def test_setting_of_a_command_is_shown_with_a_sentence(command: str) -> None:
     shown = dict(
         re.findall(r"^  ([\w.]+)=.*\n(?:      \s+.*\n)*((?:      .+\n)+)", TEXTS[command], re.MULTILINE)
     )
@@ -37,7 +37,7 @@ def test_every_setting_of_a_command_is_shown_with_a_sentence_and_no_other_is(com
     assert all(sentence.rstrip().endswith((".", "...")) for sentence in shown.values()), shown
 
 
-def test_the_commands_list_what_they_act_on() -> None:
+def test_commands_list_what_they_act_on() -> None:
     assert TEXT.count("=") > 80 and "\n  run.num_steps=100" in TEXT and "\n  server.adapters=" not in TEXT
     for name in ("algorithm.name", "run.num_steps", "rollout.group_size", "learner.device", "server.weights"):
         assert not re.search(rf"\n  {re.escape(name)}[.=]", TEXTS["evaluate"] + TEXTS["serve"]), name
@@ -46,14 +46,14 @@ def test_the_commands_list_what_they_act_on() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_name_that_a_command_takes_or_leaves_out_is_that_of_a_setting(command: str) -> None:
+def test_name_that_a_command_takes_is_that_of_a_setting(command: str) -> None:
     names = {leaf.name for leaf in leaves(TrainConfig())} | {"recipe"}
     sections = {name[: dot.start()] for name in names for dot in re.finditer(r"\.", name)}
     assert {*COMMANDS[command].settings, *COMMANDS[command].left_out} <= names | sections
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_prints_its_help_and_ends(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_its_help_and_ends(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert COMMANDS[command].run(["--help"]) == 0
     assert capsys.readouterr().out == TEXTS[command]
     assert f"usage: {command_name(command)} [" in TEXTS[command]

@@ -109,7 +109,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_log_is_a_zip_of_json_with_a_sample_for_each_member(
+def test_log_is_a_zip_of_json_with_a_sample_for_each_member(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert export(["--inspect", str(run)]) == 0
@@ -134,7 +134,7 @@ def test_a_log_is_a_zip_of_json_with_a_sample_for_each_member(
     assert header["eval"]["config"] == {"epochs": 3}
 
 
-def test_an_export_can_be_repeated_and_go_elsewhere(run: Path, tmp_path: Path) -> None:
+def test_export_can_be_repeated_and_go_elsewhere(run: Path, tmp_path: Path) -> None:
     target = tmp_path / "a" / "logs"
     for _ in range(2):
         assert export([str(run), "--inspect-folder", str(target)]) == 0
@@ -154,14 +154,14 @@ def test_what_cannot_be_exported_is_told(
     assert "--inspect or both" in capsys.readouterr().err
 
 
-def test_a_message_is_written_once_however_many_turns_repeat_it() -> None:
+def test_message_is_written_once_however_many_turns_repeat_it() -> None:
     pool = MessagePool()
     asked = [pool.add_turn(step).places for step in conversation("0/0", 4).steps]
     assert asked == [[(0, 1)], [(0, 3)], [(0, 5)], [(0, 7)]]
     assert len(pool.messages) == 8
 
 
-def test_an_answer_without_a_name_belongs_to_the_next_call() -> None:
+def test_answer_without_a_name_belongs_to_the_next_call() -> None:
     calls = [{"function": {"name": name, "arguments": {}}} for name in ("one", "two")]
     said = [
         {"role": "assistant", "content": "", "tool_calls": calls},
@@ -179,7 +179,7 @@ def test_what_has_no_place_in_the_form_stands_in_the_metadata() -> None:
     assert "metadata" not in inspect_message({"role": "user", "content": "Hi"}, "m")
 
 
-def test_a_step_of_64_trajectories_is_written_in_no_time(tmp_path: Path) -> None:
+def test_step_of_64_trajectories_is_written_in_no_time(tmp_path: Path) -> None:
     members = [conversation(f"00000000/{member:04d}", 5) for member in range(64)]
     TrajectoryLog(tmp_path, 9).record_update(1, [group(0, *members)], {}, {})
     began = time.process_time()

@@ -17,7 +17,7 @@ def interrupt(number: int = signal.SIGINT) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_interrupts_at_once_outside_of_whole_work(number: int) -> None:
+def test_signal_interrupts_at_once_outside_of_whole_work(number: int) -> None:
     with Interrupts().installed(), pytest.raises(KeyboardInterrupt):
         interrupt(number)
 
@@ -44,7 +44,7 @@ def test_nested_whole_work_is_finished_to_its_outer_end() -> None:
     assert not interrupts.was_cut
 
 
-def test_a_second_signal_is_not_put_off() -> None:
+def test_second_signal_is_not_put_off() -> None:
     interrupts, done = Interrupts(), []
     with interrupts.installed(), pytest.raises(KeyboardInterrupt), interrupts.atomic_section():
         interrupt()
@@ -55,7 +55,7 @@ def test_a_second_signal_is_not_put_off() -> None:
     assert interrupts.was_cut, "what was cut off is no state to save"
 
 
-def test_an_interrupt_is_raised_once() -> None:
+def test_interrupt_is_raised_once() -> None:
     interrupts = Interrupts()
     with interrupts.installed():
         with pytest.raises(KeyboardInterrupt), interrupts.atomic_section():
@@ -64,7 +64,7 @@ def test_an_interrupt_is_raised_once() -> None:
             pass
 
 
-def test_an_interrupt_that_somebody_swallowed_is_raised_at_the_next_check() -> None:
+def test_swallowed_interrupt_is_raised_at_the_next_check() -> None:
     interrupts = Interrupts()
     with interrupts.installed():
         interrupts.raise_if_interrupted()
@@ -74,7 +74,7 @@ def test_an_interrupt_that_somebody_swallowed_is_raised_at_the_next_check() -> N
             interrupts.raise_if_interrupted()
 
 
-def test_a_handler_that_a_library_has_replaced_is_put_back() -> None:
+def test_handler_that_a_library_has_replaced_is_put_back() -> None:
     interrupts = Interrupts()
     with interrupts.installed():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -83,14 +83,14 @@ def test_a_handler_that_a_library_has_replaced_is_put_back() -> None:
             interrupt(signal.SIGTERM)
 
 
-def test_an_error_in_whole_work_is_not_replaced_by_the_interrupt() -> None:
+def test_error_in_whole_work_is_not_replaced_by_the_interrupt() -> None:
     interrupts = Interrupts()
     with interrupts.installed(), pytest.raises(ValueError, match="of the work"), interrupts.atomic_section():
         interrupt()
         raise ValueError("of the work")
 
 
-def test_an_interrupt_that_an_error_has_overtaken_is_still_known() -> None:
+def test_interrupt_that_an_error_has_overtaken_is_still_known() -> None:
     interrupts = Interrupts()
     with interrupts.installed():
         assert not interrupts.is_pending

@@ -53,7 +53,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("recipe", "method"), RUNS)
-def test_the_settings_of_every_run_are_valid(curves: Any, recipe: str, method: str) -> None:
+def test_settings_of_every_run_are_valid(curves: Any, recipe: str, method: str) -> None:
     assert method in curves.RECIPES[recipe].methods
     config = compose(curves.overrides(recipe, method, 30))
     check_training_settings(config)
@@ -66,7 +66,7 @@ def test_the_settings_of_every_run_are_valid(curves: Any, recipe: str, method: s
     assert config.learner.optimizer.lr == as_it_is.learner.optimizer.lr or method == "lora"
 
 
-def test_the_baseline_learns_from_successful_demonstrations_alone(curves: Any) -> None:
+def test_baseline_learns_from_successful_demonstrations_alone(curves: Any) -> None:
     config = compose(curves.overrides("guess", "sft", 30))
     workload = load_workload(config.workload, seed=0)
     demonstrations = guess.demonstrations(0)
@@ -77,7 +77,7 @@ def test_the_baseline_learns_from_successful_demonstrations_alone(curves: Any) -
     assert list(workload.val_dataset) == list(guess.workload(1).val_dataset or ())
 
 
-def test_the_interval_is_that_of_the_mean_of_few_seeds(plots: Any) -> None:
+def test_interval_is_that_of_the_mean_of_few_seeds(plots: Any) -> None:
     summary = plots.Summary.of([0.9, 0.95, 1.0])
     assert (summary.mean, summary.low, summary.high) == (pytest.approx(0.95), 0.9, 1.0)
     assert summary.margin == pytest.approx(4.303 * 0.05 / 3**0.5, rel=1e-4)
@@ -85,9 +85,7 @@ def test_the_interval_is_that_of_the_mean_of_few_seeds(plots: Any) -> None:
     assert str(plots.Summary.of([0.5])) == "0.50", "one seed has no interval"
 
 
-def test_the_table_shows_what_the_environment_names_and_nothing_else_of_a_run(
-    curves: Any, plots: Any, tmp_path: Path
-) -> None:
+def test_table_shows_what_the_environment_names(curves: Any, plots: Any, tmp_path: Path) -> None:
     finished_run(tmp_path, 0, before=0.4, after=0.9)
     finished_run(tmp_path, 1, before=0.5, after=0.9)
     (tmp_path / "sft" / "seed-0").mkdir(parents=True)  # begun, not finished
@@ -103,7 +101,7 @@ def test_the_table_shows_what_the_environment_names_and_nothing_else_of_a_run(
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
-def test_a_table_is_written_between_its_markers(curves: Any, tmp_path: Path) -> None:
+def test_table_is_written_between_its_markers(curves: Any, tmp_path: Path) -> None:
     write_measured = importlib.import_module("readme_tables").write_measured
     page = tmp_path / "README.md"
     page.write_text("a\n<!-- measured: guess -->\nold\n<!-- end -->\nb\n")
@@ -113,9 +111,7 @@ def test_a_table_is_written_between_its_markers(curves: Any, tmp_path: Path) -> 
         write_measured(page, "other", "new")
 
 
-def test_a_finished_run_is_not_run_again(
-    curves: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_run_is_not_run_again(curves: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished_run(tmp_path, 0, before=0.4, after=0.9)
     monkeypatch.setattr(curves, "run", lambda settings: pytest.fail(f"started {settings}"))
     curves.run_once(["recipe=guess"], tmp_path / "reinforce" / "seed-0")

@@ -50,7 +50,7 @@ def config(*settings: str) -> TrainConfig:
         (["learner.micro_batch_tokens=1600", "learner.lora.rank=16"], 5.85),
     ],
 )
-def test_the_learner_needs_about_as_much_as_was_measured(
+def test_learner_needs_about_as_much_as_was_measured(
     settings: list[str], measured: float, smollm2: Path
 ) -> None:
     parts = needed_bytes(config(*settings), str(smollm2))
@@ -70,7 +70,7 @@ def test_the_learner_needs_about_as_much_as_was_measured(
         (["recipe=word_problems"], 12.9),
     ],
 )
-def test_a_whole_run_needs_about_as_much_as_was_measured(
+def test_whole_run_needs_about_as_much_as_was_measured(
     settings: list[str], measured: float, smollm2: Path
 ) -> None:
     parts = needed_bytes(compose(settings), str(smollm2))
@@ -87,7 +87,7 @@ def test_weights_of_two_bytes_count_as_those_of_four(smollm2: Path) -> None:
 
 
 @pytest.mark.parametrize(("free_gb", "says"), [(64, False), (6, True)])
-def test_a_run_that_will_not_fit_is_told_so_with_the_settings_to_lower(
+def test_run_that_will_not_fit_is_told_so_with_settings_to_lower(
     free_gb: int, says: bool, smollm2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

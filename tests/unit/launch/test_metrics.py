@@ -62,7 +62,7 @@ def picked(metrics: dict[str, float], *names: str) -> tuple[float, ...]:
 # -- rollouts ------------------------------------------------------------------------------------------
 
 
-def test_rewards_lengths_and_turns_are_means_and_maxima_over_trajectories() -> None:
+def test_rewards_lengths_and_turns_are_means_and_maxima() -> None:
     short = trajectory(completion(10, 4), reward=1.0, seconds=1.0)
     # The second prompt holds the first turn and 6 tokens of the environment: 20 - 10 + 5 after the first.
     long = trajectory(completion(12, 4), completion(20, 5), reward=0.5, seconds=4.0)
@@ -79,7 +79,7 @@ def with_metrics(**metrics: float) -> Trajectory:
     return trajectory(completion(), metrics=metrics)
 
 
-def test_a_metric_of_the_environment_is_the_mean_of_the_trajectories_that_have_it() -> None:
+def test_metric_of_an_environment_is_a_mean_of_trajectories() -> None:
     played = [
         group(with_metrics(called=1.0, success_when_called=1.0), with_metrics(called=0.0)),
         group(
@@ -95,7 +95,7 @@ def test_a_metric_of_the_environment_is_the_mean_of_the_trajectories_that_have_i
 
 
 @pytest.mark.parametrize("name", ["reward_mean", "pass_at_7", "num_tasks", "ended_timeout"])
-def test_an_environment_cannot_take_the_name_of_another_metric(name: str) -> None:
+def test_environment_cannot_take_the_name_of_another_metric(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name!r}.*choose another name"):
         rollout_metrics([group(with_metrics(**{name: 1.0}))])
 
@@ -120,7 +120,7 @@ def test_pass_at_k_is_the_estimate_of_the_evaluation(capsys: pytest.CaptureFixtu
     assert metrics["rollout/pass_at_5"] == 1.0
 
 
-def test_success_is_what_the_judge_says_and_each_judge_has_its_share() -> None:
+def test_success_is_what_judge_says_and_each_judge_has_its_share() -> None:
     shaped = trajectory(completion(), reward=0.1, is_correct=False, by_reward_function=True)
     won = trajectory(completion(), reward=-1.0, is_correct=True)
     paid = trajectory(completion(), reward=0.1)
@@ -135,7 +135,7 @@ def test_pass_at_k_goes_up_to_the_smallest_group() -> None:
     assert [name for name in metrics if "pass_at" in name] == ["rollout/pass_at_1", "rollout/pass_at_2"]
 
 
-def test_an_evaluation_has_the_same_metrics_under_its_own_area() -> None:
+def test_evaluation_has_the_same_metrics_under_its_own_area() -> None:
     groups = [rewarded(1.0, name="a"), rewarded(0.0, name="b")]
     metrics = evaluation_metrics(groups)
     assert picked(metrics, "eval/reward_mean", "eval/pass_at_1", "eval/num_tasks") == (0.5, 0.5, 2)
@@ -150,7 +150,7 @@ def test_of_nothing_everything_is_zero() -> None:
 # -- the stream ----------------------------------------------------------------------------------------
 
 
-def test_staleness_is_counted_from_the_oldest_token_and_its_shares_add_up() -> None:
+def test_staleness_is_counted_from_the_oldest_token() -> None:
     groups = [
         group(
             trajectory(completion(versions=(5, 5, 5, 5))),
@@ -178,12 +178,12 @@ def test_what_was_never_sampled_has_no_staleness() -> None:
     assert staleness_metrics(groups, version=7, max_staleness=0)["stream/staleness_max"] == 0
 
 
-def test_a_server_that_names_one_version_per_completion_is_believed() -> None:
+def test_server_that_names_one_version_is_believed() -> None:
     whole = Completion(text="x", finish_reason="stop", completion_ids=(1, 2), policy_version=3)
     assert staleness([group(trajectory(whole))], version=4) == [1]
 
 
-def test_every_sampled_token_is_trained_on_or_wasted_for_a_reason() -> None:
+def test_every_sampled_token_is_trained_on_or_wasted_for_reason() -> None:
     trained = group(
         trajectory(completion(sampled=7), reward=1.0),
         trajectory(completion(sampled=1), reason=TerminationReason.AGENT_ERROR),
@@ -222,7 +222,7 @@ def test_groups_that_agree_with_themselves_are_counted() -> None:
 # -- time ----------------------------------------------------------------------------------------------
 
 
-def test_the_learner_is_idle_while_it_waits_for_rollouts_and_driver() -> None:
+def test_learner_is_idle_while_it_waits_for_rollouts_and_driver() -> None:
     stages = {"time/wait": 1.0, "time/credit": 0.5, "time/learn": 2.0, "time/publish": 0.5}
     assert time_metrics(stages, 4.0) == {**stages, "time/step": 4.0, "time/learner_idle": 0.375}
 
@@ -237,7 +237,7 @@ def test_the_learner_is_idle_while_it_waits_for_rollouts_and_driver() -> None:
     ],
     ids=["one", "three", "the clocks differ a little", "all were replaced"],
 )
-def test_the_idle_share(before: float, after: float, wall: float, workers: int, idle: float) -> None:
+def test_idle_share(before: float, after: float, wall: float, workers: int, idle: float) -> None:
     assert idle_share(before, after, wall, workers) == idle
 
 
@@ -261,7 +261,7 @@ def sample(ours: tuple[float, ...], theirs: tuple[float, ...], version: int = 5)
     )
 
 
-def test_the_mismatch_is_measured_on_sampled_tokens_of_the_learners_own_version() -> None:
+def test_mismatch_is_measured_on_tokens_of_the_own_version() -> None:
     samples = [
         sample((-1.0, -9.0, -2.0), (-1.5, 0.0, -2.0)),
         sample((-1.0, -9.0, -2.0), (-1.0, 0.0, -1.0)),
@@ -277,7 +277,7 @@ def test_without_fresh_samples_there_is_no_mismatch_and_no_alarm() -> None:
     assert mismatch_alarm({}, 1e-3) is None
 
 
-def test_the_alarm_says_how_much_and_what_it_may_be() -> None:
+def test_alarm_says_how_much_and_what_it_may_be() -> None:
     assert mismatch_alarm({"learn/fresh_logprob_diff_mean": 1e-3}, 1e-3) is None
     said = mismatch_alarm({"learn/fresh_logprob_diff_mean": 0.0123}, 1e-3)
     assert said is not None
@@ -286,7 +286,7 @@ def test_the_alarm_says_how_much_and_what_it_may_be() -> None:
     assert "dtype" in said
 
 
-def test_a_difference_that_is_no_number_is_an_alarm() -> None:
+def test_difference_that_is_no_number_is_an_alarm() -> None:
     metrics = mismatch_metrics([sample((-1.0, 0.0, math.nan), (-1.0, 0.0, -2.0))], version=5)
     assert all(map(math.isnan, metrics.values()))
     assert mismatch_alarm(metrics, 1e-3) is not None

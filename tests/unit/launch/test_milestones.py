@@ -39,7 +39,7 @@ def saving(state: RunState, num_updates: int = 5, checkpoint_every: int = 2) -> 
     ],
     ids=["nothing learned", "after a warm start", "between", "as often as chosen", "the end"],
 )
-def test_a_checkpoint_is_due(tmp_path: Path, progress: Progress, due: bool) -> None:
+def test_checkpoint_is_due(tmp_path: Path, progress: Progress, due: bool) -> None:
     state = state_of(tmp_path)
     state.progress = progress
     assert saving(state).checkpoint_due() == due
@@ -136,7 +136,7 @@ def evaluated(step: int, *verdicts: bool | None, reward: float = 1.0) -> Evaluat
 
 
 @pytest.mark.parametrize("metric", ["eval/pass_at_1", "eval/reward_mean"])
-def test_the_best_of_before_is_not_compared_by_another_judge(tmp_path: Path, metric: str) -> None:
+def test_best_of_before_is_not_compared_by_another_judge(tmp_path: Path, metric: str) -> None:
     """The run was begun by a version for which success was a reward above 0; its best policy had 1.0."""
     begun = state_of(tmp_path)
     begun.progress = Progress(step=1, judged_by={"eval": "reward above 0"})

@@ -27,32 +27,30 @@ from launch.validation.notices import STOP_VARIABLE, notices
         (["rollout.max_staleness=2", "algorithm.correction.mode=bypass"], None),
     ],
 )
-def test_a_run_on_older_tokens_says_whether_it_corrects_them(
-    settings: list[str], sentence: str | None
-) -> None:
+def test_run_on_older_tokens_says_whether_it_corrects_them(settings: list[str], sentence: str | None) -> None:
     found = notices(compose(settings))
     assert len(found) == (sentence is not None)
     if sentence is not None:
         assert re.search(sentence, found[0])
 
 
-def test_a_job_says_how_long_ray_gives_it_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_says_how_long_ray_gives_it_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(JOB, "{}")
     assert '"RAY_JOB_STOP_WAIT_TIME_S": "600"' in notices(compose([]))[0]
     monkeypatch.setenv(STOP_VARIABLE, "600")
     assert notices(compose([])) == []
 
 
-def test_a_replay_says_whether_it_corrects_that_other_weights_have_sampled() -> None:
+def test_replay_reports_its_correction_for_other_weights() -> None:
     replay = ["run.replay=runs/a"]
     assert "which nothing corrects" in notices(compose(replay))[0]
     assert "corrects" not in notices(compose([*replay, "algorithm.correction.level=token"]))[0]
 
 
-def test_the_run_corrects_what_it_says_that_it_corrects() -> None:
+def test_run_corrects_what_it_says_that_it_corrects() -> None:
     assert algorithm_of(compose(["rollout.max_staleness=2"])).correction_level == "token"
     assert algorithm_of(compose([])).correction_level is None
 
 
-def test_the_defaults_need_no_notice() -> None:
+def test_defaults_need_no_notice() -> None:
     assert notices(compose([])) == []

@@ -31,7 +31,7 @@ def questions(workload: Workload) -> list[str]:
 
 
 @pytest.mark.parametrize("recipe", [calculator, guess])
-def test_held_out_tasks_are_the_same_for_every_seed_and_none_is_twice(recipe: ModuleType) -> None:
+def test_held_out_tasks_are_the_same_for_every_seed_and_unique(recipe: ModuleType) -> None:
     first, second = made(recipe, 0), made(recipe, 1)
     assert first.val_dataset is not None and second.val_dataset is not None
     assert list(first.val_dataset) == list(second.val_dataset)
@@ -41,7 +41,7 @@ def test_held_out_tasks_are_the_same_for_every_seed_and_none_is_twice(recipe: Mo
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_no_range_of_the_evaluation_occurs_in_training_or_demonstrations(seed: int) -> None:
+def test_range_of_evaluation_occurs_in_no_training(seed: int) -> None:
     workload = made(guess, seed)
     assert workload.val_dataset is not None
     held_out = {(task["low"], task["high"]) for task in workload.val_dataset}
@@ -53,7 +53,7 @@ def test_no_range_of_the_evaluation_occurs_in_training_or_demonstrations(seed: i
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_no_problem_of_the_evaluation_occurs_in_training_or_demonstrations(seed: int) -> None:
+def test_problem_of_evaluation_occurs_in_no_training(seed: int) -> None:
     workload = made(calculator, seed)
     assert workload.val_dataset is not None
     held_out = {task["question"] for task in workload.val_dataset}
@@ -62,7 +62,7 @@ def test_no_problem_of_the_evaluation_occurs_in_training_or_demonstrations(seed:
     assert not held_out & set(questions(workload))
 
 
-def test_a_training_task_of_guess_leaves_the_secret_to_the_seed_of_its_group() -> None:
+def test_guess_task_leaves_its_secret_to_its_groups_seed() -> None:
     workload = made(guess, 0)
     secrets = set()
     for seed in range(50):
@@ -76,7 +76,7 @@ def test_a_training_task_of_guess_leaves_the_secret_to_the_seed_of_its_group() -
     assert secrets == set(range(low, low + 9))
 
 
-def test_a_demonstration_ends_with_the_assistant_and_knows_its_reward() -> None:
+def test_demonstration_ends_with_assistant_and_knows_its_reward() -> None:
     for each in guess.demonstrations(0)[:200]:
         *_, answer, last = each.messages
         assert last["role"] == "assistant"
@@ -84,7 +84,7 @@ def test_a_demonstration_ends_with_the_assistant_and_knows_its_reward() -> None:
         assert answer["content"] in ("Higher.", "Lower.") or len(each.messages) == 2
 
 
-def test_a_demonstration_whose_step_raises_closes_its_environment() -> None:
+def test_demonstration_whose_step_raises_closes_its_environment() -> None:
     closed = []
 
     class Breaking(GuessEnvironment):
@@ -107,7 +107,7 @@ def test_most_demonstrations_of_guess_are_weak() -> None:
 
 
 @pytest.mark.parametrize("recipe", [calculator, guess])
-def test_the_environment_of_a_recipe_is_sound(recipe: ModuleType) -> None:
+def test_environment_of_a_recipe_is_sound(recipe: ModuleType) -> None:
     workload = made(recipe, 0)
     report = check_environment(workload.env_class, workload.train_dataset[0], workload.env_args)
     assert report.ok, str(report)

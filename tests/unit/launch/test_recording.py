@@ -97,11 +97,11 @@ def test_groups_of_another_order_come_by_update_without_gaps(
     assert source(tmp_path, 5).take("00000004").task == {"group": 4}, "a resumed replay goes on there"
 
 
-def test_a_resumed_replay_finds_the_groups_that_come_next(tmp_path: Path) -> None:
+def test_resumed_replay_finds_the_groups_that_come_next(tmp_path: Path) -> None:
     assert source(recorded(tmp_path), 5).take("00000004") == group(4)
 
 
-def test_a_recording_that_is_not_whole_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_recording_that_is_not_whole_is_an_error_that_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no trajectories"):
         check_recording(tmp_path, 1)
     check_recording(recorded(tmp_path / "whole"), 3)
@@ -124,7 +124,7 @@ def test_a_recording_that_is_not_whole_is_an_error_that_says_so(tmp_path: Path) 
         "run.best_metric=eval/reward_mean",
     ],
 )
-def test_a_setting_that_needs_an_engine_is_an_error(setting: str, tmp_path: Path) -> None:
+def test_setting_that_needs_an_engine_is_an_error(setting: str, tmp_path: Path) -> None:
     config = compose(["recipe=calculator", f"run.replay={recorded(tmp_path)}", "run.num_steps=3", setting])
     with pytest.raises(ConfigError, match=r"needs an engine, and run\.replay starts none"):
         check_replay(config, 3)
@@ -138,7 +138,7 @@ def test_missing_update_is_named_before_the_run_starts(tmp_path: Path) -> None:
     check_recording(folder, 1)
 
 
-def test_a_turn_without_tokens_may_stand_beside_others(tmp_path: Path) -> None:
+def test_turn_without_tokens_may_stand_beside_others(tmp_path: Path) -> None:
     mixed = trajectory(0, "0000")
     mixed.steps.append(Step(chat_completions=[], model_response="by the agent's own code"))
     check_recording(recorded_update(tmp_path / "mixed", mixed), 1)
@@ -163,7 +163,7 @@ def test_tokens_that_cannot_be_trained_on_are_an_error(
         check_recording(recorded_update(tmp_path / "run", sampled), 1)
 
 
-def test_a_replay_does_not_overwrite_its_recording(tmp_path: Path) -> None:
+def test_replay_does_not_overwrite_its_recording(tmp_path: Path) -> None:
     config = compose(
         [
             "recipe=calculator",
@@ -182,15 +182,13 @@ def replayed(tmp_path: Path, *settings: str) -> list[str]:
     return ["recipe=calculator", f"run.replay={recording}", "evaluation.every=0", *settings]
 
 
-def test_the_updates_of_all_stages_are_counted(tmp_path: Path) -> None:
+def test_updates_of_all_stages_are_counted(tmp_path: Path) -> None:
     iterations = ("stages=[warm_start,expert_iteration]", "expert_iteration.num_steps=3", "run.num_steps=30")
     config = compose(replayed(tmp_path, *iterations))
     check_training(config, load_workload(config.workload, config.seed))
 
 
-def test_a_replay_needs_no_environment_that_runs_here(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_replay_needs_no_environment_that_runs_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = compose(replayed(tmp_path, "run.num_steps=3"))
     workload = load_workload(config.workload, config.seed)
 

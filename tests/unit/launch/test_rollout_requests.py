@@ -41,7 +41,7 @@ def test_every_member_of_a_group_is_ordered() -> None:
     assert all(request.params.temperature == 0.7 for request in requests)
 
 
-def test_the_same_progress_gives_the_same_orders() -> None:
+def test_same_progress_gives_the_same_orders() -> None:
     first = requests_of_step(5)
     epoch_order.cache_clear()  # as in a process that has just begun
     assert requests_of_step(5) == first
@@ -69,7 +69,7 @@ def test_every_epoch_plays_each_task_once_in_an_order_of_its_own() -> None:
     assert len({tuple(epoch) for epoch in epochs}) == 4
 
 
-def test_evaluations_play_the_same_tasks_with_the_same_seeds_at_every_step() -> None:
+def test_evaluations_play_the_same_tasks_with_the_same_seeds() -> None:
     first = evaluation_requests(CONFIG, TASKS, 0, 1)
     later = evaluation_requests(CONFIG, TASKS, 9, 10)
     assert [(each.task, each.seed) for each in first] == [(each.task, each.seed) for each in later]
@@ -82,7 +82,7 @@ def test_evaluations_go_first() -> None:
     assert not any(request.urgent for request in requests_of_step(0))
 
 
-def test_a_greedy_rollout_goes_with_a_group_that_is_compared_with_one() -> None:
+def test_greedy_rollout_goes_with_its_group() -> None:
     requests = group_requests(CONFIG, TASKS, True, 5, 2)
     assert [request.params.temperature for request in requests] == [0.7, 0.7, 0.7, 0.0]
     assert requests[-1].rollout_id == "00000005/greedy"
@@ -101,7 +101,7 @@ def test_weights_say_how_often_a_task_is_played() -> None:
 
 
 @pytest.mark.parametrize(("wanted", "played"), [(4, 4), (200, 10)])
-def test_an_evaluation_plays_what_is_asked_for_or_all_there_is(wanted: int, played: int) -> None:
+def test_evaluation_plays_what_is_asked_for_or_all_there_is(wanted: int, played: int) -> None:
     config = TrainConfig()
     config.evaluation.num_tasks = wanted
     assert len(evaluation_requests(config, TASKS, 0, 0)) == played
@@ -113,7 +113,7 @@ def test_derived_seeds_fit_where_a_turn_is_added_to_them() -> None:
     assert all(0 <= seed < 2**62 for seed in seeds)
 
 
-def test_the_digest_of_the_tasks_tells_runs_apart_that_play_others() -> None:
+def test_digest_of_tasks_tells_runs_apart_that_play_others() -> None:
     digest = tasks_digest(CONFIG, TASKS)
     assert digest == tasks_digest(replace(CONFIG, run=replace(CONFIG.run, num_steps=3)), TASKS)
     assert digest != tasks_digest(replace(CONFIG, seed=8), TASKS)
@@ -132,7 +132,7 @@ class CountedTasks(Dataset):
         return super().__iter__()
 
 
-def test_the_order_of_an_epoch_is_made_once() -> None:
+def test_order_of_an_epoch_is_made_once() -> None:
     """With 400,000 tasks it took 48 ms of CPU time for every group."""
     tasks = CountedTasks([{"weight": index % 3} for index in range(10)])
     config = replace(CONFIG, rollout=replace(CONFIG.rollout, task_weights="weight"))

@@ -24,7 +24,7 @@ def elsewhere(directory: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
 
 
-def test_a_folder_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
+def test_folder_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
     with RunLock(tmp_path) as held:
         refused = elsewhere(tmp_path)
         assert held.text.partition(" (")[0] in refused.stderr and "stop that run" in refused.stderr
@@ -34,7 +34,7 @@ def test_a_folder_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
         assert later.text != held.text, "so an old one on another disk is told apart"
 
 
-def test_a_job_names_a_folder_that_outlives_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_job_names_a_folder_that_outlives_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert run_directory("~/runs/a") == tmp_path / "runs" / "a"
     assert run_directory("runs/a") == Path.cwd() / "runs" / "a"

@@ -103,12 +103,12 @@ SAMPLED = {"00000001/0001": 41.0, "00000001/0002": 2.0}
         ),
     ],
 )
-def test_the_verdict_names_what_holds_up_the_others(state: RunReport, said: str) -> None:
+def test_verdict_names_what_holds_up_the_others(state: RunReport, said: str) -> None:
     assert said in verdict(state)
     assert report_text(state).splitlines()[-1] == verdict(state)
 
 
-def test_the_text_says_what_every_part_is_doing() -> None:
+def test_text_says_what_every_part_is_doing() -> None:
     processes = [Process("head", "actor", pid) for pid in (1, 2, 3)] + [Process("head", "driver", 7)]
     error = "EnvironmentFailure: step raised\n  File\nKeyError: 'x'"
     failures = tuple(
@@ -145,7 +145,7 @@ def test_start_says_which_part_it_waits_for() -> None:
     assert activity.name == "starts"
 
 
-def test_a_clock_says_what_it_measures_and_goes_back_to_what_was_done_before() -> None:
+def test_clock_reports_and_returns_to_what_was_done_before() -> None:
     activity = Activity()
     clock = Clock(activity)
     with clock.measure("time/evaluate"):

@@ -50,7 +50,7 @@ def test_checkpoints_whose_link_a_copy_has_left_out_are_an_error(tmp_path: Path)
             RunState(config_of(tmp_path, f"run.resume={resume}"), tmp_path)
 
 
-def test_a_link_that_a_copy_has_followed_is_an_error(tmp_path: Path) -> None:
+def test_link_that_a_copy_has_followed_is_an_error(tmp_path: Path) -> None:
     saved(tmp_path, Progress(step=50))
     copy = shutil.copytree(tmp_path, tmp_path / "copy")  # it follows links
     with pytest.raises(ConfigError, match=r"latest is a folder, .*delete it, and link it"):
@@ -159,7 +159,7 @@ def test_run_that_ends_early_saves_updates_if_learner_is_whole(
         assert state.saved_stream() == StreamState(ready=(solved,), in_flight=("1/0000", "2/0000"))
 
 
-def test_a_run_that_has_learned_nothing_leaves_no_checkpoint(tmp_path: Path) -> None:
+def test_run_that_has_learned_nothing_leaves_no_checkpoint(tmp_path: Path) -> None:
     state = RunState(config_of(tmp_path), tmp_path)
     nothing: Any = None
     Milestones(nothing, 9, state, None, nothing, nothing, nothing, Interrupts()).save_failed()

@@ -41,7 +41,7 @@ class Run:
 
 
 @pytest.mark.parametrize(("largest", "sizes"), [(4, []), (5, [5]), (64, [16])])
-def test_a_learner_that_waits_gets_more_actors_and_the_run_says_why(largest: int, sizes: list[int]) -> None:
+def test_learner_that_waits_gets_more_actors_and_run_says_why(largest: int, sizes: list[int]) -> None:
     run = Run(4, largest)
     for _ in range(TO_GROW):
         run.follow_the_load(SLOW)
@@ -50,7 +50,7 @@ def test_a_learner_that_waits_gets_more_actors_and_the_run_says_why(largest: int
     assert all("waited for 90% of the update, 12.0 requests" in each for each in run.said)
 
 
-def test_a_number_that_was_set_by_hand_stays_where_the_load_decides_nothing() -> None:
+def test_number_set_by_hand_stays_where_load_decides_nothing() -> None:
     run = Run(4, 4)
     for _ in range(9):
         run.follow_the_load(SLOW | {"stream/actors": 64.0})
@@ -58,12 +58,12 @@ def test_a_number_that_was_set_by_hand_stays_where_the_load_decides_nothing() ->
 
 
 @pytest.mark.parametrize("bounds", ["fleet.min_actors=17", "fleet.max_actors=15"])
-def test_bounds_that_exclude_the_number_at_the_start_are_an_error(bounds: str) -> None:
+def test_bounds_that_exclude_number_at_start_are_error(bounds: str) -> None:
     with pytest.raises(ConfigError, match=r"fleet\.num_actors=16 .* fleet\.min_actors"):
         check_training_settings(compose(["recipe=calculator", "fleet.num_actors=16", bounds]))
 
 
-def test_the_fleet_that_is_meant_has_to_be_clear() -> None:
+def test_fleet_that_is_meant_has_to_be_clear() -> None:
     assert scale.chosen("--fleet", ["fleet-a"], None) == "fleet-a"
     assert scale.chosen("--fleet", ["fleet-a", "fleet-b"], "fleet-b") == "fleet-b"
     for present, name in ((["fleet-a", "fleet-b"], None), (["fleet-a"], "fleet-c")):

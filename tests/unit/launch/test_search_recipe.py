@@ -37,7 +37,7 @@ def play(task, replies):
 
 
 @pytest.mark.parametrize("task", QUESTIONS, ids=lambda task: task["id"])
-def test_an_oracle_searches_twice_finds_both_passages_and_answers(task):
+def test_oracle_searches_twice_finds_both_passages_and_answers(task):
     outputs, reward, info = play(task, oracle_replies(task))
     texts = {row["title"]: row["text"] for row in search_passages()}
     assert len(outputs) == 2
@@ -47,12 +47,12 @@ def test_an_oracle_searches_twice_finds_both_passages_and_answers(task):
     assert info["metadata"]["em"] is True
 
 
-def test_a_wrong_answer_earns_nothing():
+def test_wrong_answer_earns_nothing():
     task = QUESTIONS[0]
     assert play(task, [*oracle_replies(task)[:2], r"\boxed{Fennport}"])[1] == 0.0
 
 
-def test_the_question_as_it_stands_finds_the_first_passage_but_not_always_the_second():
+def test_question_finds_its_first_passage_not_always_its_second():
     index = TOOL_MAP["local_search"].index()
     ranks = []
     for task in QUESTIONS:
@@ -73,7 +73,7 @@ def test_each_question_is_answered_by_its_passages_alone():
             assert task["answer"] not in task["question"]
 
 
-def test_the_corpus_is_small_distinct_and_mostly_beside_the_point():
+def test_corpus_is_small_distinct_and_mostly_beside_point():
     rows = search_passages()
     assert len({row["title"] for row in rows}) == len({row["id"] for row in rows}) == len(rows)
     assert 60 <= len(rows) <= 100
@@ -82,7 +82,7 @@ def test_the_corpus_is_small_distinct_and_mostly_beside_the_point():
     assert all(row["text"].count(". ") >= 1 for row in rows)
 
 
-def test_the_held_out_questions_are_the_same_for_every_seed_and_of_both_types():
+def test_held_out_questions_are_the_same_for_every_seed():
     one, two = workload(seed=1), workload(seed=2)
     assert list(one.val_dataset) == list(two.val_dataset)
     ids = [{task["id"] for task in split} for split in (one.train_dataset, one.val_dataset)]
@@ -91,7 +91,7 @@ def test_the_held_out_questions_are_the_same_for_every_seed_and_of_both_types():
     assert list(one.train_dataset) != list(two.train_dataset)
 
 
-def test_demonstrations_are_of_training_questions_and_end_with_the_answer():
+def test_demonstrations_are_of_training_and_end_with_an_answer():
     made = workload(seed=0)
     held_out = {task["question"] for task in made.val_dataset}
     for conversation in made.demonstrations:

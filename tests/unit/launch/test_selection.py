@@ -50,12 +50,12 @@ MIXED = group(member(0.0), member(1.0), member(0.25))
 CRASHED = TerminationReason.CRASHED
 
 
-def test_a_whole_group_with_a_signal_is_trained_on() -> None:
+def test_whole_group_with_a_signal_is_trained_on() -> None:
     assert reason_to_drop(MIXED, 7, config(), GRPO) is None
     assert reason_to_drop(MIXED, 7, config(), DAPO) is None
 
 
-def test_a_group_is_never_silently_smaller() -> None:
+def test_group_is_never_silently_smaller() -> None:
     shrunk = group(member(0.0), member(1.0), member(0.0, CRASHED))
     assert reason_to_drop(shrunk, 7, config(), GRPO) == "too_few_members"
     assert reason_to_drop(shrunk, 7, config(min_members=3), GRPO) == "too_few_members"
@@ -63,7 +63,7 @@ def test_a_group_is_never_silently_smaller() -> None:
     assert reason_to_drop(group(member(0.0, CRASHED, ())), 7, config(), GRPO) == "too_few_members"
 
 
-def test_an_agents_own_error_is_a_result() -> None:
+def test_agents_own_error_is_a_result() -> None:
     own_fault = group(member(0.0, TerminationReason.AGENT_ERROR), member(1.0), member(0.0))
     assert reason_to_drop(own_fault, 7, config(), GRPO) is None
 
@@ -76,7 +76,7 @@ def test_group_with_spoilt_greedy_rollout_has_no_baseline() -> None:
 @pytest.mark.parametrize(
     ("version", "max_staleness", "reason"), [(7, 0, None), (8, 0, "stale"), (9, 2, None)]
 )
-def test_the_oldest_token_of_a_group_counts(version: int, max_staleness: int, reason: str | None) -> None:
+def test_oldest_token_of_a_group_counts(version: int, max_staleness: int, reason: str | None) -> None:
     later = group(member(0.0, versions=(9, 9)), member(1.0, versions=(9, 7, 8)), member(0.5, versions=(9,)))
     assert reason_to_drop(later, version, config(max_staleness), GRPO) == reason
 
@@ -88,7 +88,7 @@ def test_no_group_of_a_recording_is_stale() -> None:
     assert reason_to_drop(MIXED, 9, replay, GRPO) is None
 
 
-def test_a_rollout_that_sampled_nothing_is_of_no_age() -> None:
+def test_rollout_that_sampled_nothing_is_of_no_age() -> None:
     assert oldest_version(member(0.0, versions=())) == float("inf")
     silent = group(member(0.0, TerminationReason.PROMPT_TOO_LONG, ()), member(1.0))
     assert reason_to_drop(silent, 7, config(), GRPO) is None

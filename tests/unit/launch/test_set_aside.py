@@ -78,7 +78,7 @@ def take_groups(rollouts: Rollouts, count: int) -> list[int]:
     return taken
 
 
-def test_a_broken_task_is_met_once_and_then_no_more(tmp_path: Path) -> None:
+def test_broken_task_is_met_once_and_then_no_more(tmp_path: Path) -> None:
     said: list[str] = []
     rollouts, plan, state = begun(tmp_path, {4}, said)
     taken = take_groups(rollouts, 60)

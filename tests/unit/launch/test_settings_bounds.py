@@ -74,7 +74,7 @@ def name_of(parameter: object) -> str | None:
 
 
 @pytest.mark.parametrize(("leaf", "inside", "outside"), limits(), ids=name_of)
-def test_a_number_is_checked_at_its_limit_and_beyond(leaf: Leaf, inside: float, outside: float) -> None:
+def test_number_is_checked_at_its_limit_and_beyond(leaf: Leaf, inside: float, outside: float) -> None:
     check_bounds(config_with(leaf, inside))
     with pytest.raises(ConfigError, match=rf"^{re.escape(leaf.name)}(\[0\])?={outside} has to be "):
         check_settings(config_with(leaf, outside))
@@ -82,13 +82,13 @@ def test_a_number_is_checked_at_its_limit_and_beyond(leaf: Leaf, inside: float, 
 
 @pytest.mark.parametrize("leaf", [leaf for leaf in LEAVES if "float" in type_of(leaf)], ids=name_of)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_number_is_finite(leaf: Leaf, value: float) -> None:
+def test_number_is_finite(leaf: Leaf, value: float) -> None:
     with pytest.raises(ConfigError, match=rf"^{re.escape(leaf.name)}(\[0\])?={value} has to be a finite"):
         check_settings(config_with(leaf, value))
 
 
 @pytest.mark.parametrize("leaf", [leaf for leaf in LEAVES if leaf.bound.one_of], ids=name_of)
-def test_a_word_is_one_of_its_choices(leaf: Leaf) -> None:
+def test_word_is_one_of_its_choices(leaf: Leaf) -> None:
     for choice in leaf.bound.one_of:
         check_bounds(config_with(leaf, choice))
     wrong = leaf.bound.one_of[0][:-1] + "_"

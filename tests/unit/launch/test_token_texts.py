@@ -13,12 +13,12 @@ from policies.tiny import build_tokenizer
 MESSAGES: list[Message] = [{"role": "user", "content": "12 + 34 ="}]
 
 
-def test_a_token_without_a_tokenizer_is_a_number(tmp_path: Path) -> None:
+def test_token_without_a_tokenizer_is_a_number(tmp_path: Path) -> None:
     assert token_texts(tmp_path)(7) == "7"
 
 
 @pytest.mark.parametrize("has_links", [True, False])
-def test_the_newest_checkpoint_says_the_text_of_a_token(tmp_path: Path, has_links: bool) -> None:
+def test_newest_checkpoint_says_the_text_of_a_token(tmp_path: Path, has_links: bool) -> None:
     tokenizer = build_tokenizer([MESSAGES])
     checkpoints = tmp_path / "checkpoints"
     tokenizer.save_pretrained(checkpoints / "step_000002" / "huggingface")

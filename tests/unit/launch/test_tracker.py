@@ -41,19 +41,19 @@ def test_every_step_is_recorded(tmp_path: Path) -> None:
     assert read_metrics(tmp_path)[1]["rollout/reward_mean"] == 0.2
 
 
-def test_what_came_after_the_resumed_step_is_dropped_and_recorded_again(tmp_path: Path) -> None:
+def test_records_after_the_resumed_step_are_made_again(tmp_path: Path) -> None:
     record(tmp_path, range(1, 6))
     record(tmp_path, range(3, 5), last_step=2)
     assert steps_of(tmp_path) == [1, 2, 3, 4]
 
 
-def test_a_fresh_start_in_the_same_folder_drops_everything(tmp_path: Path) -> None:
+def test_fresh_start_in_the_same_folder_drops_everything(tmp_path: Path) -> None:
     record(tmp_path, range(1, 4))
     record(tmp_path, range(1, 2))
     assert steps_of(tmp_path) == [1]
 
 
-def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path: Path) -> None:
+def test_line_that_a_crash_cut_off_is_left_out(tmp_path: Path) -> None:
     record(tmp_path, range(1, 4))
     with (tmp_path / METRICS).open("a") as file:
         file.write('{"step": 4, "rew')
@@ -62,11 +62,11 @@ def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path: Path) -> None:
     assert steps_of(tmp_path) == [1, 2, 3, 4]
 
 
-def test_a_folder_without_metrics_has_none(tmp_path: Path) -> None:
+def test_folder_without_metrics_has_none(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == []
 
 
-def test_an_evaluation_that_ends_after_later_steps_belongs_to_its_own(tmp_path: Path) -> None:
+def test_evaluation_that_ends_late_belongs_to_its_own_step(tmp_path: Path) -> None:
     tracker = Tracker(tmp_path, num_steps=10)
     tracker.begin_steps()
     assert tracker.evaluated == set()
@@ -86,7 +86,7 @@ def test_an_evaluation_that_ends_after_later_steps_belongs_to_its_own(tmp_path: 
     assert evaluations(tmp_path) == {1: 0.5, 3: 0.5}
 
 
-def test_an_evaluation_that_a_resumed_run_repeats_is_recorded_once(tmp_path: Path) -> None:
+def test_evaluation_that_resumed_run_repeats_is_recorded_once(tmp_path: Path) -> None:
     for _ in range(2):
         tracker = Tracker(tmp_path, num_steps=10, last_step=2)
         tracker.evaluation(2, EVALUATION)
@@ -119,7 +119,7 @@ def printed_step(tracker: Tracker, capsys: pytest.CaptureFixture[str], step: int
     return capsys.readouterr().out.rstrip("\n")
 
 
-def test_a_step_line_says_what_matters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_step_line_says_what_matters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tracker = Tracker(tmp_path, num_steps=10)
     line = printed_step(tracker, capsys, 5, learn__loss=-0.01, learn__grad_norm=0.5, stream__staleness_max=0)
     assert line == "█████░░░░░ step    5/10  reward 0.500  loss -0.0100  grad 0.50  1.5 s  0.0 s left"
@@ -130,7 +130,7 @@ def test_a_step_line_says_what_matters(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("num_steps", [30, 1_000_000])
-def test_a_step_line_fits_whatever_there_is_to_say(
+def test_step_line_fits_whatever_there_is_to_say(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], num_steps: int
 ) -> None:
     tracker = Tracker(tmp_path, num_steps=num_steps)
@@ -155,7 +155,7 @@ def test_a_step_line_fits_whatever_there_is_to_say(
     assert "grad" not in line, "what matters least is not"
 
 
-def test_a_warm_start_is_one_line_on_a_terminal_and_a_few_in_a_file(
+def test_warm_start_is_one_line_on_terminal_and_few_in_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker = Tracker(tmp_path, num_steps=10)
@@ -173,7 +173,7 @@ def test_a_warm_start_is_one_line_on_a_terminal_and_a_few_in_a_file(
     assert capsys.readouterr().out.endswith("\n"), "the prompt of the shell has a line of its own"
 
 
-def test_alarms_are_announced_recorded_with_their_step_and_counted_after_a_resume(
+def test_alarms_are_announced_recorded_and_counted_after_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tracker = Tracker(tmp_path, num_steps=10)
@@ -197,13 +197,13 @@ def test_alarms_are_announced_recorded_with_their_step_and_counted_after_a_resum
 # -- pictures ------------------------------------------------------------------------------------------
 
 
-def test_the_pictures_are_drawn_at_the_end(tmp_path: Path) -> None:
+def test_pictures_are_drawn_at_the_end(tmp_path: Path) -> None:
     record(tmp_path, range(1, 2))
     assert (tmp_path / "learning_curve.png").stat().st_size > 1000
     assert (tmp_path / "timeline.png").stat().st_size > 1000
 
 
-def test_the_timeline_of_a_long_run_is_drawn_in_a_moment(tmp_path: Path) -> None:
+def test_timeline_of_a_long_run_is_drawn_in_a_moment(tmp_path: Path) -> None:
     records = [
         {"step": step, "time/step": 2.0, "time/wait": 0.5, "time/learn": 1.0, "stream/staleness_max": 1}
         for step in range(1, 50_001)
@@ -214,14 +214,14 @@ def test_the_timeline_of_a_long_run_is_drawn_in_a_moment(tmp_path: Path) -> None
     assert (tmp_path / "timeline.png").stat().st_size > 1000
 
 
-def test_a_run_that_ends_before_its_first_update_has_no_pictures(tmp_path: Path) -> None:
+def test_run_that_ends_before_its_first_update_has_no_pictures(tmp_path: Path) -> None:
     tracker = Tracker(tmp_path, num_steps=10)
     tracker.evaluation(0, EVALUATION)
     tracker.close()
     assert list(tmp_path.glob("*.png")) == []
 
 
-def test_the_learning_curve_has_a_panel_for_what_the_environment_names(tmp_path: Path) -> None:
+def test_learning_curve_has_panel_for_what_environment_names(tmp_path: Path) -> None:
     from matplotlib.image import imread
 
     standard = [{"step": step, "rollout/reward_mean": 0.5, "rollout/pass_at_8": 1.0} for step in (1, 2)]
@@ -232,9 +232,7 @@ def test_the_learning_curve_has_a_panel_for_what_the_environment_names(tmp_path:
     assert high > low
 
 
-def test_the_learning_curve_shows_rewards_of_any_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_learning_curve_shows_rewards_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.figure import Figure
 
     drawn: list[tuple[float, float]] = []

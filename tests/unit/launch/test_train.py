@@ -33,27 +33,27 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     return refuse
 
 
-def test_an_unknown_key_is_refused_with_the_nearest_name(refused: Refused) -> None:
+def test_unknown_key_is_refused_with_the_nearest_name(refused: Refused) -> None:
     assert "learner.optimizer.lr" in refused("recipe=calculator", "learner.lr=1e-4")
 
 
-def test_an_unknown_recipe_is_refused_with_the_nearest_name(refused: Refused) -> None:
+def test_unknown_recipe_is_refused_with_the_nearest_name(refused: Refused) -> None:
     assert "calculator" in refused("recipe=calculatr")
 
 
-def test_a_value_of_the_wrong_type_is_refused_by_name(refused: Refused) -> None:
+def test_value_of_the_wrong_type_is_refused_by_name(refused: Refused) -> None:
     message = refused("recipe=calculator", "run.num_steps=many")
     assert "run.num_steps" in message
     assert "many" in message
 
 
-def test_a_group_of_one_is_refused_with_grpo(refused: Refused) -> None:
+def test_group_of_one_is_refused_with_grpo(refused: Refused) -> None:
     message = refused("recipe=calculator", "rollout.group_size=1")
     assert "rollout.group_size=1" in message
     assert "grpo" in message
 
 
-def test_a_model_folder_without_a_tokenizer_is_refused(refused: Refused, tmp_path: Path) -> None:
+def test_model_folder_without_a_tokenizer_is_refused(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     message = refused("recipe=calculator", f"model.path={tmp_path}")
     assert str(tmp_path) in message
@@ -86,7 +86,7 @@ def workload(seed):
 @pytest.mark.parametrize(
     ("missing_dataset", "expected"), [(True, "no_such_data"), (False, "Forgetful")], ids=["dataset", "agent"]
 )
-def test_a_missing_dataset_and_an_agent_without_steps_are_refused(
+def test_missing_dataset_and_agent_without_steps_are_refused(
     refused: Refused,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -65,9 +65,7 @@ def group(number: int, *trajectories: Trajectory, baseline: Trajectory | None = 
 
 
 @pytest.mark.parametrize("rewrites", [False, True])
-def test_a_trajectory_comes_back_whole_with_its_fate_and_its_advantages(
-    tmp_path: Path, rewrites: bool
-) -> None:
+def test_trajectory_comes_back_whole_with_its_advantages(tmp_path: Path, rewrites: bool) -> None:
     first, second = conversation("00000000/0000", 5, rewrites), conversation("00000000/0001", 1)
     greedy, dropped = conversation("00000000/greedy", 2), conversation("00000001/0000", 3)
     failed = Trajectory(
@@ -85,7 +83,7 @@ def test_a_trajectory_comes_back_whole_with_its_fate_and_its_advantages(
     assert [each.group_id for each in kept] == ["00000000"] * 3 + ["00000001"] * 2
 
 
-def test_a_line_grows_with_the_conversation_and_not_with_its_square(tmp_path: Path) -> None:
+def test_line_grows_with_conversation_and_not_with_its_square(tmp_path: Path) -> None:
     sizes = []
     for num_turns in (10, 20, 40):
         TrajectoryLog(tmp_path, 1).record_evaluation(0, [group(0, conversation("0/0", num_turns))])
@@ -93,7 +91,7 @@ def test_a_line_grows_with_the_conversation_and_not_with_its_square(tmp_path: Pa
     assert sizes[2] - sizes[1] < 2.1 * (sizes[1] - sizes[0])
 
 
-def test_update_of_long_conversations_costs_half_a_second_of_cpu_at_most(tmp_path: Path) -> None:
+def test_update_of_long_conversations_costs_half_a_second(tmp_path: Path) -> None:
     groups = [
         group(number, *(conversation(f"{number}/{n}", 20, size=100) for n in range(8))) for number in range(8)
     ]
@@ -109,12 +107,12 @@ def test_update_of_long_conversations_costs_half_a_second_of_cpu_at_most(tmp_pat
 
 
 @pytest.mark.parametrize("rewrites", [False, True])
-def test_line_of_an_earlier_version_with_its_whole_history_is_read(rewrites: bool) -> None:
+def test_line_of_earlier_version_with_its_whole_history_is_read(rewrites: bool) -> None:
     whole = conversation("0/0", 5, rewrites)
     assert trajectory_from_json(json.loads(json.dumps(asdict(whole)))) == whole
 
 
-def test_messages_that_python_takes_for_equal_keep_their_types_and_their_order() -> None:
+def test_messages_equal_in_python_keep_their_types_and_order() -> None:
     array = np.zeros(2)
     turns: list[list[dict[str, Any]]] = [
         [{"role": "user", "content": 1, "name": "a"}, {"role": "user", "image": array}],
@@ -128,7 +126,7 @@ def test_messages_that_python_takes_for_equal_keep_their_types_and_their_order()
     assert json.dumps(read) == json.dumps(turns, default=str)
 
 
-def test_prompt_that_begins_as_the_one_before_and_ends_otherwise_comes_back() -> None:
+def test_prompt_with_an_old_beginning_and_a_new_end_comes_back() -> None:
     steps = [
         Step(completion=Completion(prompt_ids=prompt, completion_ids=(7, 8), text="", finish_reason="stop"))
         for prompt in [(1, 2, 3), (1, 2, 3, 7, 8, 4), (1, 2, 3, 7), (1, 2, 9), (), (1, 2, 9, 7, 8), (5,)]
@@ -139,7 +137,7 @@ def test_prompt_that_begins_as_the_one_before_and_ends_otherwise_comes_back() ->
     assert trajectory_from_json(values) == Trajectory(steps=steps)
 
 
-def test_an_update_that_is_done_again_replaces_its_file_and_the_oldest_go(tmp_path: Path) -> None:
+def test_update_done_again_replaces_its_file(tmp_path: Path) -> None:
     log = TrajectoryLog(tmp_path, 2)
     for step in (1, 2, 3, 3):
         log.record_update(step, [group(0, conversation("0/0", 1))], {}, {})
@@ -149,7 +147,7 @@ def test_an_update_that_is_done_again_replaces_its_file_and_the_oldest_go(tmp_pa
     assert not list((tmp_path / FOLDER).glob(".*")), "no temporary file is left"
 
 
-def test_what_a_resumed_run_makes_again_is_forgotten_and_the_rest_stays(tmp_path: Path) -> None:
+def test_repeated_steps_of_a_resumed_run_are_forgotten(tmp_path: Path) -> None:
     log = TrajectoryLog(tmp_path, 2)
     for step in (19, 20):
         log.record_update(step, [group(0, conversation("0/0", 1))], {}, {})
@@ -163,12 +161,12 @@ def test_what_a_resumed_run_makes_again_is_forgotten_and_the_rest_stays(tmp_path
     assert kept_steps(tmp_path, TRAIN) == [11, 12]
 
 
-def test_a_run_that_is_to_keep_none_writes_none(tmp_path: Path) -> None:
+def test_run_that_is_to_keep_none_writes_none(tmp_path: Path) -> None:
     TrajectoryLog(tmp_path, 0).record_evaluation(0, [group(0, conversation("0/0", 1))])
     assert not (tmp_path / FOLDER).exists() and kept_steps(tmp_path, EVALUATION) == []
 
 
-def test_what_is_not_there_or_not_readable_is_an_error_with_its_path(tmp_path: Path) -> None:
+def test_file_missing_or_unreadable_is_an_error_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(TroupeError, match=r"step_000007.*run\.trajectories_kept"):
         read_kept(tmp_path, TRAIN, 7)
     (tmp_path / FOLDER).mkdir()
@@ -178,7 +176,7 @@ def test_what_is_not_there_or_not_readable_is_an_error_with_its_path(tmp_path: P
             read_kept(tmp_path, TRAIN, 7)
 
 
-def test_a_turns_advantage_is_the_mean_over_its_tokens() -> None:
+def test_turns_advantage_is_the_mean_over_its_tokens() -> None:
     sample = TrainingSample(
         sample_id="0/0#0",
         prompt_ids=(1,),

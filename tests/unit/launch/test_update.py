@@ -109,7 +109,7 @@ def test_update_makes_do_with_fewer_groups_than_wanted() -> None:
     assert "makes do with 1 of 2 groups" in tracker.said[0]
 
 
-def test_a_run_in_which_everything_fails_ends_with_the_error() -> None:
+def test_run_in_which_everything_fails_ends_with_the_error() -> None:
     with pytest.raises(TroupeError, match=r"All of 8 rollouts failed.*the disk is full"):
         selected([group(number, [0, 0], "crashed") for number in range(9)])
 
@@ -123,7 +123,7 @@ def test_one_failing_task_ends_no_run_of_one_group_updates() -> None:
 
 @pytest.mark.parametrize("reason", ["agent_error", "timeout"])
 @pytest.mark.parametrize("algorithm", [GRPO, REFILL])
-def test_a_run_in_which_no_rollout_comes_to_its_end_is_ended(reason: str, algorithm: Algorithm) -> None:
+def test_run_in_which_no_rollout_comes_to_its_end_is_ended(reason: str, algorithm: Algorithm) -> None:
     groups = [group(number, [0, 0], reason) for number in range(9)]
     with pytest.raises(TroupeError, match=r"All of [48] rollouts failed"):
         selected(groups, algorithm)
@@ -286,7 +286,7 @@ def test_bypass_mode_compares_the_learners_own_logprobs() -> None:
     assert compared(FakeProbe(sampled("probe", 3)), sampled("old", 2, -9), bypass=True)[0] == 0.5
 
 
-def test_a_probe_that_fails_is_reported_and_training_goes_on() -> None:
+def test_probe_that_fails_is_reported_and_training_goes_on() -> None:
     difference, _, tracker = compared(
         FakeProbe(error=GetTimeoutError("No engine answers.")), sampled("old", 2, -9)
     )

@@ -62,7 +62,7 @@ def test_shares_are_of_the_time_since_the_last_look() -> None:
     assert third["stream/wasted_tokens_replayed"] == 0
 
 
-def test_a_sampling_actor_that_was_started_anew_has_wasted_nothing() -> None:
+def test_sampling_actor_that_was_started_anew_has_wasted_nothing() -> None:
     utilization = CountDifference()
     utilization.since_last(fleet(0.0), queue(7))
     assert utilization.since_last(fleet(0.0), queue(2))["stream/wasted_tokens_unwanted"] == 0

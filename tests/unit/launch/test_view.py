@@ -47,7 +47,7 @@ def client(*runs: Path) -> TestClient:
     return TestClient(application(runs), base_url="http://127.0.0.1")
 
 
-def test_a_resumed_run_is_sent_anew_without_the_updates_that_it_makes_again(run: Path) -> None:
+def test_resumed_run_is_sent_anew_without_repeated_updates(run: Path) -> None:
     browser = client(run)
     seen = browser.get("/api/runs/0").json()
     log = JsonlLog(run / METRICS, last_step=1)
@@ -58,7 +58,7 @@ def test_a_resumed_run_is_sent_anew_without_the_updates_that_it_makes_again(run:
     assert news["file"] != seen["file"]
 
 
-def test_the_page_shows_metrics_groups_and_turns(run: Path) -> None:
+def test_page_shows_metrics_groups_and_turns(run: Path) -> None:
     browser = client(run)
     assert browser.get("/api/runs").json() == [str(run)]
     overview = browser.get("/api/runs/0").text
@@ -83,7 +83,7 @@ def test_the_page_shows_metrics_groups_and_turns(run: Path) -> None:
     assert len(shown["turns"][0]["tokens"]) == len(shown["turns"][0]["logprobs"]) == 20
 
 
-def test_the_success_of_a_member_is_what_its_judge_says(run: Path) -> None:
+def test_success_of_a_member_is_what_its_judge_says(run: Path) -> None:
     wrong, right = conversation("00000000/0000", 1), conversation("00000000/0001", 1)
     wrong.reward, wrong.is_correct, wrong.by_reward_function = 0.1, False, True
     right.reward, right.is_correct = 0.0, True
@@ -98,7 +98,7 @@ def test_the_success_of_a_member_is_what_its_judge_says(run: Path) -> None:
     assert (whole["success"], whole["judged_by"]) == (False, "reward function")
 
 
-def test_a_task_is_found_in_all_updates_and_evaluations(run: Path) -> None:
+def test_task_is_found_in_all_updates_and_evaluations(run: Path) -> None:
     found = client(run).get("/api/runs/0/step/2/1/same").json()
     assert [(each["kind"], each["step"], each["row"], each["fate"]) for each in found] == [
         ("eval", 0, 1, "evaluated"),
@@ -107,7 +107,7 @@ def test_a_task_is_found_in_all_updates_and_evaluations(run: Path) -> None:
     ]
 
 
-def test_the_newest_alarms_and_the_settings_are_there(run: Path) -> None:
+def test_newest_alarms_and_the_settings_are_there(run: Path) -> None:
     browser = client(run)
     assert browser.get("/api/runs/0").json()["alarms"] == []
     assert browser.get("/api/runs/0/settings").text == ""
@@ -125,12 +125,12 @@ def test_damaged_settings_file_is_told_in_a_sentence(run: Path) -> None:
         assert answer.text.startswith(f"{run / 'settings.yaml'} is damaged (") and "\n" not in answer.text
 
 
-def test_a_number_that_json_does_not_know_reaches_the_browser(run: Path) -> None:
+def test_number_that_json_does_not_know_reaches_the_browser(run: Path) -> None:
     text = client(run).get("/api/runs/0").text
     json.loads(text, parse_constant=lambda name: pytest.fail(f"a browser cannot read {name}"))
 
 
-def test_a_models_text_is_data_to_the_browser(run: Path) -> None:
+def test_models_text_is_data_to_the_browser(run: Path) -> None:
     answer = client(run).get("/api/runs/0/step/2/1")
     assert answer.json()["task"] == {"question": NASTY}
     assert answer.headers["content-type"] == "application/json"
@@ -157,7 +157,7 @@ def test_what_is_not_there_is_not_found(path: str, run: Path) -> None:
     assert client(run).get(path).status_code in (404, 422)
 
 
-def test_a_foreign_host_is_turned_away(run: Path) -> None:
+def test_foreign_host_is_turned_away(run: Path) -> None:
     assert client(run).get("/", headers={"host": "evil.example"}).status_code == 400
     assert client(run).get("/", headers={"host": "localhost:8010"}).status_code == 200
 
@@ -170,16 +170,14 @@ def test_all_that_the_page_loads_is_its_own(run: Path) -> None:
         assert name in html and browser.get(f"/{name}").status_code == 200
 
 
-def test_a_page_of_another_server_may_not_talk_to_the_model(run: Path) -> None:
+def test_page_of_another_server_may_not_talk_to_the_model(run: Path) -> None:
     said = {"model": "policy", "messages": [{"role": "user", "content": "Hi"}]}
     answer = client(run).post("/api/talk", json=said, headers={"origin": "http://evil.example"})
     assert (answer.status_code, answer.json()["detail"]) == (403, "http://evil.example may not ask here.")
 
 
 @pytest.mark.parametrize(("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200)])
-def test_a_page_of_another_site_may_not_even_load_an_image_from_here(
-    site: str, status: int, run: Path
-) -> None:
+def test_page_of_another_site_may_not_even_load_image_from_here(site: str, status: int, run: Path) -> None:
     """Such a request has no origin, and would start what it asks for although the page sees no answer."""
     answer = client(run).get("/api/runs", headers={"sec-fetch-site": site})
     assert answer.status_code == status
@@ -197,7 +195,7 @@ def test_without_a_policy_server_the_talk_says_how_to_get_one(run: Path) -> None
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8000", "ftp://x/v1", "http:///v1"])
-def test_an_address_that_is_none_of_a_server_is_an_error(
+def test_address_that_is_none_of_a_server_is_an_error(
     address: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert view.main([str(run), "--server", address]) == 2
@@ -211,7 +209,7 @@ def test_what_keeps_the_state_of_a_run_away_is_told(run: Path, monkeypatch: pyte
     assert json.loads(answer.removeprefix("data: "))["end"] == "ConfigError: This machine has no cluster."
 
 
-def test_the_state_is_that_of_the_run_that_is_shown(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_is_that_of_the_run_that_is_shown(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``launch.status`` is played by a program that prints two looks: the run goes on, then another one."""
     other, shown = {"folder": "/b"}, {"folder": str(run), "num_updates": 3}
     looks = [{"runs": [other, shown]}, {"runs": [other]}]
@@ -225,12 +223,12 @@ def test_the_state_is_that_of_the_run_that_is_shown(run: Path, monkeypatch: pyte
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-def test_the_script_can_be_read() -> None:
+def test_script_can_be_read() -> None:
     for script in FILES.glob("*.js"):
         subprocess.run(["node", "--check", str(script)], check=True)
 
 
-def test_a_file_that_an_update_has_replaced_is_read_anew(run: Path) -> None:
+def test_file_that_an_update_has_replaced_is_read_anew(run: Path) -> None:
     browser = client(run)
     before = browser.get("/api/runs/0/step/2").json()
     time.sleep(0.01)
@@ -239,7 +237,7 @@ def test_a_file_that_an_update_has_replaced_is_read_anew(run: Path) -> None:
     assert (len(before), [each["id"] for each in after]) == (2, ["00000005"])
 
 
-def test_a_long_run_opens_at_once(tmp_path: Path) -> None:
+def test_long_run_opens_at_once(tmp_path: Path) -> None:
     """1,000 updates with 40 metrics; 64 trajectories of 5 turns in an update."""
     record = {f"learn/metric_{number}": 0.123456789 * number for number in range(40)}
     lines = (json.dumps({"step": step, **record}) + "\n" for step in range(1, 1001))
@@ -256,7 +254,7 @@ def test_a_long_run_opens_at_once(tmp_path: Path) -> None:
         assert time.process_time() - start < most, path
 
 
-def test_a_change_of_the_run_is_told_to_the_browser(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_of_the_run_is_told_to_the_browser(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import asyncio
 
     monkeypatch.setattr(viewing, "REFRESH_SECONDS", 0.0)
@@ -272,9 +270,7 @@ def test_a_change_of_the_run_is_told_to_the_browser(run: Path, monkeypatch: pyte
     assert first == third == "data: changed\n\n" and second.startswith(":")
 
 
-def test_the_command_shows_the_newest_run_or_those_that_are_named(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_shows_newest_run_or_those_that_are_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.parent)
     with pytest.raises(ConfigError, match="make train"):
         view.run_folders([])

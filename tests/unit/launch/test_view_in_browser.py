@@ -123,7 +123,7 @@ def pressed(page: str) -> str:
     return f"document.getElementById('show-{page}').getAttribute('aria-pressed') === 'true'"
 
 
-def test_a_run_is_read_by_keyboard_alone_at_two_widths(browser: Browser, address: str) -> None:
+def test_run_is_read_by_keyboard_alone_at_two_widths(browser: Browser, address: str) -> None:
     for width in (1300, 390):
         browser.resize(width, 900)
         browser.open(address)
@@ -175,7 +175,7 @@ def test_two_members_of_a_group_stand_side_by_side(browser: Browser, address: st
     assert browser.value("document.getElementById('step').value") == "eval/0"
 
 
-def test_an_agent_is_talked_to_and_its_steps_are_seen(
+def test_agent_is_talked_to_and_its_steps_are_seen(
     browser: Browser, address: str, served: tuple[Server, str]
 ) -> None:
     server, _ = served
@@ -240,7 +240,7 @@ LOOK = {
 }
 
 
-def test_the_actors_of_a_run_are_seen_and_its_end_is_told(
+def test_actors_of_a_run_are_seen_and_its_end_is_told(
     browser: Browser, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def states(run: Path, address: str | None) -> AsyncIterator[dict[str, Any]]:
@@ -310,7 +310,7 @@ def opened(browser: Browser, address: str, width: int) -> None:
     browser.wait_for("document.querySelectorAll('.chart').length >= 2")
 
 
-def test_the_curves_of_the_quickstart_fit_on_three_screens(browser: Browser, quickstart: str) -> None:
+def test_curves_of_the_quickstart_fit_on_three_screens(browser: Browser, quickstart: str) -> None:
     opened(browser, quickstart, 1280)
     assert browser.value("document.documentElement.scrollHeight") <= 2500
     records = [json.loads(line) for line in QUICKSTART.read_text().splitlines()]
@@ -325,9 +325,7 @@ def test_only_what_changes_has_a_chart(browser: Browser, address: str) -> None:
     assert browser.value("document.querySelector('.constants').innerText").split() == ["stream/actors", "4"]
 
 
-def test_long_run_is_drawn_beside_one_that_has_not_all_of_its_metrics(
-    browser: Browser, run: Path, tmp_path: Path
-) -> None:
+def test_long_run_is_drawn_beside_one_that_lacks_metrics(browser: Browser, run: Path, tmp_path: Path) -> None:
     other = tmp_path / "long"
     other.mkdir()
     with (other / METRICS).open("w") as file:
@@ -364,7 +362,7 @@ def test_what_belongs_together_shares_a_chart(browser: Browser, address: str, ru
     assert browser.value(counts) == [4, 2], "a band below and above the mean, and an area for each ending"
 
 
-def test_the_axis_stands_beside_the_line(browser: Browser, quickstart: str) -> None:
+def test_axis_stands_beside_the_line(browser: Browser, quickstart: str) -> None:
     for width in (1280, 360):
         opened(browser, quickstart, width)
         gaps = browser.value("""[...document.querySelectorAll('.chart')].map((chart) => {
@@ -398,9 +396,7 @@ def test_no_label_breaks_inside_a_word_on_a_phone(
         assert browser.value("document.documentElement.scrollWidth") <= 360, key
 
 
-def test_a_filter_hides_the_charts_that_it_does_not_name(
-    browser: Browser, quickstart: str, run: Path
-) -> None:
+def test_filter_hides_the_charts_that_it_does_not_name(browser: Browser, quickstart: str, run: Path) -> None:
     opened(browser, quickstart, 1280)
     everything = browser.value(VISIBLE_CHARTS)
     browser.value("document.querySelector('input[type=search]').focus()")

@@ -57,7 +57,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "HEARTBEAT_SECONDS", 0.05)
 
 
-def test_a_stall_is_reported_once_and_the_next_one_again() -> None:
+def test_stall_is_reported_once_and_the_next_one_again() -> None:
     run = Run()
     with watched(run):
         run.idle = 6.0
@@ -71,7 +71,7 @@ def test_a_stall_is_reported_once_and_the_next_one_again() -> None:
     assert run.ended == []
 
 
-def test_a_stall_beyond_the_limit_ends_the_run_with_the_verdict() -> None:
+def test_stall_beyond_the_limit_ends_the_run_with_the_verdict() -> None:
     run = Run()
     with watched(run, limit=10.0):
         run.idle = 11.0
@@ -79,7 +79,7 @@ def test_a_stall_beyond_the_limit_ends_the_run_with_the_verdict() -> None:
     assert "run.stall_limit_seconds=10" in str(run.ended[0]) and "The verdict." in str(run.ended[0])
 
 
-def test_a_silent_head_of_the_cluster_ends_the_run_by_its_name() -> None:
+def test_silent_head_of_the_cluster_ends_the_run_by_its_name() -> None:
     run = Run()
     with watched(run, head_silent=30.0):
         assert within(60, lambda: run.ended)
@@ -87,7 +87,7 @@ def test_a_silent_head_of_the_cluster_ends_the_run_by_its_name() -> None:
     assert run.announced == [str(run.ended[0])]
 
 
-def test_a_dead_raylet_ends_the_run_by_its_name() -> None:
+def test_dead_raylet_ends_the_run_by_its_name() -> None:
     run = Run()
     with subprocess.Popen(["sleep", "60"]) as raylet, watched(run, raylet=psutil.Process(raylet.pid)):
         time.sleep(0.3)
@@ -98,7 +98,7 @@ def test_a_dead_raylet_ends_the_run_by_its_name() -> None:
     assert run.announced == [str(run.ended[0])]
 
 
-def test_a_run_that_ends_itself_leaves_whatever_it_was_doing() -> None:
+def test_run_that_ends_itself_leaves_whatever_it_was_doing() -> None:
     interrupts = Interrupts()
     error = RuntimeError("stalled")
     with interrupts.installed(), pytest.raises(KeyboardInterrupt), interrupts.atomic_section():

@@ -70,7 +70,7 @@ def ask(trajectory: Trajectory, **fields: Any) -> tuple[list[dict[str, Any]], Ca
     return asyncio.run(parts()), calculator
 
 
-def test_the_answer_is_the_last_one_and_counts_the_tokens_of_all_turns() -> None:
+def test_answer_is_last_one_and_counts_tokens_of_all_turns() -> None:
     (answer,), calculator = ask(episode("<tool_call>", "46"), temperature=0, seed=3)
     steps = "<tool_call>\nto <tool_call>\n"
     message = {"role": "assistant", "content": "46", "reasoning_content": steps}
@@ -83,7 +83,7 @@ def test_the_answer_is_the_last_one_and_counts_the_tokens_of_all_turns() -> None
 
 
 @pytest.mark.parametrize(("given", "temperature"), [({}, 0.3), ({"temperature": 0}, 0)])
-def test_a_message_without_a_temperature_has_the_servers(given: dict[str, float], temperature: float) -> None:
+def test_message_without_a_temperature_has_the_servers(given: dict[str, float], temperature: float) -> None:
     calculator = Calculator(episode("46"))
     frontend = AgentFrontend({"agent/calculator": calculator}, temperature=0.3)
     body = ChatRequest(model="agent/calculator", messages=[QUESTION], **given)
@@ -96,7 +96,7 @@ def test_a_message_without_a_temperature_has_the_servers(given: dict[str, float]
     assert params.temperature == temperature
 
 
-def test_a_stream_has_each_step_before_the_answer() -> None:
+def test_stream_has_each_step_before_the_answer() -> None:
     chunks, _ = ask(episode("<tool_call>", "46"), stream=True)
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert chunks[0]["step"] == {"number": 1, "text": "<tool_call>", "observation": "to <tool_call>"}
@@ -121,7 +121,7 @@ def test_answer_that_its_own_limit_has_cut_says_so() -> None:
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
-def test_an_episode_whose_client_goes_away_is_closed() -> None:
+def test_episode_whose_client_goes_away_is_closed() -> None:
     closed = []
 
     async def endless(
@@ -142,7 +142,7 @@ def test_an_episode_whose_client_goes_away_is_closed() -> None:
     asyncio.run(leave())
 
 
-def test_a_stream_has_the_same_answer_and_its_usage_where_it_is_asked_for() -> None:
+def test_stream_has_the_same_answer_and_its_usage() -> None:
     chunks, _ = ask(episode("46"), stream=True, stream_options={"include_usage": True})
     assert [chunk["object"] for chunk in chunks] == ["chat.completion.chunk"] * 3
     assert chunks[0]["choices"][0]["delta"]["content"] == "46"
@@ -151,7 +151,7 @@ def test_a_stream_has_the_same_answer_and_its_usage_where_it_is_asked_for() -> N
 
 
 @pytest.mark.parametrize("reason", [TerminationReason.ENV_DONE, TerminationReason.TIMEOUT])
-def test_a_key_is_charged_for_the_tokens_of_all_turns(reason: TerminationReason) -> None:
+def test_key_is_charged_for_the_tokens_of_all_turns(reason: TerminationReason) -> None:
     charged: list[int] = []
     frontend = AgentFrontend({"agent/calculator": Calculator(episode("<tool_call>", "46", reason=reason))})
     body = ChatRequest(model="agent/calculator", messages=[QUESTION])
@@ -160,7 +160,7 @@ def test_a_key_is_charged_for_the_tokens_of_all_turns(reason: TerminationReason)
     assert charged == [5, 5]
 
 
-def test_an_episode_that_a_limit_has_ended_says_length() -> None:
+def test_episode_that_a_limit_has_ended_says_length() -> None:
     (answer,), _ = ask(episode("and so", reason=TerminationReason.MAX_STEPS))
     assert answer["choices"][0]["finish_reason"] == "length"
 
@@ -178,7 +178,7 @@ def test_an_episode_that_a_limit_has_ended_says_length() -> None:
         (episode(reason=TerminationReason.MAX_STEPS), 500, "no step"),
     ],
 )
-def test_an_episode_that_has_failed_is_an_error_without_a_traceback(
+def test_episode_that_has_failed_is_error_without_traceback(
     trajectory: Trajectory, status: int, words: str
 ) -> None:
     with pytest.raises(RequestError, match=words) as caught:

@@ -135,9 +135,7 @@ def test_tokens_of_a_rollout_are_one_sequence(make_agent: Any) -> None:
 
 @pytest.mark.parametrize("make_agent", AGENTS)
 @pytest.mark.parametrize("observation", [{"problem": "1 + 1?", "ground_truth": "2"}, {0: "?"}])
-def test_a_task_without_a_question_is_refused_so_that_its_ground_truth_is_not_shown(
-    make_agent: Any, observation: dict[Any, str]
-) -> None:
+def test_task_without_a_question_is_refused(make_agent: Any, observation: dict[Any, str]) -> None:
     with pytest.raises(AgentError, match=r"no 'question'.*(problem|0).*Name the task's text 'question'"):
         say(make_agent(), observation)
 
@@ -211,7 +209,7 @@ def test_tool_agent_explains_its_tools_after_the_system_prompt() -> None:
     assert '"name": "calculator"' in system["content"]
 
 
-def test_tool_agent_with_the_brief_parser_has_a_system_message_of_one_line() -> None:
+def test_tool_agent_with_a_brief_parser_has_a_short_message() -> None:
     agent = tool_agent(system_prompt="Give the final answer in \\boxed{}.", parser_name="hermes-brief")
     assert contents(agent) == [
         (
@@ -241,7 +239,7 @@ def test_call_becomes_an_action_in_openai_shape() -> None:
     assert contents(agent)[-1] == ("assistant", f"<think>tool</think>{CALL}")
 
 
-def test_call_ids_count_up_within_a_rollout_and_are_the_same_in_the_next() -> None:
+def test_call_ids_count_up_within_rollout_and_are_same_in_next() -> None:
     agent = tool_agent()
     for _ in range(2):
         agent.reset()
@@ -292,7 +290,7 @@ def test_other_observations_become_user_messages(observation: Any, expected: lis
     assert contents(agent) == expected
 
 
-def test_unknown_parser_and_unknown_tool_are_refused_when_the_agent_is_made() -> None:
+def test_unknown_parser_and_tool_are_refused_with_the_agent() -> None:
     with pytest.raises(ConfigError, match="qwem"):
         tool_agent(parser_name="qwem")
     with pytest.raises(ConfigError, match="calculater"):
@@ -305,7 +303,7 @@ def server_call(call_id: str | None = "call-x7", arguments: Any = '{"expression"
 
 
 @pytest.mark.parametrize("make_agent", AGENTS[:3])
-def test_agents_that_explain_their_tools_offer_none_to_the_template(make_agent: Any) -> None:
+def test_agents_that_explain_their_tools_offer_none_to_template(make_agent: Any) -> None:
     assert make_agent().tool_schemas is None
 
 
@@ -338,7 +336,7 @@ def test_impossible_place_for_the_tools_is_refused(arguments: dict[str, str], re
 @pytest.mark.parametrize(
     "arguments", [{"parser_name": "openai"}, {"parser_name": "qwen", "tools_in": "template"}]
 )
-def test_calls_that_the_server_has_read_are_the_action_and_stay_in_the_history(arguments: Any) -> None:
+def test_calls_that_the_server_read_are_action_and_history(arguments: Any) -> None:
     agent = tool_agent(**arguments)
     assert agent.update_from_model("I call it.", tool_calls=[server_call()]).action == [server_call()]
     message = agent.chat_completions[-1]
@@ -357,7 +355,7 @@ def test_server_call_without_an_id_gets_one() -> None:
 
 
 @pytest.mark.parametrize("arguments", ["{", "[]", "NaN", '{"x": 1e999}'])
-def test_malformed_server_call_is_invalid_and_the_history_can_still_be_rendered(arguments: Any) -> None:
+def test_malformed_server_call_is_invalid_and_renderable(arguments: Any) -> None:
     agent = openai_agent()
     (call,) = agent.update_from_model("", tool_calls=[server_call(arguments=arguments)]).action
     assert (call["id"], call["function"]["name"]) == ("call-x7", "invalid_tool_call")
@@ -373,7 +371,7 @@ def test_openai_agent_takes_a_text_without_calls_as_the_answer() -> None:
     )
 
 
-def test_openai_agent_and_tool_environment_play_from_a_malformed_call_to_the_answer() -> None:
+def test_openai_agent_plays_from_a_malformed_call_to_an_answer() -> None:
     agent = openai_agent(system_prompt="")
     task = {"question": "What is 12*3?", "ground_truth": "36"}
     env = ToolEnvironment(task, tools=["calculator"], reward_fn=math_reward_fn)
@@ -408,7 +406,7 @@ def test_tool_agent_calls_tools_in_the_words_of_its_models(parser_name: str, cal
     assert contents(agent)[-1] == ("assistant", f"Tools.</think>\n\n{call}")
 
 
-def test_tool_agent_and_tool_environment_play_from_a_malformed_call_to_the_answer() -> None:
+def test_tool_agent_plays_from_a_malformed_call_to_an_answer() -> None:
     agent = tool_agent()
     task = {"question": "What is 12*3?", "ground_truth": "36"}
     env = ToolEnvironment(task, tools=["calculator"], reward_fn=math_reward_fn)
@@ -446,7 +444,7 @@ def test_tool_agent_takes_a_parser_of_ones_own(parser: Any) -> None:
 
 
 @pytest.mark.parametrize("parser", ["mine", dict, 3])
-def test_a_parser_that_is_none_is_refused_with_the_remedy(parser: Any) -> None:
+def test_parser_that_is_none_is_refused_with_the_remedy(parser: Any) -> None:
     with pytest.raises(ConfigError, match=r"parser_name=.*(module:Class|derive it from that)"):
         ToolAgent(parser_name=parser)
 
@@ -463,7 +461,7 @@ class Polite(ToolAgent):
         return [{"role": "user", "content": f"Please: {obs}"}]
 
 
-def test_what_a_subclass_of_the_references_tool_agent_overrides_is_used() -> None:
+def test_overrides_of_the_references_tool_agent_are_used() -> None:
     agent = Polite()
     say(agent, "6*7")
     (_, system), asked = contents(agent)

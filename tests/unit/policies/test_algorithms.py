@@ -99,7 +99,7 @@ def test_what_is_set_is_what_is_used() -> None:
         ("remax", "gamma", 0.5, "nothing is discounted"),
     ],
 )
-def test_a_setting_without_effect_is_refused(name: str, setting: str, value: object, why: str) -> None:
+def test_setting_without_effect_is_refused(name: str, setting: str, value: object, why: str) -> None:
     with pytest.raises(ConfigError, match=rf"algorithm\.{setting}={value!r} has no effect in .*{why}"):
         algorithm(name, **{setting: value})
 
@@ -115,7 +115,7 @@ def test_a_setting_without_effect_is_refused(name: str, setting: str, value: obj
         ),
     ],
 )
-def test_a_loss_of_one_advantage_takes_none_by_turn_or_token(settings: dict[str, str], message: str) -> None:
+def test_loss_of_one_advantage_takes_none_by_turn_or_token(settings: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         algorithm("custom", loss="geo_mean", **settings)
     if settings["advantage"] == "grpo":
@@ -156,14 +156,14 @@ def test_rollouts_are_taken_again_only_by_a_loss_with_a_ratio(name: str) -> None
         ("ppo", {"lam": -1.0}, r"options\.lam=-1\.0 has to be at least 0"),
     ],
 )
-def test_an_option_has_to_be_one_of_its_estimator_or_loss(
+def test_option_has_to_be_one_of_its_estimator_or_loss(
     name: str, options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         algorithm(name, options=options)
 
 
-def test_a_loss_with_its_own_aggregation_takes_no_other() -> None:
+def test_loss_with_its_own_aggregation_takes_no_other() -> None:
     with pytest.raises(ConfigError, match=r"loss_aggregation='token-mean' has no effect.*sapo has its own"):
         algorithm("custom", advantage="grpo", loss="sapo", loss_aggregation="token-mean")
 
@@ -219,7 +219,7 @@ def test_what_makes_no_sense_is_refused(settings: dict[str, object], message: st
         algorithm(**settings)
 
 
-def test_a_kl_in_the_reward_and_an_entropy_bonus_go_with_every_algorithm() -> None:
+def test_kl_in_reward_and_entropy_bonus_go_with_every_algorithm() -> None:
     for name in ALGORITHMS:
         keep = {"zero_signal_groups": "keep"} if name == "dapo" else {}
         algorithm(name, entropy_coef=0.01, kl=KLConfig(place="reward", coef=0.1), **keep)

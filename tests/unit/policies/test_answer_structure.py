@@ -71,7 +71,7 @@ def test_json_that_follows_the_schema_is_all_that_can_be_said() -> None:
 
 
 @pytest.mark.parametrize("name", TEXT_PARSERS)
-def test_a_forced_call_is_one_that_the_parser_reads(name: str) -> None:
+def test_forced_call_is_one_that_the_parser_reads(name: str) -> None:
     parser = get_tool_parser(name).for_tools(TOOLS)
     twelve, nothing = (
         ("<parameter=a>\n12\n</parameter>", "") if name == "qwen3-coder" else ('{"a": 12}', "{}")
@@ -105,7 +105,7 @@ def test_a_forced_call_is_one_that_the_parser_reads(name: str) -> None:
         ),
     ],
 )
-def test_a_form_that_cannot_be_is_an_error_by_name(fields: dict[str, Any], param: str) -> None:
+def test_form_that_cannot_be_is_an_error_by_name(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         structure_of(asked(**fields), get_tool_parser("hermes"))
     assert (status_of(caught.value), caught.value.param) == (400, param)
@@ -123,7 +123,7 @@ def nested(levels: int) -> dict[str, Any]:
     return schema
 
 
-def test_a_schema_that_would_hold_up_the_engine_is_an_error() -> None:
+def test_schema_that_would_hold_up_the_engine_is_an_error() -> None:
     parser = get_tool_parser("hermes")
     for levels in (34, 400, 900):
         tool = {"type": "function", "function": {"name": "add", "parameters": nested(levels)}}
@@ -150,7 +150,7 @@ def test_a_schema_that_would_hold_up_the_engine_is_an_error() -> None:
         ({"type": "object", "required": "a", "properties": {"a": {}}}, "required must be an array"),
     ],
 )
-def test_a_broken_schema_is_an_error_that_names_its_part(schema: dict[str, Any], words: str) -> None:
+def test_broken_schema_is_an_error_that_names_its_part(schema: dict[str, Any], words: str) -> None:
     names = [json.dumps({key: value for key, value in schema.items() if key != "$defs"})[1:-1]]
     inner = {"type": "object", "properties": {"x": {"type": "array", "items": schema}, "y": {}}, "$defs": {}}
     tool = {"type": "function", "function": {"name": "add", "parameters": inner}}
@@ -183,7 +183,7 @@ NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}}
         },
     ],
 )
-def test_a_schema_that_no_answer_ends_by_is_an_error_that_names_its_ref(schema: dict[str, Any]) -> None:
+def test_schema_without_an_ending_answer_names_its_ref(schema: dict[str, Any]) -> None:
     tool = {"type": "function", "function": {"name": "add", "parameters": schema}}
     for fields in (answer_form(schema), {"tools": [tool], "tool_choice": "required"}):
         with pytest.raises(RequestError, match=r"\$ref leads back to it") as caught:
@@ -206,11 +206,11 @@ def test_a_schema_that_no_answer_ends_by_is_an_error_that_names_its_ref(schema: 
         ({"anyOf": [{"$ref": "#"}, {"type": "integer"}]}, "7"),
     ],
 )
-def test_a_schema_that_refers_to_itself_and_ends_is_followed(schema: dict[str, Any], text: str) -> None:
+def test_schema_that_refers_to_itself_and_ends_is_followed(schema: dict[str, Any], text: str) -> None:
     assert allows(structure_of(asked(**answer_form(schema)), get_tool_parser("hermes")), text)
 
 
-def test_an_answer_has_no_second_blank_between_its_parts() -> None:
+def test_answer_has_no_second_blank_between_its_parts() -> None:
     schema = {"type": "array", "items": {"type": "array", "items": {"type": "boolean"}}}
     structure = structure_of(asked(**answer_form(schema)), get_tool_parser("hermes"))
     for text in ("[[true],[]]", "[ [ true, false ], [ ] ]"):
@@ -228,12 +228,12 @@ def test_an_answer_has_no_second_blank_between_its_parts() -> None:
         ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "[1, 2]", '["1"]'),
     ],
 )
-def test_a_format_is_an_annotation(schema: dict[str, Any], said: str, not_said: str) -> None:
+def test_format_is_an_annotation(schema: dict[str, Any], said: str, not_said: str) -> None:
     structure = structure_of(asked(**answer_form(schema)), get_tool_parser("hermes"))
     assert allows(structure, said) and not allows(structure, not_said)
 
 
-def test_a_property_may_be_called_as_a_keyword() -> None:
+def test_property_may_be_called_as_a_keyword() -> None:
     properties = {name: {"type": "string", "format": "phone"} for name in ("format", "enum", "pattern")}
     schema = {"type": "object", "properties": properties, "required": list(properties)}
     structure = structure_of(asked(**answer_form(schema)), get_tool_parser("hermes"))
@@ -265,7 +265,7 @@ def test_a_property_may_be_called_as_a_keyword() -> None:
         ("$ref", {"$ref": "https://json-schema.org/draft/2020-12/schema"}),
     ],
 )
-def test_a_keyword_that_would_not_hold_is_an_error(keyword: str, schema: dict[str, Any]) -> None:
+def test_keyword_that_would_not_hold_is_an_error(keyword: str, schema: dict[str, Any]) -> None:
     inner = {"type": "object", "properties": {"x": {"anyOf": [schema, {"type": "null"}]}}}
     for each in (schema, inner, {"$defs": {"x": schema}, "type": "object"}):
         with pytest.raises(RequestError, match=f"cannot hold '{re.escape(keyword)}'") as caught:
@@ -307,7 +307,7 @@ class Ordinary(BaseModel):
     default: Any = {"not": {"uniqueItems": True}}
 
 
-def test_a_schema_that_is_too_long_is_not_looked_through() -> None:
+def test_schema_that_is_too_long_is_not_looked_through() -> None:
     schema = {"anyOf": [{"not": {}}] * 40_000}
     with pytest.raises(RequestError, match="characters, and may have 65536"):
         structure_of(asked(**answer_form(schema)), get_tool_parser("hermes"))
@@ -348,11 +348,11 @@ def test_what_is_no_schema_is_the_clients_fault(schema: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "form", [{"type": "json_schema"}, {"type": "xml"}, {"type": "text", "json_schema": {"name": "x"}}, {}]
 )
-def test_a_response_format_that_does_not_exist_is_an_error(form: dict[str, Any]) -> None:
+def test_response_format_that_does_not_exist_is_an_error(form: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="response_format"):
         asked(response_format=form)
 
 
-def test_a_structure_is_json() -> None:
+def test_structure_is_json() -> None:
     structure = structure_of(asked(response_format={"type": "json_object"}), get_tool_parser("hermes"))
     assert json.loads(structure or "")["type"] == "structural_tag"

@@ -232,7 +232,7 @@ def news(generator: random.Random) -> list[Message]:
 
 
 @for_families(*FAMILIES)
-def test_a_prompt_is_extended_where_the_template_shows_the_turn_as_it_was_and_else_afresh(
+def test_prompt_is_extended_where_the_template_shows_the_turn(
     family: Family,
 ) -> None:
     for seed in range(25):
@@ -246,7 +246,7 @@ def test_a_prompt_is_extended_where_the_template_shows_the_turn_as_it_was_and_el
 
 
 @for_families(*FAMILIES)
-def test_the_mask_covers_what_was_sampled_and_nothing_is_lost(family: Family) -> None:
+def test_mask_covers_what_was_sampled_and_nothing_is_lost(family: Family) -> None:
     for seed in range(20):
         turns = list(play(family, seed, tools=None))
         trajectory = Trajectory(steps=[Step(completion=turn.completion) for turn in turns], rollout_id="0/0")
@@ -280,7 +280,7 @@ def test_tools_that_the_template_does_not_show_are_refused(family: Family) -> No
 
 
 @for_families(QWEN2_5, QWEN3, LLAMA3, R1)
-def test_structured_calls_render_the_same_with_arguments_as_text_or_as_an_object(family: Family) -> None:
+def test_structured_calls_render_alike_from_text_and_object(family: Family) -> None:
     function = {"name": "calculator", "arguments": {"expression": "12*3"}}
     as_text: Message = {"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]}
     as_object = {**as_text, "content": "", "tool_calls": [{**TOOL_CALL, "function": function}]}
@@ -292,7 +292,7 @@ def test_structured_calls_render_the_same_with_arguments_as_text_or_as_an_object
 # --- Qwen
 
 
-def test_qwen3_thoughts_stay_in_the_tool_loop_and_go_with_the_next_question() -> None:
+def test_qwen3_thoughts_stay_in_a_tool_loop() -> None:
     text = "<think>\nThree times twelve.\n</think>\n\n" + CALL_TEXT
     before = [QUESTION]
     completion = said(QWEN3, renderer(QWEN3).prompt_ids(before), text, "<|im_end|>")
@@ -305,7 +305,7 @@ def test_qwen3_thoughts_stay_in_the_tool_loop_and_go_with_the_next_question() ->
     assert "Three times" not in decoded(QWEN3, asked)
 
 
-def test_qwen3_thought_that_the_template_writes_differently_is_not_kept() -> None:
+def test_qwen3_thought_that_renders_differently_is_not_kept() -> None:
     text = "<think>three times twelve</think>" + CALL_TEXT
     before = [QUESTION]
     completion = said(QWEN3, renderer(QWEN3).prompt_ids(before), text, "<|im_end|>")
@@ -314,12 +314,12 @@ def test_qwen3_thought_that_the_template_writes_differently_is_not_kept() -> Non
     assert prompt_ids == renderer(QWEN3).encode(rendered(QWEN3, after))
 
 
-def test_qwen3_without_thinking_opens_the_answer_with_an_empty_thought() -> None:
+def test_qwen3_without_thinking_opens_answer_with_empty_thought() -> None:
     prompt = decoded(QWEN3_QUIET, renderer(QWEN3_QUIET).prompt_ids([QUESTION]))
     assert prompt.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
 
-def test_structured_calls_that_the_template_writes_as_they_were_sampled_are_extended() -> None:
+def test_structured_calls_rendered_as_sampled_are_extended() -> None:
     before = [QUESTION]
     completion = said(QWEN3, renderer(QWEN3).prompt_ids(before), f"I call it.\n{CALL_TEXT}", "<|im_end|>")
     after = [
@@ -336,7 +336,7 @@ def test_structured_calls_that_the_template_writes_as_they_were_sampled_are_exte
 
 
 @pytest.mark.parametrize("name", ["enable_thinkin", "messages", "tools"])
-def test_template_option_that_the_template_does_not_read_is_refused(name: str) -> None:
+def test_template_option_that_template_does_not_read_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"chat_template_kwargs has '{name}'"):
         ChatRenderer(tokenizer_of("qwen3"), {name: False})
 
@@ -373,9 +373,7 @@ def test_tokenizer_without_a_model_has_its_own_end_token() -> None:
 
 
 @pytest.mark.parametrize(("configured", "text"), [(True, "36"), ([], "36<|eom_id|>"), (None, "36<|eom_id|>")])
-def test_end_tokens_stand_in_the_model_config_where_there_is_no_generation_config(
-    tmp_path: Path, configured: Any, text: str
-) -> None:
+def test_end_tokens_come_from_the_model_config_too(tmp_path: Path, configured: Any, text: str) -> None:
     tokenizer_of("llama3").save_pretrained(tmp_path)
     end_ids = llama_ids("<|eom_id|>")[0] if configured is True else configured
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": end_ids}))
@@ -384,9 +382,7 @@ def test_end_tokens_stand_in_the_model_config_where_there_is_no_generation_confi
 
 
 @pytest.mark.parametrize("end", ["<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"])
-def test_a_message_is_extended_only_if_the_template_ends_it_as_the_model_did(
-    llama: ChatRenderer, end: str
-) -> None:
+def test_message_is_extended_only_if_the_template_ends_alike(llama: ChatRenderer, end: str) -> None:
     before = [QUESTION]
     ids = (*llama.encode("36"), *llama_ids(end))
     completion = Completion(
@@ -431,7 +427,7 @@ def test_prompt_over_the_limit_of_the_request_is_refused(llama: ChatRenderer) ->
 # --- DeepSeek-R1
 
 
-def test_r1_opens_a_thought_for_a_question_and_none_for_tool_outputs() -> None:
+def test_r1_opens_thought_for_question_and_none_for_tool_outputs() -> None:
     history: list[Message] = [
         QUESTION,
         {"role": "assistant", "content": "Tools.\n</think>\n\nI call it."},

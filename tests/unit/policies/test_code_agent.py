@@ -34,7 +34,7 @@ def contents(agent: CodingAgent) -> list[str]:
     return [message["content"] for message in agent.chat_completions]
 
 
-def test_an_agent_that_fails_sees_the_failing_test_and_repairs() -> None:
+def test_agent_that_fails_sees_the_failing_test_and_repairs() -> None:
     agent = CodingAgent()
     assert play(agent, CodeEnvironment(TASK, max_turns=3), [WRONG, RIGHT, "never said"]) == [0.0, 1.0]
     feedback = "Your program failed 1 of 1 tests.\n\nInput:\n2 3\nExpected:\n5\nGot:\n6"
@@ -70,7 +70,7 @@ def test_nothing_is_asked_once_it_is_over() -> None:
     assert len(agent.chat_completions) == 2
 
 
-def test_the_messages_are_a_snapshot_and_reset_forgets_them() -> None:
+def test_messages_are_a_snapshot_and_reset_forgets_them() -> None:
     agent = CodingAgent()
     play(agent, CodeEnvironment(TASK), [WRONG])
     agent.chat_completions[0]["content"] = "changed"
@@ -80,6 +80,6 @@ def test_the_messages_are_a_snapshot_and_reset_forgets_them() -> None:
 
 
 @pytest.mark.parametrize("observation", [{"problem": "?"}, None, {}])
-def test_an_observation_without_a_text_is_an_error(observation: Any) -> None:
+def test_observation_without_a_text_is_an_error(observation: Any) -> None:
     with pytest.raises(AgentError, match="'question'"):
         CodingAgent().update_from_env(observation, 0.0, False, {})

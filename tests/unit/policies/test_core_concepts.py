@@ -64,7 +64,7 @@ def play(agent: Any) -> None:
     agent.update_from_model("<think>sorry</think>\\boxed{2}")
 
 
-def test_the_documented_agent_plays_two_turns() -> None:
+def test_documented_agent_plays_two_turns() -> None:
     agent = MathAgent()
     play(agent)
     assert [message["role"] for message in agent.chat_completions] == ["user", "assistant"] * 2
@@ -76,7 +76,7 @@ def test_the_documented_agent_plays_two_turns() -> None:
     assert agent.get_current_state() is agent.trajectory.steps[-1]
 
 
-def test_the_documented_agent_drops_earlier_thoughts_on_request() -> None:
+def test_documented_agent_drops_earlier_thoughts_on_request() -> None:
     agent = MathAgent(accumulate_thinking=False)
     play(agent)
     assert [message["content"] for message in agent.chat_completions if message["role"] == "assistant"] == [
@@ -85,7 +85,7 @@ def test_the_documented_agent_drops_earlier_thoughts_on_request() -> None:
     ]
 
 
-def test_the_documented_agent_starts_afresh_after_reset() -> None:
+def test_documented_agent_starts_afresh_after_reset() -> None:
     agent = MathAgent()
     play(agent)
     agent.reset()
@@ -93,7 +93,7 @@ def test_the_documented_agent_starts_afresh_after_reset() -> None:
     assert agent.trajectory == Trajectory()
 
 
-def test_a_trajectory_becomes_a_dict_with_the_keys_of_the_reference() -> None:
+def test_trajectory_becomes_dict_with_keys_of_reference() -> None:
     trajectory = Trajectory(task={"question": "?"}, steps=[Step(action="a", info={"n": [1]})], reward=1.0)
     found = trajectory.to_dict()
     assert (found["task"], found["reward"]) == ({"question": "?"}, 1.0)

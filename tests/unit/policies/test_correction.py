@@ -49,7 +49,7 @@ def sample(sample_id: str, ratios: list[float]) -> TrainingSample:
 SAMPLES = [sample(sample_id, ratios) for sample_id, ratios in RATIOS.items()]
 
 
-def test_a_weight_is_the_ratio_of_a_token_or_the_product_over_a_sample() -> None:
+def test_weight_is_ratio_of_token_or_product_over_sample() -> None:
     import torch
 
     ratios = torch.tensor([[0.25, 1.0, 3.0], [1.1, 0.5, 7.0]])
@@ -61,7 +61,7 @@ def test_a_weight_is_the_ratio_of_a_token_or_the_product_over_a_sample() -> None
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_weights_are_those_of_verl_and_stay_finite_however_far_the_policies_are_apart(level: str) -> None:
+def test_weights_are_those_of_verl_and_stay_finite(level: str) -> None:
     import torch
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
@@ -107,7 +107,7 @@ def test_bounds_may_be_one_sided_or_of_both_kinds(bounds: dict[str, float], kept
     assert [each.num_sampled_tokens for each in corrected] == kept
 
 
-def test_a_masked_sequence_comes_back_empty() -> None:
+def test_masked_sequence_comes_back_empty() -> None:
     settings = algorithm(level="sequence", mask_below=0.8, mask_above=2.0)
     corrected, metrics = without_far_tokens(SAMPLES, settings)
     # The products are 0.75, 1.1 and 2.16.
@@ -130,7 +130,7 @@ def resolved(max_staleness: int, **correction: object) -> tuple[str | None, floa
     return settings.correction_level, settings.truncate_above
 
 
-def test_tokens_of_older_policies_are_corrected_unless_the_user_says_otherwise() -> None:
+def test_tokens_of_older_policies_are_corrected_by_default() -> None:
     assert resolved(0) == (None, None)
     assert resolved(2) == ("token", 2.0)
     assert resolved(2, level="none") == (None, None)

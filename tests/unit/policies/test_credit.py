@@ -170,7 +170,7 @@ def whitened(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "cispo"])
-def test_grpo_is_the_distance_from_the_groups_mean_in_standard_deviations(name: str) -> None:
+def test_grpo_is_the_distance_from_the_mean_in_deviations(name: str) -> None:
     """Shao et al. 2024 (DeepSeekMath), section 4.1.2; GSPO and CISPO differ from it in the loss."""
     expected = by_group(lambda rewards, _: (rewards - rewards.mean()) / (rewards.std(ddof=1) + EPSILON))
     assert_equal(credit(algorithm(name)), expected)
@@ -208,7 +208,7 @@ def test_gpg_makes_up_for_the_groups_without_a_signal() -> None:
     assert_equal(credit(algorithm("gpg")), expected)
 
 
-def test_gpg_has_nothing_to_make_up_for_where_such_groups_are_dropped() -> None:
+def test_gpg_makes_up_for_nothing_where_groups_are_dropped() -> None:
     kept = {key: samples for key, samples in scored().items() if not key.startswith("d/")}
     found, _ = assign_credit(GROUPS, kept, algorithm("gpg"), 0.0)
     assert_equal(rows(found), credit(algorithm("dr_grpo"), GROUPS[:3]))
@@ -228,7 +228,7 @@ def test_passk_gives_the_best_its_lead() -> None:
     assert_equal(found, groups)
 
 
-def test_reinforce_plus_plus_baseline_is_whitened_over_all_tokens() -> None:
+def test_reinforce_plus_plus_baseline_is_whitened_over_tokens() -> None:
     """Hu et al. 2025 (REINFORCE++ with baseline): the group's mean, then the batch's normalization."""
     expected = whitened(by_group(lambda rewards, _: rewards - rewards.mean()))
     assert_equal(credit(algorithm("reinforce_plus_plus_baseline")), expected)
@@ -247,7 +247,7 @@ def test_remax_is_the_distance_from_the_greedy_rollouts_reward() -> None:
 # -- rewards where they were earned --------------------------------------------------------------------
 
 
-def test_reinforce_plus_plus_discounts_token_by_token_and_takes_the_kl_off() -> None:
+def test_reinforce_plus_plus_discounts_by_token_and_takes_kl_off() -> None:
     """Hu et al. 2025 (REINFORCE++): the return less the KL from each token on, normalized."""
     settings = algorithm("reinforce_plus_plus", gamma=0.9, kl=KLConfig(place="reward", coef=0.3))
     expected = {}
@@ -259,7 +259,7 @@ def test_reinforce_plus_plus_discounts_token_by_token_and_takes_the_kl_off() -> 
     assert_equal(credit(settings), whitened(expected))
 
 
-def test_ppo_has_generalized_advantages_over_all_that_a_trajectory_sampled() -> None:
+def test_ppo_has_generalized_advantages_over_the_trajectory() -> None:
     """Schulman et al. 2016 (GAE), eq. 16: a sum over temporal differences, across turns and samples."""
     gamma, lam = 0.95, 0.8
     raw, returns = {}, {}
@@ -286,7 +286,7 @@ def test_only_a_critic_gets_returns() -> None:
     assert {sample.returns for samples in found.values() for sample in samples} == {()}
 
 
-def test_a_single_token_has_no_variance_to_be_divided_by() -> None:
+def test_single_token_has_no_variance_to_be_divided_by() -> None:
     groups = [group("a", [(1, 1.0)])]
     found, _ = assign_credit(groups, scored(groups), algorithm("ppo"), 0.0)
     assert rows(found)["a/0"].tolist() == [0.0]
@@ -296,7 +296,7 @@ def test_a_single_token_has_no_variance_to_be_divided_by() -> None:
 # -- one advantage per turn ----------------------------------------------------------------------------
 
 
-def test_per_step_compares_each_turns_return_with_the_same_turn_of_the_others() -> None:
+def test_per_step_credit_compares_the_same_turn_of_others() -> None:
     """rLLM v0.1's stepwise advantage, with the estimator of GRPO."""
     gamma = 0.5
     expected: dict[str, list[float]] = {key: [] for key in played()}
@@ -320,7 +320,7 @@ def test_per_step_compares_each_turns_return_with_the_same_turn_of_the_others() 
     assert metrics["learn/uncompared_fraction"] == pytest.approx(4 / num_turns)
 
 
-def test_a_turn_that_sampled_nothing_has_no_advantage_and_loses_no_reward() -> None:
+def test_turn_that_sampled_nothing_has_no_advantage() -> None:
     silent = trajectory("g/0", [(2, 0.0), (1, 1.0)])
     silent.steps.insert(1, Step(reward=0.5))
     silent.reward = 1.5
@@ -397,7 +397,7 @@ def test_dapo_penalizes_what_comes_near_the_limit() -> None:
     assert metrics["learn/overlong_penalty_mean"] == pytest.approx(0.8)
 
 
-def test_the_length_is_what_the_rollouts_limit_counts() -> None:
+def test_length_is_what_the_rollouts_limit_counts() -> None:
     """What the environment said between the turns is in it: 4 + 1 + 4 tokens after the first prompt."""
     groups = [
         TrajectoryGroup(
@@ -411,7 +411,7 @@ def test_the_length_is_what_the_rollouts_limit_counts() -> None:
     assert metrics["learn/overlong_penalty_mean"] == pytest.approx(0.25 / 2)
 
 
-def test_a_rewritten_history_gives_no_tokens_back() -> None:
+def test_rewritten_history_gives_no_tokens_back() -> None:
     """The budget of 12 is spent by 4 + 4 + 4 sampled tokens, though the last sequence has only 4 of them."""
     member = trajectory("g/0", [(4, 0.0)] * 3, rewrites=True)
     groups = [TrajectoryGroup(group_id="g", task={}, trajectories=(member, trajectory("g/1", [(4, 0.0)])))]
@@ -420,7 +420,7 @@ def test_a_rewritten_history_gives_no_tokens_back() -> None:
     assert metrics["learn/overlong_penalty_mean"] == pytest.approx(1 / 2)
 
 
-def test_the_greedy_rollout_is_penalized_like_the_others() -> None:
+def test_greedy_rollout_is_penalized_like_the_others() -> None:
     groups = [
         TrajectoryGroup(
             group_id="g",
@@ -437,7 +437,7 @@ def test_the_greedy_rollout_is_penalized_like_the_others() -> None:
 
 
 @pytest.mark.parametrize("estimator", COMPARING)
-def test_a_rollout_that_is_alone_in_its_group_has_advantage_zero_and_moves_no_weight(estimator: str) -> None:
+def test_rollout_alone_in_its_group_has_advantage_zero(estimator: str) -> None:
     settings = algorithm("custom", advantage=estimator, loss="vanilla")
     pair = group("pair", *B)
     found, metrics = assign_credit(
@@ -451,9 +451,7 @@ def test_a_rollout_that_is_alone_in_its_group_has_advantage_zero_and_moves_no_we
 
 @pytest.mark.parametrize("reward", [1.1, -10.1, 100.1])
 @pytest.mark.parametrize("estimator", COMPARING)
-def test_groups_rewarded_alike_have_advantage_zero_whatever_their_reward(
-    estimator: str, reward: float
-) -> None:
+def test_groups_rewarded_alike_have_advantage_zero(estimator: str, reward: float) -> None:
     """Where the float32 mean of a group is not quite the reward, all members would be pushed one way."""
     settings = algorithm("custom", advantage=estimator, loss="vanilla")
     groups = [group(f"of {size}", *[[(2, 0.0), (1, reward)]] * size) for size in (2, 8, 10, 16)]
@@ -461,7 +459,7 @@ def test_groups_rewarded_alike_have_advantage_zero_whatever_their_reward(
 
 
 @pytest.mark.parametrize("estimator", COMPARING)
-def test_what_all_members_are_rewarded_besides_changes_no_advantage(estimator: str) -> None:
+def test_reward_common_to_all_members_changes_no_advantage(estimator: str) -> None:
     settings = algorithm("custom", advantage=estimator, loss="vanilla")
     groups = [GROUPS[0], group("c", *[[*turns[:-1], (turns[-1][0], turns[-1][1] + 100.0)] for turns in C])]
     assert_equal(credit(settings, groups), credit(settings, [GROUPS[0], GROUPS[2]]))
@@ -469,9 +467,7 @@ def test_what_all_members_are_rewarded_besides_changes_no_advantage(estimator: s
 
 @pytest.mark.parametrize("name", ["reinforce_plus_plus", "ppo"])
 @pytest.mark.parametrize("reward", [1.1, -10.1, 1000.1])
-def test_rollouts_that_are_all_rewarded_alike_have_advantage_zero_where_nothing_is_compared(
-    name: str, reward: float
-) -> None:
+def test_rollouts_rewarded_alike_have_advantage_zero(name: str, reward: float) -> None:
     """The float32 mean over all tokens is not quite the reward, and its square no variance."""
     options = {"lam": 1.0} if name == "ppo" else {}
     groups = [group(f"of {size}", *[[(size + 3, reward)]] * size) for size in (2, 8, 10, 16)]
@@ -483,7 +479,7 @@ def test_rollouts_that_are_all_rewarded_alike_have_advantage_zero_where_nothing_
     assert not any(values.any() for values in rows(found).values())
 
 
-def test_a_normalization_over_the_update_is_over_the_tokens_that_are_trained() -> None:
+def test_normalization_is_over_the_tokens_that_are_trained() -> None:
     """Two long members that are left out count in the baseline; each token counted in the scale too."""
     members = group("g", [(10, 1.0)], [(10, 0.0)], [(1000, 0.0)], [(1000, 0.0)])
     other = group("h", [(3, 0.0)], [(5, 1.0)])
@@ -496,7 +492,7 @@ def test_a_normalization_over_the_update_is_over_the_tokens_that_are_trained() -
         assert metrics["learn/advantage_mean"] == pytest.approx(0, abs=1e-6)
 
 
-def test_a_single_trained_token_has_no_variance_to_be_divided_by_whatever_is_left_out() -> None:
+def test_single_trained_token_is_not_divided_by_its_variance() -> None:
     groups = [group("g", [(1, 1.0)], [(4, 0.0)])]
     samples = {"g/0": scored(groups)["g/0"]}
     found, _ = assign_credit(groups, samples, algorithm("reinforce_plus_plus_baseline"), 0.0)
@@ -507,7 +503,7 @@ def test_all_alone_is_no_reason_to_fail() -> None:
     assert credit(algorithm("grpo"), [group("alone", [(2, 5.0)])])["alone/0"].tolist() == [0.0, 0.0]
 
 
-def test_the_samples_of_a_rewritten_history_share_their_trajectorys_advantage() -> None:
+def test_samples_of_a_rewritten_history_share_their_advantage() -> None:
     pair = group("g", [(1, 0.0)], [(3, 0.0), (2, 1.0)])
     found, _ = assign_credit([pair], scored([pair]), algorithm("dr_grpo"), 0.0)
     assert [len(sample.advantages) for sample in found["g/1"]] == [3, 2]
@@ -516,7 +512,7 @@ def test_the_samples_of_a_rewritten_history_share_their_trajectorys_advantage() 
     assert found["g/0"][0].advantages == (-0.5,)
 
 
-def test_a_rollout_that_sampled_nothing_or_is_not_trained_on_counts_in_the_baseline() -> None:
+def test_rollout_without_training_counts_in_the_baseline() -> None:
     silent, masked = Trajectory(rollout_id="g/1"), trajectory("g/2", [(4, 0.0)])
     masked.masked = True
     members = (trajectory("g/0", [(1, 1.0)]), silent, masked)
@@ -526,7 +522,7 @@ def test_a_rollout_that_sampled_nothing_or_is_not_trained_on_counts_in_the_basel
     assert_equal(credit(algorithm("opo"), groups), {"g/0": np.array([1 - 1 / 6])})
 
 
-def test_a_rollout_that_infrastructure_has_spoilt_neither_trains_nor_shifts_the_others() -> None:
+def test_rollout_spoilt_by_infrastructure_does_not_train() -> None:
     whole = group("c", *C)
     spoilt = trajectory("c/9", [(2, 0.0)])
     spoilt.termination_reason = TerminationReason.CRASHED
@@ -534,7 +530,7 @@ def test_a_rollout_that_infrastructure_has_spoilt_neither_trains_nor_shifts_the_
     assert_equal(credit(algorithm("grpo"), [with_it]), credit(algorithm("grpo"), [whole]))
 
 
-def test_remax_learns_nothing_where_the_greedy_rollout_was_spoilt() -> None:
+def test_remax_learns_nothing_where_greedy_rollout_was_spoilt() -> None:
     crashed = group("a", *A, baseline=0.3)
     crashed.baseline.termination_reason = TerminationReason.CRASHED
     found, metrics = assign_credit([crashed], scored([crashed]), algorithm("remax"), 0.0)
@@ -547,7 +543,7 @@ def test_no_samples_need_no_credit() -> None:
     assert assign_credit(GROUPS, {"a/0": []}, algorithm("grpo"), 0.0) == ({}, {})
 
 
-def test_metrics_describe_the_advantages_of_the_tokens_that_are_trained() -> None:
+def test_metrics_describe_advantages_of_tokens_that_are_trained() -> None:
     found, metrics = assign_credit(GROUPS, scored(), algorithm("grpo"), 0.0)
     advantages = np.concatenate(list(rows(found).values()))
     assert metrics["learn/advantage_mean"] == pytest.approx(advantages.mean())
@@ -593,7 +589,7 @@ def test_remax_without_a_greedy_rollout_is_refused() -> None:
         assign_credit([pair], scored([pair]), algorithm("remax"), 0.0)
 
 
-def test_a_reward_that_is_not_finite_is_refused_with_its_rollout() -> None:
+def test_reward_that_is_not_finite_is_refused_with_its_rollout() -> None:
     groups = [group("b", *B)]
     samples = scored(groups)
     groups[0].trajectories[0].steps[0].reward = float("nan")

@@ -105,7 +105,7 @@ def test_template_that_shows_a_conversation_takes_it(template: str, talk: list[M
         assert all(message["content"] in text for message in talk), times
 
 
-def test_kind_that_was_shown_beside_others_does_not_speak_for_another() -> None:
+def test_kind_shown_beside_others_does_not_stand_for_another() -> None:
     first = renderer(FIRST_SYSTEM)
     first.request_ids(SampleRequest(messages=[SYSTEM, USER]))
     with pytest.raises(AgentError, match="role 'system'"):
@@ -155,6 +155,6 @@ def test_parts_of_text_are_one_text_in_rollouts_as_over_http() -> None:
     assert renderer(ALL).decode(renderer(ALL).prompt_ids(talk)) == "[user]What\nis it?"
 
 
-def test_demonstration_of_which_the_template_drops_something_is_named() -> None:
+def test_demonstration_cut_by_its_template_is_named() -> None:
     with pytest.raises(DatasetError, match="shows no messages of the role 'system', and demonstration 1 has"):
         demonstration_samples(renderer(NO_SYSTEM), [[USER, ANSWER], [SYSTEM, USER, ANSWER]])

@@ -63,7 +63,7 @@ def trained(folder: Path, end: str, eos: str, configured: list[str] | None) -> l
         ("\n\n", "<|endoftext|>", None, "<|endoftext|>", r"with no token, so .* '<\|endoftext\|>', there"),
     ],
 )
-def test_warm_start_trains_the_end_of_a_turn_and_says_where_the_text_has_another(
+def test_warm_start_trains_the_end_of_turn(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     end: str,

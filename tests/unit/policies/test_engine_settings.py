@@ -18,7 +18,7 @@ from policies.settings import EngineConfig
 SCRIPTED = "scripted_engine:ScriptedEngine"
 
 
-def test_an_engine_is_chosen_by_name() -> None:
+def test_engine_is_chosen_by_name() -> None:
     assert engine_class(EngineConfig()) is VLLMEngine
     assert engine_class(EngineConfig(name=SCRIPTED)) is ScriptedEngine
 
@@ -35,19 +35,19 @@ def test_what_is_no_engine_is_an_error(name: str, message: str) -> None:
 @pytest.mark.parametrize(
     "settings", [{"dtype": "bfloat16"}, {"cache_after_publish": "keep"}, {"options": {"max_num_seqs": 4}}]
 )
-def test_a_setting_of_vllms_is_an_error_in_another_engine(settings: dict[str, Any]) -> None:
+def test_setting_of_vllms_is_an_error_in_another_engine(settings: dict[str, Any]) -> None:
     VLLMEngine.check_config(EngineConfig(**settings))
     with pytest.raises(ConfigError, match=rf"server.engine.{next(iter(settings))}.* (has no effect|unknown)"):
         ScriptedEngine.check_config(EngineConfig(name=SCRIPTED, **settings))
 
 
-def test_adapters_are_an_error_in_an_engine_that_cannot_serve_them() -> None:
+def test_adapters_are_error_in_engine_that_cannot_serve_them() -> None:
     VLLMEngine.check_config(EngineConfig(), {"mine": "folder"})
     with pytest.raises(ConfigError, match=r"server.adapters=\['mine'\]"):
         ScriptedEngine.check_config(EngineConfig(name=SCRIPTED), {"mine": "folder"})
 
 
-def test_scheduling_that_would_blur_the_versions_of_tokens_is_an_error() -> None:
+def test_scheduling_that_would_blur_versions_of_tokens_is_error() -> None:
     with pytest.raises(ConfigError, match="async_scheduling"):
         VLLMEngine.check_config(EngineConfig(options={"async_scheduling": True}))
     VLLMEngine.check_config(EngineConfig(options={"async_scheduling": False}))
@@ -74,14 +74,14 @@ LARGE = {"num_hidden_layers": 30, "num_attention_heads": 9, "hidden_size": 576}
         ({"model_type": "mamba"}, {}, 1 << 30),
     ],
 )
-def test_a_cpu_engine_has_room_for_the_keys_and_values_of_a_whole_step_and_no_more(
+def test_cpu_engine_has_room_for_one_whole_step_and_no_more(
     shape: dict[str, Any], settings: dict[str, Any], expected: int, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(shape))
     assert engine_arguments(str(tmp_path), EngineConfig(**settings))["kv_cache_memory_bytes"] == expected
 
 
-def test_an_engine_uses_all_gpus_that_it_reserves() -> None:
+def test_engine_uses_all_gpus_that_it_reserves() -> None:
     parallel = {"tensor_parallel_size": 2}
     for num_gpus, options in (
         (2, {}),

@@ -93,7 +93,7 @@ def test_name_in_a_clients_template_option_stays_text() -> None:
 
 
 @pytest.mark.parametrize("size", range(1, len("<|im_end|>")))
-def test_name_that_two_texts_of_a_client_make_together_stays_text(size: int) -> None:
+def test_name_that_two_texts_of_client_make_together_stays_text(size: int) -> None:
     joined = copy.deepcopy(tokenizer())
     joined.chat_template = "{% for m in messages %}{{ m.content | trim }}{% endfor %}"
     name = "<|im_end|>"

@@ -15,14 +15,14 @@ def algorithm(**kl: object) -> Algorithm:
     return resolve(AlgorithmConfig(kl=KLConfig(**kl)), 64)
 
 
-def test_a_fixed_weight_stays_where_it_is() -> None:
+def test_fixed_weight_stays_where_it_is() -> None:
     controller = KLController(algorithm(place="reward", coef=0.05))
     assert controller.update({"learn/reward_kl": 3.0}, 64) == {"learn/kl_coef": 0.05}
     assert controller.coef == 0.05
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.009, 0.011, 5.0, -1.0])
-def test_an_adaptive_weight_follows_the_clipped_relative_error(kl: float) -> None:
+def test_adaptive_weight_follows_the_clipped_relative_error(kl: float) -> None:
     """Ziegler et al. 2019, section 2.2."""
     controller = KLController(algorithm(place="reward", coef=0.1, target=0.01, horizon=1000))
     error = min(max(kl / 0.01 - 1, -0.2), 0.2)
@@ -30,7 +30,7 @@ def test_an_adaptive_weight_follows_the_clipped_relative_error(kl: float) -> Non
     assert controller.coef == pytest.approx(0.1 * (1 + error * 64 / 1000))
 
 
-def test_the_weight_is_all_that_has_to_be_kept() -> None:
+def test_weight_is_all_that_has_to_be_kept() -> None:
     settings = algorithm(place="reward", target=0.01)
     whole, first = KLController(settings), KLController(settings)
     whole.update({"learn/reward_kl": 0.2}, 64)
@@ -45,13 +45,13 @@ def test_without_a_penalty_there_is_nothing_to_say() -> None:
     assert KLController(algorithm()).update({}, 64) == {}
 
 
-def test_a_kl_that_is_not_finite_ends_the_run() -> None:
+def test_kl_that_is_not_finite_ends_the_run() -> None:
     controller = KLController(algorithm(place="reward", target=0.01))
     with pytest.raises(LearnerError, match="KL to the reference policy is nan"):
         controller.update({"learn/reward_kl": math.nan}, 64)
 
 
-def test_a_horizon_within_which_the_weight_could_turn_negative_is_refused() -> None:
+def test_horizon_that_could_make_a_weight_negative_is_refused() -> None:
     settings = algorithm(place="reward", target=0.01, horizon=100)
     check_kl_horizon(settings, 499)
     with pytest.raises(ConfigError, match=r"algorithm\.kl\.horizon=100 with 500 trajectories"):

@@ -45,7 +45,7 @@ def table() -> str:
     return HEAD + "\n".join(rows) + "\n"
 
 
-def test_the_table_of_algorithms_is_that_of_the_rows() -> None:
+def test_table_of_algorithms_is_that_of_the_rows() -> None:
     assert table() in README, f"put this table into policies/learning/README.md:\n\n{table()}"
 
 
@@ -56,7 +56,7 @@ def test_every_file_that_is_named_exists() -> None:
     assert not missing
 
 
-def test_the_algorithm_of_the_example_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_algorithm_of_the_example_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     (tmp_path / "my_algorithm.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)

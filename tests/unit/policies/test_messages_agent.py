@@ -23,14 +23,14 @@ def asked(messages, tools=(), **arguments):
     return agent
 
 
-def test_the_model_sees_exactly_the_messages():
+def test_model_sees_exactly_the_messages():
     agent = asked([SYSTEM, USER])
     assert agent.chat_completions == [SYSTEM, USER]
     agent.update_from_env({}, 1.0, True, {})
     assert agent.chat_completions == [SYSTEM, USER]
 
 
-def test_the_action_is_an_assistant_message_without_the_thought():
+def test_action_is_an_assistant_message_without_the_thought():
     agent = asked([USER])
     action = agent.update_from_model("<think>why not</think>\nDone.").action
     assert action == {"role": "assistant", "content": "Done.", "reasoning_content": "why not"}
@@ -62,7 +62,7 @@ def test_without_tools_nothing_is_a_call():
     assert "tool_calls" not in asked([USER]).update_from_model(CALL).action
 
 
-def test_the_next_prompt_goes_on_from_what_was_said():
+def test_next_prompt_goes_on_from_what_was_said():
     agent = asked([USER], [BUY])
     before = agent.chat_completions
     action = agent.update_from_model(CALL).action
@@ -99,13 +99,13 @@ def test_replies_that_differ_by_white_space_are_told_apart(replies, shown):
     assert talked(MessagesAgent(), replies, copied) == replies
 
 
-def test_replies_that_the_environment_leaves_out_do_not_take_the_place_of_others():
+def test_replies_left_out_do_not_take_the_place_of_others():
     assert talked(MessagesAgent(), ["yes\n", " yes", "yes"], lambda talk: talk[-2:]) == ["yes"]
     assert talked(MessagesAgent(), ["yes\n", " yes"], lambda talk: talk[:3]) == ["yes\n"]
     assert talked(MessagesAgent(), ["yes\n", " yes"], lambda talk: stripped(talk[-2:])) == [" yes"]
 
 
-def test_vllms_parser_leaves_the_calls_in_the_history_as_they_were_sampled():
+def test_vllms_parser_leaves_calls_in_history_as_sampled():
     agent = asked([USER], [BUY], parser_name="vllm:hermes")
     assert agent.served_parser == "vllm:hermes"
     assert agent.tool_schemas == [BUY]
@@ -132,7 +132,7 @@ def test_reset_forgets():
     assert agent.chat_completions[-1] == action
 
 
-def test_observations_of_another_shape_and_unknown_parsers_are_refused():
+def test_observations_of_other_shapes_and_parsers_are_refused():
     with pytest.raises(AgentError, match="GameAgent"):
         MessagesAgent().update_from_env("Hello", 0.0, False, {})
     with pytest.raises(ConfigError, match="parser_name"):

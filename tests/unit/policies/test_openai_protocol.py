@@ -140,7 +140,7 @@ def streamed_text(parts: list[dict[str, Any]], index: int = 0) -> str:
 # -- chat, whole -----------------------------------------------------------------------------------------
 
 
-def test_a_chat_completion_has_openais_shape_and_the_policy_version() -> None:
+def test_chat_completion_has_openais_shape_and_policy_version() -> None:
     reply = ids_of("The answer is 46.")
     engine = FakeEngine(reply)
     answer = the_chat_completion(chat(engine))
@@ -180,7 +180,7 @@ def test_max_completion_tokens_is_max_tokens() -> None:
     assert engine.requests[0][1].max_tokens == 5
 
 
-def test_a_cut_answer_says_length() -> None:
+def test_cut_answer_says_length() -> None:
     answer = the_chat_completion(chat(FakeEngine(ids_of("The ans", ended=False), finish_reason="length")))
     assert answer.choices[0].finish_reason == "length"
     assert answer.choices[0].message.content == "The ans"
@@ -193,7 +193,7 @@ def test_token_ids_are_returned_as_they_were_sampled() -> None:
     assert answer["choices"][0]["token_ids"] == reply
 
 
-def test_the_version_of_each_token_is_returned_with_its_id() -> None:
+def test_version_of_each_token_is_returned_with_its_id() -> None:
     reply = ids_of("The answer is 46.")
     answer = chat(FakeEngine(reply, versions=[7]), return_token_ids=True)[0]
     assert answer["choices"][0]["token_versions"] == [7] * len(reply)
@@ -212,7 +212,7 @@ def test_logprobs_are_those_of_the_sampled_tokens() -> None:
     assert all(entry.top_logprobs == [] for entry in entries)
 
 
-def test_each_choice_has_its_own_seed_and_the_oldest_version_counts() -> None:
+def test_each_choice_has_its_own_seed_and_oldest_version_counts() -> None:
     engine = FakeEngine(ids_of("1"), ids_of("22"), ids_of("333"), versions=[7, 5, 6])
     answer = the_chat_completion(chat(engine, n=3, seed=40))
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
@@ -224,7 +224,7 @@ def test_each_choice_has_its_own_seed_and_the_oldest_version_counts() -> None:
     assert answer.model_extra == {"policy_version": 5}
 
 
-def test_the_answer_ends_before_the_stop_string() -> None:
+def test_answer_ends_before_the_stop_string() -> None:
     reply = ids_of("<a>46</a>", ended=False)
     answer = chat(FakeEngine(reply), stop=["</a>", "zzz"], return_token_ids=True)[0]
     assert answer["choices"][0]["message"]["content"] == "<a>46"
@@ -275,7 +275,7 @@ def test_tool_calls_are_parsed_for_requests_with_tools(stream: bool) -> None:
     assert json.loads(message.tool_calls[0].function.arguments) == {"expression": "12+34"}
 
 
-def test_a_call_with_half_a_character_can_be_sent() -> None:
+def test_call_with_half_a_character_can_be_sent() -> None:
     text = '<tool_call>{"name": "calculator", "arguments": {"expression": "\\ud83d"}}</tool_call>'
     (answer,) = chat(FakeEngine(ids_of(text)), tools=TOOLS)
     (call,) = answer["choices"][0]["message"]["tool_calls"]
@@ -291,7 +291,7 @@ def test_without_tools_the_text_stays_as_it_is(fields: dict[str, Any]) -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_a_call_in_the_thoughts_is_none() -> None:
+def test_call_in_the_thoughts_is_none() -> None:
     thought = f"<think>Shall I? {TOOL_CALL}</think>"
     (whole,) = chat(FakeEngine(ids_of(f"{thought}Yes. {TOOL_CALL}")), tools=TOOLS)
     message = whole["choices"][0]["message"]
@@ -302,14 +302,14 @@ def test_a_call_in_the_thoughts_is_none() -> None:
     assert whole["choices"][0]["finish_reason"] == "stop"
 
 
-def test_a_malformed_tool_call_stays_text() -> None:
+def test_malformed_tool_call_stays_text() -> None:
     text = "<tool_call>nonsense</tool_call>"
     answer = the_chat_completion(chat(FakeEngine(ids_of(text)), tools=TOOLS))
     assert answer.choices[0].message.content == text
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_the_form_of_an_answer_reaches_the_engine_if_it_keeps_one() -> None:
+def test_form_of_answer_reaches_engine_if_it_keeps_one() -> None:
     class FormalEngine(FakeEngine):
         keeps_structure = True
 
@@ -350,7 +350,7 @@ def test_tools_and_the_history_of_calls_reach_the_chat_template() -> None:
     assert messages[2] == {"role": "tool", "content": "46", "tool_call_id": "call_1"}
 
 
-def test_tools_and_calls_that_the_chat_template_leaves_out_are_an_error() -> None:
+def test_tools_and_calls_that_chat_template_leaves_out_are_error() -> None:
     blind = build_tokenizer([MESSAGES])
     blind.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     frontend = OpenAIFrontend(MODEL, ChatRenderer(blind), FakeEngine())
@@ -381,7 +381,7 @@ def test_template_options_of_a_request_reach_the_chat_template() -> None:
 # -- chat, streamed --------------------------------------------------------------------------------------
 
 
-def test_a_stream_opens_with_the_role_and_ends_with_the_finish_reason() -> None:
+def test_stream_opens_with_role_and_ends_with_finish_reason() -> None:
     parts = chat(FakeEngine(ids_of("The answer is 46.")), stream=True)
     chunks = [ChatCompletionChunk.model_validate(part) for part in parts]
     assert len({chunk.id for chunk in chunks}) == 1
@@ -421,7 +421,7 @@ def test_streamed_characters_are_never_broken() -> None:
     assert [piece for piece in pieces if piece] == ["a", "é", "€", "😀", "ß"]
 
 
-def test_a_stop_string_is_held_back_until_it_is_certain() -> None:
+def test_stop_string_is_held_back_until_it_is_certain() -> None:
     parts = chat(FakeEngine(ids_of("1</b>2</a>", ended=False)), stream=True, stop=["</a>"])
     assert streamed_text(parts) == "1</b>2"
     parts = chat(FakeEngine(ids_of("1</", ended=False), finish_reason="length"), stream=True, stop=["</a>"])
@@ -437,7 +437,7 @@ def test_streamed_and_whole_texts_agree_for_any_tokens() -> None:
         assert streamed_text(chat(FakeEngine(reply), stop=stop, stream=True)) == whole
 
 
-def test_streamed_tokens_and_logprobs_are_complete_though_text_is_held_back() -> None:
+def test_streamed_logprobs_are_complete_though_text_is_held_back() -> None:
     reply = ids_of("😀1")
     parts = chat(FakeEngine(reply), stream=True, return_token_ids=True, logprobs=True)
     assert parts[0]["prompt_token_ids"] == renderer().prompt_ids(MESSAGES)
@@ -462,7 +462,7 @@ def test_closing_a_stream_ends_all_of_its_requests() -> None:
     assert asyncio.run(leave_early()) == (2, 0)
 
 
-def test_a_whole_answer_without_a_client_is_cancelled() -> None:
+def test_whole_answer_without_a_client_is_cancelled() -> None:
     class WaitingEngine(FakeEngine):
         async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> TokenOutput:
             self.num_sampling += 1
@@ -489,7 +489,7 @@ def test_a_whole_answer_without_a_client_is_cancelled() -> None:
 # -- text completions ------------------------------------------------------------------------------------
 
 
-def test_a_text_completion_has_openais_shape() -> None:
+def test_text_completion_has_openais_shape() -> None:
     engine = FakeEngine(ids_of(" is 46."))
     parts = complete(engine, prompt="What", logprobs=0, return_token_ids=True)
     answer = Completion.model_validate(parts[0])
@@ -523,14 +523,14 @@ def test_prompts_are_texts_or_token_ids_one_or_several(prompt: Any, expected: li
     assert answer.usage.prompt_tokens == sum(map(len, expected))
 
 
-def test_a_streamed_text_completion_joins_to_its_text() -> None:
+def test_streamed_text_completion_joins_to_its_text() -> None:
     parts = complete(FakeEngine(ids_of("é is 46.")), stream=True, stream_options={"include_usage": True})
     assert "".join(choice["text"] for part in parts for choice in part["choices"]) == "é is 46."
     assert parts[-2]["choices"][0]["finish_reason"] == "stop"
     assert parts[-1]["usage"]["completion_tokens"] == len(ids_of("é is 46."))
 
 
-def test_text_completions_end_after_16_tokens_unless_told_otherwise() -> None:
+def test_text_completions_end_after_16_tokens_by_default() -> None:
     engine = FakeEngine(ids_of("46"), ids_of("46"))
     complete(engine)
     complete(engine, max_tokens=40)
@@ -540,7 +540,7 @@ def test_text_completions_end_after_16_tokens_unless_told_otherwise() -> None:
 # -- refusals --------------------------------------------------------------------------------------------
 
 
-def test_the_model_that_is_served_is_listed_and_named_to_those_who_ask_for_another() -> None:
+def test_model_that_is_served_is_listed_and_named() -> None:
     engine = FakeEngine()
     models = OpenAIFrontend(MODEL, renderer(), engine).models()
     assert [model["id"] for model in models["data"]] == [MODEL]
@@ -554,7 +554,7 @@ def test_the_model_that_is_served_is_listed_and_named_to_those_who_ask_for_anoth
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_that_fills_the_context_is_refused_before_the_first_chunk(stream: bool) -> None:
+def test_prompt_that_fills_context_is_refused_before_first_chunk(stream: bool) -> None:
     engine = FakeEngine()
     engine.max_model_tokens = len(renderer().prompt_ids(MESSAGES))
     with pytest.raises(PromptTooLongError, match=str(engine.max_model_tokens)) as caught:
@@ -666,7 +666,7 @@ def test_likely_tokens_come_with_each_one(stream: bool) -> None:
         assert likely["token"] == renderer().decode((min(token_id, 9),))
 
 
-def test_an_answer_that_echoes_its_prompt_has_the_log_probabilities_of_both() -> None:
+def test_answer_that_echoes_its_prompt_has_logprobs_of_both() -> None:
     prompt, reply = ids_of("What is", ended=False), ids_of("46")
     for given, size in ((9, len(reply)), (0, 0)):
         (answer,) = complete(WithOptions(reply), prompt=prompt, echo=True, logprobs=1, max_tokens=given)
@@ -688,7 +688,7 @@ def test_an_answer_that_echoes_its_prompt_has_the_log_probabilities_of_both() ->
         ({"json": {"type": "integer"}}, "46", "four"),
     ],
 )
-def test_a_form_may_be_an_expression_a_choice_or_a_schema(form: Any, said: str, not_said: str) -> None:
+def test_form_may_be_an_expression_a_choice_or_a_schema(form: Any, said: str, not_said: str) -> None:
     for make in (chat, complete):
         engine = WithForm(ids_of("46"))
         make(engine, structured_outputs=form, **({"prompt": "1"} if make is complete else {}))
@@ -697,7 +697,7 @@ def test_a_form_may_be_an_expression_a_choice_or_a_schema(form: Any, said: str, 
 
 
 @pytest.mark.parametrize("form", [{"regex": "("}, {"choice": []}, {"regex": "a", "choice": ["a"]}, {}])
-def test_a_form_that_cannot_be_is_an_error_by_its_name(form: Any) -> None:
+def test_form_that_cannot_be_is_an_error_by_its_name(form: Any) -> None:
     with pytest.raises((ValidationError, RequestError)) as caught:
         complete(WithForm(ids_of("46")), prompt="1", structured_outputs=form)
     error = request_error(caught.value)
@@ -710,7 +710,7 @@ class WithForm(FakeEngine):
     keeps_structure = True
 
 
-def test_an_answer_may_echo_its_prompt_alone() -> None:
+def test_answer_may_echo_its_prompt_alone() -> None:
     (answer,) = complete(FakeEngine(ids_of("46")), prompt="What is", echo=True)
     assert (answer["choices"][0]["text"], answer["choices"][0]["logprobs"]) == ("What is46", None)
     parts = complete(FakeEngine(ids_of("46")), prompt="What is", echo=True, stream=True)
@@ -718,7 +718,7 @@ def test_an_answer_may_echo_its_prompt_alone() -> None:
 
 
 @pytest.mark.parametrize("prompt", ["", [], [""], [[]], [[5], []], [-1]])
-def test_an_empty_or_impossible_prompt_is_refused(prompt: Any) -> None:
+def test_empty_or_impossible_prompt_is_refused(prompt: Any) -> None:
     engine = FakeEngine(*[ids_of("46")] * 2)
     with pytest.raises(Exception, match="prompt") as caught:
         complete(engine, prompt=prompt)
@@ -744,7 +744,7 @@ def test_what_clients_send_by_default_changes_nothing() -> None:
     assert answer["choices"] == plain["choices"]
 
 
-def test_a_developer_is_the_system_and_thoughts_reach_the_template() -> None:
+def test_developer_is_system_and_thoughts_reach_template() -> None:
     speaks = build_tokenizer([MESSAGES])
     speaks.chat_template = (
         "{% for m in messages %}{{ m.role }} {{ m.content }} {{ m.reasoning_content or '' }}{% endfor %}"
@@ -759,13 +759,13 @@ def test_a_developer_is_the_system_and_thoughts_reach_the_template() -> None:
     assert ChatRenderer(speaks).decode(engine.requests[0][0]) == "system Be brief. assistant 46 12+34"
 
 
-def test_a_reasoning_effort_is_for_templates_that_read_it() -> None:
+def test_reasoning_effort_is_for_templates_that_read_it() -> None:
     with pytest.raises(RequestError, match="does not read 'reasoning_effort'") as caught:
         chat(FakeEngine(ids_of("46")), reasoning_effort="low")
     assert caught.value.param == "reasoning_effort" and "/" not in caught.value.message
 
 
-def test_a_pinned_version_answers_or_the_present_one_is_named() -> None:
+def test_pinned_version_answers_or_the_present_one_is_named() -> None:
     (answer,) = chat(FakeEngine(ids_of("46")), policy_version=7)
     assert answer["policy_version"] == 7
     for engine, present in (
@@ -778,7 +778,7 @@ def test_a_pinned_version_answers_or_the_present_one_is_named() -> None:
         assert status_of(caught.value) == 409
 
 
-def test_an_answer_that_the_context_cannot_hold_is_an_error_and_not_cut() -> None:
+def test_answer_that_context_cannot_hold_is_error_and_not_cut() -> None:
     engine = FakeEngine(ids_of("46"))
     room = engine.max_model_tokens - len(renderer().prompt_ids(MESSAGES))
     assert chat(engine, max_tokens=room)
@@ -833,13 +833,13 @@ def test_prompts_and_choices_are_few() -> None:
         chat(engine, messages=MESSAGES * 2001)
 
 
-def test_a_text_completion_counts_with_the_tokens_that_it_may_get() -> None:
+def test_text_completion_counts_with_tokens_that_it_may_get() -> None:
     engine = FakeEngine(*[ids_of("46")] * 33)
     engine.max_model_tokens = 32_768
     assert complete(engine, prompt=["What"] * 33), "16 tokens each"
 
 
-def test_a_request_may_not_ask_for_tokens_without_end() -> None:
+def test_request_may_not_ask_for_tokens_without_end() -> None:
     engine = FakeEngine(*[ids_of("46")] * 13)
     engine.max_model_tokens = 100_000
     with pytest.raises(
@@ -866,7 +866,7 @@ def test_text_that_is_no_unicode_is_the_clients_fault(text: str) -> None:
 @pytest.mark.parametrize(
     "function", [{"arguments": ""}, {"arguments": " \n"}, {"arguments": "null"}, {"arguments": None}, {}]
 )
-def test_an_old_call_may_have_no_arguments(function: dict[str, Any]) -> None:
+def test_old_call_may_have_no_arguments(function: dict[str, Any]) -> None:
     engine = FakeEngine(*[ids_of("46")] * 2)
     for given in (function, {"arguments": "{}"}):
         call = {"id": "call_1", "function": {"name": "calculator", **given}}
@@ -890,9 +890,7 @@ def test_an_old_call_may_have_no_arguments(function: dict[str, Any]) -> None:
         ({"stop": 5}, "stop: Input should be a valid string. stop: Input should be a valid list."),
     ],
 )
-def test_an_error_about_one_of_several_forms_is_about_the_nearest(
-    fields: dict[str, Any], sentences: str
-) -> None:
+def test_error_about_one_of_several_forms_is_about_nearest(fields: dict[str, Any], sentences: str) -> None:
     with pytest.raises(ValidationError) as caught:
         chat(FakeEngine(), **fields)
     error = request_error(caught.value)
@@ -921,7 +919,7 @@ def test_arguments_of_an_old_call_have_to_be_json(arguments: str) -> None:
         ([{"type": "function", "function": {"name": "f", "parameters": [1]}}], "parameters of the tool 'f'"),
     ],
 )
-def test_a_tool_that_is_no_function_is_an_error_by_its_number(tools: Any, words: str) -> None:
+def test_tool_that_is_no_function_is_an_error_by_its_number(tools: Any, words: str) -> None:
     with pytest.raises(ValidationError) as caught:
         chat(FakeEngine(), tools=tools)
     error = request_error(caught.value)
@@ -929,7 +927,7 @@ def test_a_tool_that_is_no_function_is_an_error_by_its_number(tools: Any, words:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_without_parallel_calls_has_its_first_call_only(stream: bool) -> None:
+def test_answer_without_parallel_calls_has_its_first_call_only(stream: bool) -> None:
     engine = FakeEngine(*[ids_of(TOOL_CALL + TOOL_CALL.replace("12+34", "5+6"))] * 2)
     for wanted, number in ((False, 1), (True, 2)):
         parts = chat(engine, tools=TOOLS, parallel_tool_calls=wanted, stream=stream)
@@ -953,7 +951,7 @@ def test_thoughts_that_are_sent_back_are_those_of_either_name() -> None:
     assert first == second == {"role": "assistant", "content": "46", "reasoning_content": "12+34"}
 
 
-def test_messages_that_the_chat_template_refuses_are_the_clients_fault() -> None:
+def test_messages_that_chat_template_refuses_are_clients_fault() -> None:
     strict = build_tokenizer([MESSAGES])
     strict.chat_template = "{{ raise_exception('System first!') }}"
     body = ChatRequest.model_validate({"model": MODEL, "messages": MESSAGES})
@@ -963,7 +961,7 @@ def test_messages_that_the_chat_template_refuses_are_the_clients_fault() -> None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_failing_engine_is_the_servers_fault(stream: bool) -> None:
+def test_failing_engine_is_the_servers_fault(stream: bool) -> None:
     with pytest.raises(SamplerError, match="gone") as caught:
         chat(BrokenEngine(ids_of("46")), stream=stream, n=2)
     error = request_error(caught.value)
@@ -977,7 +975,7 @@ def test_a_failing_engine_is_the_servers_fault(stream: bool) -> None:
         HttpError(429, "Too many.", kind="requests", code="rate", retry_after=3),
     ],
 )
-def test_an_error_is_the_same_in_another_process(error: RequestError) -> None:
+def test_error_is_the_same_in_another_process(error: RequestError) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), vars(again)) == (str(error), vars(error))
 

@@ -38,7 +38,7 @@ def advantage(config: AlgorithmConfig) -> float:
     return credited.advantages[0]
 
 
-def test_an_estimator_gets_its_option() -> None:
+def test_estimator_gets_its_option() -> None:
     assert advantage(own()) == pytest.approx(6.0)
     assert advantage(own(options={"factor": 5.0})) == pytest.approx(15.0)
     assert advantage(own(options={"factor": 5.0}, gamma=0.5)) == pytest.approx(7.5)
@@ -46,7 +46,7 @@ def test_an_estimator_gets_its_option() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module", "ignore:Model has `tie_word_embeddings")
-def test_a_loss_gets_its_option(make_rank: MakeRank) -> None:
+def test_loss_gets_its_option(make_rank: MakeRank) -> None:
     frozen = LearnerConfig(optimizer=OptimizerConfig(lr=0.0))
     ranks = [make_rank(frozen, own(options={"power": power})) for power in (1.0, 3.0)]
     norms = [rank.update(rank.score(batches(1))).metrics["learn/grad_norm"] for rank in ranks]
@@ -80,7 +80,7 @@ def test_what_has_no_effect_or_is_unknown_is_an_error(settings: dict[str, Any], 
         resolve(own(**settings), 64)
 
 
-def test_a_loss_without_importance_weights_gets_none_by_default() -> None:
+def test_loss_without_importance_weights_gets_none_by_default() -> None:
     assert resolve(own(), 64, max_staleness=2).correction_level is None
 
 
@@ -94,7 +94,7 @@ class Reserved:
     gamma: float = 1.0
 
 
-def test_a_row_that_cannot_work_is_an_error_when_it_is_registered() -> None:
+def test_row_that_cannot_work_is_error_when_it_is_registered() -> None:
     def function(advantages: Any, gamma: float) -> None: ...
 
     with pytest.raises(ConfigError, match="The estimator 'grpo' comes with verl"):

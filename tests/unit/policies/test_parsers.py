@@ -171,7 +171,7 @@ GOOD = '{"name": "clock", "arguments": {}}'
         (f"{GOOD}}}", ["invalid_tool_call"]),
     ],
 )
-def test_a_block_may_hold_several_calls(body: str, names: list[str]) -> None:
+def test_block_may_hold_several_calls(body: str, names: list[str]) -> None:
     assert [call.name for call in get_tool_parser("qwen").parse(block(body))] == names
 
 
@@ -221,7 +221,7 @@ def test_brief_prompt_is_one_line_a_tool() -> None:
     )
 
 
-def test_a_bare_function_is_explained_as_a_tool() -> None:
+def test_bare_function_is_explained_as_a_tool() -> None:
     parser = get_tool_parser("hermes-brief")
     assert parser.get_tool_prompt([CLOCK["function"]]) == parser.get_tool_prompt([CLOCK])
 
@@ -317,7 +317,7 @@ def llama_calls(text: str) -> list[tuple[str, Any]]:
         '{"name": "calculator", "arguments": {"expression": "1;1"}}',
     ],
 )
-def test_llama_answer_that_is_one_object_with_name_and_parameters_is_a_call(text: str) -> None:
+def test_llama_answer_that_is_one_object_is_a_call(text: str) -> None:
     assert llama_calls(text) == [("calculator", {"expression": "1;1"})]
 
 
@@ -532,7 +532,7 @@ def test_qwen3_coder_call_without_its_opening_tag_is_read(close: str) -> None:
         assert parser.split(text)[0].strip() == "I call."
 
 
-def test_cut_qwen3_coder_call_without_its_opening_tag_is_explained() -> None:
+def test_cut_qwen3_coder_call_without_opening_tag_is_explained() -> None:
     assert [name for name, _ in coder_calls("<function=f>\n<parameter=count>\n1")] == ["invalid_tool_call"]
 
 

@@ -85,7 +85,7 @@ def names(tokenizer: Any) -> list[str]:
 
 @all_models
 @pytest.mark.parametrize("seed", range(12))
-def test_tokens_are_only_appended_where_the_template_shows_a_turn_as_it_was(
+def test_tokens_are_appended_where_the_template_shows_the_turn(
     model: str, tokenizer: Any, renderer: ChatRenderer, seed: int
 ) -> None:
     draw = random.Random(seed)

@@ -15,7 +15,7 @@ def request(given: Any) -> ResponsesRequest:
     return ResponsesRequest.model_validate({"model": "agent/calculator", "input": given})
 
 
-def test_an_answer_can_be_sent_back_as_it_came() -> None:
+def test_answer_can_be_sent_back_as_it_came() -> None:
     text = {"type": "output_text", "text": "46", "annotations": [], "logprobs": []}
     output = [
         {"id": "rs_1", "type": "reasoning", "summary": [{"type": "summary_text", "text": "12+34"}]},
@@ -50,7 +50,7 @@ def test_an_answer_can_be_sent_back_as_it_came() -> None:
         ),
     ],
 )
-def test_an_error_names_the_place_as_the_client_knows_it(given: Any, message: str) -> None:
+def test_error_names_the_place_as_the_client_knows_it(given: Any, message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         request(given)
     assert request_error(caught.value).message.startswith(message)
@@ -80,13 +80,13 @@ def test_fields_that_change_nothing_for_an_agent_are_taken() -> None:
         {"max_output_tokens": 0},
     ],
 )
-def test_a_field_that_would_change_an_agents_answer_is_an_error(field: dict[str, Any]) -> None:
+def test_field_that_would_change_an_agents_answer_is_an_error(field: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as caught:
         ResponsesRequest.model_validate({"model": "agent/calculator", "input": "12+34?", **field})
     assert str(request_error(caught.value).message).startswith(next(iter(field)))
 
 
-def test_instructions_are_the_system_message_and_the_limit_is_one_of_tokens() -> None:
+def test_instructions_are_a_system_message_and_limits_are_tokens() -> None:
     given = {"input": "12+34?", "instructions": "Be brief.", "max_output_tokens": 30}
     body = ResponsesRequest.model_validate({"model": "agent/calculator", **given})
     assert body.question().turns == [
@@ -96,7 +96,7 @@ def test_instructions_are_the_system_message_and_the_limit_is_one_of_tokens() ->
     assert body.question().sampling == {"max_tokens": 30}
 
 
-def test_an_answer_may_be_sent_back_by_its_name() -> None:
+def test_answer_may_be_sent_back_by_its_name() -> None:
     number = "0" * 31 + "7"
     for answer in (
         {"type": "item_reference", "id": f"msg_{number}001"},

@@ -197,7 +197,7 @@ def error(message: str, code: str | None = None) -> dict[str, Any]:
     return {"error": {"message": message, "type": "invalid_request_error", "code": code}}
 
 
-def test_tokens_logprobs_and_version_are_taken_where_the_server_returns_them() -> None:
+def test_tokens_logprobs_and_version_are_taken_from_the_server() -> None:
     with serving(lambda body, number: (200, chat_completion(tokens=True, policy_version=9))) as server:
         completion = sample(OpenAISampler(server.base_url), request())
     assert completion == Completion(
@@ -215,7 +215,7 @@ def test_tokens_logprobs_and_version_are_taken_where_the_server_returns_them() -
 WITHOUT_TOKENS = Completion(text="2", finish_reason="stop", retokenized=True, usage=(3, 2))
 
 
-def test_without_the_servers_ids_a_completion_says_so_and_has_the_servers_counts() -> None:
+def test_completion_without_ids_reports_the_servers_counts() -> None:
     with serving(lambda body, number: (200, chat_completion())) as server:
         completion = sample(OpenAISampler(server.base_url), request())
     assert completion == WITHOUT_TOKENS
@@ -248,7 +248,7 @@ def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def test_with_a_tokenizer_what_the_server_keeps_to_itself_is_retokenized(tokenizer_path: str) -> None:
+def test_tokenizer_retokenizes_what_the_server_keeps_to_itself(tokenizer_path: str) -> None:
     from policies.chat import ChatRenderer, load_tokenizer
 
     renderer = ChatRenderer(load_tokenizer(tokenizer_path))
@@ -266,7 +266,7 @@ def test_with_a_tokenizer_what_the_server_keeps_to_itself_is_retokenized(tokeniz
     assert completion.num_prompt_tokens == len(prompt_ids)
 
 
-def test_with_a_tokenizer_a_prompt_over_the_limit_is_not_even_sent(tokenizer_path: str) -> None:
+def test_with_tokenizer_prompt_over_limit_is_not_even_sent(tokenizer_path: str) -> None:
     with serving(lambda body, number: (200, chat_completion())) as server:
         sampler = OpenAISampler(server.base_url, model="m", tokenizer_path=tokenizer_path)
         with pytest.raises(PromptTooLongError, match="max_prompt_tokens=4"):
@@ -293,7 +293,7 @@ def test_options_of_the_chat_template_are_sent_along() -> None:
     assert "chat_template_kwargs" not in server.bodies[1]
 
 
-def test_the_server_s_own_fields_and_headers_are_sent_along() -> None:
+def test_server_s_own_fields_and_headers_are_sent_along() -> None:
     with serving(lambda body, number: (200, chat_completion(tokens=True))) as server:
         sampler = OpenAISampler(
             server.base_url, extra_body={"min_p": 0.1, "user": "me"}, default_headers={"X-Gateway": "inner"}
@@ -304,13 +304,13 @@ def test_the_server_s_own_fields_and_headers_are_sent_along() -> None:
 
 
 @pytest.mark.parametrize("name", ["top_k", "chat_template_kwargs", "stream"])
-def test_a_field_that_the_sampler_sets_itself_is_refused_with_the_remedy(name: str) -> None:
+def test_field_that_sampler_sets_itself_is_refused_with_remedy(name: str) -> None:
     with pytest.raises(ConfigError, match=f"'{name}'.*sampling_params.*chat_template_kwargs"):
         OpenAISampler("http://h/v1", extra_body={name: 1})
 
 
 @pytest.mark.parametrize("missing", ["prompt_token_ids", "logprobs", "token_ids"])
-def test_an_answer_with_only_part_of_the_tokens_counts_as_one_without(missing: str) -> None:
+def test_answer_with_only_part_of_tokens_counts_as_one_without(missing: str) -> None:
     answer = chat_completion(tokens=True)
     answer.pop(missing, None)
     answer["choices"][0].pop(missing, None)
@@ -319,7 +319,7 @@ def test_an_answer_with_only_part_of_the_tokens_counts_as_one_without(missing: s
     assert completion == WITHOUT_TOKENS
 
 
-def test_request_carries_the_params_and_leaves_defaults_to_the_server() -> None:
+def test_request_carries_params_and_leaves_defaults_to_server() -> None:
     params = SamplingParams(temperature=0.6, top_p=0.9, top_k=20, max_tokens=5, stop=("END",), seed=1)
     with serving(lambda body, number: (200, chat_completion())) as server:
         sampler = OpenAISampler(server.base_url, model="mine", api_key="secret")
@@ -338,7 +338,7 @@ def test_without_a_model_the_first_one_served_is_used() -> None:
     assert server.bodies[0]["model"] == "served-model"
 
 
-def test_the_model_is_known_before_anything_is_sampled() -> None:
+def test_model_is_known_before_anything_is_sampled() -> None:
     with serving(lambda body, number: (200, chat_completion())) as server:
         assert asyncio.run(OpenAISampler(server.base_url).served_model()) == "served-model"
         assert asyncio.run(OpenAISampler(server.base_url, model="mine").served_model()) == "mine"
@@ -347,7 +347,7 @@ def test_the_model_is_known_before_anything_is_sampled() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 422])
-def test_server_that_refuses_token_ids_is_asked_without_from_then_on(status: int) -> None:
+def test_server_that_refuses_token_ids_is_sent_none_again(status: int) -> None:
     def strict(body: dict[str, Any], number: int) -> Answer:
         if "return_token_ids" in body:
             return status, error("unknown field return_token_ids")
@@ -359,7 +359,7 @@ def test_server_that_refuses_token_ids_is_asked_without_from_then_on(status: int
     assert ["return_token_ids" in body for body in server.bodies] == [True, False, False]
 
 
-def test_bad_request_is_an_error_and_tokens_are_still_asked_for_afterwards() -> None:
+def test_tokens_are_still_requested_after_a_bad_request() -> None:
     def refuses_first_task(body: dict[str, Any], number: int) -> Answer:
         return (400, error("no such role")) if number <= 2 else (200, chat_completion(tokens=True))
 
@@ -457,7 +457,7 @@ def thinking_answer(thought: str, content: str | None, finish_reason: str = "sto
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_a_thought_that_the_server_has_read_stands_before_the_answer_again(name: str) -> None:
+def test_thought_that_server_has_read_stands_before_answer_again(name: str) -> None:
     answer = thinking_answer("\n1 and 1.\n", "\n\n2")
     message = answer["choices"][0]["message"]
     message[name] = message.pop("reasoning")
@@ -470,7 +470,7 @@ def test_a_thought_that_the_server_has_read_stands_before_the_answer_again(name:
 @pytest.mark.parametrize(
     ("finish_reason", "text"), [("length", "<think>Hm, 1 and"), ("stop", "<think>Hm, 1 and</think>")]
 )
-def test_an_answer_that_is_only_a_thought_is_not_taken_for_nothing(finish_reason: str, text: str) -> None:
+def test_answer_that_is_only_thought_is_not_taken_for_nothing(finish_reason: str, text: str) -> None:
     answer = thinking_answer("Hm, 1 and", None, finish_reason)
     with serving(lambda body, number: (200, answer)) as server:
         completion = sample(OpenAISampler(server.base_url), request())
@@ -492,7 +492,7 @@ def test_thought_that_the_prompt_opened_is_told_with_a_tokenizer(tmp_path: Path)
         assert tokenizer.decode(completion.completion_ids) == said, "no token is sampled for the opening"
 
 
-def test_call_that_the_server_has_read_in_an_open_thought_is_none() -> None:
+def test_call_that_server_has_read_in_open_thought_is_none() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
     tools = [{"type": "function", "function": {"name": "clock"}}]
     calls = {}
@@ -567,13 +567,13 @@ def test_policies_and_agents_import_without_anything_heavy() -> None:
     assert output.stdout.strip() == "set()"
 
 
-def test_a_turn_is_frozen() -> None:
+def test_turn_is_frozen() -> None:
     turn = Turn(messages=QUESTION, completion=Completion(text="2", finish_reason="stop"))
     with pytest.raises(AttributeError):
         turn.messages = []  # type: ignore[misc]
 
 
-def test_a_limit_that_the_context_cannot_hold_is_left_to_the_server() -> None:
+def test_limit_that_context_cannot_hold_is_left_to_server() -> None:
     def answer(body: dict[str, Any], number: int) -> Answer:
         if "max_tokens" in body:
             return 400, error("This model's maximum context length is 10 tokens, you asked for 8192.")
@@ -590,7 +590,7 @@ NEWER_NAME = (
 )
 
 
-def test_a_limit_that_the_server_knows_by_its_newer_name_is_sent_by_that_from_then_on() -> None:
+def test_limit_is_sent_by_its_newer_name_from_then_on() -> None:
     def newer(body: dict[str, Any], number: int) -> Answer:
         return (400, error(NEWER_NAME)) if "max_tokens" in body else (200, chat_completion(tokens=True))
 
@@ -602,7 +602,7 @@ def test_a_limit_that_the_server_knows_by_its_newer_name_is_sent_by_that_from_th
     assert limits == [(12, None), (None, 12), (None, 12)]
 
 
-def test_requests_at_the_same_time_learn_the_newer_name_each_for_itself() -> None:
+def test_requests_at_same_time_learn_newer_name_each_for_itself() -> None:
     both_there = threading.Barrier(2, timeout=60)
 
     def newer(body: dict[str, Any], number: int) -> Answer:
@@ -627,7 +627,7 @@ def test_requests_at_the_same_time_learn_the_newer_name_each_for_itself() -> Non
         "max_tokens is too large: 90. This model supports at most 10 completion tokens.",
     ],
 )
-def test_a_limit_that_is_too_large_for_the_server_is_left_out_of_this_request_only(message: str) -> None:
+def test_limit_too_large_for_the_server_is_left_out_once(message: str) -> None:
     def small(body: dict[str, Any], number: int) -> Answer:
         return (
             (400, error(message)) if body.get("max_tokens", 0) > 10 else (200, chat_completion(tokens=True))
@@ -641,14 +641,14 @@ def test_a_limit_that_is_too_large_for_the_server_is_left_out_of_this_request_on
     assert not any("max_completion_tokens" in body for body in server.bodies)
 
 
-def test_a_prompt_that_is_too_long_even_so_is_said_to_be() -> None:
+def test_prompt_that_is_too_long_even_so_is_said_to_be() -> None:
     refusal = error("This model's maximum context length is 10 tokens, you asked for 30.")
     with serving(lambda body, number: (400, refusal)) as server, pytest.raises(PromptTooLongError):
         sample(OpenAISampler(server.base_url), request(params=SamplingParams(max_tokens=5)))
 
 
 @pytest.mark.parametrize("content", [[{"token": "2"}], [7], "text"])
-def test_an_answer_with_nonsense_in_it_is_a_sampler_error(content: Any) -> None:
+def test_answer_with_nonsense_in_it_is_a_sampler_error(content: Any) -> None:
     odd = chat_completion(tokens=True)
     odd["choices"][0]["logprobs"] = {"content": content}
     with (

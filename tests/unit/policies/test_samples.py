@@ -25,7 +25,7 @@ def trajectory(*completions: Completion | None) -> Trajectory:
     return Trajectory(steps=steps, rollout_id="000007/0001")
 
 
-def test_extended_turns_are_one_sample_and_the_mask_leaves_out_what_came_between() -> None:
+def test_extended_turns_are_one_masked_sample() -> None:
     later = completion(prompt_ids=(1, 2, 3, 4, 5), completion_ids=(6,), logprobs=(-1.0,), policy_version=2)
     (sample,) = training_samples(trajectory(completion(policy_version=3), later))
     assert sample.prompt_ids == (1, 2)
@@ -50,7 +50,7 @@ def test_rewritten_history_starts_a_new_sample() -> None:
     ],
     ids=["retokenized", "counted only", "nothing known"],
 )
-def test_tokens_that_are_not_the_engines_are_refused_with_the_remedy(untrusted: Completion) -> None:
+def test_tokens_that_are_not_engines_are_refused_with_remedy(untrusted: Completion) -> None:
     with pytest.raises(LearnerError, match=r"000007/0001.*by its handle.*return_token_ids"):
         training_samples(trajectory(completion(), untrusted))
 
@@ -81,7 +81,7 @@ def group(*trajectories: Trajectory) -> TrajectoryGroup:
     return TrajectoryGroup(group_id="000007", task={}, trajectories=trajectories)
 
 
-def test_every_token_knows_its_turn_and_the_last_one_of_a_turn_its_reward() -> None:
+def test_token_knows_its_turn_and_the_last_one_its_reward() -> None:
     later = completion(prompt_ids=(1, 2, 3, 4, 5), completion_ids=(6,), logprobs=(-1.0,))
     rewritten = completion(prompt_ids=(1, 9), completion_ids=(7, 8), logprobs=(-1.0, -1.0))
     first, second = training_samples(rewarded((completion(), 0.5), (later, -1.0), (rewritten, 2.0)))
@@ -90,7 +90,7 @@ def test_every_token_knows_its_turn_and_the_last_one_of_a_turn_its_reward() -> N
     assert {first.rollout_id, second.rollout_id} == {"000007/0001"}
 
 
-def test_the_reward_of_a_step_that_sampled_nothing_goes_to_the_one_before_or_else_the_first() -> None:
+def test_reward_of_an_unsampled_step_goes_to_one_before_or_first() -> None:
     silent = completion(completion_ids=(), logprobs=())
     again = completion(prompt_ids=(1, 2, 3, 4, 5))
     played = rewarded(
@@ -126,7 +126,7 @@ def test_returns_are_discounted_by_the_turn() -> None:
     assert returns_to_go([], 0.5) == []
 
 
-def test_a_group_has_a_signal_if_its_members_were_rewarded_differently() -> None:
+def test_group_has_a_signal_if_rewards_differ() -> None:
     good, bad = rewarded((completion(), 1.0)), rewarded((completion(), 0.0))
     assert has_signal(group(good, bad), BROADCAST)
     assert not has_signal(group(good, good), BROADCAST)
@@ -137,7 +137,7 @@ def test_a_group_has_a_signal_if_its_members_were_rewarded_differently() -> None
     assert not has_signal(group(almost, exact), BROADCAST), "rounding is no signal"
 
 
-def test_a_member_that_infrastructure_has_spoilt_is_no_signal_but_one_that_is_not_trained_on_is() -> None:
+def test_member_spoilt_by_infrastructure_is_no_signal() -> None:
     good, other = rewarded((completion(), 1.0)), rewarded((completion(), 0.0))
     other.termination_reason = TerminationReason.CRASHED
     assert not has_signal(group(good, other), BROADCAST)
@@ -145,7 +145,7 @@ def test_a_member_that_infrastructure_has_spoilt_is_no_signal_but_one_that_is_no
     assert has_signal(group(good, other), BROADCAST)
 
 
-def test_with_credit_by_turn_the_returns_of_a_turn_are_the_signal() -> None:
+def test_with_credit_by_turn_returns_of_turn_are_signal() -> None:
     early = rewarded((completion(), 1.0), (completion(), 0.0))
     late = rewarded((completion(), 0.0), (completion(), 1.0))
     assert not has_signal(group(early, late), BROADCAST)

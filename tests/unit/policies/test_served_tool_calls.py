@@ -46,7 +46,7 @@ def piece(text: str, finish_reason: str = "stop") -> Piece:
 
 @pytest.mark.parametrize("name", TEXT_PARSERS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_parser_of_the_server_reads_the_calls(name: str, stream: bool) -> None:
+def test_parser_of_the_server_reads_the_calls(name: str, stream: bool) -> None:
     messages = [{"role": "user", "content": "What is 12+34?"}]
     body = ChatRequest.model_validate({"model": "tiny", "messages": messages, "stream": stream})
     reply = ChatReply(body, str, get_tool_parser(name))
@@ -69,7 +69,7 @@ def message_of(text: str, finish_reason: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("cut", ["<tool_call>", TOOL_CALL[:40], TOOL_CALL[:-1]])
-def test_good_call_before_a_cut_one_is_sent_and_the_cut_one_stays_text(cut: str) -> None:
+def test_good_call_before_cut_one_is_sent_and_cut_one_stays_text(cut: str) -> None:
     message = message_of(f"I calculate. {TOOL_CALL}\n{cut}", "length")
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["calculator"]
     assert message["content"] == f"I calculate. \n{cut}"
@@ -113,7 +113,7 @@ def test_reasoning_parser_sends_the_thought_beside_the_answer(
     assert len(calls) == (choice["finish_reason"] == "tool_calls") == text.endswith(TOOL_CALL)
 
 
-def test_the_chat_template_shows_the_parser() -> None:
+def test_chat_template_shows_the_parser() -> None:
     shown = {
         "r1": "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' }}",
         "llama3-json": """{{ '{"name": "' + tool_call.name + '", "parameters": ' }}""",

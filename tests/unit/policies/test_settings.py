@@ -8,6 +8,6 @@ from environments.errors import ConfigError
 from policies.settings import EngineConfig
 
 
-def test_an_unknown_cache_choice_is_refused() -> None:
+def test_unknown_cache_choice_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cache_after_publish='forget'.*recompute, keep"):
         EngineConfig(cache_after_publish="forget")

@@ -63,7 +63,7 @@ def test_digits_are_never_merged() -> None:
     assert len(tokenizer.encode("1234", add_special_tokens=False)) == 4
 
 
-def test_what_is_frequent_is_merged_and_special_tokens_are_one_token() -> None:
+def test_frequent_pairs_are_merged_and_special_tokens_are_one() -> None:
     tokenizer = build_tokenizer([CONVERSATION] * 2)
     for text in ("assistant", "user", "calculator", "<|im_start|>", "<|im_end|>", "<|endoftext|>"):
         assert len(tokenizer.encode(text, add_special_tokens=False)) == 1, text

@@ -59,7 +59,7 @@ def ask(text: str, opening: str = "", finish_reason: str = "length", **fields: A
 @pytest.mark.parametrize("tools", [None, TOOLS])
 @pytest.mark.parametrize("finish_reason", ["length", "stop"])
 @pytest.mark.parametrize("opening", ["", OPENING])
-def test_unfinished_thought_is_sent_as_reasoning_and_calls_nothing(
+def test_unfinished_thought_is_reasoning_and_calls_nothing(
     opening: str, finish_reason: str, tools: Any, stream: bool
 ) -> None:
     thought = f"Could it be 46? {TOOL_CALL} Or"
@@ -81,7 +81,7 @@ def test_every_models_mark_opens_a_thought(mark: str, closing: str, stream: bool
     assert thought == f"Is it {TOOL_CALL}{closing}"
 
 
-def test_second_thought_that_is_not_finished_takes_the_answer_along() -> None:
+def test_second_thought_that_is_not_finished_takes_answer_along() -> None:
     answer = ask(f"<think>a</think>{TOOL_CALL}<think>No, I", tools=TOOLS)
     assert (answer["content"], answer["calls"]) == ("", [])
     assert answer["reasoning_content"].endswith("No, I")
@@ -135,7 +135,7 @@ def test_streamed_thought_is_sent_as_it_grows() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_unfinished_thought_of_an_agent_is_reasoning_at_responses(stream: bool) -> None:
+def test_unfinished_thought_of_agent_is_reasoning_at_responses(stream: bool) -> None:
     calculator = Calculator(episode("<think>Is it 46, or"))
     agents = AgentFrontend({"agent/calculator": calculator})
 
@@ -159,7 +159,7 @@ def test_unfinished_thought_of_an_agent_is_reasoning_at_responses(stream: bool) 
 # -- in rollouts -----------------------------------------------------------------------------------------
 
 
-def test_text_of_a_completion_begins_with_the_thought_that_its_prompt_opened() -> None:
+def test_text_begins_with_the_thought_that_its_prompt_opened() -> None:
     r1 = renderer(R1)
     prompt_ids = r1.prompt_ids(MESSAGES)
     text = r1.completion_text(prompt_ids, r1.encode("Is it \\boxed{46}?"))

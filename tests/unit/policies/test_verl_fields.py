@@ -49,7 +49,7 @@ def test_every_field_of_verl_is_either_acted_on_or_an_error(verl_on_cpu: None) -
         ("model", "lora_adapter_path", "engines would start without it: merge it .* set model.path"),
     ],
 )
-def test_a_field_without_effect_names_its_remedy(section: str, name: str, remedy: str) -> None:
+def test_field_without_effect_names_its_remedy(section: str, name: str, remedy: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"learner.verl.{section}.{name}=7 cannot be set there: .*{remedy}"
     ):
@@ -63,7 +63,7 @@ def test_unknown_names_are_errors() -> None:
         check("engine", no_such=1)
 
 
-def test_a_field_that_needs_another_setting_says_so() -> None:
+def test_field_that_needs_another_setting_says_so() -> None:
     with pytest.raises(ConfigError, match=r"exclude_modules='lm_head' .* without learner.lora.rank"):
         check("model", exclude_modules="lm_head")
     with pytest.raises(ConfigError, match=r"tau_pos=1.5 .* its loss vanilla does not read it, but sapo"):

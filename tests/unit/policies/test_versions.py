@@ -9,7 +9,7 @@ def test_without_an_exchange_one_version_samples_all() -> None:
     assert VersionSpans(3).take(4) == (3, 3, 3, 3)
 
 
-def test_a_version_samples_from_the_token_after_its_exchange() -> None:
+def test_version_samples_from_the_token_after_its_exchange() -> None:
     spans = VersionSpans(1)
     spans.exchanged(2, version=2)
     spans.exchanged(5, version=4)
@@ -17,7 +17,7 @@ def test_a_version_samples_from_the_token_after_its_exchange() -> None:
     assert spans.newest == 4
 
 
-def test_a_version_that_sampled_nothing_is_not_named() -> None:
+def test_version_that_sampled_nothing_is_not_named() -> None:
     spans = VersionSpans(1)
     spans.exchanged(0, version=2)
     spans.exchanged(3, version=3)
@@ -25,7 +25,7 @@ def test_a_version_that_sampled_nothing_is_not_named() -> None:
     assert spans.take(4) == (2, 2, 2, 4)
 
 
-def test_an_exchange_after_the_last_token_changes_nothing() -> None:
+def test_exchange_after_the_last_token_changes_nothing() -> None:
     spans = VersionSpans(1)
     spans.exchanged(3, version=2)
     assert spans.take(3) == (1, 1, 1)

@@ -69,9 +69,7 @@ def test_answers_without_a_named_parser_are_not_read() -> None:
     ("name", "reason"),
     [("qwen3_codr", "Did you mean 'qwen3_coder'"), ("mistral", "tokenizer.*tool call token")],
 )
-def test_parser_that_cannot_start_is_found_before_any_model_is_loaded(
-    name: str, reason: str, tmp_path: Path
-) -> None:
+def test_parser_that_cannot_start_is_found_before_loading(name: str, reason: str, tmp_path: Path) -> None:
     tokenizer().save_pretrained(tmp_path)
     check_served_parsers(["hermes", None], str(tmp_path))
     with pytest.raises(ConfigError, match=f"vllm:{name}.*{reason}"):
@@ -93,7 +91,7 @@ def test_vllms_reasoning_parser_tells_thoughts_from_answers() -> None:
     assert len(CallReader(renderer(), tokenizer(), split)(request, output).tool_calls) == 1
 
 
-def test_reasoning_parser_that_cannot_start_is_found_before_any_model_is_loaded(tmp_path: Path) -> None:
+def test_reasoning_parser_that_cannot_start_is_found_early(tmp_path: Path) -> None:
     tokenizer().save_pretrained(tmp_path)
     check_served_parsers([], None, None)
     with pytest.raises(ConfigError, match=r"vllm:step3.*tokenizer.*think end token"):
@@ -110,7 +108,7 @@ def test_naming_vllms_parser_imports_no_vllm() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_vllms_name_stands_for_a_parser_without_a_text_of_its_own() -> None:
+def test_vllms_name_stands_for_parser_without_text_of_its_own() -> None:
     parser = get_tool_parser("vllm:hermes")
     assert parser.tools_in == "template"
     with pytest.raises(ConfigError, match=r"vllm:hermes.*tools_in"):
