@@ -1,0 +1,1 @@
+"""Reports of a run: metrics, plots, conversations, logs for Inspect, and the audit of its folder."""

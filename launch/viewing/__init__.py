@@ -1,0 +1,1 @@
+"""The page of ``launch.view``, and its talk with a server."""
