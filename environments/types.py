@@ -16,7 +16,7 @@ Message = dict[str, Any]
 
 
 class TerminationReason(StrEnum):
-    """Why a trajectory ended. Every trajectory that the engine returns carries one."""
+    """Reason for which a trajectory ended. Every trajectory that the engine returns carries one."""
 
     ENV_DONE = "env_done"
     """The environment returned ``done``, for an answer that no limit of the trajectory had cut."""

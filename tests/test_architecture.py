@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import re
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import house_figures
@@ -40,6 +41,57 @@ COMMAND_USERS = ("launch.cluster.application",)
 """Serve builds this application as the command ``serve`` does, with the same settings."""
 MAX_LAUNCH_ENTRIES = 24
 EMPTY_NAMES = {"utils", "util", "helpers", "common", "misc", "legacy", "experimental"}
+BANNED_WORDS = {
+    *("tell", "tells", "told", "hear", "hears", "heard", "say", "says", "said", "ask", "asks", "asked"),
+    *(
+        "look",
+        "looks",
+        "looked",
+        "strike",
+        "strikes",
+        "struck",
+        "deed",
+        "deeds",
+        "blow",
+        "blows",
+        "rage",
+        "fate",
+    ),
+    *("rivals", "patience", "meeting", "envelope", "elsewhere"),
+}
+"""What people do, and what means nothing in a program: in no name."""
+PRESENT_NAMES = {
+    *("_tells", "elsewhere", "_elsewhere", "_ELSEWHERE", "patience_seconds", "_patience_seconds", "says_all"),
+    *(
+        "heard",
+        "say",
+        "_say",
+        "is_told",
+        "_look",
+        "_looks_local",
+        "_looks_like_a_call",
+        "asked",
+        "fate",
+        "said",
+    ),
+    *("_as_said", "_said_text", "tells_tokens", "_asks_for_tokens"),
+}
+"""Names with one of these words that are there today: they may only become fewer."""
+BANNED_OPENINGS = {
+    *("of", "by", "what", "who", "whom", "whose", "whether", "how", "why", "where", "when", "which", "there"),
+    *("it", "its", "they", "their", "this", "that", "these", "those", "he", "she", "we", "you", "i"),
+    *("from", "in", "on", "at", "for", "with", "to", "as", "below", "above", "beside"),
+}
+"""A docstring begins with a noun or a verb."""
+PRESENT_OPENINGS = {
+    "actors.settings": 16,
+    "launch.settings.command": 6,
+    "launch.settings.help": 2,
+    "launch.settings.tree": 2,
+    "launch.settings.unknown": 1,
+}
+"""The number of docstrings of a module that begin otherwise today: it may only become smaller."""
+MAX_TEST_NAME = 60
 MAX_FUNCTION_LINES = 80
 MAX_ATTRIBUTES, MAX_PUBLIC_METHODS = 14, 12
 """Of a class, but for those below: their present size, from which they may only shrink."""
@@ -303,6 +355,60 @@ def loose_types(root: Path) -> list[str]:
     return breaches
 
 
+def banned_names(root: Path) -> list[str]:
+    """Names with a banned word that a module defines."""
+    return [
+        f"{module.name}:{line} names {name!r} with a word that means nothing here: CONTRIBUTING says which do"
+        for module in modules_in(root).values()
+        for name, line in defined_names(module.tree)
+        if BANNED_WORDS & words_of(name) and name not in PRESENT_NAMES
+    ]
+
+
+def defined_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name, node.lineno
+            case ast.arg():
+                yield node.arg, node.lineno
+            case ast.Name(ctx=ast.Store()):
+                yield node.id, node.lineno
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.attr, node.lineno
+
+
+def words_of(name: str) -> set[str]:
+    """``_is_told`` -> ``{is, told}``, ``KeptPairs`` -> ``{kept, pairs}``"""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+
+
+def banned_openings(root: Path) -> list[str]:
+    breaches = []
+    for module in modules_in(root).values():
+        found = [
+            f"{module.name}:{each.lineno} begins a docstring with {opening!r}: begin with a noun or a verb"
+            for each in house_figures.docstrings(module.tree)
+            if (opening := first_word(each.value)) in BANNED_OPENINGS
+        ]
+        breaches += found if len(found) > PRESENT_OPENINGS.get(module.name, 0) else []
+    return breaches
+
+
+def first_word(text: object) -> str:
+    word = re.match(r"\s*(\w+)", str(text))
+    return word[1].lower() if word else ""
+
+
+def long_test_names(root: Path) -> list[str]:
+    return [
+        f"{path.name}: {name} has {len(name)} characters, over {MAX_TEST_NAME}, or begins with an article"
+        for path in sorted((root / "tests").rglob("test_*.py"))
+        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if len(name) > MAX_TEST_NAME or name.startswith(("test_a_", "test_an_", "test_the_"))
+    ]
+
+
 def test_no_layer_imports_one_above_it() -> None:
     assert imports_to_the_left(ROOT) == []
 
@@ -379,6 +485,18 @@ def test_constants_of_one_name_have_one_value() -> None:
 
 def test_types_are_named() -> None:
     assert loose_types(ROOT) == []
+
+
+def test_names_hold_no_banned_word() -> None:
+    assert banned_names(ROOT) == []
+
+
+def test_docstrings_begin_with_noun_or_verb() -> None:
+    assert banned_openings(ROOT) == []
+
+
+def test_names_of_tests_are_short_and_begin_with_noun() -> None:
+    assert long_test_names(ROOT) == []
 
 
 def of_vllm(root: Path) -> list[str]:
@@ -463,6 +581,13 @@ CHECKS_AND_BREACHES: list[tuple[Callable[[Path], list[str]], dict[str, str]]] = 
     (numbers_of_two_values, {"actors/a.py": "A_SECONDS = 2.0", "launch/b.py": "A_SECONDS: float = 60 * 5"}),
     (loose_types, {"launch/a.py": "\n".join(f"a{i}: Any = 1" for i in range(9))}),
     (loose_types, {"launch/a.py": "\n".join("isinstance(a, b)" for _ in range(7))}),
+    (banned_names, {"actors/a.py": "def hear(event): ..."}),
+    (banned_names, {"actors/a.py": "class TestSaid: ..."}),
+    (banned_names, {"actors/a.py": "def f(self): self.was_told = True"}),
+    (banned_openings, {"actors/a.py": 'SECONDS = 1\n"""Of the wait."""'}),
+    (banned_openings, {"actors/a.py": 'def f():\n    """\n    What is left."""'}),
+    (long_test_names, {"tests/unit/test_a.py": f"def test_{'a' * MAX_TEST_NAME}(): ..."}),
+    (long_test_names, {"tests/unit/test_a.py": "async def test_the_end(): ..."}),
     (loose_types, {"launch/a.py": "a = 1  # type: ignore\n" * (MAX_TYPE_IGNORES + 1)}),
 ]
 
@@ -511,6 +636,9 @@ def test_checks_allow_what_the_design_allows(tmp_path: Path) -> None:
     assert classes_of_many_parts(tmp_path) == []
     assert numbers_of_two_values(tmp_path) == []
     assert loose_types(tmp_path) == []
+    assert banned_names(tmp_path) == []
+    assert banned_openings(tmp_path) == []
+    assert long_test_names(tmp_path) == []
 
 
 def test_small_modules_are_allowed_two_readers_or_one_elsewhere(tmp_path: Path) -> None:

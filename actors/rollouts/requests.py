@@ -23,7 +23,7 @@ class PendingRollout:
 
     request: RolloutRequest
     position: tuple[bool, int] = (True, 0)
-    """Its place in the line: (False for an urgent one, a number that counts up)."""
+    """Place in the line: (False for an urgent one, a number that counts up)."""
     attempt: int = 1
     tried_by: set[int] = field(default_factory=set)
     """Numbers of the slots whose actors have failed at it."""

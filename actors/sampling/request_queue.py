@@ -27,7 +27,7 @@ from environments.errors import SamplerError
 from policies.sampler import EngineStats, QueueStatus, ReplicaStatus, TokenOutput, TokenRequest
 
 BUSY_REQUESTS = 16
-"""From this many requests on, a replica waits to batch its polls."""
+"""Number of requests from which on a replica waits to batch its polls."""
 MAX_ATTEMPTS = 4
 """Replicas that may be lost while they have a request, before it fails: it may be the cause."""
 MAX_SESSIONS = 10_000

@@ -15,7 +15,7 @@ from environments.rewards.math import expected_texts
 from environments.thoughts import split_thought
 
 MIN_F1 = 0.3
-"""Below this, sharing words with the expected answer is chance, and earns nothing."""
+"""Least share of the expected answer's words that earns anything: less is chance."""
 
 _ALL_OR_NOTHING = {"yes", "no", "noanswer"}
 _DASHES = dict.fromkeys(map(ord, "\N{MINUS SIGN}\N{EN DASH}\N{HYPHEN}"), "-")

@@ -1,4 +1,4 @@
-"""Whether this machine has the GPUs that are asked for, where no cluster is joined that may have them."""
+"""The GPUs that a configuration needs and this machine has, where no cluster is joined that may have them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user should know of a configuration that is valid: sentences for the run's output."""
+"""Notices on a valid configuration: sentences for the run's output."""
 
 from __future__ import annotations
 

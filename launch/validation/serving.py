@@ -1,4 +1,4 @@
-"""What serving asks of the machine, of the engine's and of the model's settings."""
+"""Requirements of serving on the machine, and on the engine's and the model's settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a configuration asks of the workload and of the model's folder."""
+"""Requirements of a configuration on the workload and on the model's folder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _check_class(name: str, given: Any, base: type) -> None:
 
 
 def check_datasets(config: TrainConfig, workload: Workload) -> None:
-    """There are tasks to train on, and held-out tasks where an evaluation is asked for.
+    """Require tasks to train on, and held-out tasks where there is an evaluation.
 
     Raises:
         DatasetError: there is no task to train on, or something else than a dataset.
