@@ -169,7 +169,7 @@ class AgentExecutionEngine:
             timeout_seconds=LONGEST_SECONDS if trajectory_timeout is None else trajectory_timeout,
         )
         # No CPU is reserved: an actor that waits for one would keep its tasks waiting for ever.
-        self._config = FleetConfig(num_actors=0, num_cpus_per_actor=0, retries=retry_limit)
+        self._config = FleetConfig(num_actors=0, nodes={"CPU": 0}, retries=retry_limit)
         self._num_actors = n_parallel_agents
         self._gamma = gamma
         self._service: RolloutService | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from environments.bounds import setting
-from policies.settings import EngineConfig, NodesConfig
+from policies.settings import EngineConfig
 
 ACTORS_PER_CORE = 8
 """Rollout actors for which a CPU core has the time: in a first wave, and in a run that sets no number."""
@@ -24,38 +24,23 @@ class FleetConfig:
     num_actors: int = setting(16, at_least=1, at_most=100_000)
     """Rollout actors, and so the rollouts that run at the same time. A run has by default as many
     as an update has rollouts, so that none waits for another, but at most eight for a CPU core."""
-    min_actors: int | None = setting(None, at_least=1, at_most=100_000)
-    """The fewest rollout actors. In training their number follows what an update waits for; in launch.serve
-    there is one for each message and conversation, and one to spare. Null means fleet.num_actors."""
     max_actors: int | None = setting(None, at_least=1, at_most=100_000)
-    """The most rollout actors. Null means fleet.num_actors."""
-    num_cpus_per_actor: float = setting(0.01, at_least=0)
-    """CPUs that Ray reserves for a rollout actor; raise it for environments that compute."""
-    nodes: NodesConfig = field(default_factory=NodesConfig)
-    """Where the rollout actors live."""
+    """The most rollout actors, of which fleet.num_actors are then the fewest. In training their number
+    follows what an update waits for; in launch.serve there is one for each message and conversation, and one
+    spare. Null means fleet.num_actors, always."""
+    nodes: dict[str, Any] = field(default_factory=lambda: {"CPU": 0.01})
+    """Needs of a rollout actor on its node. A number is reserved for each: more CPU for environments that
+    compute, or what ``ray start --resources`` names. A word is a label that the node has, as ``ray start
+    --labels`` sets it: {CPU: 1, market: spot}. Ray's forms "!spot", "in(spot,reserved)" and
+    "!in(spot,reserved)" are known too."""
     retries: int = setting(2, at_least=0)
     """How often a rollout is started again after an error of the agent, the environment or the server, or
     after the death of its actor. A rollout that reaches its time limit is not started again."""
-    failure_budget: float = setting(0.5, above=0, at_most=1)
-    """In training, the share of the last 200 rollouts that the environment may spoil. Above it, and from 30
-    such failures on, the run ends with the environment's error. A rollout counts once its retries have failed
-    too."""
 
     @property
     def bounds(self) -> tuple[int, int]:
         """The fewest and the most rollout actors."""
-        return self.min_actors or self.num_actors, self.max_actors or self.num_actors
-
-
-@dataclass
-class WeightsConfig:
-    """How weights get from the learner to the engines, in training."""
-
-    transport: str = "object_store"
-    """object_store (Ray's), files (in a folder that nodes share), or your own as my_module:MyTransport."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the transport. files takes {shared_folder: /shared/weights}; the default is a folder in
-    run.directory."""
+        return self.num_actors, self.max_actors or self.num_actors
 
 
 @dataclass
@@ -64,30 +49,27 @@ class AccessConfig:
 
     hosts: list[str] = field(default_factory=list)
     """Names under which clients reach the endpoint, beside localhost and http_host. A request for another
-    name, or from a web page of another one, is rejected."""
-    public_url: str | None = None
-    """Address at which clients reach the endpoint through a proxy, such as https://my.example/troupe; agent
-    cards have it. Null means the one that a client has asked at, with the proxy's X-Forwarded-Prefix."""
+    name, or from a web page of another one, is rejected. One of them may be the address of a proxy, such as
+    https://my.example/troupe; agent cards have it. Without one they have the address that a client has asked
+    at, with the proxy's X-Forwarded-Prefix."""
     keys_file: str | None = None
     """File with one API key a line: its name and its SHA-256 in hexadecimal; it is read anew when it changes.
     Keys may also stand in the variable TROUPE_API_KEYS=name:key,name:key. An address other than loopback
     needs at least one."""
-    log_requests: bool = False
-    """Whether the replica's log has a line for each request, and not only for those with a key or an
-    error."""
-    requests_per_minute: int | None = setting(None, at_least=1)
-    """Requests a minute of an API key; null means no limit. A replica allows its share: the limit divided by
-    the largest number of replicas."""
-    tokens_per_minute: int | None = setting(None, at_least=1)
-    """Tokens a minute of an API key, prompts and answers together; null means no limit. A replica allows its
-    share, as of requests."""
-    max_open_requests: int = setting(256, at_least=1)
-    """Requests over HTTP that a replica answers at the same time; one more gets status 503."""
+    per_minute: dict[str, int] = field(default_factory=dict)
+    """Most requests and tokens a minute of an API key, prompts and answers together: {requests: 60, tokens:
+    100000}. A replica allows its share: the limit divided by the largest number of replicas."""
     max_sampled_answers: int = setting(64, at_least=1)
     """Answers over HTTP that an engine samples at the same time; others wait, in their order. The rest of an
-    engine's places, of which vLLM has 256, is for rollouts."""
+    engine's places, of which vLLM has 256, is for rollouts. A replica has four times as many requests open;
+    one more gets status 503."""
     max_request_seconds: float = setting(600.0, above=0)
     """How long a request over HTTP may take; then it gets status 504, and its sampling ends."""
+
+    @property
+    def public_url(self) -> str | None:
+        """The address of a proxy among the hosts."""
+        return next((host for host in self.hosts if "://" in host), None)
 
 
 @dataclass
@@ -124,10 +106,8 @@ class ServerConfig:
     tokens_per_replica: int = setting(16384, at_least=1)
     """With server.max_replicas, the tokens in flight that one replica is to have: of prompts, and of the
     answers that they may get."""
-    num_cpus: float = setting(0.5, at_least=0)
-    """CPUs that Ray reserves for a replica."""
-    nodes: NodesConfig = field(default_factory=NodesConfig)
-    """Where the replicas live."""
+    nodes: dict[str, Any] = field(default_factory=lambda: {"CPU": 0.5})
+    """Needs of a replica on its node: see fleet.nodes."""
     http_port: int | None = setting(None, at_least=1, at_most=65535)
     """Port of the OpenAI-compatible endpoint. With null, launch.serve takes 8000, and the others serve
     their own rollouts only."""
@@ -150,7 +130,10 @@ class ServerConfig:
     """How the model marks its thoughts, by the name of a parser of vLLM such as vllm:granite: clients get
     them as reasoning_content, and no tool call in them counts. Null knows the marks of most models, such as
     <think>, and leaves finished thoughts in the text."""
-    weights: WeightsConfig = field(default_factory=WeightsConfig)
+    weights: dict[str, Any] = field(default_factory=lambda: {"transport": "object_store"})
+    """How weights get from the learner to the engines, in training: by the transport object_store (Ray's),
+    files (in a folder that nodes share), or your own as my_module:MyTransport, with its arguments beside it:
+    {transport: files, shared_folder: /shared/weights}. Without shared_folder it is one in run.directory."""
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     @property

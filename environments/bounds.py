@@ -121,6 +121,15 @@ class Leaf:
         bound: Bound = self.declaration.metadata.get(KEY, Bound())
         return bound
 
+    def check(self, name: str, value: Any) -> None:
+        """Raise ``ConfigError`` for a ``value`` that is not of the default's type, or out of bounds."""
+        wanted = type(self.value)
+        if type(value) is not wanted and not (wanted is float and type(value) is int):
+            raise ConfigError(
+                f"{name}={value!r} has to be of type {wanted.__name__}; its default is {self.value!r}."
+            )
+        self.bound.check_value(name, value)
+
 
 def leaves(settings: Any, prefix: str = "") -> Iterator[Leaf]:
     """The settings of a dataclass instance and of the dataclasses in its fields, in the order of the fields.

@@ -53,7 +53,7 @@ def evaluate(config: TrainConfig) -> None:
     )
     trajectories = roll_out(config, workload, tasks, model_path, path)
     report(trajectories)
-    for trajectory in best_and_worst(trajectories, config.evaluation.show):
+    for trajectory in best_and_worst(trajectories, 2 if sys.stdout.isatty() else 0):
         sys.stdout.write(f"{trajectory.rollout_id}:\n{conversation(trajectory)}\n")
     sys.stdout.write(f"Trajectories: {path}\n")
 
@@ -185,20 +185,15 @@ COMMAND = Command(
         "server",
         "evaluation.num_tasks",
         "evaluation.rollouts_per_task",
-        "evaluation.show",
     ),
     left_out={
         "rollout.group_size": "To play each task several times, set evaluation.rollouts_per_task.",
-        "fleet.min_actors": "An evaluation has fleet.num_actors from its beginning to its end.",
         "fleet.max_actors": "An evaluation has fleet.num_actors from its beginning to its end.",
-        "fleet.num_cpus_per_actor": "An evaluation reserves no CPUs for its actors.",
-        "fleet.failure_budget": "An evaluation says at its end how many rollouts failed.",
-        "fleet.nodes": "An evaluation's actors live on any node.",
+        "fleet.nodes": "An evaluation's actors live on any node, and reserve nothing of it.",
         "server.versions": "launch.serve serves older versions.",
         "server.adapters": "launch.serve serves adapters; a run with adapters is evaluated by model.path.",
         "server.agents": "launch.serve serves agents.",
         "server.weights": "Weights are published in training only.",
-        "server.engine.cache_after_publish": "Weights are published in training only.",
     },
 )
 

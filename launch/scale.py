@@ -7,9 +7,9 @@
 
 No rollout is lost. A surplus rollout actor finishes its rollout and then ends. A surplus replica ends after
 two seconds: another replica samples for its rollouts again, and a client that has no answer by then gets an
-error. A run whose fleet.min_actors and fleet.max_actors differ goes on to choose by itself, from the new
+error. A run whose fleet.num_actors and fleet.max_actors differ goes on to choose by itself, from the new
 number. The replicas of a server with server.max_replicas are chosen by Serve alone. A replica keeps its share
-of server.access.requests_per_minute and tokens_per_minute: with twice the replicas, a key may use twice as
+of server.access.per_minute: with twice the replicas, a key may use twice as
 much.
 """
 

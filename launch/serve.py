@@ -222,9 +222,7 @@ COMMAND = Command(
         "server",
     ),
     left_out={
-        "fleet.failure_budget": "A client is told of every failure; an agent that is served ends for none.",
         "server.weights": "Weights are published in training only.",
-        "server.engine.cache_after_publish": "Weights are published in training only.",
     },
 )
 

@@ -26,7 +26,6 @@ COMMAND = Command(
         "server.versions": "launch.serve serves older versions.",
         "server.adapters": "launch.serve serves adapters; a run with adapters is trained on by model.path.",
         "server.agents": "launch.serve serves agents; clients of a training ask its policy.",
-        "evaluation.show": "launch.evaluate shows rollouts; launch.view shows those of a training.",
         "evaluation.rollouts_per_task": "launch.evaluate repeats tasks; a training plays each of them once.",
     },
 )

@@ -119,7 +119,7 @@ def _train_with_recoveries(config: TrainConfig, workload: Workload, lock: RunLoc
         PartLostError, RayActorError: that was more often than ``run.max_recoveries`` allows, or Ray's own
             processes here have died.
     """
-    budget = RestartBudget(config.run.max_recoveries, config.run.recovery_minutes)
+    budget = RestartBudget(config.run.max_recoveries)
     while not _train(config, workload, lock, budget):
         config = replace(config, run=replace(config.run, resume=True))
 

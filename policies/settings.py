@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,20 +18,28 @@ ADAPTER_CONFIG = "adapter_config.json"
 """File that every adapter folder in peft's format has."""
 
 
-@dataclass
-class NodesConfig:
-    """The nodes of a Ray cluster that processes of one kind live on."""
+def node_labels(nodes: Mapping[str, Any]) -> dict[str, str]:
+    """Labels that a node has to have: the words among ``nodes``, a setting such as ``fleet.nodes``."""
+    return {name: value for name, value in nodes.items() if isinstance(value, str)}
 
-    labels: dict[str, str] = field(default_factory=dict)
-    """Labels that a node has to have, as ``ray start --labels`` sets them: {market: spot}. Ray's forms
-    "!spot", "in(spot,reserved)" and "!in(spot,reserved)" are known too."""
-    resources: dict[str, float] = field(default_factory=dict)
-    """Amounts that each process reserves of what ``ray start --resources`` gives a node: {big_disk: 1}."""
 
-    def __post_init__(self) -> None:
-        for name, amount in self.resources.items():
-            if not amount > 0:
-                raise ConfigError(f"nodes.resources={{{name}: {amount}}} reserves nothing: use more than 0.")
+def node_resources(nodes: Mapping[str, Any]) -> dict[str, float]:
+    """Resources that each process reserves on its node: the numbers among ``nodes``."""
+    return {name: float(value) for name, value in nodes.items() if not isinstance(value, str)}
+
+
+def check_nodes(setting: str, nodes: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` for what is neither a label nor an amount to reserve."""
+    for name, value in nodes.items():
+        if isinstance(value, str):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ConfigError(
+                f"{setting}={{{name}: {value}}} has to be a label, which is a word, or an amount, which is a "
+                f'number: write {setting}={{{name}: "{value}"}} for a label.'
+            )
+        if value < 0 or (value == 0 and name != "CPU"):
+            raise ConfigError(f"{setting}={{{name}: {value}}} reserves nothing: use more than 0.")
 
 
 @dataclass
@@ -40,18 +50,30 @@ class EngineConfig:
     """vllm, or "module:Class" of another engine: see policies/engines/README.md."""
     num_gpus: float = setting(0.0, at_least=0)
     """GPUs of an engine; 0 means vLLM's CPU build."""
-    num_threads: int | None = setting(None, at_least=1)
-    """CPU threads of an engine on a CPU. Null is as for learner.num_threads, divided by the replicas."""
     max_model_tokens: int = setting(1024, at_least=1)
     """Most tokens of a prompt and its completion together."""
-    dtype: str = "float32"
-    """Type of the weights, by vLLM's name. float32 agrees with the learner to rounding; bfloat16 is fast on
-    GPUs."""
-    cache_after_publish: str = setting("recompute", one_of=("recompute", "keep"))
-    """Cached keys and values of unfinished requests when new weights arrive. recompute: by the new weights,
-    which is exact. keep: the old values stay, which saves a prefill and is slightly more off-policy."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the engine: vLLM's are those of its EngineArgs, which checks them."""
+    """Further arguments of the engine. vLLM's are those of its EngineArgs, which checks them, such as dtype:
+    float32 is the default, which agrees with the learner to rounding; bfloat16 is fast on GPUs. And
+    num_threads, of an engine on a CPU: without it they are as for learner.num_threads, divided by the
+    replicas. And cache_after_publish, for the cached keys and values of unfinished requests when new weights
+    arrive. recompute: by the new weights, the default, which is exact. keep: the old values stay, which saves
+    a prefill and is slightly more off-policy."""
+
+    @property
+    def dtype(self) -> str:
+        """The type of the weights, by vLLM's name."""
+        return str(self.options.get("dtype", "float32"))
+
+    @property
+    def num_threads(self) -> int | None:
+        """The CPU threads of an engine on a CPU, where they are decided."""
+        return self.options.get("num_threads")
+
+    @property
+    def cache_after_publish(self) -> str:
+        """The fate of unfinished requests' keys and values when new weights arrive: recompute or keep."""
+        return str(self.options.get("cache_after_publish", "recompute"))
 
     def __post_init__(self) -> None:
         check_bounds(self, "server.engine.")

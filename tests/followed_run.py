@@ -27,10 +27,9 @@ SMALL = (
     "rollout.max_staleness=1",
     "learner.mini_batch_size=8",
     # Rollout actors live on nodes for them, engine and learner on the head.
-    "fleet.num_cpus_per_actor=1",
-    "fleet.nodes.resources={pairs: 0.01}",
-    "server.nodes.resources={head: 0.01}",
-    "learner.nodes.resources={head: 0.01}",
+    "fleet.nodes={CPU: 1, pairs: 0.01}",
+    "server.nodes={head: 0.01}",
+    "learner.nodes={head: 0.01}",
 )
 """A run that makes an update in a second or two."""
 HEAD, NODE = {"head": 1}, {"pairs": 1}

@@ -18,7 +18,7 @@ from actors.learning.ranks import CriticWorker, LearnerWorker, RankGroup, create
 from actors.weights.store import PublishedWeights
 from policies.learning.algorithm import Algorithm
 from policies.learning.samples import LearnerUpdate, TrainBatch
-from policies.learning.settings import LearnerConfig, OptimizerConfig
+from policies.learning.settings import LearnerConfig, OptimizerConfig, critic_optimizer
 
 CRITIC = "critic"
 """The critic's folder in a checkpoint."""
@@ -71,7 +71,7 @@ class LearnerGroup:
                 self._policy.close()
                 raise
             self._critic = RankGroup(CriticWorker, places, learner, **arguments)
-        self._critic_optimizer = learner.critic.optimizer
+        self._critic_optimizer = critic_optimizer(learner)
         self._store = store
         self._schedule: dict[str, Any] = {}
         """State of the learning rate's schedule at this phase's last publish; empty before it."""

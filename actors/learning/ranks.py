@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from actors.timing import CALL_ANSWER_SECONDS, PLACE_RETURN_SECONDS
 from environments.errors import ConfigError, LearnerError, LearnerLostError, TroupeError
 from policies.learning.settings import LearnerConfig, OptimizerConfig
+from policies.settings import node_labels, node_resources
 
 if TYPE_CHECKING:
     from actors.learning.learner_calls import CriticCalls, PolicyCalls, RankCalls
@@ -261,11 +262,11 @@ def rank_environment(settings: LearnerConfig, rank: int) -> dict[str, str]:
 def create_placement_group(settings: LearnerConfig) -> PlacementGroup:
     """Places for the ranks, on nodes that ``learner.nodes`` allows. Returns when the cluster has them."""
     on_gpu = settings.device != "cpu"
-    place = {"CPU": 1.0, **({"GPU": 1.0} if on_gpu else {}), **settings.nodes.resources}
+    place = {"CPU": 1.0, **({"GPU": 1.0} if on_gpu else {}), **node_resources(settings.nodes)}
     places = placement_group(
         [place] * settings.num_workers,
         strategy="PACK",  # ranks may spread over nodes
-        bundle_label_selector=[dict(settings.nodes.labels)] * settings.num_workers,
+        bundle_label_selector=[node_labels(settings.nodes)] * settings.num_workers,
     )
     try:
         ray.get(places.ready())

@@ -33,7 +33,7 @@ def start_actor(actor_class: Any, *arguments: object, **options: object) -> ray.
 
 
 def has_labels(node: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
-    """True if a node, one of ``ray.nodes()``, has labels as ``NodesConfig.labels`` asks for them."""
+    """True if a node, one of ``ray.nodes()``, has the labels that ``fleet.nodes`` asks for."""
     return all(_is_wanted(node["Labels"].get(name), value) for name, value in wanted.items())
 
 

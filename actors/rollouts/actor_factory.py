@@ -15,6 +15,7 @@ from actors.rollouts.rollout import Pair, RolloutLimits
 from actors.rollouts.rollout_actor import RolloutActor
 from actors.settings import FleetConfig
 from environments.errors import ConfigError
+from policies.settings import node_labels, node_resources
 
 ACTOR_START_SECONDS = 1.0
 """CPU time of a core that an actor is given to start. Many at a time would starve a learner beside them."""
@@ -86,12 +87,13 @@ async def wait_until_ready(actor: ray.actor.ActorHandle, node_watch: NodeWatch) 
 
 def actor_options(pair: Pair, config: FleetConfig) -> dict[str, Any]:
     """The Ray options of an actor: the needs of its environment class, else the fleet's settings."""
-    needs = pair.env_class.actor_needs
+    needs, reserved = pair.env_class.actor_needs, node_resources(config.nodes)
+    cpus = reserved.pop("CPU", 0.0)
     return {
-        "num_cpus": config.num_cpus_per_actor if needs.num_cpus is None else needs.num_cpus,
+        "num_cpus": cpus if needs.num_cpus is None else needs.num_cpus,
         "memory": needs.memory_bytes,
-        "resources": config.nodes.resources | dict(needs.resources),
-        "label_selector": dict(config.nodes.labels),
+        "resources": {**reserved, **needs.resources},
+        "label_selector": node_labels(config.nodes),
         "runtime_env": dict(needs.runtime_env),
         **EVERYWHERE,
     }
@@ -111,6 +113,6 @@ def check_room(options: dict[str, Any]) -> None:
     most = {name: max((node.get(name, 0) for node in nodes), default=0) for name in needed}
     raise ConfigError(
         f"One rollout actor needs {needed} and no node of the cluster{with_labels(labels)} has that (the "
-        f"most of each: {most}): lower the environment class's actor_needs or fleet.num_cpus_per_actor, or "
+        f"most of each: {most}): lower the environment class's actor_needs or fleet.nodes, or "
         "add a node."
     )

@@ -24,7 +24,7 @@ from actors.serving.address import public_address, public_path
 from actors.serving.errors import HttpError, error_body, reject, status_of
 from actors.serving.events import EVENTS, event
 from actors.serving.intake import OPEN_PATHS
-from actors.serving.keys import ApiKeys, KeysFile, hostname, is_loopback, served_hosts
+from actors.serving.keys import LIMITED, ApiKeys, KeysFile, hostname, is_loopback, served_hosts
 from actors.serving.metrics import METRICS_PATH, NO_KEY, Metrics
 from actors.settings import ServerConfig
 from policies.model_api.errors import RequestError
@@ -32,6 +32,8 @@ from policies.model_api.frontend import Charge
 
 # Serve writes its own logger into the replica's log file, and no other one at this level.
 logger = logging.getLogger("ray.serve")
+OPEN_FOR_EACH_SAMPLED = 4
+"""Open requests of a replica for each answer that it may sample: the others wait, or are being sent."""
 MAX_LOGGED = 200
 """Characters of a path in the log, and of a name in an error."""
 CORS_METHODS = "GET, POST, DELETE, OPTIONS"
@@ -123,13 +125,12 @@ class Access:
         access = config.access
         self.metrics = Metrics()
         self.max_request_seconds = access.max_request_seconds
-        self.logs_all = access.log_requests
         self._public_url, self.path = access.public_url, public_path(access.public_url)
-        self._max_open_requests = access.max_open_requests
+        self._max_open_requests = OPEN_FOR_EACH_SAMPLED * access.max_sampled_answers
         self._num_open = 0
         self._hosts = served_hosts(config)
         self._file = None if keys.file is None else KeysFile(keys.file, keys)
-        limits = (access.requests_per_minute, access.tokens_per_minute)
+        limits = [access.per_minute.get(unit) for unit in LIMITED]
         self._shares = [limit and limit / config.most_replicas for limit in limits]
         self._anybody = Caller(None, self.metrics, TokenBucket(None), TokenBucket(None))
         self._needs_key = False
@@ -245,7 +246,7 @@ class AccessControl:
             access.metrics.end(scope, answer.status, name, seconds)
             if answer.first_seconds is not None:
                 access.metrics.first_event(scope, answer.first_seconds)
-            if name is not None or access.logs_all:
+            if name is not None:
                 logger.info("key %s: %s: %s, %.1f s", name or NO_KEY, _title(scope), answer.status, seconds)
 
     async def _within(self, seconds: float, scope: Scope, receive: Receive, answer: _Answer) -> None:

@@ -17,7 +17,7 @@ def public_address(request: Request, public_url: str | None) -> str:
     """The address of the server's root, without a slash at its end.
 
     Args:
-        public_url: ``server.access.public_url``. Without it, the address is the one that the client has
+        public_url: that among ``server.access.hosts``. Without it, the address is the one that the client has
             asked at, with the prefix and the scheme that a proxy says it has taken off.
     """
     if public_url is not None:
@@ -40,14 +40,14 @@ def check_public_url(public_url: str | None) -> None:
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ConfigError(
-            f"server.access.public_url={public_url} is no address: write it like https://my.example/troupe."
+            f"server.access.hosts has {public_url}, which is no address: write it like https://my.example/troupe."
         )
     if parts.path.rstrip("/").endswith("/v1"):
         raise ConfigError(
-            f"server.access.public_url={public_url}: leave out /v1, which clients put behind it."
+            f"server.access.hosts has {public_url}: leave out /v1, which clients put behind it."
         )
 
 
 def public_path(public_url: str | None) -> str:
-    """The path of ``server.access.public_url``, which a proxy may leave in the requests that it sends on."""
+    """The path of that address, which a proxy may leave in the requests that it sends on."""
     return "" if public_url is None else urlsplit(public_url).path.rstrip("/")

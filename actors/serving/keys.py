@@ -18,10 +18,13 @@ from urllib.parse import urlsplit
 
 from actors.serving.address import check_public_url
 from actors.settings import ServerConfig
+from environments.bounds import Bound, check_choice
 from environments.errors import ConfigError
 
 logger = logging.getLogger("ray.serve")
 
+LIMITED = ("requests", "tokens")
+"""Keys of ``server.access.per_minute``."""
 KEYS_VARIABLE = "TROUPE_API_KEYS"
 MIN_KEY_CHARACTERS = 16
 """A digest of a shorter key could be found by trying."""
@@ -104,16 +107,19 @@ def access_keys(config: ServerConfig) -> ApiKeys:
             f"server.http_host={host} would let everybody in who reaches this machine: set {KEYS_VARIABLE}="
             "name:key or server.access.keys_file, or leave it at 127.0.0.1."
         )
-    if host in WILDCARDS and not access.hosts and access.public_url is None:
+    if host in WILDCARDS and not access.hosts:
         raise ConfigError(
             f"server.http_host={host} has to know by which names clients reach this machine: add "
             "server.access.hosts=[my-machine.example], for example."
         )
-    if not keys and (access.requests_per_minute or access.tokens_per_minute):
+    if not keys and access.per_minute:
         raise ConfigError(
-            f"server.access.requests_per_minute={access.requests_per_minute} and tokens_per_minute="
-            f"{access.tokens_per_minute} count for each key, and there is none: set {KEYS_VARIABLE}=name:key."
+            f"server.access.per_minute={access.per_minute} counts for each key, and there is none: set "
+            f"{KEYS_VARIABLE}=name:key."
         )
+    for unit, limit in access.per_minute.items():
+        check_choice("server.access.per_minute", unit, LIMITED)
+        Bound(at_least=1).check_value(f"server.access.per_minute.{unit}", limit)
     return keys
 
 
@@ -142,7 +148,8 @@ def served_hosts(config: ServerConfig) -> set[str]:
     Raises:
         ConfigError: one of ``server.access.hosts`` is no name.
     """
-    for given in config.access.hosts:
+    names = [host for host in config.access.hosts if "://" not in host]
+    for given in names:
         if not hostname(given):
             raise ConfigError(
                 f"server.access.hosts has {given!r}, which is no name of a machine: write it like "
@@ -150,7 +157,7 @@ def served_hosts(config: ServerConfig) -> set[str]:
             )
     check_public_url(config.access.public_url)
     public = urlsplit(config.access.public_url or "").netloc
-    return {hostname(given) for given in (config.http_host, *config.access.hosts, public)} - set(WILDCARDS)
+    return {hostname(given) for given in (config.http_host, *names, public)} - set(WILDCARDS)
 
 
 def read_keys(keys_file: str | None) -> ApiKeys:

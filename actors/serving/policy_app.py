@@ -25,6 +25,7 @@ from actors.settings import MODEL_NAME, PinnedVersion, ServerConfig
 from actors.timing import CONVERSATIONS_END_SECONDS, REPLICA_END_SECONDS
 from environments.errors import PartLostError, SamplerError
 from policies.engines.base import engine_class
+from policies.settings import node_labels, node_resources
 
 SCALED_DOWN_SECONDS = 60.0
 """Seconds that a replica being scaled down may finish its answers."""
@@ -84,12 +85,13 @@ def policy_application(
     if config.max_replicas is not None:
         grace_seconds = SCALED_DOWN_SECONDS
         number = {"autoscaling_config": autoscaling(config.num_replicas, largest, config.tokens_per_replica)}
+    reserved = node_resources(config.nodes)
     options: dict[str, Any] = {
         "ray_actor_options": {
-            "num_cpus": config.num_cpus,
+            "num_cpus": reserved.pop("CPU", 0.0),
             "num_gpus": config.engine.num_gpus,
-            "resources": dict(config.nodes.resources),
-            "label_selector": dict(config.nodes.labels),
+            "resources": reserved,
+            "label_selector": node_labels(config.nodes),
             # Serve gives replicas the variables of the job that has started it, which may be another one.
             "runtime_env": {
                 "env_vars": {

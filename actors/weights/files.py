@@ -35,7 +35,7 @@ NUM_KEPT = 2
 UNFINISHED, DELETED = ".unfinished-", ".deleted-"
 """Beginnings of the names of folders that no replica reads."""
 REMEDY = (
-    "name a folder that all nodes share and can write to with server.weights.options.shared_folder=..., or "
+    "name a folder that all nodes share and can write to with server.weights.shared_folder=..., or "
     "put run.directory there"
 )
 
@@ -113,7 +113,7 @@ class FileTransport(WeightTransport):
             raise ConfigError(
                 f"{self._folder} cannot hold the weights of this run: there is something else in it, such as "
                 f"{present[0]!r}. Delete it if no run uses it, or name another folder with "
-                "server.weights.options.shared_folder=..."
+                "server.weights.shared_folder=..."
             )
 
     def _take_over(self) -> None:

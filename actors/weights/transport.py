@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from actors.settings import WeightsConfig
 from environments.errors import ConfigError, TroupeError
 from environments.named_module import load_class
 from policies.engines.weights import WeightBucket
@@ -46,7 +45,7 @@ class WeightTransport(ABC):
 
     Args:
         folder: a folder in the run's folder, of this transport alone. It need not exist.
-        options: ``server.weights.options``.
+        options: what ``server.weights`` says beside ``transport``.
     """
 
     @abstractmethod
@@ -92,24 +91,25 @@ class WeightTransport(ABC):
         """Delete what is left. Called in the driver when the run ends."""
 
 
-def transport_class(settings: WeightsConfig) -> type[WeightTransport]:
-    """The class that ``server.weights.transport`` names.
+def transport_class(settings: Mapping[str, Any]) -> type[WeightTransport]:
+    """The class of the transport that ``server.weights`` names.
 
     Raises:
-        ConfigError: there is no such class, or it does not take ``server.weights.options``.
+        ConfigError: there is no such class, or it does not take the other settings as arguments.
     """
-    found = load_class("server.weights.transport", settings.transport, TRANSPORTS, WeightTransport)
+    name, options = _split(settings)
+    found = load_class("server.weights.transport", name, TRANSPORTS, WeightTransport)
     try:
-        inspect.signature(found).bind("folder", **settings.options)
+        inspect.signature(found).bind("folder", **options)
     except TypeError as error:
         raise ConfigError(
-            f"server.weights.transport={settings.transport} does not take server.weights.options="
-            f"{settings.options}: {error}. Correct or leave out server.weights.options."
+            f"server.weights.transport={name} does not take server.weights={options}: {error}. Correct or "
+            "leave out what stands beside transport."
         ) from error
     return found
 
 
-def make_transport(settings: WeightsConfig, run_folder: str, purpose: str) -> WeightTransport:
+def make_transport(settings: Mapping[str, Any], run_folder: str, purpose: str) -> WeightTransport:
     """The transport that ``server.weights`` names.
 
     Args:
@@ -119,4 +119,10 @@ def make_transport(settings: WeightsConfig, run_folder: str, purpose: str) -> We
         ConfigError: as ``transport_class`` does, or the transport cannot work here.
     """
     folder = os.path.join(os.path.abspath(run_folder), f"weights_{purpose}")
-    return transport_class(settings)(folder, **settings.options)
+    return transport_class(settings)(folder, **_split(settings)[1])
+
+
+def _split(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Name and arguments of the transport."""
+    options = dict(settings)
+    return str(options.pop("transport", "object_store")), options

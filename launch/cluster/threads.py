@@ -14,7 +14,7 @@ SMALL_MODEL_BYTES = 40_000_000
 
 
 def with_threads(config: TrainConfig, model_path: str) -> TrainConfig:
-    """The configuration with ``learner.num_threads`` and ``server.engine.num_threads`` decided.
+    """The configuration with ``learner.num_threads`` and the engines' own decided.
 
     The cores of this machine are divided by the ranks, and by the replicas. Ranks and replicas take turns,
     unless rollouts go on while the learner learns: then each side has half of the cores.
@@ -29,7 +29,7 @@ def with_threads(config: TrainConfig, model_path: str) -> TrainConfig:
         learner = replace(learner, num_threads=max(1, num_cores // max(1, learner.num_workers)))
     num_engines = config.server.most_replicas + len(config.server.versions)
     if engine.num_threads is None and "num_threads" in engine_class(engine).settings:
-        engine = replace(engine, num_threads=max(1, num_cores // num_engines))
+        engine = replace(engine, options=engine.options | {"num_threads": max(1, num_cores // num_engines)})
     return replace(config, learner=learner, server=replace(config.server, engine=engine))
 
 

@@ -27,7 +27,7 @@ from launch.fault_injection.fault import CUT, FAULT_KINDS, KILL, Fault
 from launch.fault_injection.other_nodes import OtherNodes
 from launch.fault_injection.process_tree import RUN_POLL_SECONDS, ProcessTree
 from launch.health.members import ROLES, Member
-from launch.health.restart_budget import RestartBudget
+from launch.health.restart_budget import RECOVERY_MINUTES, RestartBudget
 from launch.reporting.audit import Finding
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.consumed_log import read_consumed_log
@@ -51,8 +51,8 @@ class Storm:
     def __init__(
         self, settings: dict[str, Any], roles: Collection[str], killed: Collection[str], rng: random.Random
     ) -> None:
-        self._most, self._minutes = (settings["run"][name] for name in ("max_recoveries", "recovery_minutes"))
-        self._budget = RestartBudget(self._most, self._minutes)
+        self._most = settings["run"]["max_recoveries"]
+        self._budget = RestartBudget(self._most)
         self._roles, self._killed, self._rng = set(roles), set(killed), rng
         self._last_cuts: dict[str, float] = {}
 
@@ -68,8 +68,8 @@ class Storm:
         lines = [f"{how}: {', '.join(those)}." for how, those in groups.items() if those]
         if self._roles & set(LEARNING):
             lines.append(
-                f"A learner is killed {self._most} times in {self._minutes:g} min at most "
-                "(run.max_recoveries, run.recovery_minutes): once more, and the run would end. "
+                f"A learner is killed {self._most} times in {RECOVERY_MINUTES:g} min at most "
+                "(run.max_recoveries): once more, and the run would end. "
                 "Before the first checkpoint it is not: the run would begin anew (run.checkpoint_every)."
             )
         return "\n".join(lines)

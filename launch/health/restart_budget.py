@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+RECOVERY_MINUTES = 10.0
+"""Window over which ``run.max_recoveries`` counts: what fails more often will not be repaired by going on."""
+
 
 class RestartBudget:
     """Counts the recoveries of a run over a sliding window of time.
@@ -11,7 +14,7 @@ class RestartBudget:
         minutes: length of the window.
     """
 
-    def __init__(self, most: int, minutes: float) -> None:
+    def __init__(self, most: int, minutes: float = RECOVERY_MINUTES) -> None:
         self._most = most
         self._seconds = 60 * minutes
         self._times: list[float] = []

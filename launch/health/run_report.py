@@ -144,7 +144,7 @@ def _no_room(state: RunReport, fleet: FleetReport) -> str:
     free = ", ".join(f"{state.free.get(name, 0):g} {name}" for name in lacking)
     return (
         f"none of {fleet.status.num_actors} rollout actors is up. Each needs {needs}, and {free} is free in "
-        "the cluster: add a node, or lower fleet.num_cpus_per_actor or what else runs there."
+        "the cluster: add a node, or lower the CPU of fleet.nodes or what else runs there."
     )
 
 

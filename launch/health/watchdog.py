@@ -22,7 +22,7 @@ class Watchdog:
     """Watches a training from a thread, until ``stop``.
 
     Args:
-        report_seconds, limit_seconds: settings ``run.stall_report_seconds`` and ``run.stall_limit_seconds``.
+        limit_seconds: the setting ``run.stall_limit_seconds``.
         idle_seconds: returns the seconds since anything has moved.
         report: returns what every part waits for.
         announce: prints a text among the run's lines.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from environments.bounds import leaves
 from environments.errors import ConfigError
+from launch.settings import former
 from launch.settings.tree import TrainConfig, rollouts_of_an_update
 from launch.settings.unknown import unknown
 
@@ -27,6 +28,9 @@ def register() -> None:
 
     OmegaConf.register_new_resolver(rollouts_of_an_update.__name__, rollouts_of_an_update)
     tree = OmegaConf.structured(TrainConfig)
+    for name in former.NAMES:  # Hydra takes no other names than those of the tree, and keys of its dicts
+        if name.rpartition(".")[0] not in field_names():
+            OmegaConf.update(tree, name, None, force_add=True)
     for name in field_names():
         node = OmegaConf.select(tree, name, throw_on_resolution_failure=False)
         if isinstance(node, DictConfig):
@@ -73,7 +77,8 @@ def as_train_config(given: Any) -> TrainConfig:
     setup_globals()  # for ${now:...}: a program that makes a TrainConfig has not started Hydra
     tree = OmegaConf.structured(TrainConfig)
     try:
-        for name, value in _settings(_as_mapping(given), set(field_names())):
+        settings = dict(_settings(_as_mapping(given), {*field_names(), *former.NAMES}))
+        for name, value in former.translated(settings).items():
             OmegaConf.update(tree, name, value)
         config = OmegaConf.to_object(tree)
     except OmegaConfBaseException as error:

@@ -16,7 +16,7 @@ from environments.bounds import setting
 from environments.types import TerminationReason
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import resolve
-from policies.learning.settings import AlgorithmConfig, LearnerConfig, OptimizerConfig
+from policies.learning.settings import AlgorithmConfig, LearnerConfig
 
 MASKABLE = [
     str(reason)
@@ -24,6 +24,8 @@ MASKABLE = [
     if not reason.is_failure and reason is not TerminationReason.TIMEOUT
 ]
 """Endings whose trajectories are trained on unless ``selection.masked_reasons`` names them."""
+OVERLONG = "overlong"
+"""Stands among ``selection.masked_reasons`` for all endings by a limit."""
 ROLLOUTS_OF_AN_UPDATE: Any = "${rollouts_of_an_update:}"
 """A default that OmegaConf works out from the other settings: ``rollouts_of_an_update``."""
 TASKS, COMPLETION = "tasks", "completion"
@@ -49,20 +51,17 @@ class RunConfig:
     trajectories_kept: int = setting(200, at_least=0)
     """Newest updates whose trajectories stay in run.directory/trajectories, and as many evaluations, with
     messages, rewards, advantages, tokens, log-probabilities and versions. 0 keeps none."""
-    stall_report_seconds: float = setting(120.0, above=0)
-    """Seconds without any movement (no trajectory, no step) after which the run prints what launch.status
-    says: what every part waits for, and which one holds up the others."""
     stall_limit_seconds: float = setting(3600.0, at_least=0)
-    """Seconds without any movement after which the run ends with that verdict as its error. 0: no limit."""
+    """Seconds without any movement (no trajectory, no step) after which the run ends, with the verdict of
+    launch.status as its error: what every part waits for, and which one holds up the others. It prints that
+    after two minutes too. 0: no limit."""
     node_wait_seconds: float = setting(0.0, at_least=0)
     """Seconds for which a run waits, at its start, for nodes that it needs and that are not there. Ray's
     autoscaler is told what is needed, and adds nodes where it may."""
     max_recoveries: int = setting(3, at_least=0)
-    """How often within run.recovery_minutes a run goes on when a rank of its learner has died or hangs, or
+    """How often within ten minutes a run goes on when a rank of its learner has died or hangs, or
     another actor that it has once, such as its fleet or its weight store: from the published weights where it
     can, else from its newest checkpoint. Once more, and the run ends with the cause."""
-    recovery_minutes: float = setting(10.0, above=0)
-    """See run.max_recoveries."""
     replay: str | None = None
     """Folder of another run whose recorded rollouts are learned from, without an engine or an environment:
     to debug a learner, or to compare algorithms on the same rollouts. Nothing is evaluated. Other
@@ -94,9 +93,10 @@ class WarmStartConfig:
     """Optimizer steps; 0 means no warm start."""
     batch_size: int = setting(32, at_least=1)
     """Demonstrations per optimizer step."""
-    optimizer: OptimizerConfig = field(
-        default_factory=lambda: OptimizerConfig(lr=3e-3, schedule="cosine", warmup_steps=20, min_lr_ratio=0.1)
+    optimizer: dict[str, Any] = field(
+        default_factory=lambda: {"lr": 3e-3, "warmup_steps": 20, "min_lr_ratio": 0.1}
     )
+    """Settings as of learner.optimizer, for this stage alone; what is left out has its default."""
 
 
 @dataclass
@@ -110,7 +110,8 @@ class ExpertIterationConfig:
     """Passes over the successes of one update."""
     min_reward: float = 1.0
     """Least reward of a rollout that is learned from."""
-    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-5))
+    optimizer: dict[str, Any] = field(default_factory=lambda: {"lr": 1e-5})
+    """Settings as of learner.optimizer, for this stage alone; what is left out has its default."""
 
 
 @dataclass
@@ -143,18 +144,15 @@ class RolloutConfig:
     """Most tokens of one completion; with null, rollout.max_response_tokens is the only limit."""
     timeout_seconds: float = setting(600.0, above=0)
     """Most seconds of a rollout. One that takes longer is ended together with its actor."""
-    overlong_filter: bool = False
-    """Do not train on trajectories that were ended by the limit of turns, tokens or time, or whose last
-    answer was cut by rollout.max_response_tokens."""
 
-    def limits(self) -> RolloutLimits:
+    def limits(self, overlong_filter: bool = False) -> RolloutLimits:
         """The limits of one trajectory."""
         return RolloutLimits(
             max_steps=self.max_steps,
             max_prompt_tokens=self.max_prompt_tokens,
             max_response_tokens=self.max_response_tokens,
             max_turn_tokens=self.max_turn_tokens,
-            overlong_filter=self.overlong_filter,
+            overlong_filter=overlong_filter,
             timeout_seconds=self.timeout_seconds,
         )
 
@@ -166,13 +164,14 @@ class SelectionConfig:
     min_members: int | None = setting(None, at_least=1)
     """A group is dropped if fewer of its members ended without a failure of the infrastructure. Null means
     all members."""
-    min_reward: float | None = None
-    """A group with a lower mean reward is dropped as too hard."""
-    max_reward: float | None = None
-    """A group with a higher mean reward is dropped as too easy."""
-    masked_reasons: list[str] = setting([], one_of=MASKABLE)
+    reward_range: list[float | None] | None = setting(None, length=2)
+    """A group with a lower mean reward than the first number is dropped as too hard, with a higher one than
+    the second as too easy: [0.1,0.9], or [null,0.9] without a lower bound."""
+    masked_reasons: list[str] = setting([], one_of=(*MASKABLE, OVERLONG))
     """Trajectories with these endings count in the comparison of their group but are not trained on, for
-    example [max_steps, prompt_too_long]. Trajectories that failed or ran out of time are never trained on."""
+    example [max_steps, prompt_too_long]. Trajectories that failed or ran out of time are never trained on.
+    The word overlong takes those that the limit of turns, tokens or time has ended, or whose last answer was
+    cut by rollout.max_response_tokens, out of the comparison too."""
     max_dropped: int = setting(64, at_least=1)
     """Most groups that are replaced for one update; if more are dropped, the update has fewer groups."""
 
@@ -187,8 +186,6 @@ class EvaluationConfig:
     """Tasks of an evaluation: the first ones of the validation set."""
     rollouts_per_task: int = setting(1, at_least=1, at_most=10_000)
     """Rollouts of a task in launch.evaluate. k of them are needed for pass@k."""
-    show: int = setting(0, at_least=0)
-    """Conversations that launch.evaluate prints: the best and the worst by turns."""
     num_replicas: int = setting(0, at_least=0, at_most=10_000)
     """Engines for evaluations alone: an evaluation then runs while the next updates are made. With 0 the
     policy server evaluates, between two updates."""
@@ -197,14 +194,13 @@ class EvaluationConfig:
 def rollouts_of_an_update(*, _root_: Any) -> int:
     """As many rollout actors as an update has rollouts, and no more than this machine's cores have time for.
 
-    A bound that is set, ``fleet.min_actors`` or ``fleet.max_actors``, holds before that.
+    ``fleet.max_actors`` holds before that.
 
     Args:
         _root_: the whole tree; OmegaConf gives it to an argument of this name.
     """
     rollout, fleet = _root_.rollout, _root_.fleet
     number = min(rollout.groups_per_step * rollout.group_size, ACTORS_PER_CORE * (os.cpu_count() or 1))
-    number = max(number, fleet.min_actors or number)
     return min(number, fleet.max_actors or number)
 
 

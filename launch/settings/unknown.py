@@ -18,7 +18,7 @@ REFERENCE_SETTINGS = {
     "actor_rollout_ref.rollout.n": "rollout.group_size",
     "actor_rollout_ref.rollout.temperature": "rollout.temperature",
     "agent.max_steps": "rollout.max_steps",
-    "agent.overlong_filter": "rollout.overlong_filter",
+    "agent.overlong_filter": "selection.masked_reasons",
     "agent.trajectory_timeout": "rollout.timeout_seconds",
     "algorithm.adv_estimator": "algorithm.name",
     "data.max_prompt_length": "rollout.max_prompt_tokens",

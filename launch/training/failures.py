@@ -15,6 +15,8 @@ WORLD_FAILURES = {
     TerminationReason.CRASHED,
 }
 """Endings for which the environment or its process is to blame, and neither the agent nor the server."""
+MOST_SPOILT = 0.5
+"""Share of the newest rollouts that an environment may spoil before the run ends."""
 WINDOW = 200
 """Newest rollouts that the budget counts."""
 LEAST_FAILURES = 30
@@ -34,7 +36,7 @@ class FailureBudget:
         share: above it the run ends.
     """
 
-    def __init__(self, environment: str, share: float) -> None:
+    def __init__(self, environment: str, share: float = MOST_SPOILT) -> None:
         self._environment, self._share = environment, share
         self._recent: deque[str | None] = deque(maxlen=WINDOW)
         """Error of each rollout, ``None`` if the environment has not failed."""
@@ -59,8 +61,8 @@ class FailureBudget:
         shown = "\n\n".join(samples[kind] for kind, _ in kinds[:NUM_SAMPLES])
         return (
             f"{self._environment} failed in {len(errors)} of the last {len(self._recent)} rollouts, after "
-            f"their retries, and fleet.failure_budget={self._share:g} allows for a share of that. Repair the "
-            f"environment, or raise the budget.\n{counts}\nThe newest of the most frequent:\n\n{shown}"
+            f"their retries, and a run bears a share of {self._share:g}. Repair the environment, or raise "
+            f"fleet.retries.\n{counts}\nThe newest of the most frequent:\n\n{shown}"
         )
 
 

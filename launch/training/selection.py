@@ -119,9 +119,10 @@ def reason_to_drop(
     if config.run.replay is None and age > config.rollout.max_staleness:
         return STALE
     mean = sum(each.reward for each in judged) / len(judged)
-    if selection.min_reward is not None and mean < selection.min_reward:
+    low, high = selection.reward_range or (None, None)
+    if low is not None and mean < low:
         return TOO_HARD
-    if selection.max_reward is not None and mean > selection.max_reward:
+    if high is not None and mean > high:
         return TOO_EASY
     if algorithm.zero_signal_groups == "refill" and not has_signal(group, algorithm):
         return ZERO_SIGNAL

@@ -33,7 +33,7 @@ from launch.health.interrupt import Interrupts
 from launch.reporting.tracker import Tracker
 from launch.run_folder.lock import RunLock
 from launch.run_folder.model_paths import model_folder
-from launch.settings.tree import TrainConfig, algorithm_of
+from launch.settings.tree import OVERLONG, TrainConfig, algorithm_of
 from launch.training.activity import STARTING, Activity
 from launch.training.components import Components
 from launch.training.engine_comparison import EngineComparison, LogprobProbe
@@ -256,7 +256,13 @@ def rollout_service(
     name = f"policy-{uuid.uuid4().hex[:8]}"
     app = PolicyApp(name, model_path, server, store, chat_template_kwargs=options)
     make_sampler = partial(ServeSampler, name, model_path, options)
-    return RolloutService(workload.pair, make_sampler, config.rollout.limits(), config.fleet, app)
+    return RolloutService(
+        workload.pair,
+        make_sampler,
+        config.rollout.limits(OVERLONG in config.selection.masked_reasons),
+        config.fleet,
+        app,
+    )
 
 
 def start_learner(

@@ -19,6 +19,11 @@ from launch.settings.tree import TrainConfig
 from launch.training.activity import Activity
 from launch.training.run_state import RunState
 
+REPORT_SECONDS = 120.0
+"""Seconds without any movement after which a run prints what it waits for, where it has no limit."""
+REPORTS_BEFORE_LIMIT = 30
+"""With a limit it prints that after so small a part of it: 120 s of the usual hour."""
+
 
 def run_name(state: RunState) -> str:
     """Name of the run for other programs of its cluster."""
@@ -58,9 +63,10 @@ def watch(
 ) -> None:
     """Have a watchdog notice when nothing moves, until ``ending`` is closed."""
     raylets = raylets_here()
+    limit_seconds = config.run.stall_limit_seconds
     watchdog = Watchdog(
-        config.run.stall_report_seconds,
-        config.run.stall_limit_seconds,
+        limit_seconds / REPORTS_BEFORE_LIMIT or REPORT_SECONDS,
+        limit_seconds,
         lambda: heartbeat().idle_seconds,
         lambda: report_text(inspect(heartbeat())),
         tracker.announce,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from launch.settings.tree import TrainConfig, algorithm_of
+from policies.settings import node_labels, node_resources
 
 REMEDIES = {
     "CPU": "learner.num_workers, server.num_replicas, evaluation.num_replicas or fleet.num_actors",
@@ -55,10 +56,11 @@ def bundles_of(config: TrainConfig) -> list[tuple[dict[str, float], dict[str, st
     on_gpu = learner.device == "cuda"
     num_groups = 2 if on_gpu and algorithm_of(config).uses_critic else 1  # on CPUs policy and critic share
     rank = {"CPU": 1.0, "GPU": 1.0 if on_gpu else 0.0}
-    replica = {"CPU": server.num_cpus, "GPU": server.engine.num_gpus}
-    pair = {"CPU": fleet.num_cpus_per_actor}
+    replica = {"GPU": server.engine.num_gpus}
     return [
-        *[(rank | learner.nodes.resources, learner.nodes.labels)] * learner.num_workers * num_groups,
-        *[(replica | server.nodes.resources, server.nodes.labels)] * num_replicas(config),
-        *[(pair | fleet.nodes.resources, fleet.nodes.labels)] * num_rollout_actors(config),
+        *[(rank | node_resources(learner.nodes), node_labels(learner.nodes))]
+        * learner.num_workers
+        * num_groups,
+        *[(replica | node_resources(server.nodes), node_labels(server.nodes))] * num_replicas(config),
+        *[(node_resources(fleet.nodes), node_labels(fleet.nodes))] * num_rollout_actors(config),
     ]

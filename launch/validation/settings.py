@@ -8,13 +8,19 @@ from actors.weights.transport import transport_class
 from environments.bounds import check_bounds, check_choice
 from environments.errors import ConfigError
 from launch.reporting.metrics import evaluation_metrics
-from launch.settings.tree import COMPLETION, TASKS, RolloutConfig, TrainConfig, algorithm_of
+from launch.settings.tree import COMPLETION, OVERLONG, TASKS, RolloutConfig, TrainConfig, algorithm_of
 from launch.validation.serving import check_server_parser
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import check_group_size
-from policies.learning.kl import check_kl_horizon
-from policies.learning.settings import CriticConfig, LoRAConfig, OptimizerConfig
+from policies.learning.settings import (
+    LearnerConfig,
+    OptimizerConfig,
+    critic_clip_range,
+    critic_optimizer,
+    phase_optimizer,
+)
 from policies.learning.verl.fields import check_fields
+from policies.settings import check_nodes
 
 
 def check_settings(config: TrainConfig) -> None:
@@ -25,10 +31,11 @@ def check_settings(config: TrainConfig) -> None:
     """
     check_bounds(config)
     algorithm = algorithm_of(config)
-    _check_optimizer("learner.optimizer", config.learner.optimizer)
-    _check_optimizer("learner.critic.optimizer", config.learner.critic.optimizer)
-    _check_optimizer("warm_start.optimizer", config.warm_start.optimizer)
-    _check_optimizer("expert_iteration.optimizer", config.expert_iteration.optimizer)
+    critic_optimizer(config.learner)
+    phase_optimizer("warm_start.optimizer", config.warm_start.optimizer)
+    phase_optimizer("expert_iteration.optimizer", config.expert_iteration.optimizer)
+    for part in ("fleet", "server", "learner"):
+        check_nodes(f"{part}.nodes", getattr(config, part).nodes)
     _check_context(config)
     _check_micro_batches(config)
     check_fleet(config)
@@ -50,7 +57,6 @@ def check_training_settings(config: TrainConfig) -> None:
     rollout = config.rollout
     algorithm = algorithm_of(config)
     check_group_size(algorithm, rollout.group_size)
-    check_kl_horizon(algorithm, rollout.groups_per_step * rollout.group_size)
     if rollout.temperature == 0:
         raise ConfigError(
             "rollout.temperature=0 samples the likeliest token only, so that all rollouts of a task are the "
@@ -69,31 +75,23 @@ def check_evaluation_settings(config: TrainConfig) -> None:
     _check_effect_on_serving(config)
 
 
-def _check_optimizer(name: str, optimizer: OptimizerConfig) -> None:
-    if optimizer.min_lr_ratio and optimizer.schedule == "constant":
-        raise ConfigError(
-            f"{name}.min_lr_ratio={optimizer.min_lr_ratio} is where a cosine schedule ends, and "
-            f"{name}.schedule=constant has no end: set {name}.schedule=cosine, or {name}.min_lr_ratio=0."
-        )
-
-
 def check_fleet(config: TrainConfig) -> None:
     """The number of rollout actors is within its bounds. Raises ``ConfigError``."""
     fleet = config.fleet
-    smallest, largest = fleet.bounds
-    if not smallest <= fleet.num_actors <= largest:
+    if fleet.max_actors is not None and fleet.max_actors < fleet.num_actors:
         raise ConfigError(
-            f"fleet.num_actors={fleet.num_actors} is the number that a run starts with: it has to be from "
-            f"fleet.min_actors={smallest} to fleet.max_actors={largest}."
+            f"fleet.num_actors={fleet.num_actors} are the fewest rollout actors, and fleet.max_actors="
+            f"{fleet.max_actors} the most: raise fleet.max_actors, or leave it out."
         )
 
 
 def _check_selection(config: TrainConfig) -> None:
     selection, rollout = config.selection, config.rollout
-    low, high = selection.min_reward, selection.max_reward
+    low, high = selection.reward_range or (None, None)
     if low is not None and high is not None and low > high:
         raise ConfigError(
-            f"selection.min_reward={low} is above selection.max_reward={high}: no group can be between them."
+            f"selection.reward_range={selection.reward_range}: {low} is above {high}, and no group can be "
+            "between them."
         )
     if selection.min_members is not None and selection.min_members > rollout.group_size:
         raise ConfigError(
@@ -114,26 +112,25 @@ def _check_group_order(rollout: RolloutConfig) -> None:
 def _check_effect_on_learning(config: TrainConfig, algorithm: Algorithm) -> None:
     learner = config.learner
     check_fields(learner, algorithm)
-    if learner.critic != CriticConfig() and not algorithm.uses_critic:
+    if _critic(learner) != _critic(LearnerConfig()) and not algorithm.uses_critic:
         raise ConfigError(
             f"learner.critic was changed, and algorithm.name={algorithm.name!r} has no critic: leave it out, "
             "or set algorithm.name=ppo."
-        )
-    if not learner.lora.rank and learner.lora != LoRAConfig():
-        raise ConfigError(
-            "learner.lora was changed, and learner.lora.rank=0 trains without adapters: set "
-            "learner.lora.rank=16, for example, or leave it out."
         )
     if algorithm.credit == "per_step" and config.rollout.max_steps == 1:
         raise ConfigError(
             "algorithm.credit=per_step compares turns, and rollout.max_steps=1 has one only: leave it out, "
             "or allow more steps."
         )
-    if config.rollout.overlong_filter and algorithm.overlong_penalty:
+    if OVERLONG in config.selection.masked_reasons and algorithm.overlong_penalty:
         raise ConfigError(
-            f"rollout.overlong_filter=true leaves out the trajectories that algorithm.overlong_penalty="
-            f"{algorithm.overlong_penalty} is meant for: choose one of the two."
+            f"selection.masked_reasons=[{OVERLONG}] leaves out the trajectories that "
+            f"algorithm.overlong_penalty={algorithm.overlong_penalty} is meant for: choose one of the two."
         )
+
+
+def _critic(learner: LearnerConfig) -> tuple[OptimizerConfig, float]:
+    return critic_optimizer(learner), critic_clip_range(learner)
 
 
 def _check_effect_on_serving(config: TrainConfig) -> None:

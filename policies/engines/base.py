@@ -38,8 +38,8 @@ class Engine(ABC):
     """
 
     settings: ClassVar[Collection[str]] = ()
-    """Further fields of ``EngineConfig`` that this engine acts on: ``num_threads``, ``dtype``,
-    ``cache_after_publish``, ``options``. A field that it does not act on has to keep its default."""
+    """Further fields of ``EngineConfig`` that this engine acts on: ``options``, if it has any, and
+    ``num_threads``, which is then decided where nobody sets it. Others have to keep their defaults."""
     serves_adapters: ClassVar[bool] = False
     keeps_structure: ClassVar[bool] = False
     """True where answers have the form of ``SamplingParams.structure``. If not, asking for it is an error."""

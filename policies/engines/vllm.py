@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING, Any, get_args
 from environments.errors import ConfigError, PromptTooLongError, SamplerError
 from policies.engines.base import Engine
 from policies.engines.versions import VersionSpans
-from policies.engines.vllm_settings import check_gpus, check_options, engine_arguments, environment
+from policies.engines.vllm_settings import (
+    check_gpus,
+    check_options,
+    engine_arguments,
+    environment,
+    without_own,
+)
 from policies.engines.weights import WeightBucket
 from policies.sampler import EngineStats, SamplingParams, TokenOutput
 from policies.settings import EngineConfig, adapter_config
@@ -35,10 +41,10 @@ if TYPE_CHECKING:
 class VLLMEngine(Engine):
     """A vLLM engine in a thread of this process.
 
-    ``config.options`` are further arguments of vLLM's ``EngineArgs``.
+    ``config.options`` are further arguments of vLLM's ``EngineArgs``, and those of ``OwnOptions``.
     """
 
-    settings = ("num_threads", "dtype", "cache_after_publish", "options")
+    settings = ("options", "num_threads")
     serves_adapters = True
     keeps_structure = True
     takes_options = True
@@ -271,7 +277,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
 def _start_vllm(model_path: str, config: EngineConfig, adapter_args: dict[str, Any]) -> LLMEngine:
     from vllm import EngineArgs, LLMEngine
 
-    arguments = engine_arguments(model_path, config) | adapter_args | config.options
+    arguments = engine_arguments(model_path, config) | adapter_args | without_own(config.options)
     try:
         return LLMEngine.from_engine_args(EngineArgs(**arguments))
     except (TypeError, ValueError) as error:

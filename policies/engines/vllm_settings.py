@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from environments.bounds import check_bounds, setting
 from environments.errors import ConfigError
 from policies.settings import EngineConfig
 
@@ -38,6 +41,23 @@ OWN_ARGUMENTS = {
 """Arguments of vLLM that Troupe sets itself, and the reason."""
 
 
+@dataclass
+class OwnOptions:
+    """Options that vLLM has not: they say what ``vllm.py`` does with it."""
+
+    num_threads: int | None = setting(None, at_least=1)
+    cache_after_publish: str = setting("recompute", one_of=("recompute", "keep"))
+
+
+def _own(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {each.name: options[each.name] for each in fields(OwnOptions) if each.name in options}
+
+
+def without_own(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are arguments of vLLM's."""
+    return {name: value for name, value in options.items() if name not in _own(options)}
+
+
 def environment(config: EngineConfig) -> dict[str, str]:
     """Variables that a process needs before it imports vLLM; a value already set wins."""
     if config.num_gpus:
@@ -48,6 +68,7 @@ def environment(config: EngineConfig) -> dict[str, str]:
 
 def check_options(options: dict[str, Any]) -> None:
     """Raise ``ConfigError`` for arguments of vLLM that would break what the learner relies on."""
+    check_bounds(OwnOptions(**_own(options)), "server.engine.options.")
     for name, reason in OWN_ARGUMENTS.items():
         if name in options:
             raise ConfigError(f"server.engine.options.{name} cannot be set: {reason}.")

@@ -31,7 +31,6 @@ class Algorithm:
     kl_coef: float
     kl_estimator: str
     kl_target: float | None
-    kl_horizon: int
     bypass: bool
     """The old log-probabilities are the engine's."""
     correction_level: str | None

@@ -105,42 +105,44 @@ def resolve_correction(config: CorrectionConfig, max_staleness: int) -> dict[str
         ConfigError: an unknown name, a setting without effect, or a combination that makes no sense.
     """
     level, truncate_above = _level(config, max_staleness), config.truncate_above
+    mask_below, mask_above = config.mask_outside or (None, None)
     _check_bounds(config, level)
-    if level and truncate_above is None and config.mask_above is None:
+    if level and truncate_above is None and mask_above is None:
         truncate_above = USUAL_TRUNCATION  # a few large weights would rule the update
     return {
-        "bypass": config.mode == "bypass",
+        "bypass": config.level == "bypass",
         "correction_level": level,
         "truncate_above": truncate_above,
-        "mask_below": config.mask_below,
-        "mask_above": config.mask_above,
+        "mask_below": mask_below,
+        "mask_above": mask_above,
     }
 
 
 def _level(config: CorrectionConfig, max_staleness: int) -> str | None:
     """Tokens of older policies are corrected unless the user says otherwise."""
     if config.level is None:
-        return "token" if max_staleness and config.mode == "decoupled" else None
-    return None if config.level == "none" else config.level
+        return "token" if max_staleness else None
+    return None if config.level in ("none", "bypass") else config.level
 
 
 def _check_bounds(config: CorrectionConfig, level: str | None) -> None:
-    bounds = {name: vars(config)[name] for name in ("truncate_above", "mask_below", "mask_above")}
-    for setting, value in ({"level": config.level} | bounds).items():
-        if config.mode == "bypass" and value is not None:
+    for setting in ("truncate_above", "mask_outside"):
+        value = vars(config)[setting]
+        if level is None and value is not None:
+            why = ", where every weight would be 1" if config.level == "bypass" else ""
             raise ConfigError(
-                f"algorithm.correction.{setting}={value!r} has no effect with "
-                "algorithm.correction.mode=bypass: there the ratio of the loss is taken to the engine's "
-                "log-probabilities, and every weight would be 1. Set mode=decoupled, or leave it out."
+                f"algorithm.correction.{setting}={value} has no effect with algorithm.correction.level="
+                f"{config.level or 'null'}{why}: set it to token or sequence, or leave the other one out."
             )
-        if level is None and setting != "level" and value is not None:
-            raise ConfigError(
-                f"algorithm.correction.{setting}={value} has no effect without algorithm.correction.level. "
-                "Set it to token or sequence."
-            )
-    if (config.truncate_above or 0.0) >= (config.mask_above or math.inf):
+    low, high = config.mask_outside or (None, None)
+    if (low or 0.0) > 1 or (high or math.inf) < 1:
+        raise ConfigError(
+            f"algorithm.correction.mask_outside={config.mask_outside} would leave out a weight of 1, as of a "
+            "token on which the policies agree: the lower bound is at most 1, and the upper at least 1."
+        )
+    if (config.truncate_above or 0.0) >= (high or math.inf):
         raise ConfigError(
             f"algorithm.correction.truncate_above={config.truncate_above} has no effect with "
-            f"algorithm.correction.mask_above={config.mask_above}: what it would cut is left out already. "
-            "Leave one of them out."
+            f"algorithm.correction.mask_outside={config.mask_outside}: what it would cut is left out "
+            "already. Leave one of them out."
         )

@@ -28,10 +28,10 @@ def check_effect(
                 f"algorithm.{setting}={value!r} has no effect in algorithm.name={config.name!r}: {why}. "
                 f"Leave it out; where a recipe sets it, set algorithm.{setting}=null.{named}"
             )
-    mode, level = config.correction.mode, config.correction.level
-    if mode == "bypass" and not loss.uses_ratio:
+    level = config.correction.level
+    if level == "bypass" and not loss.uses_ratio:
         raise ConfigError(
-            f"algorithm.correction.mode=bypass has no effect in algorithm.name={config.name!r}: its loss "
+            f"algorithm.correction.level=bypass has no effect in algorithm.name={config.name!r}: its loss "
             f"{definition.loss} has no ratio to old log-probabilities. Leave it out."
         )
     if level in ("token", "sequence") and not loss.uses_weights:

@@ -19,8 +19,9 @@ KL_ESTIMATORS = {"reward": ("k1", "abs", "k2", "k3"), "loss": ("abs", "k2", "k3"
 """Estimators of the KL by place. Without the straight-through gradient of k1+, that of k1 is 0 in
 expectation: it penalizes nothing."""
 USUAL_KL_ESTIMATORS = {"none": "k3", "loss": "k3", "reward": "k1"}
-MAX_KL_ERROR = 0.2
-"""verl's adaptive controller clips its relative error to this (Ziegler et al. 2019, section 2.2)."""
+KL_HORIZON = 10_000
+"""Trajectories over which the adaptive controller corrects (Ziegler et al. 2019, section 2.2). An update that
+has more counts as one horizon: else its correction, of a fifth at most, could turn the weight negative."""
 
 
 def kl_estimate(policy: torch.Tensor, reference: torch.Tensor, estimator: str) -> torch.Tensor:
@@ -88,27 +89,10 @@ class KLController:
             kl = metrics["learn/reward_kl"]
             if not math.isfinite(kl):
                 raise LearnerError(f"The KL to the reference policy is {kl}: lower the learning rate.")
-            controller = AdaptiveKLController(used, algorithm.kl_target, algorithm.kl_horizon)
+            controller = AdaptiveKLController(used, algorithm.kl_target, max(KL_HORIZON, num_trajectories))
             controller.update(kl, num_trajectories)
             self.coef = float(controller.value)
         return {"learn/kl_coef": used}
-
-
-def check_kl_horizon(algorithm: Algorithm, trajectories_per_update: int) -> None:
-    """Check that no single update can turn an adaptive KL controller to 0 or below.
-
-    Raises:
-        ConfigError: the horizon is shorter than a fifth of an update.
-    """
-    if algorithm.kl_target is None:
-        return
-    shortest = MAX_KL_ERROR * trajectories_per_update
-    if algorithm.kl_horizon <= shortest:
-        raise ConfigError(
-            f"algorithm.kl.horizon={algorithm.kl_horizon} with {trajectories_per_update} trajectories per "
-            f"update: the coefficient could reach 0 in one update. Set a horizon above "
-            f"{math.ceil(shortest)}; usual is 10000."
-        )
 
 
 def resolve_kl(config: KLConfig) -> dict[str, Any]:
@@ -118,7 +102,7 @@ def resolve_kl(config: KLConfig) -> dict[str, Any]:
         ConfigError: an unknown name, a setting without effect, or a combination that makes no sense.
     """
     place = config.place
-    for setting in ("coef", "estimator", "target", "horizon"):
+    for setting in ("coef", "estimator", "target"):
         if place == "none" and vars(config)[setting] is not None:
             raise ConfigError(
                 f"algorithm.kl.{setting}={vars(config)[setting]!r} has no effect with "
@@ -129,16 +113,10 @@ def resolve_kl(config: KLConfig) -> dict[str, Any]:
             f"algorithm.kl.target={config.target} with algorithm.kl.place={place}: only a penalty in the "
             "reward has an adaptive controller. Set algorithm.kl.place=reward, or leave the target out."
         )
-    if config.horizon is not None and config.target is None:
-        raise ConfigError(
-            f"algorithm.kl.horizon={config.horizon} has no effect without algorithm.kl.target: the "
-            "coefficient is fixed. Set a target, or leave the horizon out."
-        )
     check_choice("algorithm.kl.estimator", config.estimator, KL_ESTIMATORS.get(place, ()))
     return {
         "kl_place": place,
         "kl_coef": 0.0 if place == "none" else (1e-3 if config.coef is None else config.coef),
         "kl_estimator": config.estimator or USUAL_KL_ESTIMATORS[place],
         "kl_target": config.target,
-        "kl_horizon": config.horizon or 10_000,
     }

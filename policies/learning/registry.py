@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from environments.bounds import Leaf, check_choice, leaves, setting
+from environments.bounds import check_choice, leaves, setting
 from environments.errors import ConfigError
 from environments.named_module import load_module
 
@@ -60,7 +60,7 @@ class Loss:
     aggregates: bool = True
     """Another aggregation may be chosen."""
     uses_ratio: bool = True
-    """Uses the ratio of the probabilities to the old ones. ``correction.mode=bypass`` replaces the old
+    """Uses the ratio of the probabilities to the old ones. ``correction.level=bypass`` replaces the old
     ones by the engine's."""
     uses_weights: bool = True
     """Multiplies each token's loss by the token's importance weight, if there are any."""
@@ -165,7 +165,7 @@ UNFIT_LOSSES = {
     "kl_cov": "it chooses tokens within each micro-batch, so the gradient would depend on "
     "learner.micro_batch_tokens",
     "dro": "its penalty has no setting here",
-    "bypass_mode": "it is a mode of the correction: set algorithm.correction.mode=bypass and a loss",
+    "bypass_mode": "it is a mode of the correction: set algorithm.correction.level=bypass and a loss",
 }
 
 # -- a user's own --------------------------------------------------------------------------------------
@@ -277,14 +277,5 @@ def resolve_options(
                 f"{setting}={value!r} has no effect in algorithm.name={name!r}: it is {fixed[option]!r} by "
                 "definition. Leave it out."
             )
-        _check_type(setting, value, known[option])
-        known[option].bound.check_value(setting, value)
+        known[option].check(setting, value)
     return {option: leaf.value for option, leaf in known.items()} | dict(fixed) | dict(given)
-
-
-def _check_type(setting: str, value: Any, leaf: Leaf) -> None:
-    wanted = type(leaf.value)
-    if type(value) is not wanted and not (wanted is float and type(value) is int):
-        raise ConfigError(
-            f"{setting}={value!r} has to be of type {wanted.__name__}; its default is {leaf.value!r}."
-        )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from environments.bounds import setting
-from policies.settings import NodesConfig
+from environments.bounds import Bound, check_choice, leaves, setting
 
 AGGREGATIONS = (
     "token-mean",
@@ -15,6 +15,10 @@ AGGREGATIONS = (
     "seq-mean-token-mean",
     "seq-mean-token-sum-norm",
 )
+
+
+CLIP_RANGE = "clip_range"
+"""Key of ``learner.critic`` that is none of its optimizer."""
 
 
 @dataclass
@@ -32,27 +36,23 @@ class KLConfig:
     reference, that of k2 and of the plus ones linearly."""
     target: float | None = setting(None, above=0)
     """KL per token to which an adaptive controller steers; null keeps coef fixed. For place=reward only."""
-    horizon: int | None = setting(None, at_least=1)
-    """Trajectories over which the adaptive controller corrects; null means 10000."""
 
 
 @dataclass
 class CorrectionConfig:
     """Correction for tokens that were sampled by older weights or by other arithmetic than the learner's."""
 
-    mode: str = setting("decoupled", one_of=("decoupled", "bypass"))
-    """The old log-probabilities in the ratio of the loss. decoupled: the learner computes them before the
-    update. bypass: those of the engine, which saves a forward pass."""
-    level: str | None = setting(None, one_of=("token", "sequence", "none"))
-    """Level of importance weights: one for every token or for the whole sequence; none corrects nothing. Null
-    is token where rollout.max_staleness lets older policies sample, and otherwise none."""
+    level: str | None = setting(None, one_of=("token", "sequence", "none", "bypass"))
+    """Level of importance weights: one for every token or for the whole sequence; none corrects nothing;
+    bypass takes the ratio of the loss to the engine's log-probabilities, instead of the learner's own before
+    the update, which saves a forward pass. Null is token where rollout.max_staleness lets older policies
+    sample, and otherwise none."""
     truncate_above: float | None = setting(None, at_least=1)
     """Larger importance weights are cut to this value (truncated importance sampling); null is 2 unless
-    mask_above is set."""
-    mask_below: float | None = setting(None, above=0, at_most=1)
-    """Tokens or sequences with a smaller weight are left out (masked importance sampling)."""
-    mask_above: float | None = setting(None, at_least=1)
-    """Tokens or sequences with a larger weight are left out (masked importance sampling)."""
+    mask_outside has an upper bound."""
+    mask_outside: list[float | None] | None = setting(None, above=0, length=2)
+    """Tokens or sequences with a weight outside of these two bounds are left out (masked importance
+    sampling): [0.5,5], or [null,5] without a lower one."""
 
 
 @dataclass
@@ -96,22 +96,38 @@ class AlgorithmConfig:
 
 @dataclass
 class OptimizerConfig:
-    """AdamW and its schedule, for one phase of training."""
+    """AdamW and its schedule."""
 
     lr: float = setting(1e-6, at_least=0)
     """Peak learning rate."""
-    schedule: str = setting("constant", one_of=("constant", "cosine"))
-    """The learning rate after the warm-up."""
     warmup_steps: int = setting(0, at_least=0)
     """Schedule steps over which the learning rate rises: step k of n has k/n of it, from k = 1."""
-    min_lr_ratio: float = setting(0.0, at_least=0, at_most=1)
-    """Learning rate of a cosine schedule's last step, as a fraction of lr."""
+    min_lr_ratio: float = setting(1.0, at_least=0, at_most=1)
+    """Learning rate of the last step, as a fraction of lr, to which it falls along a cosine. 1 keeps it
+    constant after the warm-up."""
     weight_decay: float = setting(0.0, at_least=0)
     """Decoupled weight decay."""
-    betas: list[float] = setting([0.9, 0.95], at_least=0, below=1, length=2)
-    """AdamW's moment decay rates."""
     max_grad_norm: float = setting(1.0, above=0)
     """Gradients are scaled down to this norm."""
+
+
+def phase_optimizer(setting: str, given: Mapping[str, Any]) -> OptimizerConfig:
+    """Make the optimizer of a stage, or of the critic, from the settings of its own.
+
+    What is not ``given`` has its default, and not the value of ``learner.optimizer``: a schedule of one phase
+    does not fit another, and a run of before gives the same numbers.
+
+    Args:
+        setting: the name, such as ``warm_start.optimizer``, for messages.
+
+    Raises:
+        ConfigError: an unknown name, or a value of the wrong type or out of bounds.
+    """
+    known = {leaf.name: leaf for leaf in leaves(OptimizerConfig())}
+    for name, value in given.items():
+        check_choice(setting, name, known)
+        known[name].check(f"{setting}.{name}", value)
+    return OptimizerConfig(**given)
 
 
 @dataclass
@@ -119,21 +135,8 @@ class LoRAConfig:
     """Low-rank adapters, trained instead of all weights. Engines get weights with the adapters merged in."""
 
     rank: int = setting(0, at_least=0)
-    """Rank of the adapters; 0 trains all weights."""
-    alpha: int = setting(16, at_least=1)
-    """The adapters are scaled by alpha / rank."""
-    target_modules: str = "all-linear"
-    """Layers with an adapter: all-linear, or a regular expression that matches their whole names. The experts
-    of a mixture of experts have none, since transformers keeps them as one tensor."""
-
-
-@dataclass
-class CriticConfig:
-    """The value model of algorithms that have one (ppo): a second worker group that starts from the model."""
-
-    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-5))
-    clip_range: float = setting(0.5, above=0)
-    """Values are kept within this distance of the old ones in the value loss."""
+    """Rank of the adapters; 0 trains all weights. learner.verl.model has the rest: they are scaled by
+    lora_alpha / rank, and the layers of target_modules have one."""
 
 
 @dataclass
@@ -144,8 +147,8 @@ class LearnerConfig:
     """Ranks of the FSDP2 group."""
     device: str = setting("cpu", one_of=("cpu", "cuda"))
     """cpu uses gloo; cuda uses NCCL and one GPU per rank."""
-    nodes: NodesConfig = field(default_factory=NodesConfig)
-    """Nodes that the ranks run on."""
+    nodes: dict[str, Any] = field(default_factory=dict)
+    """Needs of a rank on its node, beside one CPU and, with device=cuda, one GPU: see fleet.nodes."""
     num_threads: int | None = setting(None, at_least=1)
     """CPU threads of a rank. Null is one for models of up to ten million parameters. Larger ones take the
     cores of the machine that the command runs on, divided by the ranks, and half of them where rollouts go
@@ -165,10 +168,28 @@ class LearnerConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     verl: dict[str, Any] = field(default_factory=dict)
     """Further fields of verl's configuration classes, under the keys engine, model, actor and optimizer; verl
-    checks them. All but actor also apply to the critic."""
+    checks them. All but actor also apply to the critic. {optimizer: {betas: [0.9, 0.95]}} and {model:
+    {lora_alpha: 16, target_modules: all-linear}} are the defaults. A regular expression in target_modules
+    matches whole names; the experts of a mixture of experts have no adapters, since transformers keeps them
+    as one tensor."""
     mismatch_alarm: float = setting(1e-3, at_least=0)
     """Mean difference of the log-probabilities of engine and learner, in nats, above which a run warns. The
     mean is over trajectories that were sampled by the newest version alone (a few of them with
-    algorithm.correction.mode=bypass), or over a short completion of its own where there are none."""
+    algorithm.correction.level=bypass), or over a short completion of its own where there are none."""
     lora: LoRAConfig = field(default_factory=LoRAConfig)
-    critic: CriticConfig = field(default_factory=CriticConfig)
+    critic: dict[str, Any] = field(default_factory=lambda: {"lr": 1e-5})
+    """The value model of algorithms that have one (ppo), a second worker group that starts from the model:
+    its own settings as of learner.optimizer, of which those left out have their defaults, and clip_range,
+    the distance from the old values within which the value loss keeps the new ones; 0.5 if left out."""
+
+
+def critic_optimizer(learner: LearnerConfig) -> OptimizerConfig:
+    """Make the critic's optimizer. Raises ``ConfigError`` as ``phase_optimizer`` does."""
+    Bound(above=0).check_value("learner.critic.clip_range", critic_clip_range(learner))
+    own = {name: value for name, value in learner.critic.items() if name != CLIP_RANGE}
+    return phase_optimizer("learner.critic", own)
+
+
+def critic_clip_range(learner: LearnerConfig) -> float:
+    """Look up the clip range of the value loss."""
+    return float(learner.critic.get(CLIP_RANGE, 0.5))

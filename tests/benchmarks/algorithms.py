@@ -39,7 +39,7 @@ ALGORITHMS: dict[str, list[str]] = {
     "remax": [],
     "opo": [],
     "gpg": [],
-    "ppo": ["learner.critic.optimizer.lr=1e-3"],
+    "ppo": ["learner.critic.lr=1e-3"],
 }
 """By name, with what it needs besides its defaults on a model this small."""
 

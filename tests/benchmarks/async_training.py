@@ -68,7 +68,7 @@ RUN = [
     f"fleet.num_actors={NUM_ACTORS}",
     "learner.optimizer.lr=5e-4",
     "algorithm.entropy_coef=0.01",
-    "algorithm.correction.mode=bypass",
+    "algorithm.correction.level=bypass",
 ]
 
 

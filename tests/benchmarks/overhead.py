@@ -131,7 +131,7 @@ def measure_engine(num_pairs: int, step_seconds: float) -> tuple[float, float, l
         sampler,
         stream.queue,
         RolloutLimits(max_steps=NUM_TURNS),
-        FleetConfig(num_cpus_per_actor=0),
+        FleetConfig(nodes={"CPU": 0}),
     )
     stream.connect(fleet)
     ray.get(fleet.resize.remote(num_pairs))

@@ -19,7 +19,7 @@ from report import Report
 
 from actors.learning.learner_group import LearnerGroup
 from actors.serving.policy_app import PolicyApp
-from actors.settings import ServerConfig, WeightsConfig
+from actors.settings import ServerConfig
 from actors.weights.store import WeightStore
 from actors.weights.transport import WeightTransport, make_transport
 from policies.learning.algorithms import resolve
@@ -45,7 +45,7 @@ def main() -> None:
     for name in arguments.models.split(","):
         with tempfile.TemporaryDirectory() as folder:
             model = MODELS[name](Path(folder))
-            transport = make_transport(WeightsConfig(arguments.transport), folder, "training")
+            transport = make_transport({"transport": arguments.transport}, folder, "training")
             for num_replicas, rounds in _publications(model, arguments.rounds, transport):
                 published, served, total = map(statistics.median, zip(*rounds, strict=True))
                 listed = " ".join(f"{each:.2f}" for _, _, each in rounds)

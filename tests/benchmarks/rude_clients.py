@@ -207,7 +207,7 @@ def main() -> None:
         settings = [
             f"model.path={model}",
             f"server.http_port={url.rsplit(':', 1)[1]}",
-            f"server.access.tokens_per_minute={TOKENS_PER_MINUTE}",
+            f"server.access.per_minute.tokens={TOKENS_PER_MINUTE}",
             "server.engine.max_model_tokens=512",
         ]
         keys = ",".join(f"{name}:{value}" for name, value in KEYS.items())

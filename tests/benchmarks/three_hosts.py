@@ -55,10 +55,9 @@ RUN = [
     f"fleet.num_actors={2 * PAIRS_PER_HOST}",
 ]
 PLACES = [
-    "fleet.num_cpus_per_actor=1",
-    "fleet.nodes.labels={role: pairs}",
-    "server.nodes.labels={role: head}",
-    "learner.nodes.labels={role: head}",
+    "fleet.nodes={CPU: 1, role: pairs}",
+    "server.nodes={role: head}",
+    "learner.nodes={role: head}",
 ]
 BEFORE, ALONE, JOINED, DRAIN, AFTER = 20, 20, 55, 20, 10
 """Seconds: until the cut, until the join, until the drain, until the host is switched off, until the end."""

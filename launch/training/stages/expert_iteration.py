@@ -18,7 +18,7 @@ from launch.training.run_state import RunState
 from launch.training.selection import Selection, select_groups
 from launch.training.stages.base import Stage, publish
 from policies.learning.samples import LearnerUpdate, TrainBatch, is_judged
-from policies.learning.settings import OptimizerConfig
+from policies.learning.settings import OptimizerConfig, phase_optimizer
 
 NOTHING_LEARNED = LearnerUpdate(metrics={}, num_optimizer_steps=0)
 
@@ -35,7 +35,7 @@ class ExpertIteration(Stage):
 
     @property
     def optimizer(self) -> OptimizerConfig:
-        return self.config.expert_iteration.optimizer
+        return phase_optimizer("expert_iteration.optimizer", self.config.expert_iteration.optimizer)
 
     @property
     def num_schedule_steps(self) -> int:

@@ -12,7 +12,7 @@ from launch.training.run_state import RunState
 from launch.training.stages.base import Stage, publish
 from launch.workload import Workload
 from policies.learning.samples import TrainBatch, TrainingSample
-from policies.learning.settings import OptimizerConfig
+from policies.learning.settings import OptimizerConfig, phase_optimizer
 
 CHUNK = 5
 """Optimizer steps between two chances to stop."""
@@ -31,7 +31,7 @@ class WarmStart(Stage):
 
     @property
     def optimizer(self) -> OptimizerConfig:
-        return self.config.warm_start.optimizer
+        return phase_optimizer("warm_start.optimizer", self.config.warm_start.optimizer)
 
     def check_workload(self, workload: Workload) -> None:
         if self.num_steps and not workload.demonstrations:

@@ -13,7 +13,7 @@ from typing import Any
 
 from environments.errors import ConfigError
 from policies.learning.algorithm import Algorithm
-from policies.learning.settings import LearnerConfig, OptimizerConfig
+from policies.learning.settings import LearnerConfig, OptimizerConfig, critic_clip_range, critic_optimizer
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
     from policies.learning.verl import cpu_platform
@@ -44,14 +44,14 @@ def policy_worker_config(
     model_path: str, learner: LearnerConfig, num_schedule_steps: int
 ) -> TrainingWorkerConfig:
     """verl's worker for the policy."""
-    lora = learner.lora
-    adapters = {"lora_rank": lora.rank, "lora_alpha": lora.alpha, "target_modules": lora.target_modules}
+    rank = learner.lora.rank
+    adapters = {"lora_rank": rank, "lora_alpha": 16, "target_modules": "all-linear"}
     return _worker_config(
         "language_model",
         model_path,
         learner,
         optimizer_config(learner.optimizer, learner, num_schedule_steps),
-        **(adapters if lora.rank else {}),
+        **(adapters if rank else {}),
     )
 
 
@@ -59,7 +59,7 @@ def critic_worker_config(
     model_path: str, learner: LearnerConfig, num_schedule_steps: int
 ) -> TrainingWorkerConfig:
     """verl's worker for the value model."""
-    optimizer = optimizer_config(learner.critic.optimizer, learner, num_schedule_steps)
+    optimizer = optimizer_config(critic_optimizer(learner), learner, num_schedule_steps)
     return _worker_config("value_model", model_path, learner, optimizer)
 
 
@@ -117,10 +117,10 @@ def optimizer_config(
         lr_scheduler_type="cosine",
         zero_indexed_step=False,
         lr_warmup_steps=optimizer.warmup_steps,
-        min_lr_ratio=1.0 if optimizer.schedule == "constant" else optimizer.min_lr_ratio,
+        min_lr_ratio=optimizer.min_lr_ratio,
         total_training_steps=num_schedule_steps,
         weight_decay=optimizer.weight_decay,
-        betas=tuple(optimizer.betas),
+        betas=(0.9, 0.95),
         clip_grad=optimizer.max_grad_norm,
     )
 
@@ -172,7 +172,7 @@ def critic_config(learner: LearnerConfig) -> CriticConfig:
     return CriticConfig(
         strategy="fsdp2",
         use_dynamic_bsz=True,
-        cliprange_value=learner.critic.clip_range,
+        cliprange_value=critic_clip_range(learner),
         loss_agg_mode="token-mean",
     )
 

@@ -23,9 +23,9 @@ FREE: Mapping[str, tuple[str, ...]] = {
     "model": (
         *("use_shm", "trust_remote_code", "external_lib", "override_config"),
         *("enable_gradient_checkpointing", "enable_activation_offload", "use_liger"),
-        *("target_parameters", "exclude_modules"),
+        *("lora_alpha", "target_modules", "target_parameters", "exclude_modules"),
     ),
-    "optimizer": ("optimizer", "optimizer_impl", "override_optimizer_config"),
+    "optimizer": ("optimizer", "optimizer_impl", "override_optimizer_config", "betas"),
     "actor": ("clip_ratio_c", "tau_pos", "tau_neg"),
 }
 """Fields that verl acts on, and nothing here sets or contradicts."""
@@ -81,8 +81,6 @@ FIXED: Mapping[str, Mapping[str, str]] = {
         "load_tokenizer": "checkpoints contain the tokenizer: leave it out",
         "model_type": "the learner decides, for policy and critic: leave it out",
         "lora_rank": "set learner.lora.rank",
-        "lora_alpha": "set learner.lora.alpha",
-        "target_modules": "set learner.lora.target_modules",
         "lora": "set learner.lora; the engines get the weights with the adapters merged in",
         "lora_adapter_path": "the engines would start without it: merge it into the weights, with peft's "
         "merge_and_unload, and set model.path to the folder that they are saved to",
@@ -95,16 +93,15 @@ FIXED: Mapping[str, Mapping[str, str]] = {
     "optimizer": {
         "lr": "set learner.optimizer.lr",
         "weight_decay": "set learner.optimizer.weight_decay",
-        "betas": "set learner.optimizer.betas",
         "clip_grad": "set learner.optimizer.max_grad_norm",
         "grad_clip": "set learner.optimizer.max_grad_norm",
         "lr_warmup_steps": _WARMUP,
         "lr_warmup_steps_ratio": _WARMUP,
         "zero_indexed_step": f"{_WARMUP}: step k of n has k/n of the rate",
-        "lr_scheduler_type": "set learner.optimizer.schedule",
-        "warmup_style": "set learner.optimizer.schedule",
+        "lr_scheduler_type": "set learner.optimizer.min_lr_ratio, which is 1 for a constant rate",
+        "warmup_style": "set learner.optimizer.min_lr_ratio, which is 1 for a constant rate",
         "min_lr_ratio": "set learner.optimizer.min_lr_ratio",
-        "num_cycles": "learner.optimizer.schedule=cosine is half a cycle: leave it out",
+        "num_cycles": "the learning rate falls along half a cycle of a cosine: leave it out",
         "total_training_steps": "the schedule runs over run.num_steps",
     },
     "actor": {
@@ -129,7 +126,7 @@ FIXED: Mapping[str, Mapping[str, str]] = {
         "use_kl_loss": "set algorithm.kl.place=loss",
         "kl_loss_coef": "set algorithm.kl.coef",
         "kl_loss_type": "set algorithm.kl.estimator",
-        "use_rollout_log_probs": "set algorithm.correction.mode=bypass",
+        "use_rollout_log_probs": "set algorithm.correction.level=bypass",
         "grad_clip": "set learner.optimizer.max_grad_norm",
         "optim": "set learner.optimizer, or learner.verl.optimizer",
         "checkpoint": "checkpoints are always whole: leave it out",
@@ -156,7 +153,7 @@ FIXED: Mapping[str, Mapping[str, str]] = {
 }
 """Fields that would be overwritten or not be read, each with what to do instead."""
 
-OF_ADAPTERS = ("target_parameters", "exclude_modules")
+OF_ADAPTERS = ("lora_alpha", "target_modules", "target_parameters", "exclude_modules")
 LOSSES_THAT_READ: Mapping[str, tuple[str, ...]] = {
     "clip_ratio_c": ("vanilla", "dppo_tv", "dppo_kl"),
     "tau_pos": ("sapo",),

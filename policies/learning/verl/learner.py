@@ -92,9 +92,8 @@ class VerlLearner(VerlWorker):
         try:
             super().__init__(policy_worker_config(model_path, learner, num_schedule_steps), learner, seed)
         except PeftError as error:
-            raise ConfigError(
-                f"learner.lora.target_modules={learner.lora.target_modules!r}: {error}"
-            ) from error
+            layers = learner.verl.get("model", {}).get("target_modules")
+            raise ConfigError(f"learner.verl.model.target_modules={layers!r}: {error}") from error
         if self._has_adapters:
             verl_weights.check_adapters(self.engine.module, self.model_config.hf_config.tie_word_embeddings)
         self._reference = Reference(self.engine.module) if algorithm.uses_reference else None

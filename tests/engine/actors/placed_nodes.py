@@ -35,7 +35,7 @@ from launch.settings.compose import compose
 from policies import GameAgent
 from policies.learning.settings import LearnerConfig
 from policies.sampler import ScriptedSampler
-from policies.settings import EngineConfig, NodesConfig
+from policies.settings import EngineConfig
 from policies.tiny import build_tokenizer
 
 
@@ -44,7 +44,7 @@ def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     node = cluster.add_node(num_cpus=2, labels={"market": "spot"}, resources={"big": 2}).node_id
-    spot, big = NodesConfig(labels={"market": "in(spot,none)"}), NodesConfig(resources={"big": 1})
+    spot, big = {"CPU": 0.01, "market": "in(spot,none)"}, {"big": 1}
     stream = TrajectoryStream(capacity=64)
     sampler = SamplerActor.options(**beside_driver()).remote(partial(ScriptedSampler, ["Here."]))
     config = FleetConfig(num_actors=2, nodes=spot)
@@ -75,13 +75,11 @@ def main() -> None:
         serve.shutdown()
 
     with pytest.raises(ConfigError, match=r"node with the labels \{'market': '!in\(spot\)'.*fleet\.nodes"):
-        check_resources(
-            compose(["recipe=calculator", "fleet.nodes.labels={market: '!in(spot)', big: small}"])
-        )
+        check_resources(compose(["recipe=calculator", "fleet.nodes={market: '!in(spot)', big: small}"]))
     with pytest.raises(ConfigError, match=r"needs 3 Ray bigs and the cluster has 2.*learner\.nodes"):
-        check_resources(compose(["recipe=calculator", "learner.nodes.resources={big: 3}"]))
+        check_resources(compose(["recipe=calculator", "learner.nodes={big: 3}"]))
     with pytest.raises(ConfigError, match=r"with the labels \{'market': 'none'\}"):
-        check_room(actor_options(pair, FleetConfig(nodes=NodesConfig(labels={"market": "none"}))))
+        check_room(actor_options(pair, FleetConfig(nodes={"market": "none"})))
     ray.shutdown()
     cluster.shutdown()
 

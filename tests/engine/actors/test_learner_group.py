@@ -91,9 +91,9 @@ def test_logprobs_of_two_ranks_come_in_order_without_padding(
 def test_model_that_cannot_be_loaded_is_explained_in_a_sentence(weight_store: Any, tiny_model: Path) -> None:
     from actors.learning.learner_group import LearnerGroup
 
-    learner = LearnerConfig(lora=LoRAConfig(rank=4, target_modules="no_such_layer"))
+    learner = LearnerConfig(lora=LoRAConfig(rank=4), verl={"model": {"target_modules": "no_such_layer"}})
     group = LearnerGroup(str(tiny_model), learner, resolve(AlgorithmConfig(), 64), 100, 0, weight_store)
-    with pytest.raises(ConfigError, match=r"learner.lora.target_modules='no_such_layer': .*not found"):
+    with pytest.raises(ConfigError, match=r"learner.verl.model.target_modules='no_such_layer': .*not found"):
         group.begin_phase(FROZEN, 100)
     group.close()
 

@@ -42,7 +42,7 @@ def late_policy(serve_port: int, untied_model: Path) -> Iterator[ServedPolicy]:
     store, weights = WeightStore.remote(), weights_of(untied_model)
     for seed in (98, 99):
         publish(store, perturbed(weights, seed))
-    config = ServerConfig(num_replicas=2, engine=EngineConfig(cache_after_publish="keep"))
+    config = ServerConfig(num_replicas=2, engine=EngineConfig(options={"cache_after_publish": "keep"}))
     with serve_policy("late", untied_model, store, config) as policy:
         yield policy
 

@@ -12,7 +12,7 @@ from own_transport import InlineTransport
 from scripted_engine import ScriptedEngine
 from served_policy import publish, serve_policy
 
-from actors.settings import ServerConfig, WeightsConfig
+from actors.settings import ServerConfig
 from actors.weights.transport import WeightTransport, WeightTransportError, make_transport
 from environments.errors import ConfigError
 from policies.engines.weights import WeightBucket
@@ -20,7 +20,7 @@ from policies.sampler import SampleRequest
 from policies.settings import EngineConfig
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
-INLINE = WeightsConfig("own_transport:InlineTransport", {"max_num_bytes": 1 << 25})
+INLINE = {"transport": "own_transport:InlineTransport", "max_num_bytes": 1 << 25}
 
 
 class WeightsAsReply(ScriptedEngine):
@@ -70,7 +70,7 @@ def test_late_replica_reads_the_newest_undamaged_files(
 ) -> None:
     import ray
 
-    transport = make_transport(WeightsConfig("files"), str(tmp_path), "training")
+    transport = make_transport({"transport": "files"}, str(tmp_path), "training")
     store = store_of(transport)
     for version in (1, 2):
         assert publish(store, reply_of(version)) == version
@@ -90,5 +90,5 @@ def test_late_replica_reads_the_newest_undamaged_files(
 def test_transport_from_outside_names_the_option_it_refuses(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"own_transport:InlineTransport does not take .*'max_bytes'"):
         make_transport(
-            WeightsConfig("own_transport:InlineTransport", {"max_bytes": 1}), str(tmp_path), "training"
+            {"transport": "own_transport:InlineTransport", "max_bytes": 1}, str(tmp_path), "training"
         )

@@ -45,7 +45,7 @@ RUN = [
     "rollout.group_size=4",
     "fleet.num_actors=2",
     "learner.mini_batch_size=8",
-    "run.stall_report_seconds=12",
+    "run.stall_limit_seconds=360",  # a report comes after a thirtieth of it,
 ]
 
 
@@ -186,7 +186,7 @@ def test_cluster_without_room_is_named(ray_cluster: None) -> None:
 
     neighbour = Neighbour.remote()
     ray.get(neighbour.up.remote(), timeout=200)
-    service = started(0.0, 2, FleetConfig(num_actors=2, num_cpus_per_actor=1))
+    service = started(0.0, 2, FleetConfig(num_actors=2, nodes={"CPU": 1}))
     try:
         with told(service, PHRASES["time/wait"]):
             assert_verdict("none of 2 rollout actors is up. Each needs 1 CPU")

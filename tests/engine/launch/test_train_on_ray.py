@@ -124,7 +124,7 @@ def test_run_with_killed_parts_ends_with_undisturbed_weights(
         "run.num_steps=4",
         "run.checkpoint_every=2",
         "server.weights.transport=files",
-        "server.weights.options={bucket_bytes: 100000}",
+        "server.weights.bucket_bytes=100000",
     )
 
     assert not deeds, "not both were killed"
@@ -178,7 +178,7 @@ def test_rollouts_and_evaluations_go_on_while_the_learner_learns(
         tmp_path,
         "run.num_steps=4",
         "rollout.max_staleness=2",
-        "fleet.min_actors=2",
+        "fleet.num_actors=2",
         "fleet.max_actors=6",
         "server.weights.transport=files",
         "evaluation.every=2",

@@ -414,7 +414,6 @@ def test_k3_pulls_token_back_however_far_below_reference_it_is() -> None:
 @pytest.mark.parametrize("cut", CUTS, ids=["whole", "micro-batches", "two ranks"])
 def test_value_loss_is_ppos(cut: tuple[int, int]) -> None:
     """The clipped squared error of PPO's implementations (Engstrom et al. 2020, section 3), halved."""
-    from policies.learning.settings import CriticConfig
     from policies.learning.verl.config import critic_config
     from policies.learning.verl.critic import clipped_value_loss
     from policies.learning.verl.data import VALUE_COLUMNS
@@ -431,7 +430,7 @@ def test_value_loss_is_ppos(cut: tuple[int, int]) -> None:
         clips.append((clipped - returns) ** 2 > (new - returns) ** 2)
     expected = torch.cat(losses).mean()
     expected.backward()
-    config = critic_config(LearnerConfig(critic=CriticConfig(clip_range=0.5)))
+    config = critic_config(LearnerConfig(critic={"clip_range": 0.5}))
     loss, parts = through_verl(partial(clipped_value_loss, config), VALUE_COLUMNS, {"values": rows}, cut)
     assert loss == pytest.approx(expected.item(), rel=1e-5)
     torch.testing.assert_close(gradient(rows), gradient(expected_rows), rtol=1e-5, atol=1e-7)

@@ -51,7 +51,7 @@ SCALE = 0.1
 """Standard deviation of what is added to the weights of the reference."""
 WIDE_CLIP = (0.3, 0.4)
 """A random ratio would never lie in that of GSPO's paper."""
-BYPASS = CorrectionConfig(mode="bypass")
+BYPASS = CorrectionConfig(level="bypass")
 
 
 def kl(place: str, estimator: str, coef: float) -> KLConfig:
@@ -342,7 +342,6 @@ class Ours:
 def optimizer(rules: Rules) -> OptimizerConfig:
     return OptimizerConfig(
         lr=rules.lr,
-        schedule="cosine",
         warmup_steps=rules.warmup_steps,
         min_lr_ratio=rules.min_lr_ratio,
         max_grad_norm=rules.max_grad_norm,

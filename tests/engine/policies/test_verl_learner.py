@@ -110,7 +110,7 @@ def test_first_mini_batch_needs_no_score_and_changes_no_bit(
 @pytest.mark.parametrize(
     "algorithm",
     [
-        AlgorithmConfig(correction=CorrectionConfig(level="token", mask_above=2.0)),
+        AlgorithmConfig(correction=CorrectionConfig(level="token", mask_outside=[None, 2.0])),
         AlgorithmConfig(kl=KLConfig(place="reward", coef=0.1)),
     ],
 )
@@ -280,7 +280,7 @@ def advantages_of(sample: TrainingSample) -> tuple[float, ...]:
 
 
 COLUMNS = ("response_ids", "loss_mask", "rollout_logprobs", "turns", "advantages")
-COSINE = OptimizerConfig(lr=1e-3, schedule="cosine", warmup_steps=2, min_lr_ratio=0.1)
+COSINE = OptimizerConfig(lr=1e-3, warmup_steps=2, min_lr_ratio=0.1)
 CONSTANT = OptimizerConfig(lr=1e-3, warmup_steps=2)
 
 
@@ -357,7 +357,10 @@ def test_mismatch_is_that_between_engine_and_learner(make_rank: MakeRank) -> Non
     ("correction", "most"),
     [
         (CorrectionConfig(level="token", truncate_above=1.0), 1.0),
-        (CorrectionConfig(level="token", mask_above=1e6), math.inf),  # so far that no token is masked
+        (
+            CorrectionConfig(level="token", mask_outside=[None, 1e6]),
+            math.inf,
+        ),  # so far that no token is masked
     ],
 )
 def test_size_of_the_importance_weights_is_told(
@@ -405,7 +408,7 @@ def test_size_of_the_importance_weights_is_told(
 
 def test_in_bypass_mode_the_old_policy_is_the_engines(make_rank: MakeRank) -> None:
     learner = LearnerConfig(optimizer=FROZEN)
-    rank = make_rank(learner, AlgorithmConfig(correction=CorrectionConfig(mode="bypass")))
+    rank = make_rank(learner, AlgorithmConfig(correction=CorrectionConfig(level="bypass")))
     scored = rank.score(batches(1))
     for sample in scored[0].samples:
         assert sample.old_logprobs == sample.rollout_logprobs
@@ -504,11 +507,11 @@ def test_resumed_learner_has_its_runs_settings_and_moments(make_rank: MakeRank, 
     first.begin_phase(OptimizerConfig(lr=1e-3, warmup_steps=4), 100)
     first.update(first.score(batches()))
     first.save(str(tmp_path))
-    second = make_rank()
-    second.begin_phase(OptimizerConfig(lr=1e-4, weight_decay=0.3, betas=[0.5, 0.6], warmup_steps=4), 100)
+    second = make_rank(LearnerConfig(verl={"optimizer": {"betas": [0.5, 0.6]}}))
+    second.begin_phase(OptimizerConfig(lr=1e-4, weight_decay=0.3, warmup_steps=4), 100)
     second.load(str(tmp_path))
     (group,) = second.engine.optimizer.param_groups
-    assert (group["weight_decay"], group["betas"]) == (0.3, (0.5, 0.6))
+    assert (group["weight_decay"], tuple(group["betas"])) == (0.3, (0.5, 0.6))
     assert {int(each["step"]) for each in second.engine.optimizer.state_dict()["state"].values()} == {2}
     metrics = second.update(second.score(batches())).metrics
     assert metrics["learn/lr"] == pytest.approx(1e-4 * 2 / 4), "the second of the four steps of the warm-up"
@@ -526,7 +529,9 @@ def test_checkpoint_that_does_not_fit_the_settings_is_refused(make_rank: MakeRan
         adapted.load(str(tmp_path))
     adapted.save(str(tmp_path))
     with pytest.raises(ConfigError, match=r"of rank 4 and alpha 16, .*rank=4 and alpha 8: resume with"):
-        make_rank(LearnerConfig(lora=LoRAConfig(rank=4, alpha=8))).load(str(tmp_path))
+        make_rank(LearnerConfig(lora=LoRAConfig(rank=4), verl={"model": {"lora_alpha": 8}})).load(
+            str(tmp_path)
+        )
 
 
 def test_checkpoint_of_another_model_is_refused(
@@ -573,9 +578,9 @@ def test_adapters_are_merged_into_what_is_published_and_saved(
 @pytest.mark.parametrize("layers", [".*embed_tokens", "lm_head"])
 def test_adapter_that_cannot_be_merged_is_refused(make_rank: MakeRank, layers: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"learner.lora.target_modules puts an adapter on .*cannot be merged"
+        ConfigError, match=r"learner.verl.model.target_modules puts an adapter on .*cannot be merged"
     ):
-        make_rank(LearnerConfig(lora=LoRAConfig(rank=4, target_modules=layers)))
+        make_rank(LearnerConfig(lora=LoRAConfig(rank=4), verl={"model": {"target_modules": layers}}))
 
 
 @pytest.fixture(scope="module")
@@ -653,14 +658,16 @@ def _on_disk(path: Path) -> dict[str, torch.Tensor]:
 def test_adapters_on_experts_are_refused_with_a_remedy(
     make_rank: MakeRank, experts_model: Callable[..., Path]
 ) -> None:
-    lora = LoRAConfig(rank=4, target_modules=r".*\.experts\..*_proj")
+    experts = {"model": {"target_modules": r".*\.experts\..*_proj"}}
     with pytest.raises(ConfigError, match=r"experts', which cannot be merged .* are no experts, or leave it"):
-        make_rank(LearnerConfig(lora=lora), model=experts_model("Qwen3Moe", head_dim=8))
+        make_rank(
+            LearnerConfig(lora=LoRAConfig(rank=4), verl=experts), model=experts_model("Qwen3Moe", head_dim=8)
+        )
 
 
 def test_adapters_on_no_layer_are_refused(make_rank: MakeRank) -> None:
-    with pytest.raises(ConfigError, match=r"learner.lora.target_modules='no_such_layer': .*not found"):
-        make_rank(LearnerConfig(lora=LoRAConfig(rank=4, target_modules="no_such_layer")))
+    with pytest.raises(ConfigError, match=r"learner.verl.model.target_modules='no_such_layer': .*not found"):
+        make_rank(LearnerConfig(lora=LoRAConfig(rank=4), verl={"model": {"target_modules": "no_such_layer"}}))
 
 
 # -- the critic ----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from fastapi.testclient import TestClient
 from ray import serve
 from starlette.datastructures import Headers
 
-from actors.serving.access import Access, AccessControl, TokenBucket
+from actors.serving.access import OPEN_FOR_EACH_SAMPLED, Access, AccessControl, TokenBucket
 from actors.serving.keys import ApiKeys, access_keys, read_keys
 from actors.settings import AccessConfig, ServerConfig
 from environments.errors import ConfigError
@@ -209,7 +209,7 @@ def test_browser_may_ask_what_a_page_of_ours_may_send(origin: str, status: int) 
 
 
 def test_public_address_is_the_servers_name_with_its_path() -> None:
-    with behind(public_url="https://my.example/troupe/") as (client, _):
+    with behind(hosts=["https://my.example/troupe/"]) as (client, _):
         headers = {**bearer(ALICE), "host": "my.example"}
         for path in ("/anything", "/troupe/anything"):
             assert client.get(path, headers=headers).json() == "fine"
@@ -219,7 +219,7 @@ def test_public_address_is_the_servers_name_with_its_path() -> None:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("my.example", "is no address"),
+        ("ftp://my.example", "is no address"),
         ("https://[::1", "is no address"),
         ("https://my.example/?a=b", "is no address"),
         ("https://my.example/troupe/v1/", "leave out /v1"),
@@ -227,7 +227,7 @@ def test_public_address_is_the_servers_name_with_its_path() -> None:
 )
 def test_public_address_that_clients_could_not_use_is_an_error(url: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        access_keys(ServerConfig(access=AccessConfig(public_url=url)))
+        access_keys(ServerConfig(access=AccessConfig(hosts=[url])))
 
 
 def test_keys_are_read_anew_when_their_file_has_changed(tmp_path: Path) -> None:
@@ -318,14 +318,14 @@ def test_requests_are_counted_by_route_status_and_key() -> None:
         assert line in text.splitlines(), text
 
 
-def test_log_of_all_requests_has_those_without_a_key_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_requests_are_logged_where_they_have_a_key(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ray.serve")
-    with behind(ApiKeys(), log_requests=True) as (client, _):
-        client.get("/anything")
+    with behind() as (client, _):
+        client.get("/anything", headers=bearer(ALICE))
     with behind(ApiKeys()) as (client, _):
         client.get("/anything")
     (line,) = [record.getMessage() for record in caplog.records if record.name == "ray.serve"]
-    assert line.startswith("key -: GET '/anything': 200")
+    assert line.startswith("key alice: GET '/anything': 200")
 
 
 def test_long_path_is_cut_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -337,7 +337,7 @@ def test_long_path_is_cut_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_key_over_its_rate_learns_when_to_come_again() -> None:
-    with behind(requests_per_minute=2) as (client, _):
+    with behind(per_minute={"requests": 2}) as (client, _):
         statuses = [client.get("/anything", headers=bearer(ALICE)).status_code for _ in range(3)]
         rejected = client.get("/anything", headers=bearer(ALICE))
         assert client.get("/anything", headers=bearer(BOB)).status_code == 200
@@ -347,7 +347,7 @@ def test_key_over_its_rate_learns_when_to_come_again() -> None:
 
 
 def test_tokens_that_were_used_count_for_the_next_request() -> None:
-    with behind(tokens_per_minute=60) as (client, _):
+    with behind(per_minute={"tokens": 60}) as (client, _):
         assert client.get("/tokens/100", headers=bearer(ALICE)).status_code == 200
         rejected = client.get("/tokens/1", headers=bearer(ALICE))
         assert client.get("/tokens/1", headers=bearer(BOB)).status_code == 200
@@ -356,7 +356,7 @@ def test_tokens_that_were_used_count_for_the_next_request() -> None:
 
 
 def test_replicas_share_what_a_key_may_use() -> None:
-    config = ServerConfig(num_replicas=2, access=AccessConfig(requests_per_minute=4))
+    config = ServerConfig(num_replicas=2, access=AccessConfig(per_minute={"requests": 4}))
     access = Access(KEYS, config)
     headers = Headers({"host": "localhost", **bearer(ALICE)})
     for _ in range(2):
@@ -380,9 +380,9 @@ def test_allowance_is_refilled_over_minute_and_saves_no_more() -> None:
 
 
 def test_request_too_many_is_rejected_and_health_answers() -> None:
-    with behind(max_open_requests=2) as (client, access), ExitStack() as requests:
+    with behind(max_sampled_answers=1) as (client, access), ExitStack() as requests:
         headers = Headers({"host": "localhost", **bearer(ALICE)})
-        for _ in range(2):
+        for _ in range(OPEN_FOR_EACH_SAMPLED):
             requests.enter_context(access.admitted("/anything", headers))
         rejected = client.get("/anything", headers=bearer(BOB))
         assert client.get("/health").status_code == 200
@@ -409,8 +409,13 @@ def test_stream_of_events_that_takes_too_long_ends_with_error() -> None:
 
 
 def test_request_that_finds_no_place_is_not_counted() -> None:
-    with behind(max_open_requests=1, requests_per_minute=2) as (client, access), ExitStack() as requests:
-        requests.enter_context(access.admitted("/anything", Headers({"host": "localhost", **bearer(BOB)})))
+    with (
+        behind(max_sampled_answers=1, per_minute={"requests": OPEN_FOR_EACH_SAMPLED}) as (client, access),
+        ExitStack() as requests,
+    ):
+        headers = Headers({"host": "localhost"} | bearer(BOB))
+        for _ in range(OPEN_FOR_EACH_SAMPLED):
+            requests.enter_context(access.admitted("/anything", headers))
         statuses = [client.get("/anything", headers=bearer(ALICE)).status_code for _ in range(5)]
         requests.close()
         assert client.get("/anything", headers=bearer(ALICE)).status_code == 200
@@ -419,7 +424,7 @@ def test_request_that_finds_no_place_is_not_counted() -> None:
 
 def test_log_says_why_a_request_was_rejected(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ray.serve")
-    with behind(requests_per_minute=1) as (client, _):
+    with behind(per_minute={"requests": 1}) as (client, _):
         for _ in range(2):
             client.get("/anything", headers=bearer(ALICE))
         client.get("/anything", headers={"host": "evil.example"})
@@ -493,7 +498,7 @@ def test_every_interface_needs_the_names_of_the_machine(monkeypatch: pytest.Monk
     with pytest.raises(ConfigError, match=r"server\.access\.hosts=\[my-machine"):
         access_keys(config)
     assert access_keys(replace(config, access=AccessConfig(hosts=["my-machine"])))
-    for nothing in ("", ":8000", "http://my-machine:8000", "https://my-machine", "["):
+    for nothing in ("", ":8000", "my-machine/", "["):
         with pytest.raises(ConfigError, match="is no name of a machine: write it like"):
             access_keys(replace(config, access=AccessConfig(hosts=[nothing])))
     assert access_keys(replace(config, http_host="10.0.0.1"))
@@ -501,9 +506,25 @@ def test_every_interface_needs_the_names_of_the_machine(monkeypatch: pytest.Monk
 
 def test_limits_of_keys_need_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TROUPE_API_KEYS", raising=False)
-    for limit in ({"requests_per_minute": 5}, {"tokens_per_minute": 5}):
-        with pytest.raises(ConfigError, match="count for each key, and there is none"):
-            access_keys(ServerConfig(http_port=8000, access=AccessConfig(**limit)))
+    for unit in ("requests", "tokens"):
+        access = AccessConfig(per_minute={unit: 5})
+        with pytest.raises(ConfigError, match="counts for each key, and there is none"):
+            access_keys(ServerConfig(http_port=8000, access=access))
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"request": 5}, r"per_minute='request' is not one of requests, tokens"),
+        ({"tokens": 0}, r"per_minute\.tokens=0 has to be at least 1"),
+    ],
+)
+def test_limits_of_keys_have_names_and_bounds(
+    limits: dict[str, int], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TROUPE_API_KEYS", "alice:0123456789abcdef0123")
+    with pytest.raises(ConfigError, match=message):
+        access_keys(ServerConfig(http_port=8000, access=AccessConfig(per_minute=limits)))
 
 
 def test_server_without_an_address_needs_no_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from actors.settings import WeightsConfig
 from actors.weights import follower
 from actors.weights.files import MANIFEST, FileTransport
 from actors.weights.follower import WeightFollower, open_transport
@@ -321,13 +320,13 @@ def test_replica_that_cannot_open_its_transport_reports_it(transport: FileTransp
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (WeightsConfig("file"), "server.weights.transport: there is no 'file'. Did you mean 'files'"),
-        (WeightsConfig("files", {"folder_name": "x"}), "transport=files does not take .*'folder_name'"),
-        (WeightsConfig("object_store", {"shared_folder": "x"}), "object_store does not take .*shared_folder"),
+        ({"transport": "file"}, "server.weights.transport: there is no 'file'. Did you mean 'files'"),
+        ({"transport": "files", "folder_name": "x"}, "transport=files does not take .*'folder_name'"),
+        ({"transport": "object_store", "shared_folder": "x"}, "object_store does not take .*shared_folder"),
     ],
 )
 def test_transport_that_cannot_be_made_names_its_setting(
-    settings: WeightsConfig, message: str, tmp_path: Path
+    settings: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         make_transport(settings, str(tmp_path), "training")

@@ -90,10 +90,10 @@ def test_sandbox_that_may_not_isolate_is_announced_at_the_start(
 def test_configuration_in_python_is_checked_before_any_play(tmp_path: Path) -> None:
     config = TrainConfig()
     config.run.directory = str(tmp_path / "run")
-    config.learner.optimizer.betas = [0.9, 1.0]
+    config.learner.optimizer.min_lr_ratio = 1.5
     trainer = AgentTrainer(GameAgent, Precise, config, Dataset([{"question": "?"}]))
     played = Precise.made
-    with pytest.raises(ConfigError, match=r"learner\.optimizer\.betas\[1\]=1\.0 has to be .*below 1"):
+    with pytest.raises(ConfigError, match=r"learner\.optimizer\.min_lr_ratio=1\.5 has to be .*at most 1"):
         trainer.train()
     assert Precise.made == played and not (tmp_path / "run").exists()
 

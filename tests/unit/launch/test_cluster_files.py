@@ -226,7 +226,7 @@ def test_job_makes_the_autoscaler_add_nodes_and_fits_on_them(monkeypatch: pytest
     most = on_head + rollouts["maxReplicas"] * on_node
     monkeypatch.setattr(session.ray, "cluster_resources", lambda: {"CPU": most})
     session.check_resources(config)
-    assert config.fleet.bounds[1] * config.fleet.num_cpus_per_actor < most
+    assert config.fleet.bounds[1] * config.fleet.nodes["CPU"] < most
 
 
 # -- the application -----------------------------------------------------------------------------------

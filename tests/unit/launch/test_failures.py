@@ -54,7 +54,7 @@ def test_past_the_budget_the_run_ends_with_counts_and_tracebacks() -> None:
     assert "29 times KeyError in Shop.step" in text
     assert "1 times The rollout actor died" in text
     assert text.count("Traceback: line 1") == 1
-    assert "fleet.failure_budget=0.5" in text
+    assert "a run bears a share of 0.5" in text
 
 
 def test_old_failures_leave_the_window() -> None:

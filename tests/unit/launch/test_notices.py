@@ -24,7 +24,7 @@ from launch.validation.notices import STOP_VARIABLE, notices
             ["rollout.max_staleness=2", "algorithm.name=own", "algorithm.module=own_algorithm"],
             "the loss ratio_to_a_power takes no importance weights",
         ),
-        (["rollout.max_staleness=2", "algorithm.correction.mode=bypass"], None),
+        (["rollout.max_staleness=2", "algorithm.correction.level=bypass"], None),
     ],
 )
 def test_run_on_older_tokens_says_whether_it_corrects_them(settings: list[str], sentence: str | None) -> None:

@@ -97,9 +97,9 @@ def test_rollout_that_sampled_nothing_is_of_no_age() -> None:
 @pytest.mark.parametrize(
     ("selection", "reason"),
     [
-        ({"min_reward": 0.5}, "too_hard"),
-        ({"max_reward": 0.4}, "too_easy"),
-        ({"min_reward": 0.4, "max_reward": 0.5}, None),
+        ({"reward_range": [0.5, None]}, "too_hard"),
+        ({"reward_range": [None, 0.4]}, "too_easy"),
+        ({"reward_range": [0.4, 0.5]}, None),
     ],
 )
 def test_tasks_that_are_too_hard_or_too_easy_are_dropped(selection: dict, reason: str | None) -> None:

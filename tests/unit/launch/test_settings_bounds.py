@@ -18,12 +18,9 @@ from launch.validation.settings import check_settings
 LEAVES = list(leaves(TrainConfig()))
 
 WITHOUT_BOUND = {
-    "fleet.nodes.resources": "NodesConfig checks every amount",
-    "server.nodes.resources": "NodesConfig checks every amount",
-    "learner.nodes.resources": "NodesConfig checks every amount",
     "expert_iteration.min_reward": "an environment's rewards may be any numbers",
-    "selection.min_reward": "an environment's rewards may be any numbers",
-    "selection.max_reward": "an environment's rewards may be any numbers",
+    "server.access.per_minute": "access_keys checks every limit",
+    "selection.reward_range": "an environment's rewards may be any numbers",
 }
 """Settings that are numbers and have no bound, with the reason."""
 

@@ -128,7 +128,7 @@ def test_ranks_replicas_and_the_two_sides_share_the_cores(
 
 
 def test_numbers_that_are_set_stay(large: str) -> None:
-    config = compose(["recipe=smollm2", "learner.num_threads=3", "server.engine.num_threads=5"])
+    config = compose(["recipe=smollm2", "learner.num_threads=3", "server.engine.options={num_threads: 5}"])
     assert threads(config, large) == (3, 5)
 
 

@@ -30,7 +30,7 @@ from launch.reporting.audit import RunRecords, audit, no_rollout_lost, score_rea
 
 SETTINGS: dict[str, Any] = {
     "rollout": {"group_size": 2, "max_staleness": 1},
-    "run": {"max_recoveries": 2, "recovery_minutes": 10.0},
+    "run": {"max_recoveries": 2},
     "learner": {"mismatch_alarm": 1e-3},
 }
 SOUND = RunRecords(

@@ -65,8 +65,8 @@ def test_what_is_set_is_what_is_used() -> None:
         zero_signal_groups="keep",
         overlong_penalty=0.5,
         overlong_buffer_tokens=20,
-        kl=KLConfig(place="reward", coef=0.1, estimator="k3", target=0.05, horizon=500),
-        correction=CorrectionConfig(level="sequence", truncate_above=2.0, mask_below=0.1, mask_above=5.0),
+        kl=KLConfig(place="reward", coef=0.1, estimator="k3", target=0.05),
+        correction=CorrectionConfig(level="sequence", truncate_above=2.0, mask_outside=[0.1, 5.0]),
     )
     grpo = resolve(config, LIMIT)
     assert (grpo.loss_aggregation, grpo.options) == ("token-sum", {"normalize_by_std": False})
@@ -74,7 +74,7 @@ def test_what_is_set_is_what_is_used() -> None:
     assert (grpo.credit, grpo.gamma, grpo.zero_signal_groups) == ("per_step", 0.9, "keep")
     assert (grpo.overlong_penalty, grpo.overlong_buffer_tokens) == (0.5, 20)
     assert (grpo.kl_place, grpo.kl_coef, grpo.kl_estimator) == ("reward", 0.1, "k3")
-    assert (grpo.kl_target, grpo.kl_horizon, grpo.uses_reference) == (0.05, 500, True)
+    assert (grpo.kl_target, grpo.uses_reference) == (0.05, True)
     assert (grpo.correction_level, grpo.truncate_above) == ("sequence", 2.0)
     assert (grpo.mask_below, grpo.mask_above) == (0.1, 5.0)
     assert algorithm("ppo", options={"lam": 0.9}, gamma=0.99).options == {"lam": 0.9}
@@ -197,7 +197,7 @@ def test_loss_with_its_own_aggregation_takes_no_other() -> None:
         ({"name": "custom", "advantage": "grpo", "loss": "vanila"}, "Did you mean 'vanilla'"),
         ({"name": "custom", "advantage": "gdpo", "loss": "vanilla"}, "gdpo' cannot be used"),
         ({"name": "custom", "advantage": "grpo", "loss": "kl_cov"}, r"learner\.micro_batch_tokens"),
-        ({"name": "custom", "advantage": "grpo", "loss": "bypass_mode"}, r"correction\.mode=bypass"),
+        ({"name": "custom", "advantage": "grpo", "loss": "bypass_mode"}, r"correction\.level=bypass"),
         ({"name": "custom", "advantage": "grpo", "loss": "dppo_kl"}, "no usual value. Set both"),
         (
             {"name": "custom", "advantage": "grpo", "loss": "vanilla", "module": "json"},

@@ -83,7 +83,7 @@ def test_what_is_not_trained_may_be_any_number() -> None:
 
 def test_masked_tokens_leave_the_loss_and_its_denominator() -> None:
     """The mean is one over what is trained: both of verl's masks come from ``loss_mask``."""
-    corrected, metrics = without_far_tokens(SAMPLES, algorithm(level="token", mask_below=0.5, mask_above=2.5))
+    corrected, metrics = without_far_tokens(SAMPLES, algorithm(level="token", mask_outside=[0.5, 2.5]))
     assert corrected[0].loss_mask == (0, 1, 0, 0)
     assert corrected[2].loss_mask == (1, 1, 0, 1, 0, 1)
     assert corrected[0].num_sampled_tokens == 1
@@ -97,18 +97,18 @@ def test_masked_tokens_leave_the_loss_and_its_denominator() -> None:
 @pytest.mark.parametrize(
     ("bounds", "kept"),
     [
-        ({"mask_below": 0.5, "truncate_above": 2.0}, [2, 1, 5]),
-        ({"mask_above": 2.5}, [2, 1, 4]),
-        ({"mask_above": 4.0, "truncate_above": 2.0}, [3, 1, 4]),
+        ({"mask_outside": [0.5, None], "truncate_above": 2.0}, [2, 1, 5]),
+        ({"mask_outside": [None, 2.5]}, [2, 1, 4]),
+        ({"mask_outside": [None, 4.0], "truncate_above": 2.0}, [3, 1, 4]),
     ],
 )
-def test_bounds_may_be_one_sided_or_of_both_kinds(bounds: dict[str, float], kept: list[int]) -> None:
+def test_bounds_may_be_one_sided_or_of_both_kinds(bounds: dict[str, object], kept: list[int]) -> None:
     corrected, _ = without_far_tokens(SAMPLES, algorithm(level="token", **bounds))
     assert [each.num_sampled_tokens for each in corrected] == kept
 
 
 def test_masked_sequence_comes_back_empty() -> None:
-    settings = algorithm(level="sequence", mask_below=0.8, mask_above=2.0)
+    settings = algorithm(level="sequence", mask_outside=[0.8, 2.0])
     corrected, metrics = without_far_tokens(SAMPLES, settings)
     # The products are 0.75, 1.1 and 2.16.
     assert [each.num_sampled_tokens for each in corrected] == [0, 1, 0]
@@ -119,9 +119,9 @@ def test_masked_sequence_comes_back_empty() -> None:
 
 
 def test_without_bounds_nothing_is_left_out() -> None:
-    for correction in ({}, {"mode": "bypass"}, {"level": "token", "truncate_above": 2.0}):
+    for correction in ({}, {"level": "bypass"}, {"level": "token", "truncate_above": 2.0}):
         assert without_far_tokens(SAMPLES, algorithm(**correction)) == (SAMPLES, {})
-    assert without_far_tokens([], algorithm(level="token", mask_above=2.0)) == ([], {})
+    assert without_far_tokens([], algorithm(level="token", mask_outside=[None, 2.0])) == ([], {})
 
 
 def resolved(max_staleness: int, **correction: object) -> tuple[str | None, float | None]:
@@ -134,39 +134,45 @@ def test_tokens_of_older_policies_are_corrected_by_default() -> None:
     assert resolved(0) == (None, None)
     assert resolved(2) == ("token", 2.0)
     assert resolved(2, level="none") == (None, None)
-    assert resolved(2, mode="bypass") == (None, None), "the ratio of the loss corrects"
+    assert resolved(2, level="bypass") == (None, None), "the ratio of the loss corrects"
     assert resolved(2, truncate_above=5.0) == ("token", 5.0)
-    assert resolved(2, mask_above=5.0) == ("token", None), "what is masked needs no truncation"
+    assert resolved(2, mask_outside=[None, 5.0]) == ("token", None), "what is masked needs no truncation"
 
 
 def test_weights_have_an_upper_bound_also_where_none_is_set() -> None:
     assert resolved(0, level="sequence") == ("sequence", 2.0)
-    assert resolved(0, level="token", mask_below=0.5) == ("token", 2.0)
+    assert resolved(0, level="token", mask_outside=[0.5, None]) == ("token", 2.0)
 
 
 @pytest.mark.parametrize(
     ("correction", "message"),
     [
-        ({"mode": "bypas"}, r"correction\.mode='bypas' .* Did you mean 'bypass'"),
+        ({"level": "bypas"}, r"correction\.level='bypas' .* Did you mean 'bypass'"),
         ({"level": "turn", "truncate_above": 2.0}, r"correction\.level='turn' is not one of token, sequence"),
-        ({"level": "none", "truncate_above": 2.0}, r"truncate_above=2\.0 has no effect without"),
-        ({"truncate_above": 2.0}, r"truncate_above=2\.0 has no effect without algorithm\.correction\.level"),
-        ({"mask_below": 0.5}, r"mask_below=0\.5 has no effect without algorithm\.correction\.level"),
-        ({"mode": "bypass", "level": "token", "truncate_above": 2.0}, r"level='token' has no effect with"),
-        ({"mode": "bypass", "mask_above": 2.0}, r"mask_above=2\.0 has no effect with .*mode=bypass"),
+        ({"level": "none", "truncate_above": 2.0}, r"truncate_above=2\.0 has no effect with .*level=none"),
+        ({"truncate_above": 2.0}, r"truncate_above=2\.0 has no effect with .*level=null: set it to token"),
+        ({"mask_outside": [0.5, None]}, r"mask_outside=\[0\.5, None\] has no effect with .*level=null"),
+        (
+            {"level": "bypass", "truncate_above": 2.0},
+            r"truncate_above=2\.0 .*=bypass, where every weight",
+        ),
+        ({"level": "bypass", "mask_outside": [None, 2.0]}, r"mask_outside=.* no effect with .*level=bypass"),
         ({"level": "token", "truncate_above": 0.5}, r"truncate_above=0\.5 has to be at least 1"),
-        ({"level": "token", "mask_above": 0.5}, r"mask_above=0\.5 has to be at least 1"),
         (
-            {"level": "token", "mask_above": 2.0, "mask_below": 1.5},
-            r"mask_below=1\.5 has to be above 0 and at most 1",
+            {"level": "token", "mask_outside": [None, 0.5]},
+            r"mask_outside=\[None, 0\.5\] would leave out a weight",
         ),
         (
-            {"level": "token", "mask_above": 2.0, "mask_below": 0.0},
-            r"mask_below=0\.0 has to be above 0",
+            {"level": "token", "mask_outside": [1.5, 2.0]},
+            r"mask_outside=\[1\.5, 2\.0\] would leave out a weight of 1.*lower bound is at most 1",
         ),
         (
-            {"level": "token", "truncate_above": 3.0, "mask_above": 2.0},
-            r"truncate_above=3\.0 has no effect with algorithm\.correction\.mask_above=2\.0",
+            {"level": "token", "mask_outside": [0.0, 2.0]},
+            r"mask_outside\[0\]=0\.0 has to be above 0",
+        ),
+        (
+            {"level": "token", "truncate_above": 3.0, "mask_outside": [None, 2.0]},
+            r"truncate_above=3\.0 has no effect with algorithm\.correction\.mask_outside=\[None, 2\.0\]",
         ),
     ],
 )

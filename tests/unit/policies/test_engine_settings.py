@@ -33,12 +33,12 @@ def test_what_is_no_engine_is_an_error(name: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"dtype": "bfloat16"}, {"cache_after_publish": "keep"}, {"options": {"max_num_seqs": 4}}]
+    "settings", [{"dtype": "bfloat16"}, {"cache_after_publish": "keep"}, {"max_num_seqs": 4}]
 )
 def test_setting_of_vllms_is_an_error_in_another_engine(settings: dict[str, Any]) -> None:
-    VLLMEngine.check_config(EngineConfig(**settings))
-    with pytest.raises(ConfigError, match=rf"server.engine.{next(iter(settings))}.* (has no effect|unknown)"):
-        ScriptedEngine.check_config(EngineConfig(name=SCRIPTED, **settings))
+    VLLMEngine.check_config(EngineConfig(options=settings))
+    with pytest.raises(ConfigError, match=rf"{next(iter(settings))}.* (has no effect|unknown)"):
+        ScriptedEngine.check_config(EngineConfig(name=SCRIPTED, options=settings))
 
 
 def test_adapters_are_error_in_engine_that_cannot_serve_them() -> None:
@@ -68,7 +68,7 @@ LARGE = {"num_hidden_layers": 30, "num_attention_heads": 9, "hidden_size": 576}
     [
         # 2 (keys, values) x 2 layers x 2 heads x 32 x 4 bytes; 384 tokens are three blocks.
         (TINY, {"max_model_tokens": 384}, 257 * 384 * 1024),
-        (TINY, {"max_model_tokens": 300, "dtype": "bfloat16"}, 257 * 384 * 512),
+        (TINY, {"max_model_tokens": 300, "options": {"dtype": "bfloat16"}}, 257 * 384 * 512),
         (TINY, {"max_model_tokens": 40, "options": {"max_num_seqs": 7, "block_size": 32}}, 8 * 64 * 1024),
         (LARGE, {}, 1 << 30),
         ({"model_type": "mamba"}, {}, 1 << 30),

@@ -7,7 +7,7 @@ import pytest
 from environments.errors import ConfigError, LearnerError
 from policies.learning.algorithm import Algorithm
 from policies.learning.algorithms import resolve
-from policies.learning.kl import KLController, check_kl_horizon
+from policies.learning.kl import KL_HORIZON, KLController
 from policies.learning.settings import AlgorithmConfig, KLConfig
 
 
@@ -24,10 +24,10 @@ def test_fixed_weight_stays_where_it_is() -> None:
 @pytest.mark.parametrize("kl", [0.0, 0.009, 0.011, 5.0, -1.0])
 def test_adaptive_weight_follows_the_clipped_relative_error(kl: float) -> None:
     """Ziegler et al. 2019, section 2.2."""
-    controller = KLController(algorithm(place="reward", coef=0.1, target=0.01, horizon=1000))
+    controller = KLController(algorithm(place="reward", coef=0.1, target=0.01))
     error = min(max(kl / 0.01 - 1, -0.2), 0.2)
     assert controller.update({"learn/reward_kl": kl}, 64) == {"learn/kl_coef": 0.1}
-    assert controller.coef == pytest.approx(0.1 * (1 + error * 64 / 1000))
+    assert controller.coef == pytest.approx(0.1 * (1 + error * 64 / KL_HORIZON))
 
 
 def test_weight_is_all_that_has_to_be_kept() -> None:
@@ -51,12 +51,11 @@ def test_kl_that_is_not_finite_ends_the_run() -> None:
         controller.update({"learn/reward_kl": math.nan}, 64)
 
 
-def test_horizon_that_could_make_a_weight_negative_is_refused() -> None:
-    settings = algorithm(place="reward", target=0.01, horizon=100)
-    check_kl_horizon(settings, 499)
-    with pytest.raises(ConfigError, match=r"algorithm\.kl\.horizon=100 with 500 trajectories"):
-        check_kl_horizon(settings, 500)
-    check_kl_horizon(algorithm(place="reward"), 10**9)
+@pytest.mark.parametrize("num_trajectories", [KL_HORIZON, 5 * KL_HORIZON, 10**9])
+def test_weight_stays_positive_in_the_largest_update(num_trajectories: int) -> None:
+    controller = KLController(algorithm(place="reward", coef=0.1, target=0.01))
+    controller.update({"learn/reward_kl": 0.0}, num_trajectories)
+    assert controller.coef == pytest.approx(0.1 * 0.8)
 
 
 def test_usual_values_of_the_two_places() -> None:
@@ -72,10 +71,7 @@ def test_usual_values_of_the_two_places() -> None:
         ({"coef": 0.1}, r"kl\.coef=0\.1 has no effect with algorithm\.kl\.place=none"),
         ({"estimator": "k3"}, r"kl\.estimator='k3' has no effect with algorithm\.kl\.place=none"),
         ({"target": 0.1}, r"kl\.target=0\.1 has no effect with algorithm\.kl\.place=none"),
-        ({"horizon": 10}, r"kl\.horizon=10 has no effect with algorithm\.kl\.place=none"),
         ({"place": "loss", "target": 0.1}, r"target=0\.1 with algorithm\.kl\.place=loss: only .* reward"),
-        ({"place": "reward", "horizon": 10}, r"horizon=10 has no effect without algorithm\.kl\.target"),
-        ({"place": "reward", "target": 0.1, "horizon": 0}, r"horizon=0 has to be at least 1"),
         ({"place": "reward", "target": 0.0}, r"target=0\.0 has to be above 0"),
         ({"place": "loss", "coef": 0.0}, r"kl\.coef=0\.0 has to be above 0"),
         ({"place": "loss", "estimator": "k1"}, r"estimator='k1' is not one of abs, k2, k3, k1\+"),

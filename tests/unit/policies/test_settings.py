@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from environments.errors import ConfigError
-from policies.settings import EngineConfig
+from policies.engines.vllm_settings import check_options
 
 
 def test_unknown_cache_choice_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cache_after_publish='forget'.*recompute, keep"):
-        EngineConfig(cache_after_publish="forget")
+        check_options({"cache_after_publish": "forget"})
