@@ -22,7 +22,7 @@ from launch.training.run_state import RunState
 REPORT_SECONDS = 120.0
 """Seconds without any movement after which a run prints what it waits for, where it has no limit."""
 REPORTS_BEFORE_LIMIT = 30
-"""With a limit it prints that after so small a part of it: 120 s of the usual hour."""
+"""Part of its limit after which it prints that: 120 s of the usual hour."""
 
 
 def run_name(state: RunState) -> str:
