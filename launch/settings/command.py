@@ -1,4 +1,4 @@
-"""What the commands with settings share: ``--help``, overrides, and the exit status."""
+"""Commands with settings: their ``--help``, overrides and exit status."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Command:
     """
 
     name: str
-    """As in ``troupe serve``."""
+    """Name, as in ``troupe serve``."""
     summary: str | None
-    """The head of its help."""
+    """Head of its help."""
     work: Callable[[TrainConfig], None]
-    """What it does."""
+    """Function that does the work."""
     settings: tuple[str, ...]
     """The settings that it acts on, or whole sections of them; "recipe" if it takes one."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Settings that one may look for here, and that have no effect, with what to do instead."""
+    """Settings that a user may expect here and that have no effect, with the remedy of each."""
 
     def run(self, arguments: list[str]) -> int:
         """Do the work with the configuration of ``arguments``.
@@ -50,7 +50,7 @@ class Command:
         return 0
 
     def configuration(self, arguments: list[str]) -> TrainConfig:
-        """What ``arguments`` set.
+        """Configuration that ``arguments`` set.
 
         Raises:
             ConfigError: a setting is invalid, or has no effect on this command.
@@ -62,7 +62,7 @@ class Command:
         return config
 
     def acts_on(self, setting: str) -> bool:
-        """Whether ``setting`` has an effect on this command."""
+        """Return whether ``setting`` has an effect on this command."""
         return _is_within(setting, self.settings) and not _is_within(setting, self.left_out)
 
     def _check_acts_on(self, setting: str) -> None:
@@ -79,5 +79,5 @@ class Command:
 
 
 def _is_within(setting: str, names: Collection[str]) -> bool:
-    """Whether ``setting`` is one of ``names``, or in a section that is."""
+    """Return whether ``setting`` is one of ``names``, or in a section that is."""
     return any(setting == name or setting.startswith(f"{name}.") for name in names)
