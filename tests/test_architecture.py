@@ -357,7 +357,7 @@ def loose_types(root: Path) -> list[str]:
 def banned_names(root: Path) -> list[str]:
     """Names with a banned word that a module defines."""
     return [
-        f"{module.name}:{line} names {name!r} with a word that means nothing here: CONTRIBUTING says which do"
+        f"{module.name}:{line} names {name!r} with a word of BANNED_WORDS: say what it is"
         for module in modules_in(root).values()
         for name, line in defined_names(module.tree)
         if BANNED_WORDS & words_of(name) and name not in PRESENT_NAMES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +27,10 @@ from a2a.types.a2a_pb2 import (
 )
 from a2a.utils.errors import A2AError, TaskNotCancelableError, TaskNotFoundError, UnsupportedOperationError
 from a2a_client import QUESTION, connected, only_task, question, state, until
-from agent_server import ALICE, BOB, KEYS, AgentServer, agent_server
+from agent_server import ALICE, BOB, AgentServer, agent_server
 from ray import serve
-from test_policy_http import tokenizer_folder  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.slow  # with the official clients, over a real port
-
-
-@pytest.fixture(scope="module")
-def server(tokenizer_folder: Path) -> Iterator[AgentServer]:  # noqa: F811
-    with agent_server(tokenizer_folder) as server:
-        yield server
-
-
-@pytest.fixture
-def locked(tokenizer_folder: Path) -> Iterator[AgentServer]:  # noqa: F811
-    with agent_server(tokenizer_folder, KEYS) as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def idle(server: AgentServer) -> None:
-    server.service.reset()
 
 
 @pytest.mark.parametrize("path", ["", "/a2a/calculator"])
@@ -457,7 +439,7 @@ def test_card_has_the_address_before_the_proxy(
 
 
 def test_agents_have_a_card_each_and_one_address_names_them(
-    tokenizer_folder: Path,  # noqa: F811
+    tokenizer_folder: Path,
 ) -> None:
     with agent_server(tokenizer_folder, agents=["agent/a", "agent/b"]) as server:
         common = httpx.get(f"{server.url}/.well-known/agent-card.json")
@@ -467,7 +449,7 @@ def test_agents_have_a_card_each_and_one_address_names_them(
 
 
 def test_without_the_package_the_server_says_how_to_install_it(
-    tokenizer_folder: Path,  # noqa: F811
+    tokenizer_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delitem(sys.modules, "actors.served_agents.a2a", raising=False)

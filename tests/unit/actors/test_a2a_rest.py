@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,24 +16,18 @@ from a2a.types.a2a_pb2 import (
 )
 from a2a.utils.errors import A2AError, TaskNotCancelableError, TaskNotFoundError
 from a2a_client import connected, only_task, question, state, until
-from agent_server import ALICE, BOB, KEYS, AgentServer, agent_server
+from agent_server import ALICE, BOB, AgentServer
 from test_a2a import text_with, waiting
-from test_policy_http import tokenizer_folder  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.slow  # with the official client, over a real port
 
 REST = {"supported_protocol_bindings": ["HTTP+JSON"]}
 
 
-@pytest.fixture(scope="module")
-def server(tokenizer_folder: Path) -> Iterator[AgentServer]:  # noqa: F811
-    with agent_server(tokenizer_folder, KEYS) as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def idle(server: AgentServer) -> None:
-    server.service.reset()
+@pytest.fixture
+def server(keyed_server: AgentServer) -> AgentServer:
+    keyed_server.service.reset()
+    return keyed_server
 
 
 def test_message_is_answered_by_task_that_can_be_asked_for_again(server: AgentServer) -> None:

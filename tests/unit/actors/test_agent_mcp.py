@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import httpx2
 import pytest
-from agent_server import ALICE, KEYS, AgentServer, agent_server
-from test_policy_http import tokenizer_folder  # noqa: F401  # a fixture
+from agent_server import ALICE, AgentServer
 
 from environments.types import StepEvent
 
@@ -24,15 +22,10 @@ pytestmark = pytest.mark.slow  # with the official clients, over a real port
 QUESTION = {"message": "What is 12+34?"}
 
 
-@pytest.fixture(scope="module")
-def server(tokenizer_folder: Path) -> Iterator[AgentServer]:  # noqa: F811
-    with agent_server(tokenizer_folder, KEYS) as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def idle(server: AgentServer) -> None:
-    server.service.reset()
+@pytest.fixture
+def server(keyed_server: AgentServer) -> AgentServer:
+    keyed_server.service.reset()
+    return keyed_server
 
 
 @asynccontextmanager

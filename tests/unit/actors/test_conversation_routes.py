@@ -6,40 +6,25 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 from agent_server import AGENT, ALICE, BOB, KEYS, AgentServer, agent_server
 from machine import wait_until
-from openai import APIError, APIStatusError, OpenAI
 from shown_programs import CONVERSATION
-from test_policy_http import tokenizer_folder  # noqa: F401  # a fixture
 
 from actors.settings import AgentsConfig
 from environments import SingleTurnEnvironment
 from environments.types import StepEvent
 
-
-@pytest.fixture(scope="module")
-def shared(tokenizer_folder: Path) -> Iterator[AgentServer]:  # noqa: F811
-    with agent_server(tokenizer_folder) as server:
-        yield server
-
-
-@pytest.fixture
-def server(shared: AgentServer) -> AgentServer:
-    shared.service.reset()
-    return shared
-
-
-@pytest.fixture
-def locked(tokenizer_folder: Path) -> Iterator[AgentServer]:  # noqa: F811
-    with agent_server(tokenizer_folder, KEYS) as server:
-        yield server
+if TYPE_CHECKING:
+    from openai import APIStatusError, OpenAI
 
 
 def client(server: AgentServer, key: str = "none") -> OpenAI:
+    from openai import OpenAI
+
     return OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=60)
 
 
@@ -55,6 +40,8 @@ def chat(server: AgentServer, session: str, key: str = "none", messages: Any = N
 
 
 def error_of(call: Callable[[], Any]) -> APIStatusError:
+    from openai import APIStatusError
+
     with pytest.raises(APIStatusError) as raised:
         call()
     return raised.value
@@ -147,7 +134,7 @@ def test_most_tokens_of_an_answer_are_an_upper_bound(server: AgentServer) -> Non
 
 @pytest.mark.parametrize("instructions", ["reject", "ignore", "prepend"])
 def test_who_serves_says_what_becomes_of_a_system_prompt(
-    tokenizer_folder: Path,  # noqa: F811
+    tokenizer_folder: Path,
     instructions: str,
 ) -> None:
     with agent_server(tokenizer_folder, instructions=instructions) as server:
@@ -241,7 +228,7 @@ def test_closed_session_begins_anew(server: AgentServer) -> None:
     assert followed(server) == [None, None]
 
 
-def test_conversation_belongs_to_its_key(tokenizer_folder: Path) -> None:  # noqa: F811
+def test_conversation_belongs_to_its_key(tokenizer_folder: Path) -> None:
     with agent_server(tokenizer_folder, KEYS) as server:
         response = ask(server, ALICE)
         for call in (
@@ -260,7 +247,7 @@ def test_conversation_belongs_to_its_key(tokenizer_folder: Path) -> None:  # noq
         assert len(set(repeated)) == 2
 
 
-def test_environment_without_follow_up_says_what_to_write(tokenizer_folder: Path) -> None:  # noqa: F811
+def test_environment_without_follow_up_says_what_to_write(tokenizer_folder: Path) -> None:
     with agent_server(tokenizer_folder, env_class=SingleTurnEnvironment) as server:
         response = ask(server)
         for call in (lambda: ask(server, previous_response_id=response.id), lambda: chat(server, "a")):
@@ -290,7 +277,7 @@ def test_second_message_at_once_is_rejected(server: AgentServer, threads: Thread
 
 
 def test_second_message_at_once_waits_where_that_is_set(
-    tokenizer_folder: Path,  # noqa: F811
+    tokenizer_folder: Path,
     threads: ThreadPoolExecutor,
 ) -> None:
     with agent_server(tokenizer_folder, settings=AgentsConfig(second_message="wait")) as server:
@@ -307,9 +294,11 @@ def test_second_message_at_once_waits_where_that_is_set(
 
 
 def test_response_under_way_is_cancelled_by_its_key(
-    tokenizer_folder: Path,  # noqa: F811
+    tokenizer_folder: Path,
     threads: ThreadPoolExecutor,
 ) -> None:
+    from openai import APIError
+
     with agent_server(tokenizer_folder, KEYS) as server:
         server.service.is_busy = True
         asked = threads.submit(ask, server, ALICE, {"X-Session-Id": "a"}, stream=True)

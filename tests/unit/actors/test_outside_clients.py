@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 from agent_server import agent_server
-from test_policy_http import tokenizer_folder  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.outside
 
@@ -90,7 +89,7 @@ CLIENTS = ("openai", "litellm", "agents", "a2a", "mcp", "langchain", "llama_inde
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_client_is_answered_as_its_users_expect(
-    tokenizer_folder: Path,  # noqa: F811
+    tokenizer_folder: Path,
     outside: Path,
     client: str,
 ) -> None:
@@ -102,7 +101,7 @@ def test_client_is_answered_as_its_users_expect(
 
 
 def test_ai_sdk_talks_with_agent_and_sends_all_that_was_said(
-    tokenizer_folder: Path,  # noqa: F811
+    tokenizer_folder: Path,
     ai_sdk: Path,
 ) -> None:
     with agent_server(tokenizer_folder) as server:
@@ -110,7 +109,7 @@ def test_ai_sdk_talks_with_agent_and_sends_all_that_was_said(
 
 
 def test_fuzzer_finds_no_server_error_and_no_hang(
-    tokenizer_folder: Path,  # noqa: F811
+    tokenizer_folder: Path,
     outside: Path,
     tmp_path: Path,
 ) -> None:

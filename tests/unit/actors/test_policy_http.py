@@ -11,11 +11,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fastapi.testclient import TestClient
-from openai import BadRequestError, NotFoundError, OpenAI
 from ray import serve
 from scripted_engine import ScriptedEngine
 from starlette.requests import ClientDisconnect
@@ -42,6 +41,9 @@ from policies.model_api.protocol import ChatRequest
 from policies.sampler import SamplingParams
 from policies.settings import EngineConfig
 from policies.tiny import build_tokenizer
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 MESSAGES = [{"role": "user", "content": "What is 12+34?"}]
 BODY = {"model": "tiny", "messages": MESSAGES}
@@ -70,13 +72,6 @@ class QuietActor:
 def scripted(**options: Any) -> EngineConfig:
     options = {"replies": ["111"], **options}
     return EngineConfig(name="scripted_engine:ScriptedEngine", max_model_tokens=100, options=options)
-
-
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    build_tokenizer([MESSAGES]).save_pretrained(folder)
-    return folder
 
 
 @contextmanager
@@ -120,6 +115,8 @@ def client(tokenizer_folder: Path) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="module")
 def openai(client: TestClient) -> OpenAI:
+    from openai import OpenAI
+
     return OpenAI(base_url="http://localhost/v1", api_key="EMPTY", max_retries=0, http_client=client)
 
 
@@ -242,6 +239,8 @@ def test_servers_template_options_hold_unless_requests_differ(tmp_path: Path) ->
 
 
 def test_official_client_lists_the_model(openai: OpenAI) -> None:
+    from openai import NotFoundError
+
     assert [model.id for model in openai.models.list()] == ["tiny"]
     assert openai.models.retrieve("tiny").id == "tiny"
     with pytest.raises(NotFoundError, match="serves 'tiny'"):
@@ -327,11 +326,15 @@ class Pool:
 @pytest.fixture
 def agent(tokenizer_folder: Path) -> Iterator[OpenAI]:
     """The official client of a server with an agent."""
+    from openai import OpenAI
+
     with serving(tokenizer_folder, agents={"agent/calculator": Pool()}) as client:
         yield OpenAI(base_url="http://localhost/v1", api_key="none", http_client=client, max_retries=0)
 
 
 def test_official_client_gets_and_retrieves_a_response(agent: OpenAI) -> None:
+    from openai import BadRequestError, NotFoundError
+
     response = agent.responses.create(model="agent/calculator", input="What is 12+34?", metadata={"a": "b"})
     assert (response.output_text, response.status, response.metadata) == ("46", "completed", {"a": "b"})
     assert agent.responses.retrieve(response.id).output_text == "46"
@@ -393,6 +396,8 @@ def test_official_client_streams_a_response_of_an_agent(agent: OpenAI) -> None:
 def test_field_that_agent_cannot_act_on_is_error_by_its_name(
     agent: OpenAI, fields: dict[str, Any], said: str
 ) -> None:
+    from openai import BadRequestError, NotFoundError
+
     with pytest.raises((BadRequestError, NotFoundError), match=said):
         agent.responses.create(**{"model": "agent/calculator", "input": "?", **fields})
 
@@ -418,6 +423,8 @@ def test_official_client_reads_the_same_from_stream_and_whole(openai: OpenAI) ->
 
 
 def test_official_client_names_the_error_of_a_bad_request(openai: OpenAI) -> None:
+    from openai import BadRequestError, NotFoundError
+
     with pytest.raises(NotFoundError, match="serves 'tiny'"):
         openai.chat.completions.create(model="gpt", messages=MESSAGES)  # type: ignore[arg-type]
     with pytest.raises(BadRequestError, match="context"):
@@ -435,6 +442,8 @@ def test_setting_chooses_the_parser_of_tool_calls(tokenizer_folder: Path) -> Non
 
 
 def test_official_client_sees_a_call_grow(tokenizer_folder: Path) -> None:
+    from openai import OpenAI
+
     call = '{"name": "f", "parameters": {"a": "one two three"}}'
     tools: Any = [{"type": "function", "function": {"name": "f"}}]
     with serving(tokenizer_folder, tool_parser="llama3-json", max_model_tokens=300, replies=[call]) as http:

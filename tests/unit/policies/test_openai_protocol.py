@@ -9,11 +9,9 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from openai.types import Completion
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import ValidationError
 from test_answer_structure import allows
 
@@ -29,6 +27,9 @@ from policies.model_api.messages import ChatMessage
 from policies.model_api.protocol import NO_EFFECT, ChatRequest, CompletionRequest
 from policies.sampler import EngineOptions, EngineStats, SamplingParams, TokenOutput
 from policies.tiny import build_tokenizer
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletion
 
 MODEL = "tiny"
 MESSAGES = [{"role": "user", "content": "What is 12+34?"}]
@@ -128,6 +129,8 @@ async def collect(parts: AsyncIterator[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def the_chat_completion(parts: list[dict[str, Any]]) -> ChatCompletion:
+    from openai.types.chat import ChatCompletion
+
     assert len(parts) == 1
     return ChatCompletion.model_validate(parts[0])
 
@@ -250,6 +253,7 @@ def test_text_parts_are_joined_and_answers_can_be_sent_back() -> None:
 def joined(parts: list[dict[str, Any]]) -> Any:
     """The message of a stream, as the official client puts it together."""
     from openai.lib.streaming.chat import ChatCompletionStreamState
+    from openai.types.chat import ChatCompletionChunk
 
     state: ChatCompletionStreamState[Any] = ChatCompletionStreamState()
     for part in parts:
@@ -259,6 +263,8 @@ def joined(parts: list[dict[str, Any]]) -> Any:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_tool_calls_are_parsed_for_requests_with_tools(stream: bool) -> None:
+    from openai.types.chat import ChatCompletionChunk
+
     parts = chat(FakeEngine(ids_of(f"I calculate.\n{TOOL_CALL}")), tools=TOOLS, stream=stream)
     if stream:
         chunks = [ChatCompletionChunk.model_validate(part) for part in parts]
@@ -382,6 +388,8 @@ def test_template_options_of_a_request_reach_the_chat_template() -> None:
 
 
 def test_stream_opens_with_role_and_ends_with_finish_reason() -> None:
+    from openai.types.chat import ChatCompletionChunk
+
     parts = chat(FakeEngine(ids_of("The answer is 46.")), stream=True)
     chunks = [ChatCompletionChunk.model_validate(part) for part in parts]
     assert len({chunk.id for chunk in chunks}) == 1
@@ -393,6 +401,8 @@ def test_stream_opens_with_role_and_ends_with_finish_reason() -> None:
 
 
 def test_usage_comes_last_if_asked_for() -> None:
+    from openai.types.chat import ChatCompletionChunk
+
     reply = ids_of("46")
     parts = chat(FakeEngine(reply), stream=True, stream_options={"include_usage": True})
     last = ChatCompletionChunk.model_validate(parts[-1])
@@ -490,6 +500,8 @@ def test_whole_answer_without_a_client_is_cancelled() -> None:
 
 
 def test_text_completion_has_openais_shape() -> None:
+    from openai.types import Completion
+
     engine = FakeEngine(ids_of(" is 46."))
     parts = complete(engine, prompt="What", logprobs=0, return_token_ids=True)
     answer = Completion.model_validate(parts[0])
@@ -513,6 +525,8 @@ def test_text_completion_has_openais_shape() -> None:
     ],
 )
 def test_prompts_are_texts_or_token_ids_one_or_several(prompt: Any, expected: list[Any]) -> None:
+    from openai.types import Completion
+
     expected = [ids_of(each, ended=False) if isinstance(each, str) else each for each in expected]
     engine = FakeEngine(*[ids_of("46")] * 4)
     answer = Completion.model_validate(complete(engine, prompt=prompt, n=2)[0])
