@@ -13,7 +13,9 @@ from environments.errors import EnvironmentFailure, TroupeError
 from environments.types import TerminationReason, Trajectory, TrajectoryGroup
 from launch.run_folder.jsonl_log import read_records
 from launch.settings.tree import TrainConfig
-from launch.training.failures import (
+from launch.training.rollout_requests import group_requests, task_index
+from launch.training.run_state import SET_ASIDE, RunState
+from launch.training.task_plan import (
     LEAST_FAILURES,
     WINDOW,
     WORLD_FAILURES,
@@ -21,8 +23,6 @@ from launch.training.failures import (
     fails_everywhere,
     kind_of,
 )
-from launch.training.rollout_requests import group_requests, task_index
-from launch.training.run_state import SET_ASIDE, RunState
 
 BROKEN = "EnvironmentFailure: The environment raised in Shop.step: KeyError: 'price'\nTraceback: line 1"
 CONFIG = TrainConfig()
