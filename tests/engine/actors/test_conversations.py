@@ -173,7 +173,9 @@ def test_environment_keeps_its_state_over_three_messages(start: Any, folder: Pat
     assert third["pages"] == ["page 1", "page 2", "page 3"]
     assert first["number"] == second["number"] == third["number"]
     assert first["number"] not in closed(folder)
-    assert ray.get(pool.forget.remote("", "3")) is False  # the pool of a frontend keeps the response itself
+    assert (
+        ray.get(pool.call.remote("responses", "forget", "", "3")) is False
+    )  # the pool of a frontend keeps the response itself
     wait_until(lambda: closed(folder).get(first["number"]) == 1)
 
 
