@@ -81,8 +81,8 @@ def play(workload: Workload, config: TrainConfig, number: int, sampler: Sampler)
     limits = RolloutLimits(max_steps=config.rollout.max_steps)
     loop = asyncio.new_event_loop()
 
-    def sample(asked: SampleRequest) -> Completion:
-        return loop.run_until_complete(sampler.sample(asked))
+    def sample(turn: SampleRequest) -> Completion:
+        return loop.run_until_complete(sampler.sample(turn))
 
     try:
         loop.run_until_complete(sampler.open())

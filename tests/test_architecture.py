@@ -61,14 +61,11 @@ BANNED_WORDS = {
 }
 """What people do, and what means nothing in a program: in no name."""
 PRESENT_NAMES = {
-    *("_tells", "elsewhere", "_elsewhere", "_ELSEWHERE", "patience_seconds", "_patience_seconds", "says_all"),
+    *("_tells", "_ELSEWHERE", "patience_seconds", "_patience_seconds", "says_all"),
     *(
         "heard",
         "say",
         "_say",
-        "is_told",
-        "_look",
-        "_looks_local",
         "_looks_like_a_call",
         "asked",
         "fate",

@@ -69,7 +69,7 @@ class NodeWatch:
         self.watch(node)  # its watch has ended where Ray took it for dead, and it came back
         return self._silences[node]
 
-    def elsewhere(self) -> dict[str, str]:
+    def away_from_silent_nodes(self) -> dict[str, str]:
         """Labels that keep an actor away from silent nodes, which Ray may still take for healthy."""
         silent = sorted(node for node, silence in self._silences.items() if silence.done())
         return {"ray.io/node-id": f"!in({','.join(silent)})"} if silent else {}

@@ -63,7 +63,7 @@ class ActorFactory:
     async def make(self) -> ray.actor.ActorHandle:
         """Start an actor on a node that answers, as soon as a core is free for its start."""
         await self.throttle.acquire()
-        labels = self.options["label_selector"] | self.node_watch.elsewhere()
+        labels = self.options["label_selector"] | self.node_watch.away_from_silent_nodes()
         fleet = ray.get_runtime_context().current_actor
         arguments = (self.pair, self.sampler, self.limits, fleet, self.listener)
         return start_actor(RolloutActor, *arguments, **self.options | {"label_selector": labels})
@@ -76,7 +76,7 @@ async def wait_until_ready(actor: ray.actor.ActorHandle, node_watch: NodeWatch) 
     """
     ready: asyncio.Future[str] = asyncio.ensure_future(actor.ready.remote())
     waits_for: list[asyncio.Future[Any]] = [ready]
-    if node_watch.elsewhere():
+    if node_watch.away_from_silent_nodes():
         waits_for.append(node_watch.next_return())
     try:
         await asyncio.wait(waits_for, return_when=asyncio.FIRST_COMPLETED)

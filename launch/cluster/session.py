@@ -77,7 +77,7 @@ def wait_for_nodes(config: TrainConfig, announce: Callable[[str], None]) -> None
         ConfigError: as ``check_resources`` does, when the time is over.
     """
     deadline = time.monotonic() + config.run.node_wait_seconds
-    is_told = False
+    is_announced = False
     try:
         while missing := _missing(config):
             if time.monotonic() >= deadline:
@@ -87,12 +87,12 @@ def wait_for_nodes(config: TrainConfig, announce: Callable[[str], None]) -> None
                 bundles=[resources for resources, _ in bundles],
                 bundle_label_selectors=[labels for _, labels in bundles],
             )
-            if not is_told:
+            if not is_announced:
                 announce(f"Waiting for nodes, for {config.run.node_wait_seconds:g} s at most. {missing[1]}.")
-                is_told = True
+                is_announced = True
             time.sleep(NODE_SECONDS)
     finally:
-        if is_told:
+        if is_announced:
             request_resources(bundles=[])
     check_resources(config)
 

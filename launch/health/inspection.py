@@ -27,8 +27,8 @@ from launch.health.run_report import Process, RunReport
 def inspect(heartbeat: RunHeartbeat) -> RunReport:
     """The state of the run that ``heartbeat`` is of, as far as its parts answer."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    elsewhere = {
-        node["NodeManagerHostname"]: _elsewhere(node["NodeID"])
+    other_nodes = {
+        node["NodeManagerHostname"]: _processes_on(node["NodeID"])
         for node in nodes
         if node["NodeManagerHostname"] != socket.gethostname()
     }
@@ -48,7 +48,7 @@ def inspect(heartbeat: RunHeartbeat) -> RunReport:
         further, silent, broken = _answers(calls)
         answers, unanswered, errors = answers | further, unanswered + silent, errors + broken
     processes = list(processes_here())
-    found, silent, broken = _answers(elsewhere)
+    found, silent, broken = _answers(other_nodes)
     for each in found.values():
         processes += each
     unanswered += [f"the node {name}" for name in silent]
@@ -118,7 +118,7 @@ def _processes() -> Sequence[Process]:
     return processes_here()
 
 
-def _elsewhere(node_id: str) -> ray.ObjectRef:
+def _processes_on(node_id: str) -> ray.ObjectRef:
     """``processes_here`` of another node."""
     where = NodeAffinitySchedulingStrategy(node_id, soft=False)
     return _processes.options(scheduling_strategy=where).remote()

@@ -55,7 +55,7 @@ class Watchdog:
         while not self._pause():
             # A driver that was stopped itself has missed what the others did.
             own_delay, before = time.monotonic() - before - HEARTBEAT_SECONDS, time.monotonic()
-            if own_delay < HEARTBEAT_SECONDS and self._look():
+            if own_delay < HEARTBEAT_SECONDS and self._end_if_due():
                 return
 
     def _pause(self) -> bool:
@@ -72,7 +72,7 @@ class Watchdog:
             os.close(descriptor)
         return self._stopped.is_set()
 
-    def _look(self) -> bool:
+    def _end_if_due(self) -> bool:
         """Act on what there is to see; return whether the run was ended."""
         silent = time.monotonic() - self._sender.last_sent
         if self._raylet is not None and not is_alive(self._raylet):

@@ -33,7 +33,7 @@ def model_folder(path: str) -> str:
             raise ConfigError(
                 f"model.path={path!r} is a file: name the folder of a model, a checkpoint or a run."
             )
-        if _looks_local(path):
+        if _is_local_path(path):
             raise ConfigError(
                 f"model.path={path!r} does not exist: name a model's folder, a checkpoint or a run."
             )
@@ -114,7 +114,7 @@ def newest_checkpoint(runs: Path) -> Path | None:
     return CheckpointFolder(pointers[-1].parent.parent, kept=1).latest() if pointers else None
 
 
-def _looks_local(path: str) -> bool:
+def _is_local_path(path: str) -> bool:
     """Return whether ``path`` is no hub name (``name``, ``owner/name``), or in a folder that exists."""
     first, *rest = path.split("/")
     return len(rest) > 1 or first in ("", ".", "..", "~", str(RUNS)) or Path(first).is_dir()

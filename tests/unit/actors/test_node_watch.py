@@ -36,13 +36,13 @@ def test_actor_without_room_is_given_up_when_its_node_is_back(watch: NodeWatch) 
     async def play() -> None:
         with watch.watched("there"):
             watch._judge("there", NODE_SILENCE_SECONDS)
-            assert watch.elsewhere() == {"ray.io/node-id": "!in(there)"}
+            assert watch.away_from_silent_nodes() == {"ray.io/node-id": "!in(there)"}
             starting = asyncio.create_task(wait_until_ready(actor(asyncio.Future()), watch))
             await asyncio.sleep(0)
             assert not starting.done()
             watch._judge("there", 0)
             assert await asyncio.wait_for(starting, 15) is None
-            assert watch.elsewhere() == {}
+            assert watch.away_from_silent_nodes() == {}
 
     asyncio.run(play())
 
