@@ -68,6 +68,8 @@ def _as_typed(value: object) -> str:
         return "null"
     if isinstance(value, list):
         return f"[{','.join(map(_as_typed, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{_as_typed(inner)}' for key, inner in value.items())}}}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -65,6 +65,7 @@ def test_bounds_choices_and_defaults_are_shown_as_they_are_typed() -> None:
         "  run.num_steps=100  (at least 1)",
         "  run.resume=false",
         "  learner.device=cpu  (cpu or cuda)",
+        "  warm_start.optimizer={lr:0.003,warmup_steps:20,min_lr_ratio:0.1}",
         "  learner.optimizer.min_lr_ratio=1.0  (at least 0 and at most 1)",
         "  server.http_port=null  (at least 1 and at most 65535)",
     ):

@@ -99,3 +99,8 @@ def test_every_number_has_a_bound_or_a_reason_for_none() -> None:
     unbounded = {name for name, leaf in numbers.items() if not str(leaf.bound)}
     assert unbounded == set(WITHOUT_BOUND)
     assert len(numbers) > 50
+
+
+def test_settings_are_no_more_than_110_and_what_later_issues_named() -> None:
+    later = {"server.agents.unknown_history"}
+    assert later <= {leaf.name for leaf in LEAVES} and len(LEAVES) <= 110 + len(later)
