@@ -34,8 +34,8 @@ class FleetConfig:
     --labels`` sets it: {CPU: 1, market: spot}. Ray's forms "!spot", "in(spot,reserved)" and
     "!in(spot,reserved)" are known too."""
     retries: int = setting(2, at_least=0)
-    """How often a rollout is started again after an error of the agent, the environment or the server, or
-    after the death of its actor. A rollout that reaches its time limit is not started again."""
+    """Number of times that a rollout is started again after an error of the agent, the environment or the
+    server, or after the death of its actor. A rollout that reaches its time limit is not started again."""
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -45,7 +45,7 @@ class FleetConfig:
 
 @dataclass
 class AccessConfig:
-    """Who may use the endpoint, and how much. Rollouts do not go over HTTP and need none of it."""
+    """Users of the endpoint, and their limits. Rollouts do not go over HTTP and need none of it."""
 
     hosts: list[str] = field(default_factory=list)
     """Names under which clients reach the endpoint, beside localhost and http_host. A request for another
@@ -64,7 +64,7 @@ class AccessConfig:
     engine's places, of which vLLM has 256, is for rollouts. A replica has four times as many requests open;
     one more gets status 503."""
     max_request_seconds: float = setting(600.0, above=0)
-    """How long a request over HTTP may take; then it gets status 504, and its sampling ends."""
+    """Seconds that a request over HTTP may take; then it gets status 504, and its sampling ends."""
 
     @property
     def public_url(self) -> str | None:
@@ -79,17 +79,17 @@ class AgentsConfig:
     temperature: float = setting(1.0, at_least=0, at_most=2)
     """Sampling temperature where a message says none, as over A2A and MCP, which have no word for it."""
     instructions: str = setting("reject", one_of=("reject", "ignore", "prepend"))
-    """What happens to a client's system prompt: an agent has instructions of its own. reject: status 400.
+    """Treatment of a client's system prompt: an agent has instructions of its own. reject: status 400.
     ignore: it is left out. prepend: it stands before the first message."""
     keep_seconds: float = setting(600.0, at_least=0)
-    """How long an environment waits for the next message; then it is closed. It is closed earlier where all
-    rollout actors are taken and another message comes. A later message rebuilds an environment that has
+    """Seconds that an environment waits for the next message; then it is closed. It is closed earlier where
+    all rollout actors are taken and another message comes. A later message rebuilds an environment that has
     resumes_by, and is an error for any other."""
     unknown_history: str = setting("reject", one_of=("reject", "replay"))
-    """What happens to a client that sends a whole conversation which this server has not had. reject: status
+    """Answer to a client that sends a whole conversation which this server has not had. reject: status
     409. replay: a new environment gets its messages and the answers that the client has, each as one turn."""
     second_message: str = setting("reject", one_of=("reject", "wait"))
-    """What happens to a message while another message of its conversation is being answered. reject: status
+    """Treatment of a message while another message of its conversation is being answered. reject: status
     409, after which OpenAI's clients send it again by themselves. wait: the messages are answered one after
     the other."""
 
@@ -104,8 +104,8 @@ class ServerConfig:
     """The most replicas. Serve starts another one while more than server.tokens_per_replica tokens are in
     flight for each. Null means server.num_replicas, always."""
     tokens_per_replica: int = setting(16384, at_least=1)
-    """With server.max_replicas, the tokens in flight that one replica is to have: of prompts, and of the
-    answers that they may get."""
+    """Tokens in flight that one replica is to have, with server.max_replicas: of prompts, and of the answers
+    that they may get."""
     nodes: dict[str, Any] = field(default_factory=lambda: {"CPU": 0.5})
     """Needs of a replica on its node: see fleet.nodes."""
     http_port: int | None = setting(None, at_least=1, at_most=65535)
@@ -123,15 +123,15 @@ class ServerConfig:
     """Checkpoints of the run of model.path that ``launch.serve`` serves beside it, each by an engine of its
     own: best, or a version of the policy, such as [best,31]. Clients ask for policy@best and policy@31."""
     tool_parser: str | None = None
-    """How the model writes tool calls, by the agent's parser_name: hermes, qwen3-coder, deepseek-v3, mistral,
+    """Form of the model's tool calls, by the agent's parser_name: hermes, qwen3-coder, deepseek-v3, mistral,
     llama3-json, one of vLLM's such as vllm:kimi_k2, or your own as my_module:MyParser. Null takes what the
     model's chat template shows."""
     reasoning_parser: str | None = None
-    """How the model marks its thoughts, by the name of a parser of vLLM such as vllm:granite: clients get
+    """Marks of the model's thoughts, by the name of a parser of vLLM such as vllm:granite: clients get
     them as reasoning_content, and no tool call in them counts. Null knows the marks of most models, such as
     <think>, and leaves finished thoughts in the text."""
     weights: dict[str, Any] = field(default_factory=lambda: {"transport": "object_store"})
-    """How weights get from the learner to the engines, in training: by the transport object_store (Ray's),
+    """Way of the weights from the learner to the engines, in training: by the transport object_store (Ray's),
     files (in a folder that nodes share), or your own as my_module:MyTransport, with its arguments beside it:
     {transport: files, shared_folder: /shared/weights}. Without shared_folder it is one in run.directory."""
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -143,7 +143,7 @@ class ServerConfig:
 
     @property
     def most_replicas(self) -> int:
-        """As many replicas as there may be at the same time."""
+        """Largest number of replicas at the same time."""
         return self.max_replicas or self.num_replicas
 
 

@@ -81,7 +81,6 @@ BANNED_OPENINGS = {
 }
 """A docstring begins with a noun or a verb."""
 PRESENT_OPENINGS = {
-    "actors.settings": 16,
     "launch.settings.help": 2,
     "launch.settings.tree": 2,
     "launch.settings.unknown": 1,
