@@ -191,5 +191,5 @@ def critic_optimizer(learner: LearnerConfig) -> OptimizerConfig:
 
 
 def critic_clip_range(learner: LearnerConfig) -> float:
-    """Look up the clip range of the value loss."""
+    """Return the clip range of the value loss."""
     return float(learner.critic.get(CLIP_RANGE, 0.5))
