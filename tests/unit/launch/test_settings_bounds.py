@@ -101,6 +101,6 @@ def test_every_number_has_a_bound_or_a_reason_for_none() -> None:
     assert len(numbers) > 50
 
 
-def test_settings_are_no_more_than_110_and_what_later_issues_named() -> None:
+def test_settings_are_at_most_110_and_those_of_later_issues() -> None:
     later = {"server.agents.unknown_history"}
     assert later <= {leaf.name for leaf in LEAVES} and len(LEAVES) <= 110 + len(later)
