@@ -59,7 +59,7 @@ def factory(monkeypatch: pytest.MonkeyPatch) -> Any:
         return actor
 
     actor = Actor()
-    watch = SimpleNamespace(silence=of, elsewhere=dict)
+    watch = SimpleNamespace(silence=of, away_from_silent_nodes=dict)
     return SimpleNamespace(make=make, actor=actor, node_watch=watch, limits=RolloutLimits())
 
 
