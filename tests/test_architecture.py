@@ -91,7 +91,7 @@ MAX_FUNCTION_LINES = 80
 MAX_ATTRIBUTES, MAX_PUBLIC_METHODS = 14, 12
 """Of a class, but for those below: their present size, from which they may only shrink."""
 LARGE_CLASSES = {
-    "policies.learning.algorithm.Algorithm": (26, 0),  # all settings of an algorithm, decided
+    "policies.learning.algorithm.Algorithm": (25, 0),  # all settings of an algorithm, decided
     "policies.engines.vllm.VLLMEngine": (21, 9),
     "environments.rewards.code.rpc_client.RpcClient": (16, 5),
     "policies.openai_sampler.OpenAISampler": (15, 3),
@@ -116,8 +116,8 @@ MAX_PER_1000_LINES = {
     "`isinstance`": {"environments": 29, "policies": 10, "actors": 4.5, "launch": 4.5},
 }
 """The aims are 30 (environments/) and 12 for `Any`, and 6 for `isinstance`: lower these with the source."""
-MAX_TYPE_IGNORES = 14
-"""The aim is 3."""
+MAX_TYPE_IGNORES = 3
+"""Where Serve or Ray declare something else than they do."""
 
 
 def is_within(name: str, *parents: str) -> bool:
