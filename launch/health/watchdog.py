@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from textwrap import indent
 
 import psutil
 
@@ -90,7 +91,7 @@ class Watchdog:
             self._has_reported = False
         elif not self._has_reported:
             self._has_reported = True
-            self._announce(f"Nothing has moved for {idle:.0f} s.\n{self._report()}")
+            self._announce(f"Nothing has moved for {idle:.0f} s.\n{indent(self._report(), '  ')}")
         if self._limit_seconds and idle > self._limit_seconds:
             self._end(
                 TroupeError(

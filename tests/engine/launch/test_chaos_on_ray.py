@@ -33,7 +33,7 @@ def train(directory: Path, model: Path, max_recoveries: int) -> None:
             "run.checkpoint_every=2",
             f"model.path={model}",
             "warm_start.num_steps=0",
-            "run.stall_limit_seconds=150",
+            "run.stall_limit_seconds=500",
             "evaluation.num_tasks=1",
             f"rollout.groups_per_step={NUM_GROUPS}",
             f"rollout.group_size={GROUP_SIZE}",

@@ -38,7 +38,7 @@ def test_run_goes_on_through_a_storm_and_is_sound(tmp_path: Path, tiny_model: Pa
         "fleet.num_actors=4",
         "algorithm.entropy_coef=0.01",  # so that there is a gradient in every group
         "run.max_recoveries=100",
-        "run.stall_limit_seconds=150",  # a run that hangs says what it waits for
+        "run.stall_limit_seconds=500",  # a run that hangs says what it waits for
     ]
     program = [sys.executable, "-m", "launch.train", *settings]
     # A cluster of its own, not this session's: what is struck there is not replaced.

@@ -36,7 +36,7 @@ SMALL = [
     "rollout.group_size=4",
     "fleet.num_actors=4",
     "learner.mini_batch_size=6",
-    "run.stall_limit_seconds=150",  # a run that hangs says what it waits for, before pytest ends all tests
+    "run.stall_limit_seconds=500",  # a run that hangs says what it waits for, before pytest ends all tests
     "algorithm.entropy_coef=0.01",  # so that there is a gradient even where all rollouts fail
 ]
 

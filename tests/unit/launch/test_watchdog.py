@@ -63,7 +63,7 @@ def test_stall_is_reported_once_and_the_next_one_again() -> None:
         run.idle = 6.0
         assert within(60, lambda: run.announced)
         time.sleep(0.3)
-        assert run.announced == ["Nothing has moved for 6 s.\nstate\nThe verdict."]
+        assert run.announced == ["Nothing has moved for 6 s.\n  state\n  The verdict."]
         run.idle = 0.0
         time.sleep(0.3)
         run.idle = 8.0
