@@ -21,7 +21,7 @@ from actors.ray_tools.placement import beside_driver, start_actor
 from actors.rollouts.service import RolloutService
 from actors.sampling.serve_sampler import ServeSampler
 from actors.serving.policy_app import PolicyApp, start_serve
-from actors.settings import ServerConfig
+from actors.settings import ServedModel, ServerConfig
 from actors.timing import FLEET_START_SECONDS
 from actors.weights.store import WeightStore
 from actors.weights.transport import make_transport
@@ -254,7 +254,7 @@ def rollout_service(
     """A rollout service with a policy server of its own, whose engines follow ``store``."""
     options = config.model.chat_template_kwargs
     name = f"policy-{uuid.uuid4().hex[:8]}"
-    app = PolicyApp(name, model_path, server, store, chat_template_kwargs=options)
+    app = PolicyApp(name, ServedModel(path=model_path, chat_template_kwargs=options), server, store)
     make_sampler = partial(ServeSampler, name, model_path, options)
     return RolloutService(
         workload.pair,
