@@ -244,7 +244,7 @@ def test_versions_of_a_run_are_found_by_number_and_as_best(tmp_path: Path, tiny_
     directory = tmp_path / "run"
     older, newer = (make_run(directory, tiny_model, step) for step in (20, 30))
     CheckpointFolder(directory, kept=9).mark_best(20, "eval/reward_mean", 0.5)
-    chosen = [f"model.path={newer}", "server.versions=[best,31]", "run.directory=unused"]
+    chosen = [f"model.path={newer}", "server.versions=[best,31]"]
     _, model, pinned = serve.with_models(serve.COMMAND.configuration(chosen))
     assert (model.name, model.path, model.version) == ("policy", str(newer / "huggingface"), 31)
     assert [(each.name, each.path, each.version) for each in pinned] == [
