@@ -99,7 +99,8 @@ MADE: dict[str, Callable[[], Any]] = {
     ),
     "no pre-tokenizer": lambda: pipeline(pairs(), *controls(), normalizer=LEGACY),
     "white space behind": lambda: pipeline(pairs(), *controls(rstrip=True), normalizer=LEGACY),
-    "white space before": lambda: pipeline(unigrams(), *controls(), MASK, normalizer=normalizers.Strip()),
+    "white space before": lambda: pipeline(pairs(), *controls(), MASK, normalizer=LEGACY),
+    "ends stripped": lambda: pipeline(unigrams(), *controls(), normalizer=normalizers.Strip()),
     "lower case": lambda: pipeline(
         models.WordLevel({"<unk>": 0, "a": 1, "ab": 2}, unk_token="<unk>"),
         *controls(),
