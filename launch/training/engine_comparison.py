@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import ray
 from ray.exceptions import RayError
@@ -150,4 +149,4 @@ class EngineComparison:
         if not samples:
             return []
         rows = self._learner.logprobs(TrainBatch(samples=tuple(samples), temperature=self._temperature))
-        return [replace(sample, old_logprobs=tuple(row)) for sample, row in zip(samples, rows, strict=True)]
+        return [sample.replaced(old_logprobs=tuple(row)) for sample, row in zip(samples, rows, strict=True)]
