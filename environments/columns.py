@@ -16,6 +16,19 @@ from environments.prefix_tree import Span
 Number = TypeVar("Number", int, float)
 
 
+def floats(values: Iterable[float]) -> array[float]:
+    """Make an array: in four bytes each where those hold every value exactly, as a model's float32, else in
+    eight."""
+    exact = array("d", values)
+    short = array("f", exact)
+    return short if array("d", short) == exact else exact
+
+
+def stored(instance: object, name: str) -> Any:
+    """Return the array, or span, of a field: not to be changed."""
+    return vars(instance)[f"_{name}"]
+
+
 class _Column(Generic[Number]):
     """A field, stored under its name with a line before it.
 
@@ -51,15 +64,10 @@ class TokenIds(_Column[int]):
 
 
 class Floats(_Column[float]):
-    """Numbers as they were given, to the last bit: in four bytes each where those hold all of them, or eight.
-
-    Four are enough for what a model has computed in float32.
-    """
+    """Numbers as they were given, to the last bit, as ``floats`` stores them."""
 
     def __set__(self, instance: object, value: Iterable[float]) -> None:
-        exact = array("d", value)
-        short = array("f", exact)
-        vars(instance)[self._name] = short if array("d", short) == exact else exact
+        vars(instance)[self._name] = value if isinstance(value, array) else floats(value)
 
 
 class Ints(_Column[int]):

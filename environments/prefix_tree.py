@@ -152,7 +152,7 @@ class Span(NamedTuple):
 
     def part(self, start: int, stop: int) -> Self:
         """The numbers from ``start`` to ``stop`` of the whole sequence, as far as it has them."""
-        return self._replace(start=start, stop=min(stop, self.stop))
+        return type(self)(self.tree, self.node, start, min(stop, self.stop))
 
     def extended(self, values: Iterable[int]) -> Self:
         """The whole sequence up to the end of this one, and ``values`` behind it."""

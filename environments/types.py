@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from environments.columns import Floats, Runs, TokenIds
+from environments.columns import Floats, Runs, TokenIds, stored
 from environments.messages import Conversation, Message, MessageTable
 from environments.prefix_tree import Span
 
@@ -115,26 +115,26 @@ class Completion:
     """Prompt and completion tokens as the server counted them, where it did not return their ids."""
 
     def __post_init__(self) -> None:
-        stored = vars(self)
-        prompt, answer = stored["_prompt_ids"], stored["_completion_ids"]
+        prompt, answer = stored(self, "prompt_ids"), stored(self, "completion_ids")
         self._store(prompt.extended(answer.read()), prompt.size)
 
     @property
     def tokens(self) -> Span:
         """Ids of the prompt and of the answer behind it."""
-        answer: Span = vars(self)["_completion_ids"]
+        answer: Span = stored(self, "completion_ids")
         return answer.part(0, answer.stop)
 
     @property
     def prompt_size(self) -> int:
         """Number of the prompt's ids, without making them a tuple."""
-        prompt: Span = vars(self)["_prompt_ids"]
+        prompt: Span = stored(self, "prompt_ids")
         return prompt.size
 
     @property
     def answer_size(self) -> int:
         """Number of the answer's ids, without making them a tuple."""
-        return self.tokens.stop - self.prompt_size
+        answer: Span = stored(self, "completion_ids")
+        return answer.size
 
     def sharing(self, earlier: Completion | None) -> Completion:
         """The same completion; what it repeats of the turns stored with ``earlier`` it shares with them."""
@@ -224,11 +224,11 @@ class Step:
 
     def storing(self, conversation: Conversation, completion: Completion | None) -> Step:
         """A copy that holds these, which are equal to its own."""
-        stored = copy.copy(self)
-        stored.__dict__.pop("chat_completions", None)
-        stored.__dict__["_conversation"] = conversation
-        stored.completion = completion
-        return stored
+        twin = copy.copy(self)
+        twin.__dict__.pop("chat_completions", None)
+        twin.__dict__["_conversation"] = conversation
+        twin.completion = completion
+        return twin
 
 
 def share(steps: Iterable[Step]) -> list[Step]:

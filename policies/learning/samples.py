@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from environments.columns import Floats, Ints, TokenIds
+from environments.columns import Floats, Ints, TokenIds, floats, stored
 from environments.errors import LearnerError
 from environments.prefix_tree import Span
 from environments.types import Completion, TerminationReason, Trajectory, TrajectoryGroup
@@ -57,13 +57,13 @@ class TrainingSample:
     """The oldest version that sampled any of it."""
 
     def __len__(self) -> int:
-        response: Span = vars(self)["_response_ids"]
+        response: Span = stored(self, "response_ids")
         return self.num_prompt_tokens + response.size
 
     @property
     def num_prompt_tokens(self) -> int:
         """Length of the prompt."""
-        prompt: Span = vars(self)["_prompt_ids"]
+        prompt: Span = stored(self, "prompt_ids")
         return prompt.size
 
     @property
@@ -72,7 +72,7 @@ class TrainingSample:
 
     @property
     def num_sampled_tokens(self) -> int:
-        return sum(vars(self)["_loss_mask"])
+        return sum(stored(self, "loss_mask"))
 
     def replaced(self, **columns: Any) -> TrainingSample:
         """A copy with other columns; unlike ``dataclasses.replace``, it reads none of those that stay."""
@@ -245,14 +245,17 @@ def is_judged(trajectory: Trajectory) -> bool:
 
 def _sample(sample_id: str, run: list[tuple[int, Completion]], rewards: dict[int, float]) -> TrainingSample:
     tokens, prompt_size = run[-1][1].tokens, run[0][1].prompt_size
+    given = [stored(completion, "logprobs") for _, completion in run]
+    code = "f" if all(each.typecode == "f" for each in given) else "d"
     loss_mask, turns = array("b"), array("i")
-    logprobs, earned = array("d"), array("d")
-    for turn, completion in run:
+    logprobs: array[float] = array(code)
+    earned: array[float] = array(floats(rewards[turn] for turn, _ in run).typecode)
+    for (turn, completion), own_logprobs in zip(run, given, strict=True):
         between, count = completion.prompt_size - prompt_size - len(turns), completion.answer_size
         loss_mask.extend(array("b", [0]) * between + array("b", [1]) * count)
         turns.extend(array("i", [-1]) * between + array("i", [turn]) * count)
-        logprobs.extend(array("d", [0.0]) * between + array("d", completion.logprobs))
-        earned.extend(array("d", [0.0]) * (between + count - 1))
+        logprobs.extend(array(code, [0.0]) * between + array(code, own_logprobs))
+        earned.extend(array(earned.typecode, [0.0]) * (between + count - 1))
         earned.append(rewards[turn])
     return TrainingSample(
         sample_id=sample_id,

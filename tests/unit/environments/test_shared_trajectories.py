@@ -9,6 +9,8 @@ from dataclasses import FrozenInstanceError, asdict, replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from played_trajectories import KINDS, measure, num_unique_tokens, play
 
 from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
@@ -42,6 +44,12 @@ def test_completion_reads_as_it_was_made() -> None:
     assert Completion(text="", finish_reason="stop").prompt_ids == ()
     with pytest.raises(FrozenInstanceError):
         completion.prompt_ids = (1,)  # type: ignore[misc]
+
+
+@given(st.lists(st.floats(allow_nan=False) | st.floats(width=32, allow_nan=False)))
+def test_numbers_come_back_to_the_last_bit(numbers: list[float]) -> None:
+    read = Completion(text="", finish_reason="stop", logprobs=tuple(numbers)).logprobs
+    assert [*map(repr, read)] == [*map(repr, numbers)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
