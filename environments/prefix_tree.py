@@ -27,7 +27,7 @@ class PrefixTree:
     compare two sequences of a tree is to compare where they leave each other.
     """
 
-    __slots__ = ("_branches", "_parents", "_parts", "_starts")
+    __slots__ = ("_branches", "_latest", "_parents", "_parts", "_starts")
 
     def __init__(self) -> None:
         self._parents: list[int] = []
@@ -37,13 +37,15 @@ class PrefixTree:
         self._branches: dict[tuple[int, int, int], int] | None = {}
         """Nodes by their parent, their start and their first number. Made anew where a sequence is added
         after a pickle."""
+        self._latest: tuple[array[int], int] | None = None
+        """The sequence that was stored last as a whole, and its last node: the next one shares most of it."""
 
     def __getstate__(self) -> tuple[list[int], list[int], list[array[int]]]:
         return self._parents, self._starts, self._parts
 
     def __setstate__(self, state: tuple[list[int], list[int], list[array[int]]]) -> None:
         self._parents, self._starts, self._parts = state
-        self._branches = None
+        self._branches = self._latest = None
 
     @property
     def root(self) -> Span:
@@ -56,7 +58,17 @@ class PrefixTree:
         Returns:
             Its last node, and its length.
         """
+        if node != ROOT or not self._parts:
+            return self._insert(node, position, new, 0)
         done = 0
+        if self._latest is not None:  # so that the nodes of what it shares are not passed one by one
+            before, node = self._latest
+            done = _num_equal(before, 0, new, 0)
+        node, position = self._insert(node, done, new, done)
+        self._latest = new, node
+        return node, position
+
+    def _insert(self, node: int, position: int, new: array[int], done: int) -> tuple[int, int]:
         while node != ROOT and position <= self._starts[node]:
             node = self._parents[node]
         while True:
