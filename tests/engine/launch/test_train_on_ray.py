@@ -24,7 +24,7 @@ from launch.run_folder.consumed_log import ConsumedLog, read_consumed_log
 from launch.run_folder.trajectory_log import TRAIN, KeptTrajectory, kept_steps, read_kept
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig
-from launch.trainer import run_training
+from launch.training.trainer import run_training
 from launch.workload import load_workload
 
 ROOT = Path(__file__).resolve().parents[3]
