@@ -127,7 +127,7 @@ def start(
         model_path=model_path,
         learner=learner,
         rollouts=rollouts,
-        comparison=EngineComparison(config, algorithm, learner, probe, tracker),
+        comparison=EngineComparison(config, algorithm, learner, probe, tracker.announce),
         kl=KLController(algorithm, state.progress.kl_coef),
         report=UpdateReport(config, state, tracker, service),
         tracker=tracker,
@@ -271,9 +271,13 @@ def start_learner(
     model_path: str,
     algorithm: Algorithm,
     store: ray.actor.ActorHandle,
-    lock: RunLock,
+    lock: RunLock | None = None,
 ) -> LearnerGroup:
-    """The learner, which begins with ``stage``."""
+    """The learner, which begins with ``stage``.
+
+    Args:
+        lock: of the run's folder, which all ranks have to see; ``None`` where nothing is written there.
+    """
     return LearnerGroup(
         model_path,
         replace(config.learner, optimizer=stage.optimizer),
@@ -281,7 +285,7 @@ def start_learner(
         stage.num_schedule_steps,
         config.seed,
         store,
-        shared_file=(str(lock.path), lock.text),
+        shared_file=None if lock is None else (str(lock.path), lock.text),
     )
 
 

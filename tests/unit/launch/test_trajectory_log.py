@@ -22,7 +22,7 @@ from launch.run_folder.trajectory_log import (
     kept_steps,
     read_kept,
 )
-from launch.training.stages.reinforce import turn_advantages
+from launch.training.stages.policy_update import turn_advantages
 from policies.learning.samples import TrainBatch, TrainingSample
 
 
