@@ -17,7 +17,7 @@ from policies.learning.settings import AlgorithmConfig
     "config",
     [
         *(AlgorithmConfig(name=name) for name in ("grpo", "dr_grpo", "gspo", "rloo")),
-        AlgorithmConfig(loss="geo_mean"),
+        AlgorithmConfig(name="custom", advantage="grpo", loss="geo_mean"),
     ],
     ids=lambda config: config.loss or config.name,
 )

@@ -17,7 +17,7 @@ from environments.errors import ConfigError, TroupeError
 from environments.types import Completion, Step, TerminationReason, Trajectory, TrajectoryGroup
 from launch.console import main
 from launch.health.interrupt import Interrupts
-from launch.replay import Change, Replay, reward_function
+from launch.replay import Replay
 from launch.run_folder.checkpoint import StreamState
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig, algorithm_of
@@ -27,6 +27,7 @@ from launch.training.engine_comparison import EngineComparison
 from launch.training.past_run import PastRun
 from launch.training.run_state import RunState
 from launch.training.stages.reinforce import Reinforce
+from launch.training.update_change import Change, reward_function
 from launch.training.update_report import UpdateReport
 from policies.learning.kl import KLController
 from policies.learning.samples import LearnerUpdate, TrainBatch
