@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from actors.serving.policy_app import PolicyApp
-    from actors.settings import ServedModel, ServerConfig
+    from actors.settings import ServerConfig
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ def publish(store: Any, weights: dict[str, torch.Tensor]) -> int:
 def start_policy(name: str, model_path: Path, store: Any, config: ServerConfig) -> ServedPolicy:
     """Serve ``model_path``. Needs ``serve_port``, also where ``config.http_port`` is not set."""
     from actors.serving.policy_app import PolicyApp
+    from actors.settings import ServedModel
 
     app = PolicyApp(name, ServedModel(path=str(model_path)), config, store)
     app.start()
