@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from learner_samples import RESPONSE_TOKENS, MakeRank
-from machine import EQUAL_PRIORITY, free_port
+from machine import free_port
 
 if TYPE_CHECKING:
     from environments.types import Message
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 # Before anything imports transformers: a test that needs the network is a broken test.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ.update(EQUAL_PRIORITY)
 # Else most calls of Ray start a cluster where there is none, and its end takes the tests' process along.
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from machine import EQUAL_PRIORITY
-
 from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +45,7 @@ def head_node(num_cpus: int, dashboard: bool = False, **variables: str) -> Itera
             head = subprocess.Popen(
                 [*RAY, "start", "--head", "--block", *options]
                 + [f"--{name}={port}" for name, port in ports.items()],
-                env=environment | RAYLET_ENVIRONMENT | EQUAL_PRIORITY,
+                env=environment | RAYLET_ENVIRONMENT,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -1,4 +1,4 @@
-"""A free port, a wait with an end, and the priority of Ray's processes."""
+"""A free port, and a wait with an end."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-
-EQUAL_PRIORITY = {"RAY_worker_niceness": "0"}
-"""Environment of a Ray whose workers do not give way to other programs, beside which they would crawl."""
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 240) -> None:
