@@ -106,7 +106,7 @@ def policy_application(
     }
     without_adapters = replace(config, adapters={})
     others = {
-        each.name: (each, _bind(PinnedPolicy, own_name(each) | options, each, without_adapters, store))
+        each.name: (each, _bind(PinnedPolicy, _own_name(each) | options, each, without_adapters, store))
         for each in pinned
     }
     return _bind(
@@ -114,7 +114,7 @@ def policy_application(
     )
 
 
-def own_name(model: ServedModel) -> dict[str, Any]:
+def _own_name(model: ServedModel) -> dict[str, Any]:
     """The option of Serve that tells the deployments of pinned versions apart."""
     return {"name": model.name.replace("@", "-")}
 
