@@ -145,6 +145,8 @@ class SamplingRequest(Body):
     return_token_ids: bool | None = None
     policy_version: Annotated[int, Field(ge=0)] | None = None
     """The version that has to answer: status 409 where the policy has moved on, with the present one."""
+    cap_max_tokens: bool | None = None
+    """Troupe's: whether a ``max_tokens`` beyond the room of the context means that room, and is no error."""
     user: str | None = None
     """Accepted and ignored, as the next two: they are about OpenAI's customer and cache."""
     safety_identifier: str | None = None

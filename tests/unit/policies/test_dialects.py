@@ -48,7 +48,7 @@ async def sampled(dialect: Dialect, text: str, finish_reason: str = "stop") -> l
 
 
 def fields_of(request: ChatRequest) -> Json:
-    return request.model_dump(exclude_none=True, exclude={"model", "max_tokens"})
+    return request.model_dump(exclude_none=True, exclude={"model", "max_tokens", "cap_max_tokens"})
 
 
 TEXTS = [
@@ -202,6 +202,15 @@ def test_dialects_ask_for_the_same_chat() -> None:
 def test_field_of_messages_is_honoured(fields: Json, expected: Json) -> None:
     found = fields_of(messages(**fields).chat_request())
     assert {name: found[name] for name in found if name not in ("messages", "tools")} == expected
+
+
+def test_max_tokens_of_messages_is_at_most_the_context() -> None:
+    engine = FakeEngine(ids_of("46"))
+    body = messages(max_tokens=32_000).chat_request()
+    parts = OpenAIFrontend("tiny", renderer(), engine).chat(body)
+    asyncio.run(anext(parts))
+    ((prompt, params),) = engine.requests
+    assert params.max_tokens == engine.max_model_tokens - len(prompt)
 
 
 def test_answer_that_the_client_has_begun_goes_on() -> None:
