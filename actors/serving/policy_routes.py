@@ -103,6 +103,8 @@ async def responses(
 async def messages(body: Annotated[Json, DescribedBy(MessagesRequest)], request: Request) -> Response:
     """Anthropic's messages."""
     dialect = Messages(body)
+    if "anthropic-beta" in request.headers:
+        dialect.dropped += ("anthropic-beta",)
     chat = dialect.chat_request()
     return await respond(_answer(dialect, _sample(chat, request), chat.stream), chat.stream, dialect)
 

@@ -177,6 +177,10 @@ def test_dropped_fields_are_named_in_a_header(serve: Serve) -> None:
     answer = httpx.post(f"{serve('46')}/v1/responses", json=body)
     assert answer.headers["x-dropped-fields"] == "service_tier, user"
     assert answer.headers["x-policy-version"] == "0" and answer.json()["metadata"] == {"a": "b"}
+    asked = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": QUESTION}]}
+    beta = {"anthropic-beta": "some-feature"}
+    answer = httpx.post(f"{serve('46')}/v1/messages", json=asked | {"metadata": {}}, headers=beta)
+    assert answer.headers["x-dropped-fields"] == "metadata, anthropic-beta"
 
 
 # -- messages --------------------------------------------------------------------------------------------
