@@ -239,7 +239,7 @@ class ChatRequest(SamplingRequest):
     """Limit of an answer to one call at most, with ``False``. A forced call is always the only one."""
     response_format: ResponseFormat | None = None
     modalities: Annotated[list[str] | None, _of_no_effect("modalities")] = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Text | None = None
     """Reaches the chat template under this name; a template that does not read it is an error."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Options of the chat template, by vLLM's name for them: ``{"enable_thinking": false}``."""

@@ -292,6 +292,17 @@ def test_field_that_a_message_cannot_have_is_named(blocks: list[Json], fields: J
     assert caught.value.message.startswith(place)
 
 
+@pytest.mark.parametrize("name", ["tools", "text", "reasoning"])
+def test_half_a_character_is_sent_back_to_nobody(name: str) -> None:
+    fields = {
+        "tools": [{"type": "function", "name": "f", "parameters": {"title": "\ud83d"}}],
+        "text": {"format": {"type": "json_schema", "name": "\ud83d", "schema": {}}},
+        "reasoning": {"effort": "\ud83d"},
+    }
+    with pytest.raises(InvalidRequestError, match="no Unicode"):
+        responses(**{name: fields[name]})
+
+
 def test_errors_have_the_form_of_their_dialect() -> None:
     too_many = InvalidRequestError("max_tokens=9 is too much: lower it.", param="max_tokens")
     status, body = Responses.error(too_many)
