@@ -6,6 +6,7 @@ import math
 from inspect import isabstract
 from typing import Any
 
+from actors.gateway.function import pair_of
 from environments.base import BaseEnv
 from environments.data.datasets import Dataset
 from environments.errors import ConfigError, DatasetError
@@ -17,9 +18,14 @@ from policies.model_files import check_loadable
 
 
 def check_classes(workload: Workload) -> None:
-    """Agent and environment are classes that can be made. Raises ``ConfigError``."""
-    _check_class("agent_class", workload.agent_class, BaseAgent)
-    _check_class("env_class", workload.env_class, BaseEnv)
+    """Agent and environment are classes that can be made, or a function. Raises ``ConfigError``."""
+    for name, given, base in (
+        ("agent_class", workload.agent_class, BaseAgent),
+        ("env_class", workload.env_class, BaseEnv),
+    ):
+        if given is not None:
+            _check_class(name, given, base)
+    pair_of(workload.agent_class, workload.env_class, workload.rollout, {}, {})
 
 
 def _check_class(name: str, given: Any, base: type) -> None:
