@@ -470,3 +470,24 @@ def test_importing_a_workload_loads_no_http_server() -> None:
     code = "import sys, launch.workload; print({'uvicorn', 'starlette', 'openai'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_calls_have_rewards_of_their_own() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> list[float]:
+        for number in range(3):
+            await say(client, str(number))
+        return [0.25, 0.0, -1.0]
+
+    trajectory = play(solve)
+    assert [step.reward for step in trajectory.steps] == [0.25, 0.0, -1.0]
+    assert trajectory.reward == -0.75
+
+
+def test_rewards_that_are_too_few_are_named() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> list[float]:
+        await say(client, "a")
+        await say(client, "b")
+        return [1.0]
+
+    with pytest.raises(AgentError, match="1 rewards after 2 calls"):
+        play(solve)
