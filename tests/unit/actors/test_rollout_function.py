@@ -491,3 +491,28 @@ def test_rewards_that_are_too_few_are_named() -> None:
 
     with pytest.raises(AgentError, match="1 rewards after 2 calls"):
         play(solve)
+
+
+OWNER = """
+import sys, threading
+from actors.gateway.client import PolicyClient
+client = PolicyClient("http://127.0.0.1:1", "key", is_async=False)
+sleep = "import time; time.sleep(600)"
+nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sleep!r}, sys.argv[1]])"
+command = [sys.executable, "-c", nested, sys.argv[1]]
+threading.Thread(target=client.run, args=(command,), daemon=True).start()
+sys.stdin.read()
+"""
+
+
+def test_programs_die_with_the_process_of_their_rollout() -> None:
+    mark = f"mark-{time.monotonic_ns()}"
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, mark], stdin=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while len(processes_with(mark)) < 4 and time.monotonic() < deadline:  # with owner and supervisor
+        time.sleep(0.05)
+    owner.kill()
+    owner.wait()
+    while processes_with(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes_with(mark) == []
