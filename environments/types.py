@@ -146,6 +146,10 @@ class Completion:
         """Number of ids with which the prompt repeats ``earlier``: its prompt, and its answer behind that."""
         return self.tokens.part(0, self.prompt_size).num_shared(earlier.tokens)
 
+    def extends(self, earlier: Completion) -> bool:
+        """Return whether the prompt goes on where ``earlier`` has ended, token by token."""
+        return self.num_repeated(earlier) == earlier.tokens.size
+
     def without_beginning(self, num_ids: int) -> Completion:
         """The same completion, as if its prompt began after ``num_ids`` ids."""
         ids = self.tokens.part(num_ids, self.tokens.stop).read()
@@ -344,13 +348,16 @@ class Trajectory:
     @property
     def num_response_tokens(self) -> int:
         """Tokens of its budget that it has used: all sampled tokens, and those that a later prompt has more
-        than the turn before it. An agent that rewrites its history gets nothing back.
+        than the turn that it goes on from, mostly the one before. An agent that rewrites its history gets
+        nothing back.
         """
-        used = last_turn = 0
+        used, earlier = 0, list[Completion]()
         for completion in self.completions:
-            observed = max(0, completion.num_prompt_tokens - last_turn) if last_turn else 0
-            used += observed + completion.num_completion_tokens
-            last_turn = completion.num_tokens
+            extended = (each for each in reversed(earlier) if completion.extends(each))
+            if (before := next(extended, earlier[-1] if earlier else None)) is not None:
+                used += max(0, completion.num_prompt_tokens - before.num_tokens)
+            used += completion.num_completion_tokens
+            earlier.append(completion)
         return used
 
 
