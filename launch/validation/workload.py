@@ -87,8 +87,8 @@ def check_forks(config: TrainConfig, workload: Workload) -> None:
         ),
         (
             env_class.resumes_by is None,
-            f"and {env_class.__name__}.resumes_by is None, so that no episode goes on from its middle: set it "
-            "to 'replay' or 'snapshot' (environments.base.BaseEnv says what they promise), or leave "
+            f"and {env_class.__name__}.resumes_by is None, so that no episode goes on from its middle: set "
+            "it to 'replay' or 'snapshot' (environments.base.BaseEnv says what they promise), or leave "
             "rollout.forks out.",
         ),
         (
@@ -98,8 +98,8 @@ def check_forks(config: TrainConfig, workload: Workload) -> None:
         ),
         (
             not algorithm.compares_returns,
-            f"and algorithm.name={algorithm.name!r} with algorithm.credit={algorithm.credit} does not compare "
-            "members by whole returns: set algorithm.name=rloo, and leave algorithm.credit out.",
+            f"and algorithm.name={algorithm.name!r} with algorithm.credit={algorithm.credit} does not "
+            "compare members by whole returns: set algorithm.name=rloo, and leave algorithm.credit out.",
         ),
         (
             "expert_iteration" in config.stages,
