@@ -7,7 +7,8 @@ Groups, forks and credit are those of Troupe; engine, learner and templates take
 fields with walls, eight moves, 1 for the exit. ``calculator``: four steps in a row, each one of eight
 operations, 1 if all are right, else a tenth for each right one before the first wrong one. Each row has the
 best learning rate of three for it. "equal updates" are flat groups that sample about as many tokens as the
-forked ones do; "equal members" are of as many members, and make fewer updates. Takes about five minutes.
+forked ones do; "equal members" are of as many members, and make fewer updates. The noise is the variance of a
+group's gradient times the tokens that it samples, at one policy for all rows of a task. Takes five minutes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import argparse
 import random
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import repository
@@ -26,7 +27,7 @@ from policies.learning.algorithms import resolve
 from policies.learning.settings import AlgorithmConfig
 
 sys.path.insert(0, str(repository.ROOT / "tests"))
-from forked_world import Path, Policy, Shape, World, combined, gradients, num_sampled
+from forked_world import Draw, Path, Policy, Shape, World, combined, distance, gradients, num_sampled
 
 MOVES = ((0, 1), (0, -1), (1, 0), (-1, 0))
 WALLS = {(1, 1), (1, 2), (3, 1)}
@@ -34,7 +35,8 @@ EXIT, SIDE = (3, 3), 4
 RIGHT = (3, 1, 4, 1)
 """The operations that solve the task ``calculator``."""
 GROUPS_PER_STEP = 4
-RATES = (3.0, 10.0, 30.0)
+RATES = (10.0, 30.0, 100.0)
+RLOO = resolve(AlgorithmConfig(name="rloo"), 12)
 NUM_POINTS = 10
 STUDENT = {3: 4.303, 5: 2.776, 8: 2.365, 10: 2.262}
 """Quantiles of the t distribution by the number of seeds, for 95 %."""
@@ -88,25 +90,47 @@ def expected_reward(policy: Policy) -> float:
     return total
 
 
+def ascend(policy: Policy, shape: Shape, rate: float, rng: random.Random) -> int:
+    """Make an update; return how many tokens were sampled for it."""
+    groups = [shape.group(policy, drawn_by(rng), str(number)) for number in range(GROUPS_PER_STEP)]
+    found = gradients(policy, groups, RLOO)
+    step = combined([(rate / GROUPS_PER_STEP, each) for each in found.values()])
+    for state, values in step.items():
+        policy.logits[state] = policy.logits.get(state, np.zeros(policy.world.num_actions)) + values
+    return num_sampled(groups)
+
+
+def drawn_by(rng: random.Random) -> Draw:
+    return lambda probabilities: rng.choices(range(len(probabilities)), probabilities)[0]
+
+
 def learn(world: World, shape: Shape, rate: float, num_tokens: int, seed: int) -> list[float]:
     """The expected reward after each tenth of ``num_tokens``."""
     rng, policy, used = random.Random(seed), Policy(world), 0
-    algorithm = resolve(AlgorithmConfig(name="rloo"), 12)
-
-    def draw(probabilities: np.ndarray) -> int:
-        return rng.choices(range(len(probabilities)), probabilities)[0]
-
     curve: list[float] = []
     while len(curve) < NUM_POINTS:
-        groups = [shape.group(policy, draw, str(number)) for number in range(GROUPS_PER_STEP)]
-        found = gradients(policy, groups, algorithm)
-        step = combined([(rate / GROUPS_PER_STEP, each) for each in found.values()])
-        for state, values in step.items():
-            policy.logits[state] = policy.logits.get(state, np.zeros(world.num_actions)) + values
-        used += num_sampled(groups)
+        used += ascend(policy, shape, rate, rng)
         while len(curve) < NUM_POINTS and used >= (len(curve) + 1) * num_tokens / NUM_POINTS:
             curve.append(expected_reward(policy))
     return curve
+
+
+def halfway(world: World) -> Policy:
+    """A policy that has learned from flat groups until its expected reward is a half."""
+    rng, policy = random.Random(0), Policy(world)
+    while expected_reward(policy) < 0.5:
+        ascend(policy, Shape(8, 8), RATES[0], rng)
+    return policy
+
+
+def noise(policy: Policy, shape: Shape, num_groups: int = 400) -> float:
+    """The variance of a group's gradient, times the tokens that it samples: less learns from fewer."""
+    draw = drawn_by(random.Random(1))
+    groups = [shape.group(policy, draw, str(number)) for number in range(num_groups)]
+    found = list(gradients(policy, groups, RLOO).values())
+    mean = combined([(1 / num_groups, each) for each in found])
+    variance = statistics.mean(distance(each, mean) ** 2 for each in found)
+    return variance * num_sampled(groups) / num_groups
 
 
 def interval(values: Sequence[float]) -> str:
@@ -115,9 +139,11 @@ def interval(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.3f} ± {half:.3f}"
 
 
-def best(run: Callable[[float, int], list[float]], seeds: Sequence[int]) -> tuple[float, list[list[float]]]:
+def best(
+    world: World, shape: Shape, num_tokens: int, seeds: Sequence[int]
+) -> tuple[float, list[list[float]]]:
     """The learning rate with the highest mean over the curves, and the curves of the seeds."""
-    curves = {rate: [run(rate, seed) for seed in seeds] for rate in RATES}
+    curves = {rate: [learn(world, shape, rate, num_tokens, seed) for seed in seeds] for rate in RATES}
     rate = max(curves, key=lambda each: float(np.mean(curves[each])))
     return rate, curves[rate]
 
@@ -130,19 +156,19 @@ def main() -> None:
     seeds = range(arguments.seeds)
     report = Report(
         f"forks: expected reward at {arguments.tokens} sampled tokens, {arguments.seeds} seeds, 95 %",
-        ("task and groups", "rate", "at the end", "on the way", "forked less this, on the way"),
+        ("task and groups", "rate", "at the end", "on the way", "forked less this, on the way", "noise"),
     )
     for task, world in WORLDS.items():
         forked: list[float] = []
+        policy = halfway(world)
         for name, shape in SHAPES[task].items():
-            rate, curves = best(lambda rate, seed: learn(world, shape, rate, arguments.tokens, seed), seeds)  # noqa: B023
+            rate, curves = best(world, shape, arguments.tokens, seeds)
             way = [statistics.mean(curve) for curve in curves]
             forked = forked or way
             gain = "" if way is forked else interval([a - b for a, b in zip(forked, way, strict=True)])
             end = interval([curve[-1] for curve in curves])
-            report.add(
-                f"{task}, {name} ({shape.size} of {shape.roots})", f"{rate:g}", end, interval(way), gain
-            )
+            row = f"{task}, {name} ({shape.size} of {shape.roots})"
+            report.add(row, f"{rate:g}", end, interval(way), gain, f"{noise(policy, shape):.3g}")
     report.print()
 
 
