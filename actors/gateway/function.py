@@ -203,6 +203,7 @@ class FunctionEnv(BaseEnv):
                     "follows": placed.follows,
                     "branch": placed.branch,
                     "overruled": list(call.overruled),
+                    "dropped": list(call.dropped),
                 },
             }
             return observation, 0.0, False, {}
