@@ -23,7 +23,7 @@ def shares(samples: Sequence[TrainingSample], num_ranks: int, max_tokens: int = 
     from policies.learning.verl.data import RankShard
 
     batch = TrainBatch(samples=tuple(samples))
-    return [RankShard(batch, rank, num_ranks, max_tokens, shares_prompts=True) for rank in range(num_ranks)]
+    return [RankShard(batch, rank, num_ranks, max_tokens, pairs_per_token=384) for rank in range(num_ranks)]
 
 
 def test_one_rank_keeps_the_order() -> None:
@@ -50,6 +50,24 @@ def test_ranks_have_equally_much_to_do() -> None:
     by_turns = [sum(map(len, samples[rank::4])) for rank in range(4)]
     assert max(sizes) - min(sizes) < 20
     assert max(by_turns) - min(by_turns) > 200
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_trees_stay_whole_until_a_rank_would_wait(num_ranks: int) -> None:
+    """One tree of eight is cut for as many ranks; of six, each with as much to do, each stays on one."""
+
+    def group(number: int, size: int) -> list[TrainingSample]:
+        prompt = (number,) * 60
+        return [replace(sample, prompt_ids=prompt) for sample in ragged_samples(size, most=20)]
+
+    def beginnings(samples: Sequence[TrainingSample]) -> list[set[int]]:
+        parts = shares(samples, num_ranks)
+        assert len({len(part.unscored()["row"].unique()) for part in parts}) == 1
+        return [{row.prompt_ids[0] for row in part.rows if any(row.loss_mask)} for part in parts]
+
+    assert beginnings(group(1, 8)) == [{1}] * num_ranks
+    whole = beginnings([sample for number in range(6) for sample in group(number, 4)])
+    assert sorted(number for part in whole for number in part) == list(range(6))
 
 
 def test_models_outputs_are_cut_to_response_and_keep_their_place() -> None:
