@@ -141,14 +141,14 @@ def divide_among_ranks(rows: Sequence[Row], num_ranks: int, padding: Branch) -> 
     """The rows of each rank, as many as every other's with those of ``padding``.
 
     As long as the rank with the most work has more than ``SLACK`` times the mean, its largest tree is halved,
-    if that leaves less to the slowest: what the halves have in common is computed on two ranks then.
+    if that leaves less to the slowest ones: what the halves have in common is computed on two ranks then.
     """
     parts = _partition(rows, num_ranks, padding)
     while trees := _trees_that_delay(parts):
         largest = max(trees, key=num_tokens)
         rows = list(chain(*(halves(row) if row is largest else (row,) for row in rows)))
         halved = _partition(rows, num_ranks, padding)
-        if max(map(_work, halved)) >= max(map(_work, parts)):
+        if _slowest_first(halved) >= _slowest_first(parts):
             break
         parts = halved
     return parts
@@ -163,6 +163,10 @@ def _partition(rows: Sequence[Row], num_ranks: int, padding: Branch) -> list[lis
 
 def _work(rows: Sequence[Row]) -> int:
     return int(calculate_workload(torch.tensor([num_tokens(row) for row in rows])).sum())
+
+
+def _slowest_first(parts: Sequence[Sequence[Row]]) -> list[int]:
+    return sorted(map(_work, parts), reverse=True)
 
 
 def _trees_that_delay(parts: Sequence[Sequence[Row]]) -> list[Row]:

@@ -33,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -147,7 +148,12 @@ def num_tokens(row: Sequence[Branch]) -> int:
 
 def halves(row: Row) -> tuple[Row, Row]:
     """A row of several samples as two, cut where the larger one is smallest."""
-    at = min(range(1, len(row)), key=lambda at: max(num_tokens(row[:at]), num_tokens(row[at:])))
+    own = list(accumulate((branch.own for branch in row), initial=0))
+
+    def larger(at: int) -> int:
+        return max(row[0].shared + own[at], row[at].shared + own[-1] - own[at])
+
+    at = min(range(1, len(row)), key=larger)
     return row[:at], row[at:]
 
 

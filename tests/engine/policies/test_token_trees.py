@@ -162,11 +162,11 @@ def rewriting(rollout_id: str, num_turns: int, seed: int) -> Trajectory:
 
     history, steps = (1, 2, 3, 4, 5), []
     for _ in range(num_turns):
-        thought, answer, said = tokens(4), tokens(3), tokens(3)
+        thought, answer, said = tokens(12), tokens(8), tokens(8)
         completion = Completion(
             prompt_ids=history,
             completion_ids=thought + answer,
-            logprobs=(-4.0,) * 7,
+            logprobs=(-4.0,) * 20,
             text="",
             finish_reason="stop",
         )
@@ -184,8 +184,8 @@ def forked(depth: int, seed: int) -> list[TrainingSample]:
             return [(path, mask)]
         found: list[tuple[Any, Any]] = []
         for _ in range(2):
-            turn = tuple(rng.randrange(60) for _ in range(4))
-            leaves = grow(path + turn, (*mask, 1, 1, 1, 0), levels - 1)
+            turn = tuple(rng.randrange(60) for _ in range(8))
+            leaves = grow(path + turn, (*mask, 1, 1, 1, 1, 1, 1, 1, 0), levels - 1)
             if found:  # what is before the fork is trained in its first branch
                 leaves = [(ids, (0,) * len(mask) + own[len(mask) :]) for ids, own in leaves]
             found += leaves
@@ -207,10 +207,10 @@ def forked(depth: int, seed: int) -> list[TrainingSample]:
 def trees() -> TrainBatch:
     """Turns with stripped thoughts, members of a group that say the same at first, forks, and one alone."""
     samples = [
-        *training_samples(rewriting("a", 5, seed=0)),
-        *training_samples(rewriting("b", 3, seed=1)),
+        *training_samples(rewriting("a", 8, seed=0)),
+        *training_samples(rewriting("b", 6, seed=1)),
         *(sample((7, 8, 9, 10), (11, 12, 13, *end)) for end in ((14, 15), (14, 16, 17), (18,))),
-        *forked(3, seed=2),
+        *forked(4, seed=2),
         sample((50, 51), (52, 53)),
     ]
     random.Random(0).shuffle(samples)
@@ -224,9 +224,12 @@ def gradient(model: Any, batch: TrainBatch, most: int, pairs: int) -> tuple[list
     from policies.learning.verl.micro_batches import prepare_micro_batches
     from policies.learning.verl.token_trees import Layout
 
+    # isort: split
+    from verl.utils import tensordict_utils as tu
+
     shard = RankShard(batch, 0, 1, most, pairs)
     data, count = shard.unscored(), 0
-    data["max_token_len_per_gpu"] = most
+    tu.assign_non_tensor(data, max_token_len_per_gpu=most)
     model.zero_grad()
     for each, indices in zip(*prepare_micro_batches(data), strict=True):
         layout = Layout.of(each)
@@ -244,8 +247,8 @@ def gradient(model: Any, batch: TrainBatch, most: int, pairs: int) -> tuple[list
             own = shard.rows[index]
             rng = torch.Generator().manual_seed(hash(own.prompt_ids + own.response_ids) % 1000)
             new = row[len(own.prompt_ids) - 1 : len(own) - 1]
-            ratio = (new - new.detach() + 0.3 * torch.randn(len(new), generator=rng, dtype=new.dtype)).exp()
-            advantage = torch.randn(len(new), generator=rng, dtype=new.dtype)
+            advantage, away = torch.randn(2, len(new), generator=rng, dtype=torch.float64).to(new.dtype)
+            ratio = (new - new.detach() + 0.3 * away).exp()
             lost = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2))
             loss = loss + (lost * torch.tensor(own.loss_mask)).sum()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -269,22 +272,21 @@ def make_model() -> Callable[[torch.dtype], Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most", [60, 200, 2000])
+@pytest.mark.parametrize("most", [140, 400, 2000])
 def test_gradient_is_that_of_flat_rows(make_model: Callable[[torch.dtype], Any], most: int) -> None:
     batch, model = trees(), make_model(torch.float64)
     flat, num_flat = gradient(model, batch, most, pairs=0)
     ours, count = gradient(model, batch, most, ANY)
     assert distance(ours, flat) < 1e-10
     assert max(float(each.abs().max()) for each in flat) > 0.1
-    assert count < (0.8 if most < 100 else 0.5) * num_flat
+    assert count < (0.9 if most == 140 else 0.65) * num_flat
 
 
 @pytest.mark.slow
 def test_gradient_in_fp32_is_as_near_as_two_divisions(make_model: Callable[[torch.dtype], Any]) -> None:
     batch, model = trees(), make_model(torch.float32)
-    exact = [each.float() for each in gradient(make_model(torch.float64), batch, 2000, pairs=0)[0]]
-    flat, divided, ours = (gradient(model, batch, *how)[0] for how in ((2000, 0), (60, 0), (2000, ANY)))
-    assert distance(ours, flat) <= 2 * max(distance(flat, divided), distance(flat, exact))
+    flat, divided, ours = (gradient(model, batch, *how)[0] for how in ((2000, 0), (140, 0), (2000, ANY)))
+    assert 0 < distance(ours, flat) <= 2 * distance(flat, divided)
 
 
 # -- models that cannot --------------------------------------------------------------------------------
