@@ -134,7 +134,7 @@ def plain_rows(num_tokens: int, length: int, share: float) -> Samples:
 
 @dataclass(frozen=True)
 class Size:
-    """What a load consists of.
+    """Size of a load.
 
     Attributes:
         flat: tokens of all samples.
@@ -194,7 +194,7 @@ def seconds(arms: dict[str, Callable[[], None]], num_rounds: int) -> dict[str, f
 
 
 def peak_bytes(call: Callable[[], None]) -> int:
-    """What the process has at its peak during ``call`` above what it has before."""
+    """Memory of the process at its peak during ``call``, above what it has before."""
     Path("/proc/self/clear_refs").write_text("5")
     before = _memory("VmRSS:")
     call()

@@ -65,17 +65,17 @@ class RankShard:
         for row in divide_among_ranks(rows, num_ranks, padding)[rank]:
             by_prompt.setdefault(samples[row[0].sample].prompt_ids, []).append(row)
         self.batch = batch
-        self._trees = list(chain(*by_prompt.values()))
-        self.indices = [branch.sample for row in self._trees for branch in row]
-        self.rows = [samples[index] for index in self.indices]
+        self._rows = list(chain(*by_prompt.values()))
+        self.indices = [branch.sample for row in self._rows for branch in row]
+        self.samples = [samples[index] for index in self.indices]
 
     def supervised(self) -> TensorDict:
         """Make a batch for ``sft_loss``, whose ``loss_mask`` covers prompt and response."""
-        return self._table([(0,) * len(row.prompt_ids) + row.loss_mask for row in self.rows], {})
+        return self._table([(0,) * len(sample.prompt_ids) + sample.loss_mask for sample in self.samples], {})
 
     def unscored(self) -> TensorDict:
         """Make a batch for a forward pass without a loss."""
-        return self._table([row.loss_mask for row in self.rows], {})
+        return self._table([sample.loss_mask for sample in self.samples], {})
 
     def scored(self, columns: Mapping[str, str]) -> TensorDict:
         """Make a batch for a loss that reads ``columns`` (our name -> verl's), each [R].
@@ -83,16 +83,18 @@ class RankShard:
         Raises:
             LearnerError: a sample lacks one of them.
         """
-        tensors = {theirs: [_column(row, ours) for row in self.rows] for ours, theirs in columns.items()}
-        return self._table([row.loss_mask for row in self.rows], tensors)
+        tensors = {
+            theirs: [_column(sample, ours) for sample in self.samples] for ours, theirs in columns.items()
+        }
+        return self._table([sample.loss_mask for sample in self.samples], tensors)
 
     def responses(self, outputs: torch.Tensor) -> dict[int, torch.Tensor]:
         """Return what the model put out [P + R] for each row, cut to the response [R], by index in the
         batch."""
         # verl's column i belongs to token i+1: the response's begin one before its first token.
         return {
-            index: output[len(row.prompt_ids) - 1 : len(row) - 1].clone()
-            for index, row, output in zip(self.indices, self.rows, outputs.unbind(), strict=True)
+            index: output[len(sample.prompt_ids) - 1 : len(sample) - 1].clone()
+            for index, sample, output in zip(self.indices, self.samples, outputs.unbind(), strict=True)
             if index < len(self.batch.samples)
         }
 
@@ -105,30 +107,30 @@ class RankShard:
         means over sequences do: padding, and what was masked altogether, counts in neither. A trajectory
         counts as one sequence, however many samples it has.
         """
-        rows = self.rows
+        samples = self.samples
         sizes: Counter[str] = Counter()
         for sample in self.batch.samples:
             sizes[_trajectory(sample)] += sample.num_sampled_tokens
         nested = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
         tensors = {
-            "input_ids": [torch.tensor(row.prompt_ids + row.response_ids) for row in rows],
-            "position_ids": [torch.arange(len(row)) for row in rows],
-            "prompts": [torch.tensor(row.prompt_ids) for row in rows],
-            "responses": [torch.tensor(row.response_ids) for row in rows],
-            "response_mask": [torch.tensor(row.loss_mask) for row in rows],
+            "input_ids": [torch.tensor(sample.prompt_ids + sample.response_ids) for sample in samples],
+            "position_ids": [torch.arange(len(sample)) for sample in samples],
+            "prompts": [torch.tensor(sample.prompt_ids) for sample in samples],
+            "responses": [torch.tensor(sample.response_ids) for sample in samples],
+            "response_mask": [torch.tensor(sample.loss_mask) for sample in samples],
             "loss_mask": [torch.tensor(mask) for mask in loss_masks],
             **columns,
         }
         shares = [
-            row.num_sampled_tokens / sizes[_trajectory(row)] if row.num_sampled_tokens else 1.0
-            for row in rows
+            sample.num_sampled_tokens / sizes[_trajectory(sample)] if sample.num_sampled_tokens else 1.0
+            for sample in samples
         ]
         return tu.get_tensordict(
             {name: nested(column) for name, column in tensors.items()}
             | {TRAJECTORY_SHARE: torch.tensor(shares)}
             | {
-                ROW: torch.tensor([number for number, row in enumerate(self._trees) for _ in row]),
-                SHARED: torch.tensor([branch.shared for row in self._trees for branch in row]),
+                ROW: torch.tensor([number for number, row in enumerate(self._rows) for _ in row]),
+                SHARED: torch.tensor([branch.shared for row in self._rows for branch in row]),
             },
             non_tensor_dict={
                 "temperature": self.batch.temperature,

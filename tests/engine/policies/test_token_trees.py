@@ -138,7 +138,7 @@ def test_each_prefix_is_one_token_and_sees_itself(ids: list[list[int]]) -> None:
     assert int(layout.lengths.sum()) == len(prefixes)
     tokens, width, start = layout.input_ids.flatten(), layout.input_ids.shape[1], 0
     mask = seen(layout) if layout.has_branches else None
-    for row in shard.rows:
+    for row in shard.samples:
         path = layout.paths[start : start + len(row)]
         start += len(row)
         assert tuple(tokens[path].tolist()) == row.prompt_ids + row.response_ids
@@ -244,7 +244,7 @@ def gradient(model: Any, batch: TrainBatch, most: int, pairs: int) -> tuple[list
         )
         loss = torch.zeros((), dtype=logits.dtype)
         for index, row in zip(indices, rows.unbind(), strict=True):
-            own = shard.rows[index]
+            own = shard.samples[index]
             rng = torch.Generator().manual_seed(hash(own.prompt_ids + own.response_ids) % 1000)
             new = row[len(own.prompt_ids) - 1 : len(own) - 1]
             advantage, away = torch.randn(2, len(new), generator=rng, dtype=torch.float64).to(new.dtype)
