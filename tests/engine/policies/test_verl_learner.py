@@ -229,7 +229,7 @@ def test_logits_are_made_only_where_a_response_is_predicted(make_rank: MakeRank)
     rank, shapes = make_rank(), []
     rank.engine.module.register_forward_hook(lambda *call: shapes.append(tuple(call[-1].logits.shape[:2])))
     samples = tuple(
-        replace(sample, prompt_ids=(7,) * size, **{name: getattr(sample, name)[:5] for name in COLUMNS})
+        replace(sample, prompt_ids=(size,) * size, **{name: getattr(sample, name)[:5] for name in COLUMNS})
         for sample, size in zip(ragged_samples(2), (40, 44), strict=True)
     )
     rank.update([with_old_logprobs(rank, TrainBatch(samples=samples))])
