@@ -23,7 +23,7 @@ the place; forks share what was sampled before them. Three samples, and the row 
    prompt holds it, and in a branch whose ``loss_mask`` is 0 there. It is trained by the sample whose mask is
    1, and by both if two members happened to sample the same.
 6. The attention is torch's, for ``BLOCK`` tokens at a time over those that any of them sees. So no mask is
-   as large as a row squared, and pairs of tokens that are on no path are computed within a block only.
+   as large as a row squared, and a token is paired with those off its path for its block's sake only.
 7. A row has at most as many tokens as fit through the model at once, and gets another sample only where that
    saves more than those pairs cost.
 """
@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from tensordict import TensorDict
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -297,17 +298,32 @@ def attend_along_paths(
         )
         return flat
     parts = [
-        sdpa_attention_forward(
-            module,
-            query[:, :, block.queries],
-            key.index_select(2, block.keys),
-            value.index_select(2, block.keys),
-            block.sees,
-            **kwargs,
-        )[0]
+        # Computed again in the backward pass: each block would keep a copy of the keys and values it sees.
+        checkpoint(
+            _attend, module, query, key, value, block, kwargs, use_reentrant=False, preserve_rng_state=False
+        )
         for block in blocks(attention_mask)
     ]
     return torch.cat(parts, dim=1), None
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    block: Block,
+    kwargs: dict[str, Any],
+) -> torch.Tensor:
+    output: torch.Tensor = sdpa_attention_forward(
+        module,
+        query[:, :, block.queries],
+        key.index_select(2, block.keys),
+        value.index_select(2, block.keys),
+        block.sees,
+        **kwargs,
+    )[0]
+    return output
 
 
 def install() -> None:
