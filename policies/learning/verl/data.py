@@ -25,7 +25,7 @@ OLD_LOGPROBS = {"old_logprobs": "old_log_probs"}
 """Column of a sample that was scored."""
 VALUE_COLUMNS = {"values": "values", "returns": "returns"}
 """Our columns of a sample, and what verl's value loss calls them."""
-SLACK = 1.05
+IMBALANCE = 1.05
 """The rank with the most work may have this many times the mean of all."""
 TRAJECTORY_SHARE = "trajectory_share"
 """Column of a micro-batch [N]: the part that a sample has of its trajectory's sampled tokens. It is 1 but
@@ -142,8 +142,8 @@ class RankShard:
 def divide_among_ranks(rows: Sequence[Row], num_ranks: int, padding: Branch) -> list[list[Row]]:
     """The rows of each rank, as many as every other's with those of ``padding``.
 
-    As long as the rank with the most work has more than ``SLACK`` times the mean, its largest tree is halved,
-    if that leaves less to the slowest ones: what the halves have in common is computed on two ranks then.
+    As long as the rank with the most work has more than ``IMBALANCE`` times the mean, its largest tree is
+    halved, if that leaves less to the slowest ones: what the halves have in common is computed on two ranks.
     """
     parts = _partition(rows, num_ranks, padding)
     while trees := _trees_that_delay(parts):
@@ -175,7 +175,7 @@ def _trees_that_delay(parts: Sequence[Sequence[Row]]) -> list[Row]:
     """Return the trees of the part with the most work, if the others wait for it."""
     work = list(map(_work, parts))
     slowest = max(range(len(parts)), key=lambda index: work[index])
-    waits = work[slowest] * len(parts) > SLACK * sum(work)
+    waits = work[slowest] * len(parts) > IMBALANCE * sum(work)
     return [row for row in parts[slowest] if len(row) > 1 and waits]
 
 

@@ -25,6 +25,7 @@ from policies.learning.verl.micro_batches import prepare_micro_batches
 from policies.learning.verl.token_trees import Layout
 from policies.learning.verl.weights import layers_beside_experts
 
+Arguments = dict[str, Any]
 ALL_LINEAR = "all-linear"
 """Name that peft has for all linear layers but the output."""
 
@@ -41,7 +42,7 @@ class PolicyEngine(FSDPEngineWithLMHead):
         adapted: torch.nn.Module = super()._build_lora_module(module)
         return adapted
 
-    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[Arguments, Arguments]:
         layout = Layout.of(micro_batch)
         predicted = Predicted.of(layout, micro_batch)
         return model_inputs(layout) | {"logits_to_keep": predicted.columns}, {"predicted": predicted}
@@ -49,9 +50,9 @@ class PolicyEngine(FSDPEngineWithLMHead):
     def prepare_model_outputs(
         self,
         output: Any,
-        output_args: dict[str, Any],
+        output_args: Arguments,
         micro_batch: TensorDict,
-        logits_processor_func: Any,
+        logits_processor_func: object,
     ) -> dict[str, torch.Tensor]:
         predicted = output_args["predicted"]
         if output.logits.shape[1] != len(predicted.columns):
@@ -76,22 +77,22 @@ class PolicyEngine(FSDPEngineWithLMHead):
 class ValueEngine(FSDPEngineWithValueHead):
     """Values, [P + R] for each sample: column i belongs to what comes after token i."""
 
-    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[Arguments, Arguments]:
         layout = Layout.of(micro_batch)
         return model_inputs(layout), {"paths": layout.paths}
 
     def prepare_model_outputs(
         self,
         output: Any,
-        output_args: dict[str, Any],
+        output_args: Arguments,
         micro_batch: TensorDict,
-        logits_processor_func: Any,
+        logits_processor_func: object,
     ) -> dict[str, torch.Tensor]:
         values = output.logits.flatten()[output_args["paths"]]
         return {"values": torch.nested.nested_tensor_from_jagged(values, micro_batch["input_ids"].offsets())}
 
 
-def model_inputs(layout: Layout) -> dict[str, Any]:
+def model_inputs(layout: Layout) -> Arguments:
     """Return what the model is called with."""
     return {
         "input_ids": layout.input_ids,

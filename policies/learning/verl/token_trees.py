@@ -30,7 +30,7 @@ the place; forks share what was sampled before them. Three samples, and the row 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -313,7 +313,7 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
     block: Block,
-    kwargs: dict[str, Any],
+    kwargs: Mapping[str, Any],
 ) -> torch.Tensor:
     output: torch.Tensor = sdpa_attention_forward(
         module,
