@@ -160,7 +160,8 @@ def rewriting(rollout_id: str, num_turns: int, seed: int) -> Trajectory:
     def tokens(count: int) -> tuple[int, ...]:
         return tuple(rng.randrange(60) for _ in range(count))
 
-    history, steps = (1, 2, 3, 4, 5), []
+    history: tuple[int, ...] = (1, 2, 3, 4, 5)
+    steps = []
     for _ in range(num_turns):
         thought, answer, said = tokens(12), tokens(8), tokens(8)
         completion = Completion(
@@ -251,7 +252,7 @@ def gradient(model: Any, batch: TrainBatch, most: int, pairs: int) -> tuple[list
             ratio = (new - new.detach() + 0.3 * away).exp()
             lost = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2))
             loss = loss + (lost * torch.tensor(own.loss_mask)).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
     return [each.grad.clone() for each in model.parameters()], count
 
 
