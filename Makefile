@@ -8,7 +8,6 @@ export PYTHON
 # pytest keeps the tests that it has compiled: without them it takes ten seconds longer to start.
 unexport PYTHONDONTWRITEBYTECODE
 run := .venv/bin/python -m
-in-two-processes := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install train serve test test-outside test-fast bench check docs format pins clean
@@ -32,7 +31,7 @@ test-outside: install  ## Run the tests that install other people's packages
 	@.venv/bin/python tests/suite.py outside $(ARGS)
 
 test-fast: install  ## Run the tests that start no engine and are quick, at every save, in two processes
-	@$(run) pytest -m "not slow and not outside" --ignore tests/engine $(in-two-processes) $(ARGS)
+	@.venv/bin/python tests/suite.py fast $(ARGS)
 
 bench: install  ## Measure speed, start, publishing and recovery: figures and a plot in runs/bench
 	@.venv/bin/python tests/benchmarks/bench.py $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,16 +153,18 @@ def pinned_name(version: str) -> str:
     return f"{MODEL_NAME}@{version}"
 
 
-@dataclass(frozen=True)
-class PinnedVersion:
-    """A checkpoint that is served as it is.
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """A model for replicas: the policy, or a checkpoint that is served beside it.
 
     Args:
+        path: its folder in Hugging Face format.
         name: by which clients ask for it, such as policy@best.
-        model_path: its folder in Hugging Face format.
         version: of the policy that it holds.
+        chat_template_kwargs: options of the chat template for clients, whose requests may set others.
     """
 
-    name: str
-    model_path: str
-    version: int
+    path: str
+    name: str = MODEL_NAME
+    version: int = 0
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)

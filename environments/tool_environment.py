@@ -76,7 +76,7 @@ class ToolEnvironment(BaseEnv):
         """
         self.step_count += 1
         calls = [] if isinstance(action, str) else _calls(action)
-        answer = action if isinstance(action, str) else _answer(calls)
+        answer = answer_of(action)
         if answer is not None:
             verdict = judge(self.reward_fn, self.task, answer)
             self._reward_output = verdict
@@ -142,8 +142,15 @@ def _read(call: Any) -> Read:
     return read
 
 
-def _answer(calls: list[tuple[str, Read]]) -> str | None:
-    for _, call in calls:
+def answer_of(action: Any) -> str | None:
+    """The answer that an action is: a text, or that of a ``finish`` call; ``None`` for other calls.
+
+    Raises:
+        AgentError: the action is neither a text nor calls.
+    """
+    if isinstance(action, str):
+        return action
+    for _, call in _calls(action):
         if isinstance(call, ToolCall) and call.name == FINISH and "response" in call.arguments:
             response = call.arguments["response"]
             return response if isinstance(response, str) else json.dumps(response)

@@ -7,12 +7,15 @@ products of the engine (``Completion``, ``TrajectoryGroup``) are frozen: sampled
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-Message = dict[str, Any]
-"""A chat message in the OpenAI shape: ``{"role": ..., "content": ...}``."""
+from environments.columns import Floats, Runs, TokenIds, stored
+from environments.messages import Conversation, Message, MessageTable
+from environments.prefix_tree import Span
 
 
 class TerminationReason(StrEnum):
@@ -81,23 +84,26 @@ class JudgedBy(StrEnum):
     """Nobody has said whether it is correct: its reward decides."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Completion:
     """A sampled answer to a prompt. Its token ids are the engine's, never recomputed from the text.
 
     ``prompt_ids`` [P] and ``completion_ids`` [C] are the model's input and output; ``logprobs`` [C] are
     natural logs under the distribution that was sampled from (after temperature). ``completion_ids``
     includes the end-of-sequence token where one was sampled, ``text`` does not.
+
+    These are tuples, made by each access from one sequence of ids, ``tokens``, which the turns of a
+    trajectory share as far as they repeat each other.
     """
 
-    prompt_ids: tuple[int, ...] = ()
-    completion_ids: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
+    prompt_ids: TokenIds = TokenIds()
+    completion_ids: TokenIds = TokenIds()
+    logprobs: Floats = Floats()
     text: str
     finish_reason: str
     policy_version: int = 0
     """The oldest version that sampled any of its tokens."""
-    token_versions: tuple[int, ...] = ()
+    token_versions: Runs = Runs()
     """[C] The version that sampled each token; empty where the server does not say."""
     tool_calls: tuple[dict[str, Any], ...] = ()
     """Tool calls that the server parsed from the output, in the OpenAI shape. ``text`` is without them,
@@ -108,15 +114,66 @@ class Completion:
     usage: tuple[int, int] | None = None
     """Prompt and completion tokens as the server counted them, where it did not return their ids."""
 
+    def __post_init__(self) -> None:
+        prompt, answer = stored(self, "prompt_ids"), stored(self, "completion_ids")
+        self._store(prompt.extended(answer.read()), prompt.size)
+
+    @property
+    def tokens(self) -> Span:
+        """Ids of the prompt and of the answer behind it."""
+        answer: Span = stored(self, "completion_ids")
+        return answer.part(0, answer.stop)
+
+    @property
+    def prompt_size(self) -> int:
+        """Number of the prompt's ids, without making them a tuple."""
+        prompt: Span = stored(self, "prompt_ids")
+        return prompt.size
+
+    @property
+    def answer_size(self) -> int:
+        """Number of the answer's ids, without making them a tuple."""
+        answer: Span = stored(self, "completion_ids")
+        return answer.size
+
+    def sharing(self, earlier: Completion | None) -> Completion:
+        """The same completion; what it repeats of the turns stored with ``earlier`` it shares with them."""
+        if earlier is None or earlier.tokens.tree is self.tokens.tree:
+            return self
+        return self._with_tokens(earlier.tokens.tree.root.extended(self.tokens.read()), self.prompt_size)
+
+    def num_repeated(self, earlier: Completion) -> int:
+        """Number of ids with which the prompt repeats ``earlier``: its prompt, and its answer behind that."""
+        return self.tokens.part(0, self.prompt_size).num_shared(earlier.tokens)
+
+    def without_beginning(self, num_ids: int) -> Completion:
+        """The same completion, as if its prompt began after ``num_ids`` ids."""
+        ids = self.tokens.part(num_ids, self.tokens.stop).read()
+        return self._with_tokens(Span.of(ids), self.prompt_size - num_ids)
+
+    def behind(self, beginning: Span) -> Completion:
+        """The same completion, with ``beginning`` before its prompt: undoes ``without_beginning``."""
+        return self._with_tokens(beginning.extended(self.tokens.read()), beginning.stop + self.prompt_size)
+
+    def _with_tokens(self, tokens: Span, prompt_size: int) -> Completion:
+        copied = copy.copy(self)
+        copied._store(tokens, prompt_size)
+        return copied
+
+    def _store(self, tokens: Span, prompt_size: int) -> None:
+        vars(self).update(
+            _prompt_ids=tokens.part(0, prompt_size), _completion_ids=tokens.part(prompt_size, tokens.stop)
+        )
+
     @property
     def num_prompt_tokens(self) -> int:
         """Length of the prompt in tokens, whether its ids are known or not."""
-        return self.usage[0] if self.usage else len(self.prompt_ids)
+        return self.usage[0] if self.usage else self.prompt_size
 
     @property
     def num_completion_tokens(self) -> int:
         """Number of tokens that were sampled, whether their ids are known or not."""
-        return self.usage[1] if self.usage else len(self.completion_ids)
+        return self.usage[1] if self.usage else self.answer_size
 
     @property
     def num_tokens(self) -> int:
@@ -147,6 +204,48 @@ class Step:
     mc_return: float = 0.0
     """Discounted sum of this and all later rewards of the trajectory."""
     completion: Completion | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Make the list ``chat_completions`` where the step came with a trajectory that stores it shared.
+
+        From then on the step holds the list itself, as the one that an agent has given.
+        """
+        conversation = self.conversation if name == "chat_completions" else None
+        if conversation is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self.chat_completions = conversation.messages
+        del self.__dict__["_conversation"]
+        return self.chat_completions
+
+    @property
+    def conversation(self) -> Conversation | None:
+        """The messages as they are stored, where they are shared and no list was made of them."""
+        return self.__dict__.get("_conversation")
+
+    def storing(self, conversation: Conversation, completion: Completion | None) -> Step:
+        """A copy that holds these, which are equal to its own."""
+        twin = copy.copy(self)
+        twin.__dict__.pop("chat_completions", None)
+        twin.__dict__["_conversation"] = conversation
+        twin.completion = completion
+        return twin
+
+
+def share(steps: Iterable[Step]) -> list[Step]:
+    """Copies of ``steps`` that store once what several of them repeat: messages, and tokens."""
+    shared: list[Step] = []
+    table: MessageTable | None = None
+    first: Completion | None = None
+    for step in steps:
+        completion = step.completion and step.completion.sharing(first)
+        first = first or completion
+        conversation = step.conversation
+        if table is None:
+            table = MessageTable() if conversation is None else conversation.table
+        if conversation is None or conversation.table is not table:
+            conversation = table.add(step.chat_completions)
+        shared.append(step.storing(conversation, completion))
+    return shared
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,6 +285,10 @@ class Trajectory:
     """Excluded from training: a limit has ended it, and ``overlong_filter`` is set."""
     seconds: float = 0.0
     """Wall time of the rollout."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: a step holds what is new in it. Everything reads as before afterwards."""
+        return {**self.__dict__, "steps": share(self.steps)}
 
     def to_dict(self) -> dict[str, Any]:
         """A copy as dicts and lists; unlike that of rLLM v0.1, with the task."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from launch.settings.tree import TrainConfig
-    from launch.trainer import AgentTrainer
+    from launch.training.trainer import AgentTrainer
     from launch.workload import Workload
 
 PACKAGES = ("environments", "policies", "actors", "launch")
@@ -52,7 +52,7 @@ if clash := name_clash():
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 
 HOMES = {
-    "AgentTrainer": "launch.trainer",
+    "AgentTrainer": "launch.training.trainer",
     "TrainConfig": "launch.settings.tree",
     "Workload": "launch.workload",
 }

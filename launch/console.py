@@ -16,6 +16,7 @@ COMMANDS = {
     "play": "play one episode in the terminal, with you as the model",
     "status": "say what the parts of a run wait for, and which one holds it up",
     "scale": "change the number of rollout actors or replicas while a run goes on",
+    "replay": "compute an update of a run again, as it was and with a change",
     "verify": "check by a run's folder that no rollout is lost, used twice or too old",
     "chaos": "list the processes of a run, kill or stop one, or many at random",
 }

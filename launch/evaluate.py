@@ -15,7 +15,7 @@ from environments.types import Trajectory
 from launch.reporting.conversation import best_and_worst, conversation
 from launch.reporting.metrics import environment_metrics, has_failed
 from launch.run_folder.lock import run_directory, writing_to
-from launch.run_folder.model_paths import model_folder
+from launch.run_folder.model_paths import model_folder, served_model
 from launch.settings.command import Command
 from launch.settings.tree import TrainConfig, without_training
 from launch.validation.gpus import check_gpus
@@ -112,7 +112,7 @@ def roll_out(
         "max_tokens": rollout.max_turn_tokens,
         "seed": config.seed,
     }
-    with policy_app(config, model_path) as (app, start):
+    with policy_app(config, served_model(model_path, config.model.chat_template_kwargs)) as (app, start):
         engine = AgentExecutionEngine(
             agent_class=workload.agent_class,
             env_class=workload.env_class,

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from actors.serving.keys import KEYS_VARIABLE, access_keys
-from actors.settings import MODEL_NAME, PinnedVersion, ServerConfig, pinned_name
+from actors.settings import MODEL_NAME, ServedModel, ServerConfig, pinned_name
 from environments.bounds import check_bounds
 from environments.command_name import command_name
 from environments.errors import ConfigError
@@ -22,7 +22,7 @@ from launch.run_folder.model_paths import (
     adapter_folder,
     model_folder,
     newest_checkpoint,
-    policy_version,
+    served_model,
     versions_of,
 )
 from launch.settings.command import Command
@@ -59,14 +59,13 @@ def serve(config: TrainConfig) -> None:
     workload = None if config.workload is None else load_workload(config.workload, config.seed)
     if workload is not None:
         check_served_agent(config, workload)
-    server, model_path = with_model(config)
-    pinned = served_versions(server, model_path)
+    server, model, pinned = with_models(config)
     from launch.cluster.served_model import policy_app
 
-    sys.stdout.write(f"Loading {model_path} ({server.num_replicas} replica(s)).\n")
+    sys.stdout.write(f"Loading {model.path} ({server.num_replicas} replica(s)).\n")
     fleet = config.fleet if workload is not None else replace(config.fleet, num_actors=0)
     config = replace(config, server=server, fleet=fleet)
-    with policy_app(config, model_path, workload, pinned) as (app, start):
+    with policy_app(config, model, workload, pinned) as (app, start):
         start()
         url = client_url(server.http_host, port)
         check_answers(url)
@@ -107,16 +106,20 @@ def check_served_agent(config: TrainConfig, workload: Workload) -> None:
     try_first_task(workload, workload.train_dataset)
 
 
-def with_model(config: TrainConfig) -> tuple[ServerConfig, str]:
-    """``config.server`` with the folders of its adapters, and the folder of the model; both can be loaded.
+def with_models(config: TrainConfig) -> tuple[ServerConfig, ServedModel, list[ServedModel]]:
+    """``config.server`` with the folders of its adapters, the policy, and its older versions; all can be
+    loaded.
 
     Raises:
         ConfigError: one of them is missing, or cannot be served.
     """
     model_path = chosen_model(config.model.path)
-    check_loadable(model_path, config.model.chat_template_kwargs)
-    adapters = served_adapters(config.server.adapters, model_path)
-    return replace(config.server, adapters=adapters), model_path
+    options = config.model.chat_template_kwargs
+    check_loadable(model_path, options)
+    server = replace(config.server, adapters=served_adapters(config.server.adapters, model_path))
+    versions = served_versions(server.versions, model_path)
+    pinned = [served_model(folder, options, pinned_name(name)) for name, folder in versions.items()]
+    return server, served_model(model_path, options), pinned
 
 
 def chosen_model(path: str | None) -> str:
@@ -155,23 +158,18 @@ def served_adapters(adapters: Mapping[str, str], model_path: str) -> dict[str, s
     return folders
 
 
-def served_versions(server: ServerConfig, model_path: str) -> list[PinnedVersion]:
-    """The checkpoints that ``server.versions`` names. Raises ``ConfigError`` for what is not there."""
-    if not server.versions:
-        return []
-    there = versions_of(model_path)
-    for name in server.versions:
+def served_versions(versions: Sequence[str], model_path: str) -> dict[str, str]:
+    """The models that ``server.versions`` names. Raises ``ConfigError`` for what is not there."""
+    there = versions_of(model_path) if versions else {}
+    for name in versions:
         if name not in there:
             known = ", ".join(f"{each} ({Path(folder).parent.name})" for each, folder in there.items())
             raise ConfigError(
-                f"server.versions={server.versions} names {name!r}, which is not in the run of {model_path}. "
+                f"server.versions={versions} names {name!r}, which is not in the run of {model_path}. "
                 f"There are: {known or 'none, for this is no checkpoint'}. In training, run.checkpoints_kept "
                 "keeps more of them, and run.best_metric the best one."
             )
-    return [
-        PinnedVersion(pinned_name(name), there[name], policy_version(there[name]))
-        for name in dict.fromkeys(server.versions)
-    ]
+    return {name: there[name] for name in versions}
 
 
 def greeting(url: str, models: Sequence[str], server: ServerConfig) -> str:

@@ -11,7 +11,7 @@ from launch.settings.tree import TrainConfig
 
 def train(config: TrainConfig) -> None:
     """Train the agent of the workload that ``config`` names."""
-    from launch.trainer import run_training
+    from launch.training.trainer import run_training
     from launch.workload import load_workload
 
     run_training(config, load_workload(config.workload, config.seed))

@@ -6,6 +6,8 @@ import copy
 import functools
 import itertools
 import json
+import sys
+from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ from environments.errors import AgentError, ConfigError, PromptTooLongError
 from environments.thoughts import open_mark, with_opening
 from environments.types import Message
 from policies.chat_template import PROBE, ChatTemplate
+from policies.encoding import PieceEncoder, SizedCache
 from policies.guard import GUARD, Guard
 from policies.sampler import SampleRequest, Turn, check_prompt_length
 
@@ -24,6 +27,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json",
 CONFIG_FILES = ("generation_config.json", "config.json")
 OPENING_TOKENS = 32
 """Number of a prompt's last tokens that hold the mark of a thought that it opens."""
+ANSWERS_BYTES = 16 * 2**20
+"""Bytes of the answers whose texts are held: 3,000 of 500 tokens."""
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
@@ -73,6 +78,8 @@ class ChatRenderer:
             )
         self._tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer, Guard(tokenizer), chat_template_kwargs or {})
+        self._encoder = PieceEncoder(tokenizer)
+        self._answers: SizedCache[bytes, str] = SizedCache(ANSWERS_BYTES)
         self._end_ids = _configured_end_ids(tokenizer.name_or_path) | ({tokenizer.eos_token_id} - {None})
 
     def request_ids(self, request: SampleRequest) -> tuple[int, ...]:
@@ -219,7 +226,7 @@ class ChatRenderer:
         """The text of a completion. Where its prompt has opened a thought that goes on to the end, it begins
         with that opening: so who sees the text alone knows that nothing in it is an answer.
         """
-        return with_opening(self.end_of_prompt(prompt_ids), self.decode(completion_ids))
+        return with_opening(self.end_of_prompt(prompt_ids), self._answer(completion_ids))
 
     def end_of_prompt(self, prompt_ids: Sequence[int]) -> str:
         """The last characters of a prompt, where it may open a thought."""
@@ -241,8 +248,16 @@ class ChatRenderer:
 
     def encode(self, text: str) -> list[int]:
         """The token ids of ``text`` as it stands, with no special tokens added."""
-        pieces = text.split(GUARD)
-        return [each for piece in pieces for each in self._tokenizer.encode(piece, add_special_tokens=False)]
+        return self._encoder.encode(text)
+
+    def _answer(self, completion_ids: Sequence[int]) -> str:
+        """The text of a whole completion, which is wanted when it is sampled, and for the next prompt."""
+        key = array("i", completion_ids).tobytes()
+        text = self._answers.get(key)
+        if text is None:
+            text = self.decode(completion_ids)
+            self._answers.put(key, text, sys.getsizeof(key) + sys.getsizeof(text))
+        return text
 
     def _extend(self, previous: Turn, text: str) -> list[int] | None:
         """The tokens of ``previous`` and of the rest of ``text``; ``None`` if ``text`` does not continue it.
@@ -253,7 +268,7 @@ class ChatRenderer:
         completion = previous.completion
         if not completion.completion_ids:
             return None
-        said = self.decode(completion.completion_ids)
+        said = self._answer(completion.completion_ids)
         known = self._template.render(previous.messages, previous.tools) + said
         if not text.startswith(known):
             return None

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import marshal
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from environments.errors import ConfigError
 from environments.thoughts import MARKS, opened_thought, split_thought
 from environments.types import Message
+from policies.encoding import SizedCache
 from policies.guard import Guard
 
 if TYPE_CHECKING:
@@ -19,6 +23,12 @@ if TYPE_CHECKING:
 OWN_ROLES = ("system", "developer", "assistant")
 """Roles of the program's or the model's own messages in a rollout: they mean the control tokens they name.
 The others bring texts of strangers, as all roles do over HTTP."""
+TEXTS_BYTES = 128 * 2**20
+"""Bytes of the conversations whose texts are held: 400 of 32k tokens."""
+MARSHAL_VERSION = 0
+"""The format in which equal values have equal bytes, whether or not they share objects."""
+CLOCK = re.compile(r"strftime_now(?!\s+is\s)")
+DATE = re.compile(r"""strftime_now\s*\(\s*(?:"([^"]*)"|'([^']*)')\s*\)""")
 ARGUMENTS = {"messages", "tools", "tokenize", "add_generation_prompt"}
 """Variables of a template that are no options."""
 
@@ -70,6 +80,9 @@ class ChatTemplate:
         self._shown: set[Any] = set()
         """Kinds of messages that it was seen to show."""
         self._shows_thoughts: bool | None = None
+        self._dates = _date_formats(self.text)
+        self._texts: SizedCache[bytes, str] = SizedCache(TEXTS_BYTES)
+        """Texts of conversations: the next prompt is compared with that of the turn before."""
 
     def for_client(self, options: Mapping[str, Any]) -> ChatTemplate:
         """The template for a client's messages, of which no role is ours, with options besides its own.
@@ -102,9 +115,40 @@ class ChatTemplate:
         """
         if self._call_form is None and any(message.get("tool_calls") for message in messages):
             self.unseen(messages, tools)
+        key = self._key(messages, tools, for_an_answer)
+        if key is None:
+            return self.render_anew(messages, tools, for_an_answer)
+        text = self._texts.get(key)
+        if text is None:
+            text = self.render_anew(messages, tools, for_an_answer)
+            self._texts.put(key, text, sys.getsizeof(key) + sys.getsizeof(text))
+        return text
+
+    def render_anew(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, for_an_answer: bool = True
+    ) -> str:
+        """The same text, made by the template itself."""
         plain = [self._guarded(_plain(message)) for message in messages]
         shown_tools = None if tools is None else self._guard.guarded(list(tools))
         return self._apply(plain, shown_tools, self._call_form or CALL_FORMS[0], for_an_answer)
+
+    def _key(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, for_an_answer: bool
+    ) -> bytes | None:
+        """The conversation as bytes: conversations with the same bytes have the same text.
+
+        ``None`` where the text is not held: the conversation is a client's, who never sends the turn before,
+        it has other values than JSON's, or the template computes the form in which it writes the time.
+        """
+        if not self._own_roles or self._dates is None:
+            return None
+        form = self._call_form or CALL_FORMS[0]
+        dates = [datetime.now().strftime(each) for each in self._dates]
+        shown: Any = (list(messages), tools, CALL_FORMS.index(form), for_an_answer, dates)
+        try:
+            return marshal.dumps(shown, MARSHAL_VERSION)
+        except ValueError:
+            return None
 
     def render_open(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> tuple[str, str]:
         """The conversation as text, up to the text of its last message, and that text as it stands.
@@ -308,6 +352,12 @@ def _in_form(message: Message, form: CallForm) -> Message:
             for call in calls
         ]
     return {**message, "content": message.get("content") or form.empty_content, "tool_calls": calls}
+
+
+def _date_formats(template: str) -> list[str] | None:
+    """The forms in which a template writes the time, or ``None`` where it computes them."""
+    found = [double or single for double, single in DATE.findall(template)]
+    return found if len(found) == len(CLOCK.findall(template)) else None
 
 
 def _is_text(part: Any) -> bool:

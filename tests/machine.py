@@ -7,10 +7,6 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 240) -> None:

@@ -59,8 +59,9 @@ def publish(store: Any, weights: dict[str, torch.Tensor]) -> int:
 def start_policy(name: str, model_path: Path, store: Any, config: ServerConfig) -> ServedPolicy:
     """Serve ``model_path``. Needs ``serve_port``, also where ``config.http_port`` is not set."""
     from actors.serving.policy_app import PolicyApp
+    from actors.settings import ServedModel
 
-    app = PolicyApp(name, str(model_path), config, store)
+    app = PolicyApp(name, ServedModel(path=str(model_path)), config, store)
     app.start()
     base_url = None if config.http_port is None else f"http://127.0.0.1:{config.http_port}/v1"
     return ServedPolicy(name, app, store, model_path, base_url)

@@ -24,6 +24,7 @@ import pytest
 
 ENGINE, UNIT = (str(Path(__file__).with_name(folder)) for folder in ("engine", "unit"))
 PARTS = {
+    "fast": ["-m", "not slow and not engine and not outside", "--ignore", ENGINE],
     "plain": ["-m", "not engine and not outside", "--ignore", ENGINE],  # its files import Ray and torch
     "engine": ["-m", "engine and not outside", "--ignore", UNIT],
     "outside": ["-m", "outside", "--ignore", ENGINE],

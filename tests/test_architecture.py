@@ -36,7 +36,19 @@ VLLM_HOMES = ("policies.engines.vllm", "policies.engines.tool_calls")
 VERL_HOMES = ("policies.learning", "actors.learning.publishing_learner")
 
 TOP_LEVEL = {*LAYERS, "tests", "pyproject.toml", "README.md", "Makefile", "LICENSE", "CHANGELOG.md"}
-COMMANDS = ("train", "evaluate", "serve", "view", "export", "play", "status", "scale", "verify", "chaos")
+COMMANDS = (
+    "train",
+    "evaluate",
+    "serve",
+    "view",
+    "export",
+    "play",
+    "status",
+    "scale",
+    "replay",
+    "verify",
+    "chaos",
+)
 COMMAND_USERS = ("launch.cluster.application",)
 """Serve builds this application as the command ``serve`` does, with the same settings."""
 MAX_LAUNCH_ENTRIES = 24

@@ -40,6 +40,8 @@ RAYLET_ENVIRONMENT = {
     "RAY_worker_maximum_startup_concurrency": str(max(16, os.cpu_count() or 1)),
 }
 """Variables that have to be in the environment of a process before it starts Ray."""
+START_ATTEMPTS = 2
+"""Attempts to start a cluster: on a machine that is busy with other programs, the first may be too slow."""
 WORKER_LOGS = "TROUPE_WORKER_LOGS"
 """Variable that is 1 where the program prints the logs of its actors."""
 
@@ -74,23 +76,40 @@ def connect(num_cpus: int, worker_environment: Mapping[str, str] | None = None) 
         missing = {name: value for name, value in worker_environment.items() if name not in os.environ}
         options["runtime_env"] = {"env_vars": missing}
     try:
-        try:
-            ray.init(num_cpus=num_cpus, include_dashboard=False, **options)
-            return True
-        except ValueError as error:
-            if "existing cluster" not in str(error):  # its CPUs are not ours to set; Ray has no other sign
-                raise
-            ray.init(**options)
-            return False
+        _start(num_cpus, options)
+        return True
+    except ValueError as error:
+        if "existing cluster" not in str(error):  # its CPUs are not ours to set; Ray has no other sign
+            raise
+    try:
+        ray.init(**options)
+        return False
     except ConnectionError as error:
         raise unreachable(error) from error
-    except Exception as error:
-        if type(error) is not Exception:  # Ray has no class of its own for a start that takes too long
-            raise
-        raise TroupeError(
-            f"Ray did not start on this machine: {str(error).splitlines()[0]} Mostly other programs keep it "
-            "busy: try again when they have ended."
-        ) from error
+
+
+def _start(num_cpus: int, options: Mapping[str, Any]) -> None:
+    """Start a cluster, at the second attempt if a busy machine takes longer for it than Ray allows: 30 s."""
+    program = psutil.Process()
+    others = set(program.children())
+    for attempt in range(1, START_ATTEMPTS + 1):
+        try:
+            ray.init(num_cpus=num_cpus, include_dashboard=False, **options)
+            return
+        except ConnectionError as error:
+            raise unreachable(error) from error
+        except Exception as error:
+            if type(error) is not Exception:  # Ray has no class of its own for a start that takes too long
+                raise
+            if attempt == START_ATTEMPTS:
+                raise TroupeError(
+                    f"Ray did not start on this machine: {str(error).splitlines()[0]} Mostly other programs "
+                    "keep it busy: try again when they have ended."
+                ) from error
+            for process in set(program.children()) - others:  # what has started goes on otherwise
+                for each in (*process.children(recursive=True), process):
+                    with suppress(psutil.NoSuchProcess):
+                        each.kill()
 
 
 def _bring_a_token() -> None:

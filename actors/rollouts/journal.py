@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle
@@ -30,10 +30,14 @@ MAX_STORE_BYTES = 256 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedTurn:
-    """One turn: the completion that was sampled, and the outcome in the environment."""
+    """One turn: the completion that was sampled, and the outcome in the environment.
+
+    As an entry it is without the ``num_repeated`` ids with which its prompt repeats the turn before.
+    """
 
     opening: Opening
     completion: Completion
+    num_repeated: int
     action: Any
     outcome: Outcome
     snapshot: Any = None
@@ -57,7 +61,16 @@ class Journal:
     ) -> None:
         self._resumes_by = resumes_by
         self._record = record if resumes_by else None
-        self._finished: list[FinishedTurn] = [pickle.loads(entry) for entry in entries]
+        self._finished: list[FinishedTurn] = []
+        self._last: Completion | None = None
+        """Completion of the last turn that was recorded."""
+        for entry in entries:
+            turn: FinishedTurn = pickle.loads(entry)
+            if self._last is not None:
+                beginning = self._last.tokens.part(0, turn.num_repeated)
+                turn = replace(turn, completion=turn.completion.behind(beginning))
+            self._finished.append(turn)
+            self._last = turn.completion
         self._opening: Opening = (None, {})
 
     def open(self, env: BaseEnv, begin: Callable[[BaseEnv], Opening], name: str = "reset()") -> Opening:
@@ -101,9 +114,16 @@ class Journal:
         if self._record is None or turn < len(self._finished):
             return
         snapshot = env.snapshot() if self._resumes_by == "snapshot" else None
+        num_repeated = 0 if self._last is None else completion.num_repeated(self._last)
         finished = FinishedTurn(
-            opening=self._opening, completion=completion, action=action, outcome=outcome, snapshot=snapshot
+            opening=self._opening,
+            completion=completion.without_beginning(num_repeated),
+            num_repeated=num_repeated,
+            action=action,
+            outcome=outcome,
+            snapshot=snapshot,
         )
+        self._last = completion
         try:
             entry = cloudpickle.dumps(finished)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -126,7 +146,10 @@ class JournalStore:
         """The finished turns of an episode; from now on only this attempt may add to them."""
         self._attempts[rollout_id] = attempt
         entries = self._entries.setdefault(rollout_id, {})
-        return [entries[index] for index in range(_num_leading(entries))]
+        num_leading = _num_leading(entries)
+        for index in [each for each in entries if each > num_leading]:  # they follow a turn that is lost
+            self._num_bytes -= len(entries.pop(index))
+        return [entries[index] for index in range(num_leading)]
 
     def record(self, rollout_id: str, attempt: int, index: int, entry: bytes) -> None:
         """Store an entry; one of an attempt that is over is ignored."""

@@ -167,6 +167,7 @@ def run_rollout(
         agent.update_from_env(observation=observation, reward=0.0, done=False, info=budget.report(info))
     reason = TerminationReason.MAX_STEPS
     previous: Turn | None = None
+    last = earlier[-1].completion if earlier else None
     too_long: str | None = None
     for turn in range(limits.max_steps):
         if budget.spent:
@@ -181,6 +182,7 @@ def run_rollout(
             break
         previous = Turn(messages=sample_request.messages, completion=completion, tools=sample_request.tools)
         budget.count(completion)
+        last = completion = completion.sharing(last)
         step, action = take_step(agent, completion, len(earlier) + turn, observation)
         with in_env("step"):
             outcome = journal.step(turn, env, action, take_action)

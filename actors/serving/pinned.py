@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import ray
@@ -12,7 +12,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from actors.settings import MANY_CALLS, PinnedVersion, ServerConfig
+from actors.settings import MANY_CALLS, ServedModel, ServerConfig
 from environments.errors import SamplerError, TroupeError
 from environments.thoughts import SplitThought
 from policies.agents.parsers import ToolParser
@@ -25,7 +25,7 @@ from policies.model_api.reply import Json
 
 
 async def started_engine(
-    model_path: str, config: ServerConfig, store: ray.actor.ActorHandle | None, version: int, tokenizer: Any
+    model: ServedModel, config: ServerConfig, store: ray.actor.ActorHandle | None, tokenizer: Any
 ) -> tuple[Engine, ToolParser | None, SplitThought | None]:
     """The engine of a replica, and the parsers that its settings name, which start first.
 
@@ -35,7 +35,7 @@ async def started_engine(
     def start() -> tuple[Engine, ToolParser | None, SplitThought | None]:
         parser = None if config.tool_parser is None else served_parser(config.tool_parser, tokenizer)
         split = served_reasoning(config.reasoning_parser, tokenizer)
-        return engine_class(config.engine)(model_path, config.engine, config.adapters), parser, split
+        return engine_class(config.engine)(model.path, config.engine, config.adapters), parser, split
 
     try:
         # In a thread: while a model is loaded, which takes minutes, Serve has to reach this replica.
@@ -45,7 +45,7 @@ async def started_engine(
         if store is not None:
             await store.report.remote(known)
         raise
-    engine.version = version
+    engine.version = model.version
     return engine, parser, split
 
 
@@ -55,19 +55,16 @@ class PinnedPolicy:
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
-        pinned: PinnedVersion,
+        model: ServedModel,
         config: ServerConfig,
         store: ray.actor.ActorHandle | None,
-        chat_template_kwargs: Mapping[str, Any],
     ) -> None:
-        tokenizer = load_tokenizer(pinned.model_path)
-        self._engine, parser, split = await started_engine(
-            pinned.model_path, config, store, pinned.version, tokenizer
-        )
-        renderer = ChatRenderer(tokenizer, chat_template_kwargs)
+        tokenizer = load_tokenizer(model.path)
+        self._engine, parser, split = await started_engine(model, config, store, tokenizer)
+        renderer = ChatRenderer(tokenizer, model.chat_template_kwargs)
         most = config.access.max_sampled_answers
         self._openai = OpenAIFrontend(
-            pinned.name, renderer, self._engine, (), parser, max_sampled=most, split=split
+            model.name, renderer, self._engine, (), parser, max_sampled=most, split=split
         )
 
     def check_health(self) -> None:
@@ -89,8 +86,8 @@ class PinnedPolicy:
 class PinnedClient:
     """A replica's way to a pinned version, without Serve's wrapper around errors."""
 
-    def __init__(self, pinned: PinnedVersion, replica: DeploymentHandle) -> None:
-        self.version = pinned.version
+    def __init__(self, model: ServedModel, replica: DeploymentHandle) -> None:
+        self.version = model.version
         self._replica: Any = replica.options(stream=True)
 
     async def answer(

@@ -21,7 +21,7 @@ from actors.serving.intake import PROXY_ENVIRONMENT
 from actors.serving.keys import access_keys
 from actors.serving.pinned import PinnedPolicy
 from actors.serving.policy_server import LOGGING, REPLICA_ENVIRONMENT, PolicyServer
-from actors.settings import MODEL_NAME, PinnedVersion, ServerConfig
+from actors.settings import ServedModel, ServerConfig
 from actors.timing import CONVERSATIONS_END_SECONDS, REPLICA_END_SECONDS
 from environments.errors import PartLostError, SamplerError
 from policies.engines.base import engine_class
@@ -59,20 +59,17 @@ def start_serve(config: ServerConfig) -> None:
 
 
 def policy_application(
-    model_path: str,
+    model: ServedModel,
     config: ServerConfig,
     store: ray.actor.ActorHandle | None = None,
     directory: ray.actor.ActorHandle | None = None,
-    model_name: str = MODEL_NAME,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-    version: int = 0,
     agents: Mapping[str, ray.actor.ActorHandle] | None = None,
-    pinned: Sequence[PinnedVersion] = (),
+    pinned: Sequence[ServedModel] = (),
 ) -> serve.Application:
     """The policy server as Serve runs it: for ``PolicyApp``, and for ``serve deploy``.
 
     Args:
-        store: the ``WeightStore`` that the replicas follow; without one they serve ``model_path`` only.
+        store: the ``WeightStore`` that the replicas follow; without one they serve ``model`` only.
         directory: where sampling actors add themselves. A store comes with one.
 
     The others, and what is raised, are those of ``PolicyApp``.
@@ -107,35 +104,19 @@ def policy_application(
         "health_check_period_s": 5,
         "health_check_timeout_s": 10,  # three in a row and Serve replaces it: a stopped process too
     }
-    template = dict(chat_template_kwargs or {})
+    without_adapters = replace(config, adapters={})
     others = {
-        each.name: (
-            each,
-            _bind(
-                PinnedPolicy,
-                {"name": each.name.replace("@", "-"), **options},
-                each,
-                replace(config, adapters={}),
-                store,
-                template,
-            ),
-        )
+        each.name: (each, _bind(PinnedPolicy, _own_name(each) | options, each, without_adapters, store))
         for each in pinned
     }
     return _bind(
-        PolicyServer,
-        number | options,
-        model_path,
-        model_name,
-        config,
-        store,
-        directory,
-        template,
-        version,
-        keys,
-        dict(agents or {}),
-        others,
+        PolicyServer, number | options, model, config, store, directory, keys, dict(agents or {}), others
     )
+
+
+def _own_name(model: ServedModel) -> dict[str, Any]:
+    """The option of Serve that tells the deployments of pinned versions apart."""
+    return {"name": model.name.replace("@", "-")}
 
 
 def _bind(deployment: Any, options: Mapping[str, Any], *arguments: object) -> serve.Application:
@@ -148,11 +129,8 @@ class PolicyApp:
 
     Args:
         name: of the application; unique in the cluster.
-        model_path: folder that the engines start from.
+        model: that the engines start from.
         store: the ``WeightStore`` that the replicas follow.
-        model_name: how OpenAI clients call the model.
-        chat_template_kwargs: options of the chat template for OpenAI clients, whose requests may set others.
-        version: of the policy that ``model_path`` holds.
         agents: an ``AgentPool`` by the name that clients use, which begins with "agent/".
         pinned: versions that are served beside it, each by an engine of its own.
 
@@ -164,28 +142,15 @@ class PolicyApp:
     def __init__(
         self,
         name: str,
-        model_path: str,
+        model: ServedModel,
         config: ServerConfig,
         store: ray.actor.ActorHandle,
-        model_name: str = MODEL_NAME,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        version: int = 0,
         agents: Mapping[str, ray.actor.ActorHandle] | None = None,
-        pinned: Sequence[PinnedVersion] = (),
+        pinned: Sequence[ServedModel] = (),
     ) -> None:
         self.name, self.agents = name, dict(agents or {})
         self._directory = start_actor(SamplerDirectory, **beside_driver())
-        self._bound = policy_application(
-            model_path,
-            config,
-            store,
-            self._directory,
-            model_name,
-            chat_template_kwargs,
-            version,
-            self.agents,
-            pinned,
-        )
+        self._bound = policy_application(model, config, store, self._directory, self.agents, pinned)
         self._config, self._store = config, store
 
     def start(self) -> None:

@@ -28,7 +28,7 @@ from actors.serving.http import http, request_context, respond, welcome_text
 from actors.serving.keys import ApiKeys
 from actors.serving.metrics import METRICS_PATH
 from actors.serving.pinned import PinnedClient, started_engine
-from actors.settings import MANY_CALLS, PinnedVersion, ServerConfig
+from actors.settings import MANY_CALLS, ServedModel, ServerConfig
 from actors.weights.follower import WeightFollower, open_transport
 from actors.weights.transport import WeightTransport
 from environments.errors import PartLostError, SamplerError
@@ -88,16 +88,13 @@ class PolicyServer:
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
-        model_path: str,
-        model_name: str,
+        model: ServedModel,
         config: ServerConfig,
         store: ray.actor.ActorHandle | None,
         directory: ray.actor.ActorHandle | None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        version: int = 0,
         keys: ApiKeys = ApiKeys(),  # noqa: B008  # it is frozen
         agents: Mapping[str, ray.actor.ActorHandle] | None = None,
-        pinned: Mapping[str, tuple[PinnedVersion, DeploymentHandle]] | None = None,
+        pinned: Mapping[str, tuple[ServedModel, DeploymentHandle]] | None = None,
     ) -> None:
         # The engine's thread gives the interpreter's lock away at every tensor operation, and has to ask for
         # it again: at Python's 5 ms the replica answered an eighth fewer requests.
@@ -106,14 +103,13 @@ class PolicyServer:
         self._store: Any = store  # None, as the directory then is, where no program lives on
         self._directory: Any = directory
         transport = None if store is None else await _unless_gone(open_transport(store))
-        tokenizer = load_tokenizer(model_path)
-        renderer = ChatRenderer(tokenizer, chat_template_kwargs)
-        started = await started_engine(model_path, config, store, version, tokenizer)
-        self._engine, parser, split = started
+        tokenizer = load_tokenizer(model.path)
+        renderer = ChatRenderer(tokenizer, model.chat_template_kwargs)
+        self._engine, parser, split = await started_engine(model, config, store, tokenizer)
         self._read_calls = CallReader(renderer, tokenizer, split)
         self._pinned = {name: PinnedClient(*each) for name, each in (pinned or {}).items()}
         self._openai = OpenAIFrontend(
-            model_name,
+            model.name,
             renderer,
             self._engine,
             config.adapters,

@@ -1,7 +1,7 @@
 """Trajectories as JSON: what runs and evaluations write, and read again without running any code.
 
 A later turn repeats the conversation before it. That is left out before anything is converted, so the time
-that a line takes and its length grow with the conversation, and not with its square.
+that a line takes and its length grow with the conversation, and not with its square. It comes back shared.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from environments.types import Completion, Step, TerminationReason, Trajectory
+from environments.messages import PLAIN_TYPES, Conversation, MessageTable
+from environments.prefix_tree import PrefixTree, Repeats
+from environments.types import Completion, Step, TerminationReason, Trajectory, share
 
 Json = dict[str, Any]
 
@@ -18,37 +20,37 @@ _LATER_FIELDS = {"metrics", "is_correct", "by_reward_function"}
 """Fields that files of earlier versions do not have."""
 _TRAJECTORY_FIELDS = {field.name for field in fields(Trajectory)} - _LATER_FIELDS
 _STEP_FIELDS = {field.name for field in fields(Step)}
-_PLAIN_TYPES = {str, int, float, bool, type(None)}
 
 
 def trajectory_to_json(trajectory: Trajectory) -> Json:
-    """``trajectory`` for ``json.dumps``, without what a step repeats of the step before it.
+    """``trajectory`` for ``json.dumps``, without what a step repeats of an earlier one.
 
-    ``num_repeated`` of a step says how many messages and prompt ids those are. What was sampled, judged and
-    is learned from comes back as it was. In the task, and in what agent and environment put into the steps,
-    a value that JSON does not know becomes its text.
+    ``num_repeated`` of a step says how many messages and prompt ids those are, and ``repeats`` of which
+    steps, where that is not the one before. What was sampled, judged and is learned from comes back as it
+    was. In the task, and in what agent and environment put into the steps, a value that JSON does not know
+    becomes its text.
     """
+    conversations, tokens = Repeats(), Repeats()
     steps: list[Json] = []
-    messages: Sequence[object] = ()
-    ids: tuple[int, ...] = ()
-    for step in trajectory.steps:
-        values, completion = _values(step), step.completion
-        prompt_ids = () if completion is None else completion.prompt_ids
-        num_messages, num_ids = (
-            num_repeated(messages, step.chat_completions),
-            _num_repeated_ids(ids, prompt_ids),
-        )
-        values["num_repeated"] = [num_messages, num_ids]
-        values["chat_completions"] = step.chat_completions[num_messages:]
+    for index, step in enumerate(share(trajectory.steps)):
+        conversation, completion = step.conversation, step.completion
+        assert conversation is not None  # since the steps are shared
+        repeated = [conversations.longest(conversation.span), (index - 1, 0)]
+        conversations.add(index, conversation.span)
+        own: Json = {"chat_completions": conversation.after(repeated[0][1]), "completion": None}
         if completion is not None:
-            values["completion"] = {**_values(completion), "prompt_ids": prompt_ids[num_ids:]}
-        messages, ids = (
-            step.chat_completions,
-            () if completion is None else prompt_ids + completion.completion_ids,
-        )
+            repeated[1] = tokens.longest(completion.tokens.part(0, completion.prompt_size))
+            tokens.add(index, completion.tokens)
+        values = plain_json(_values(step, own))
+        if completion is not None:
+            values["completion"] = _completion_to_json(completion, repeated[1][1])
+        values["num_repeated"] = [num for _, num in repeated]
+        origins = [origin if num else index - 1 for origin, num in repeated]
+        if origins != [index - 1] * 2:
+            values["repeats"] = origins
         steps.append(values)
-    json: Json = plain_json({**_values(trajectory), "steps": steps})
-    return json
+    json: Json = plain_json(_values(trajectory, {"steps": None}))
+    return json | {"steps": steps}
 
 
 def trajectory_from_json(values: Json) -> Trajectory:
@@ -65,79 +67,58 @@ def trajectory_from_json(values: Json) -> Trajectory:
     return Trajectory(**known)
 
 
-def num_repeated(before: Sequence[object], now: Sequence[object]) -> int:
-    """Number of messages at the start of ``now`` that are those of ``before``."""
-    for number, (one, other) in enumerate(zip(before, now, strict=False)):
-        if not _is_same(one, other):
-            return number
-    return min(len(before), len(now))
+def _values(value: Trajectory | Step | Completion, own: Json) -> Json:
+    """The fields of ``value``, of which those in ``own`` are not read."""
+    return {
+        field.name: own[field.name] if field.name in own else getattr(value, field.name)
+        for field in fields(value)
+    }
 
 
-def _is_same(one: object, other: object) -> bool:
-    """Return whether both become the same JSON. A value of a type that JSON does not know is the same as
-    none."""
-    if type(one) is not type(other):
-        return False
-    if type(one) in _PLAIN_TYPES:
-        return one == other
-    if isinstance(one, dict) and isinstance(other, dict):
-        return list(one) == list(other) and all(map(_is_same, one.values(), other.values()))
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    return False
-
-
-def _num_repeated_ids(before: tuple[int, ...], now: tuple[int, ...]) -> int:
-    """Number of ids at the start of ``now`` that are those of ``before``."""
-    if before == now[: len(before)]:
-        return len(before)
-    low, high = 0, min(len(before), len(now))
-    while low < high:  # by halves: slices are compared a hundred times faster than one id after the other
-        middle = (low + high + 1) // 2
-        if before[low:middle] == now[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _values(value: Trajectory | Step | Completion) -> Json:
-    return {field.name: getattr(value, field.name) for field in fields(value)}
+def _completion_to_json(completion: Completion, num_repeated: int) -> Json:
+    own: Json = {
+        "prompt_ids": list(completion.tokens.part(num_repeated, completion.prompt_size).read()),
+        "tool_calls": plain_json(completion.tool_calls),
+    }
+    values = _values(completion, own)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def _steps(read: Sequence[Json]) -> list[Step]:
-    """The steps, with what each repeats of the one before it."""
+    """The steps, with what each repeats of an earlier one."""
+    no_messages, no_ids = MessageTable().root, PrefixTree().root
+    conversations: list[Conversation] = []
+    completions: list[Completion | None] = []
     steps: list[Step] = []
-    messages: list[Any] = []
-    ids: tuple[int, ...] = ()
-    for values in read:
+    for index, values in enumerate(read):
         known = {name: values[name] for name in _STEP_FIELDS}  # a subclass may have written more
         num_messages, num_ids = values.get("num_repeated", (0, 0))
-        known["chat_completions"] = messages = messages[:num_messages] + known["chat_completions"]
-        completion = None if known["completion"] is None else _completion(known["completion"], ids[:num_ids])
-        known["completion"] = completion
-        ids = () if completion is None else completion.prompt_ids + completion.completion_ids
-        steps.append(Step(**known))
+        of_messages, of_ids = values.get("repeats", (index - 1, index - 1))
+        before = conversations[of_messages].first(num_messages) if num_messages else no_messages
+        conversations.append(before.extended(known.pop("chat_completions")))
+        repeated = completions[of_ids] if num_ids else None
+        beginning = no_ids if repeated is None else repeated.tokens.part(0, num_ids)
+        written = known["completion"]
+        completions.append(None if written is None else _completion(written).behind(beginning))
+        steps.append(Step(**known).storing(conversations[-1], completions[-1]))
     return steps
 
 
-def _completion(values: Json, repeated_ids: tuple[int, ...]) -> Completion:
-    known: Json = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in dict(values).items()
-    }
-    return Completion(**known | {"prompt_ids": repeated_ids + known["prompt_ids"]})
+def _completion(values: Json) -> Completion:
+    known: Json = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return Completion(**known)
 
 
 def plain_json(value: Any) -> Any:
     """The value as it will be read again: a value or key that JSON does not know becomes its text."""
-    if type(value) in _PLAIN_TYPES:
+    if type(value) in PLAIN_TYPES:
         return value
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        if _PLAIN_TYPES.issuperset(map(type, value)):  # ids and log-probabilities: most of what there is
+        if PLAIN_TYPES.issuperset(map(type, value)):  # ids and log-probabilities: most of what there is
             return list(value)
         return [plain_json(item) for item in value]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

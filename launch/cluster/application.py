@@ -11,7 +11,6 @@ from actors.serving.policy_app import policy_application
 from environments.errors import ConfigError
 from launch import serve
 from launch.cluster.threads import with_threads
-from launch.run_folder.model_paths import policy_version
 from launch.settings.compose import named_settings
 from launch.settings.tree import TrainConfig, without_training
 from launch.validation.serving import DEFAULT_PORT
@@ -38,16 +37,9 @@ def build(arguments: Arguments) -> Application:
     # There is an endpoint, so its keys count. Where it listens is up to the Serve config file.
     config = replace(config, server=replace(config.server, http_port=DEFAULT_PORT))
     serve.check_serving(config)
-    server, model_path = serve.with_model(config)
-    pinned = serve.served_versions(server, model_path)
-    config = with_threads(without_training(replace(config, server=server)), model_path)
-    return policy_application(
-        model_path,
-        config.server,
-        chat_template_kwargs=config.model.chat_template_kwargs,
-        version=policy_version(model_path),
-        pinned=pinned,
-    )
+    server, model, pinned = serve.with_models(config)
+    config = with_threads(without_training(replace(config, server=server)), model.path)
+    return policy_application(model, config.server, pinned=pinned)
 
 
 def _check_deployable(config: TrainConfig, settings: list[str]) -> None:

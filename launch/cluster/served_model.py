@@ -16,13 +16,12 @@ from actors.ray_tools.placement import beside_driver, start_actor
 from actors.sampling.serve_sampler import ServeSampler
 from actors.served_agents.pool import AgentPool
 from actors.serving.policy_app import PolicyApp
-from actors.settings import PinnedVersion
+from actors.settings import ServedModel
 from actors.weights.store import WeightStore
 from launch.cluster import session
 from launch.cluster.threads import with_threads
 from launch.cluster.turns import Turn
 from launch.health.interrupt import Interrupts
-from launch.run_folder.model_paths import policy_version
 from launch.settings.tree import TrainConfig, without_training
 from launch.workload import Workload
 from policies.agent_api.frontend import PREFIX
@@ -31,16 +30,14 @@ from policies.agent_api.frontend import PREFIX
 @contextmanager
 def policy_app(
     config: TrainConfig,
-    model_path: str,
+    model: ServedModel,
     workload: Workload | None = None,
-    pinned: Sequence[PinnedVersion] = (),
+    pinned: Sequence[ServedModel] = (),
 ) -> Iterator[tuple[PolicyApp, Callable[[], None]]]:
-    """The application that serves ``model_path``, and the function that starts it; it ends with the block.
+    """The application that serves ``model``, and the function that starts it; it ends with the block.
 
     With ``workload`` it serves its agent too, and beside the model the versions in ``pinned``. On a cluster
     that others use, the block begins when it is this program's turn to start.
-
-    A checkpoint is served under the version that its run has published it as, any other model as version 0.
 
     SIGINT and SIGTERM raise ``KeyboardInterrupt`` in the block;
     ``Interrupts.raise_if_interrupted`` raises it again where a library has swallowed it.
@@ -50,8 +47,7 @@ def policy_app(
             checkpoint is damaged.
     """
     config = without_training(config)
-    server = with_threads(config, model_path).server
-    version = policy_version(model_path)
+    server = with_threads(config, model.path).server
     started_ray = session.connect()
     app: PolicyApp | None = None
     try:
@@ -59,17 +55,15 @@ def policy_app(
         with interrupts.installed(), ExitStack() as turn:  # after Ray, which puts a handler of its own
             session.check_resources(config)  # in the place of SIGTERM's
             if not started_ray:
-                turn.callback(_turn(config, model_path).end)
+                turn.callback(_turn(config, model.path).end)
             store = start_actor(WeightStore, **beside_driver())
             name = f"policy-{uuid.uuid4().hex[:8]}"
             app = PolicyApp(
                 name,
-                model_path,
+                model,
                 server,
                 store,
-                chat_template_kwargs=config.model.chat_template_kwargs,
-                version=version,
-                agents={} if workload is None else agents(config, workload, name, model_path),
+                agents={} if workload is None else agents(config, workload, name, model),
                 pinned=pinned,
             )
 
@@ -99,7 +93,7 @@ def _turn(config: TrainConfig, model_path: str) -> Turn:
 
 
 def agents(
-    config: TrainConfig, workload: Workload, app_name: str, model_path: str
+    config: TrainConfig, workload: Workload, app_name: str, model: ServedModel
 ) -> dict[str, ray.actor.ActorHandle]:
     """The pool of the workload's agent, by its model name for clients: agent/calculator."""
     assert config.workload is not None and workload.task_from_message is not None
@@ -107,7 +101,7 @@ def agents(
         AgentPool,
         workload.pair,
         workload.task_from_message,
-        partial(ServeSampler, app_name, model_path, config.model.chat_template_kwargs),
+        partial(ServeSampler, app_name, model.path, model.chat_template_kwargs),
         config.rollout.limits(),
         config.fleet,
         workload.description,

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from environments.data.trajectory_json import num_repeated, plain_json
+from environments.data.trajectory_json import plain_json
+from environments.messages import MessageTable
+from environments.prefix_tree import Span
 from environments.types import Message, Step
 
 Json = dict[str, Any]
@@ -43,7 +45,8 @@ class MessagePool:
     first: list[Json] = field(default_factory=list)
     """The first prompt."""
     _places: list[int] = field(default_factory=list)
-    _conversation: list[Message] = field(default_factory=list)
+    _table: MessageTable = field(default_factory=MessageTable)
+    _conversation: Span | None = None
 
     @property
     def now(self) -> list[Json]:
@@ -53,11 +56,12 @@ class MessagePool:
     def add_turn(self, step: Step) -> TurnInput:
         """Add the messages of ``step``, the next turn; its response is not part of the turn's input."""
         conversation = plain_json(step.chat_completions)
-        del self._places[num_repeated(self._conversation, conversation) :]
+        stored = self._table.add(conversation).span
+        del self._places[0 if self._conversation is None else stored.num_shared(self._conversation) :]
         num_old = len(self._places)
         for message in conversation[num_old:]:
             self._add(message)
-        self._conversation = conversation
+        self._conversation = stored
         if ends_with_response(conversation):
             self._add_calls(step.action)
         end = len(conversation) - ends_with_response(conversation)

@@ -160,7 +160,7 @@ class CheckpointFolder:
         """
         self._undo_half_a_save()
         name, latest = _name(checkpoint_step), self.latest()
-        if latest is None or checkpoint_step > _step(latest) or not (self._directory / name).exists():
+        if latest is None or checkpoint_step > step_of(latest) or not (self._directory / name).exists():
             return False  # a folder beyond the newest is what an interrupted run has left
         if math.isnan(value):
             return False
@@ -192,7 +192,7 @@ class CheckpointFolder:
     def all(self) -> list[Path]:
         """The checkpoints that are there, the oldest first."""
         there = self._directory.iterdir() if self._directory.is_dir() else ()
-        return sorted((each for each in there if _step(each) >= 0), key=_step)
+        return sorted((each for each in there if step_of(each) >= 0), key=step_of)
 
     def best(self) -> Path | None:
         """The checkpoint that ``mark_best`` has found best, if any."""
@@ -285,13 +285,13 @@ class CheckpointFolder:
         newest = self.latest()
         assert newest is not None, "nothing is dropped before something is saved"
         checkpoints = self.all()
-        past = [each for each in checkpoints if _step(each) <= _step(newest)]
+        past = [each for each in checkpoints if step_of(each) <= step_of(newest)]
         best = self.best()
         if best is not None and best not in past:
             (self._directory / BEST).unlink()
         kept = {
             *past[-self._kept :],
-            *(each for each in past if each == best or _step(each) == step_under_evaluation),
+            *(each for each in past if each == best or step_of(each) == step_under_evaluation),
         }
         for leftover in self._directory.glob(f".{STEP_PREFIX}*"):
             shutil.rmtree(leftover)
@@ -314,7 +314,7 @@ def _name(step: int) -> str:
     return f"{STEP_PREFIX}{step:06d}"
 
 
-def _step(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
     """The step of a checkpoint's folder, -1 of anything else."""
     match = re.fullmatch(rf"{STEP_PREFIX}(\d+)", checkpoint.name)
     return int(match[1]) if match else -1
@@ -390,7 +390,7 @@ def _damage_explained(checkpoint: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, TypeError, KeyError) as error:
         others = sorted(
-            each.name for each in checkpoint.parent.glob("*") if _step(each) >= 0 and each != checkpoint
+            each.name for each in checkpoint.parent.glob("*") if step_of(each) >= 0 and each != checkpoint
         )
         another = f"another one ({', '.join(others)})" if others else "another one"
         raise ConfigError(

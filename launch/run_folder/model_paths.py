@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from actors.settings import MODEL_NAME, ServedModel
 from environments.errors import ConfigError
 from launch.run_folder.checkpoint import BEST, LATEST, STATE, STEP_PREFIX, CheckpointFolder
 from policies import smollm2
@@ -86,6 +89,17 @@ def policy_version(folder: str) -> int:
     """
     checkpoint = Path(folder).parent
     return CheckpointFolder.version(checkpoint) if (checkpoint / STATE).is_file() else 0
+
+
+def served_model(folder: str, chat_template_kwargs: Mapping[str, Any], name: str = MODEL_NAME) -> ServedModel:
+    """The model in ``folder`` as it is served: under the version that its run has published it as.
+
+    Raises:
+        ConfigError: the checkpoint is damaged.
+    """
+    return ServedModel(
+        path=folder, name=name, version=policy_version(folder), chat_template_kwargs=chat_template_kwargs
+    )
 
 
 def versions_of(model_path: str) -> dict[str, str]:

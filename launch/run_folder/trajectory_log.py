@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from environments.data.trajectory_json import Json, trajectory_from_json, trajectory_to_json
@@ -74,16 +75,15 @@ class TrajectoryLog:
             advantages: of the turns of a rollout, by its id.
             not_imitated: ids of the rollouts of ``trained`` that a stage which imitates has left out.
         """
-        lines = list(_lines(trained, TRAINED, advantages, not_imitated))
-        for reason, groups in unused.items():
-            lines += _lines(groups, reason, advantages)
-        self._write(TRAIN, step, lines)
+        others = (_lines(groups, reason, advantages) for reason, groups in unused.items())
+        self._write(TRAIN, step, chain(_lines(trained, TRAINED, advantages, not_imitated), *others))
 
     def record_evaluation(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
         """Keep the trajectories of the evaluation after ``step`` updates."""
-        self._write(EVALUATION, step, list(_lines(groups, EVALUATED, {})))
+        self._write(EVALUATION, step, _lines(groups, EVALUATED, {}))
 
-    def _write(self, kind: str, step: int, lines: Sequence[Json]) -> None:
+    def _write(self, kind: str, step: int, lines: Iterable[Json]) -> None:
+        """Write a file line by line: as objects of Python all of its numbers take gigabytes."""
         if self.num_kept == 0:
             return
         path = trajectory_path(self.directory, kind, step)

@@ -87,6 +87,18 @@ def as_train_config(given: Any) -> TrainConfig:
     return config
 
 
+def with_overrides(settings: Mapping[str, Any], overrides: Sequence[str]) -> TrainConfig:
+    """The configuration of a run's settings file, in which ``overrides`` have changed something.
+
+    Raises:
+        ConfigError: an override cannot be read, or names no setting; the file is of something else.
+    """
+    for override in _parsed(overrides):
+        _check(override)
+        settings = {**settings, override.key_or_group: override.value()}  # the later one holds
+    return as_train_config(settings)
+
+
 def _as_mapping(given: Any) -> Mapping[Any, Any]:
     from omegaconf import DictConfig, OmegaConf
 

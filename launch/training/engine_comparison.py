@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import ray
 from ray.exceptions import RayError
@@ -11,7 +10,6 @@ from ray.exceptions import RayError
 from actors.learning.learner_group import LearnerGroup
 from environments.types import TrajectoryGroup
 from launch.reporting import metrics
-from launch.reporting.tracker import Tracker
 from launch.settings.tree import TrainConfig
 from policies.learning.algorithm import Algorithm
 from policies.learning.samples import LearnerUpdate, TrainBatch, TrainingSample
@@ -93,8 +91,8 @@ class EngineComparison:
 
     Args:
         learner: scores samples that nothing else has scored.
-        probe: samples where no rollout is by the newest version; ``None`` in a replay.
-        tracker: for a probe that fails.
+        probe: samples where no rollout is by the newest version; ``None`` where no engine is there.
+        announce: called with a sentence on a probe that fails.
     """
 
     def __init__(
@@ -103,10 +101,10 @@ class EngineComparison:
         algorithm: Algorithm,
         learner: LearnerGroup,
         probe: LogprobProbe | None,
-        tracker: Tracker,
+        announce: Callable[[str], None],
     ) -> None:
         self._is_replay, self._temperature = config.run.replay is not None, config.rollout.temperature
-        self._bypass, self._learner, self._probe, self._tracker = algorithm.bypass, learner, probe, tracker
+        self._bypass, self._learner, self._probe, self._announce = algorithm.bypass, learner, probe, announce
 
     def before_update(self, version: int, batches: Sequence[TrainBatch]) -> dict[str, float]:
         """Metrics of the difference under ``version``, the newest, if there are any tokens by it.
@@ -142,7 +140,7 @@ class EngineComparison:
             return [] if self._probe is None else self._probe.take(version)
         except RayError as error:  # the rollouts live without it
             last = str(error).strip().splitlines()[-1]
-            self._tracker.announce(f"Engine and learner were not compared under version {version}: {last}")
+            self._announce(f"Engine and learner were not compared under version {version}: {last}")
             return []
 
     def _scored(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
@@ -150,4 +148,4 @@ class EngineComparison:
         if not samples:
             return []
         rows = self._learner.logprobs(TrainBatch(samples=tuple(samples), temperature=self._temperature))
-        return [replace(sample, old_logprobs=tuple(row)) for sample, row in zip(samples, rows, strict=True)]
+        return [sample.replaced(old_logprobs=tuple(row)) for sample, row in zip(samples, rows, strict=True)]

@@ -27,8 +27,8 @@
 A group holds its slot from its request until the weights that it trained are published. With
 (max_staleness + 1) * groups_per_step slots, no group is more than max_staleness versions old when it is used.
 A lost rollout actor, replica or node costs time and no rollout. A lost learner is rebuilt from the published
-weights, or the run goes on from its checkpoint (``launch/trainer.py``). In a replay ``RecordedRollouts``
-stands in the place of all on the right but the learner and the store.
+weights, or the run goes on from its checkpoint (``trainer.py``). In a replay ``RecordedRollouts`` stands in
+the place of all on the right but the learner and the store.
 """
 
 from __future__ import annotations

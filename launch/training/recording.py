@@ -72,9 +72,7 @@ class RecordedRollouts:
 
     def _read(self, step: int) -> dict[str, list[KeptTrajectory]]:
         """The groups of an update, by the names that their places in the recording give them."""
-        groups: dict[str, list[KeptTrajectory]] = {}
-        for kept in read_kept(self._folder, TRAIN, step):
-            groups.setdefault(kept.group_id, []).append(kept)
+        groups = _by_group(self._folder, step)
         numbers = range(self._num_read, self._num_read + len(groups))
         self._num_read += len(groups)
         return {
@@ -82,7 +80,24 @@ class RecordedRollouts:
         }
 
 
+def recorded_groups(folder: Path, step: int) -> list[TrajectoryGroup]:
+    """The groups that the update ``step`` of the run in ``folder`` took, those that it left out last.
+
+    Raises:
+        TroupeError: the run has not kept them.
+    """
+    return [_group(name, kept) for name, kept in _by_group(folder, step).items()]
+
+
+def _by_group(folder: Path, step: int) -> dict[str, list[KeptTrajectory]]:
+    groups: dict[str, list[KeptTrajectory]] = {}
+    for kept in read_kept(folder, TRAIN, step):
+        groups.setdefault(kept.group_id, []).append(kept)
+    return groups
+
+
 def _group(group_id: str, kept: Sequence[KeptTrajectory]) -> TrajectoryGroup:
+    """A group under the id ``group_id``, which need not be the one it was kept under."""
     for each in kept:
         each.trajectory.rollout_id = f"{group_id}/{each.trajectory.rollout_id.rpartition('/')[2]}"
     members = [each.trajectory for each in kept if each.outcome != BASELINE]

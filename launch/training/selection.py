@@ -48,6 +48,11 @@ class Selection:
         return self.dropped | {ZERO_SIGNAL: self.dropped[ZERO_SIGNAL] + self.zero_signal}
 
     @property
+    def taken(self) -> list[TrajectoryGroup]:
+        """All groups of the update."""
+        return [*self.groups, *self.all_dropped]
+
+    @property
     def all_dropped(self) -> list[TrajectoryGroup]:
         return [group for groups in self.dropped.values() for group in groups]
 
@@ -69,14 +74,8 @@ def select_groups(
     while len(selection.groups) < wanted and num_taken < wanted + max_dropped:
         group = rollouts.take()
         num_taken += 1
-        mask(group, config.selection.masked_reasons)
-        reason = reason_to_drop(group, version, config, algorithm)
-        if reason is None:
-            selection.groups.append(group)
-            if algorithm.zero_signal_groups == "drop" and not has_signal(group, algorithm):
-                selection.zero_signal.append(group)
+        if place(selection, group, version, config, algorithm) is None:
             continue
-        selection.dropped[reason].append(group)
         check_any_succeeded(selection, max(wanted, LEAST_GROUPS))  # with many to drop, the end is far
         if len(selection.all_dropped) <= max_dropped:  # later ones keep their slots: nothing behind them ages
             rollouts.replace(num_selected=len(selection.groups))
@@ -86,13 +85,32 @@ def select_groups(
             f"selection.max_dropped={max_dropped} groups were replaced for this update, and more were "
             f"dropped: it makes do with {len(selection.groups)} of {wanted} groups."
         )
-    tracker.failures([*selection.groups, *selection.all_dropped])
+    tracker.failures(selection.taken)
     return selection
+
+
+def place(
+    selection: Selection, group: TrajectoryGroup, version: int, config: TrainConfig, algorithm: Algorithm
+) -> str | None:
+    """Put ``group`` among those of the update that follows ``version``, or among those that are dropped.
+
+    Returns:
+        The reason for which it is dropped; ``None`` if it is not.
+    """
+    mask(group, config.selection.masked_reasons)
+    reason = reason_to_drop(group, version, config, algorithm)
+    if reason is not None:
+        selection.dropped[reason].append(group)
+        return reason
+    selection.groups.append(group)
+    if algorithm.zero_signal_groups == "drop" and not has_signal(group, algorithm):
+        selection.zero_signal.append(group)
+    return None
 
 
 def check_any_succeeded(selection: Selection, enough: int) -> None:
     """Raise ``TroupeError`` when there are ``enough`` groups, and not one rollout of them came to its end."""
-    groups = [*selection.groups, *selection.all_dropped]
+    groups = selection.taken
     trajectories = [each for group in groups for each in group.trajectories]
     if len(groups) < enough or not all(map(has_failed, trajectories)):
         return

@@ -21,7 +21,7 @@ from actors.ray_tools.placement import beside_driver, start_actor
 from actors.rollouts.service import RolloutService
 from actors.sampling.serve_sampler import ServeSampler
 from actors.serving.policy_app import PolicyApp, start_serve
-from actors.settings import ServerConfig
+from actors.settings import ServedModel, ServerConfig
 from actors.timing import FLEET_START_SECONDS
 from actors.weights.store import WeightStore
 from actors.weights.transport import make_transport
@@ -127,7 +127,7 @@ def start(
         model_path=model_path,
         learner=learner,
         rollouts=rollouts,
-        comparison=EngineComparison(config, algorithm, learner, probe, tracker),
+        comparison=EngineComparison(config, algorithm, learner, probe, tracker.announce),
         kl=KLController(algorithm, state.progress.kl_coef),
         report=UpdateReport(config, state, tracker, service),
         tracker=tracker,
@@ -254,7 +254,7 @@ def rollout_service(
     """A rollout service with a policy server of its own, whose engines follow ``store``."""
     options = config.model.chat_template_kwargs
     name = f"policy-{uuid.uuid4().hex[:8]}"
-    app = PolicyApp(name, model_path, server, store, chat_template_kwargs=options)
+    app = PolicyApp(name, ServedModel(path=model_path, chat_template_kwargs=options), server, store)
     make_sampler = partial(ServeSampler, name, model_path, options)
     return RolloutService(
         workload.pair,
@@ -271,9 +271,13 @@ def start_learner(
     model_path: str,
     algorithm: Algorithm,
     store: ray.actor.ActorHandle,
-    lock: RunLock,
+    lock: RunLock | None = None,
 ) -> LearnerGroup:
-    """The learner, which begins with ``stage``."""
+    """The learner, which begins with ``stage``.
+
+    Args:
+        lock: of the run's folder, which all ranks have to see; ``None`` where nothing is written there.
+    """
     return LearnerGroup(
         model_path,
         replace(config.learner, optimizer=stage.optimizer),
@@ -281,7 +285,7 @@ def start_learner(
         stage.num_schedule_steps,
         config.seed,
         store,
-        shared_file=(str(lock.path), lock.text),
+        shared_file=None if lock is None else (str(lock.path), lock.text),
     )
 
 

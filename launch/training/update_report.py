@@ -50,7 +50,7 @@ class UpdateReport:
         """
         if alarm := metrics.mismatch_alarm(learning, self._config.learner.mismatch_alarm):
             self._tracker.alarm(alarm)
-        played = [*selection.groups, *selection.all_dropped]
+        played = selection.taken
         if change := self._state.note_judge("rollout", played):
             self._tracker.announce(change)
         numbers = {

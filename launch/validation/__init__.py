@@ -1,6 +1,6 @@
 """The start-up checks: they need no Ray, load no model, and raise before anything is started.
 
-``launch.trainer``, ``launch.evaluate`` and ``launch.serve`` have the sequences of their checks, from
+``launch.training.trainer``, ``launch.evaluate`` and ``launch.serve`` have the sequences of their checks, from
 ``settings`` (the configuration by itself), ``serving`` (the engine, and the model that adapters are for),
 ``replay`` (the recording), ``workload`` (its fit to the tasks and the model's folder), ``gpus`` (of this
 machine) and ``trial`` (one step of the first task). ``resources`` adds up what a run needs of a cluster, and

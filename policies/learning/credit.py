@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -391,8 +391,7 @@ def _with_advantages(
     advantages = iter([value for unit in units for value in unit.advantages.tolist()])
     returns = iter([value for unit in units for value in unit.returns.tolist()])
     return [
-        replace(
-            sample,
+        sample.replaced(
             advantages=sample.on_sampled_tokens(advantages),
             returns=sample.on_sampled_tokens(returns) if algorithm.uses_critic else (),
         )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from environments.columns import Floats, Ints, TokenIds, floats, stored
 from environments.errors import LearnerError
+from environments.prefix_tree import Span
 from environments.types import Completion, TerminationReason, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -18,7 +22,7 @@ ALIKE = 1e-6
 """Rewards closer than this are the same: verl's estimators divide by no smaller spread either."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingSample:
     """A token sequence to learn from.
 
@@ -27,30 +31,40 @@ class TrainingSample:
     environment said in between. All further columns are [R] too, and 0 where the mask is 0. What is filled
     in later is empty until then: ``old_logprobs``, ``reference_logprobs`` and ``values`` by the learner's
     ``score``, ``advantages`` and ``returns`` by ``assign_credit``.
+
+    Columns read as tuples, made by each access from typed arrays. Ids are those of the trajectory's turns,
+    which its samples share as far as they repeat each other.
     """
 
     sample_id: str
     """``<rollout_id>#<index>``: a trajectory whose history was rewritten has several samples."""
-    prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
-    loss_mask: tuple[int, ...]
-    rollout_logprobs: tuple[float, ...]
+    prompt_ids: TokenIds = TokenIds(is_required=True)
+    response_ids: TokenIds = TokenIds(is_required=True)
+    loss_mask: Ints = Ints(is_required=True, typecode="b")
+    rollout_logprobs: Floats = Floats(is_required=True)
     """The engine's, under the distribution that was sampled from."""
-    turns: tuple[int, ...] = ()
+    turns: Ints = Ints()
     """Index of the trajectory's step that sampled the token; -1 where the mask is 0."""
-    rewards: tuple[float, ...] = ()
+    rewards: Floats = Floats()
     """A step's reward, on the last token that it sampled."""
-    old_logprobs: tuple[float, ...] = ()
+    old_logprobs: Floats = Floats()
     """The learner's own, before the first optimizer step of the update."""
-    reference_logprobs: tuple[float, ...] = ()
-    values: tuple[float, ...] = ()
-    advantages: tuple[float, ...] = ()
-    returns: tuple[float, ...] = ()
+    reference_logprobs: Floats = Floats()
+    values: Floats = Floats()
+    advantages: Floats = Floats()
+    returns: Floats = Floats()
     policy_version: int = 0
     """The oldest version that sampled any of it."""
 
     def __len__(self) -> int:
-        return len(self.prompt_ids) + len(self.response_ids)
+        response: Span = stored(self, "response_ids")
+        return self.num_prompt_tokens + response.size
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        prompt: Span = stored(self, "prompt_ids")
+        return prompt.size
 
     @property
     def rollout_id(self) -> str:
@@ -58,7 +72,14 @@ class TrainingSample:
 
     @property
     def num_sampled_tokens(self) -> int:
-        return sum(self.loss_mask)
+        return sum(stored(self, "loss_mask"))
+
+    def replaced(self, **columns: Any) -> TrainingSample:
+        """A copy with other columns; unlike ``dataclasses.replace``, it reads none of those that stay."""
+        sample = copy.copy(self)
+        for name, column in columns.items():
+            object.__setattr__(sample, name, column)
+        return sample
 
     def on_sampled_tokens(self, values: Iterable[float]) -> tuple[float, ...]:
         """A column [R]: ``values`` [num_sampled_tokens] on the sampled tokens, in order, and 0 elsewhere."""
@@ -72,8 +93,7 @@ class TrainingSample:
         def thinned(column: tuple[float, ...]) -> tuple[float, ...]:
             return tuple(0.0 if leave else value for value, leave in zip(column, leaves, strict=bool(column)))
 
-        return replace(
-            self,
+        return self.replaced(
             loss_mask=tuple(0 if leave else bit for bit, leave in zip(self.loss_mask, leaves, strict=True)),
             turns=tuple(
                 -1 if leave else turn for turn, leave in zip(self.turns, leaves, strict=bool(self.turns))
@@ -105,7 +125,7 @@ class TrainBatch:
         """The same batch with a column filled in: a row for each sample."""
         columns: list[dict[str, Any]] = [{name: row} for row in rows]
         samples = zip(self.samples, columns, strict=True)
-        return replace(self, samples=tuple(replace(sample, **column) for sample, column in samples))
+        return replace(self, samples=tuple(sample.replaced(**column) for sample, column in samples))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,15 +157,17 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
         completion = step.completion
         if completion is None:
             continue
-        if completion.retokenized or not completion.prompt_ids:
+        if completion.retokenized or not completion.prompt_size:
             raise LearnerError(
                 f"Rollout {trajectory.rollout_id!r} has completions without the engine's token ids, which "
                 "cannot be trained on: sample the policy server by its handle, or an OpenAI-compatible "
                 "server that answers return_token_ids and logprobs (vLLM does)."
             )
-        if not completion.completion_ids:
+        if not completion.answer_size:
             continue
-        if runs and _extends(completion, runs[-1][-1][1]):
+        last = runs[-1][-1][1] if runs else None
+        completion = completion.sharing(last)
+        if last is not None and completion.num_repeated(last) == last.tokens.size:
             runs[-1].append((turn, completion))
         else:
             runs.append([(turn, completion)])
@@ -221,34 +243,28 @@ def is_judged(trajectory: Trajectory) -> bool:
     return reason is None or not reason.is_infrastructure
 
 
-def _extends(completion: Completion, previous: Completion) -> bool:
-    seen = previous.prompt_ids + previous.completion_ids
-    return completion.prompt_ids[: len(seen)] == seen
-
-
 def _sample(sample_id: str, run: list[tuple[int, Completion]], rewards: dict[int, float]) -> TrainingSample:
-    prompt_ids = run[0][1].prompt_ids
-    response_ids: list[int] = []
-    loss_mask: list[int] = []
-    logprobs: list[float] = []
-    turns: list[int] = []
-    earned: list[float] = []
-    for turn, completion in run:
-        between = completion.prompt_ids[len(prompt_ids) + len(response_ids) :]
-        count = len(completion.completion_ids)
-        response_ids += [*between, *completion.completion_ids]
-        loss_mask += [0] * len(between) + [1] * count
-        logprobs += [0.0] * len(between) + list(completion.logprobs)
-        turns += [-1] * len(between) + [turn] * count
-        earned += [0.0] * (len(between) + count - 1) + [rewards[turn]]
+    tokens, prompt_size = run[-1][1].tokens, run[0][1].prompt_size
+    given = [stored(completion, "logprobs") for _, completion in run]
+    code = "f" if all(each.typecode == "f" for each in given) else "d"
+    loss_mask, turns = array("b"), array("i")
+    logprobs: array[float] = array(code)
+    earned: array[float] = array(floats(rewards[turn] for turn, _ in run).typecode)
+    for (turn, completion), own_logprobs in zip(run, given, strict=True):
+        between, count = completion.prompt_size - prompt_size - len(turns), completion.answer_size
+        loss_mask.extend(array("b", [0]) * between + array("b", [1]) * count)
+        turns.extend(array("i", [-1]) * between + array("i", [turn]) * count)
+        logprobs.extend(array(code, [0.0]) * between + array(code, own_logprobs))
+        earned.extend(array(earned.typecode, [0.0]) * (between + count - 1))
+        earned.append(rewards[turn])
     return TrainingSample(
         sample_id=sample_id,
-        prompt_ids=prompt_ids,
-        response_ids=tuple(response_ids),
-        loss_mask=tuple(loss_mask),
-        rollout_logprobs=tuple(logprobs),
-        turns=tuple(turns),
-        rewards=tuple(earned),
+        prompt_ids=tokens.part(0, prompt_size),
+        response_ids=tokens.part(prompt_size, tokens.stop),
+        loss_mask=loss_mask,
+        rollout_logprobs=logprobs,
+        turns=turns,
+        rewards=earned,
         policy_version=min(completion.policy_version for _, completion in run),
     )
 

@@ -56,7 +56,7 @@ def milliseconds(num_prompt_tokens: int) -> float:
     )
     start = time.perf_counter()
     for turn in range(NUM_TURNS):
-        journal.keep(turn, env, completion, "an action", (opening[0], 0.0, False, {}))
+        journal.record(turn, env, completion, "an action", (opening[0], 0.0, False, {}))
     seconds = time.perf_counter() - start
     ray.kill(keeper)
     return 1000 * seconds / NUM_TURNS

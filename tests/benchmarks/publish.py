@@ -19,7 +19,7 @@ from report import Report
 
 from actors.learning.learner_group import LearnerGroup
 from actors.serving.policy_app import PolicyApp
-from actors.settings import ServerConfig
+from actors.settings import ServedModel, ServerConfig
 from actors.weights.store import WeightStore
 from actors.weights.transport import WeightTransport, make_transport
 from policies.learning.algorithms import resolve
@@ -64,7 +64,7 @@ def _publications(
     version = 0
     for num_replicas in REPLICAS:
         config = ServerConfig(num_replicas=num_replicas, engine=EngineConfig(max_model_tokens=128))
-        app = PolicyApp("benchmark", model, config, store)
+        app = PolicyApp("benchmark", ServedModel(path=model), config, store)
         app.start()
         rounds = []
         for number in range(num_rounds + 1):

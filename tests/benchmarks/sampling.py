@@ -33,7 +33,7 @@ from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.sampling.request_queue import Assignment, ReplicaReport
 from actors.sampling.serve_sampler import ServeSampler
 from actors.serving.policy_app import PolicyApp
-from actors.settings import ServerConfig
+from actors.settings import ServedModel, ServerConfig
 from actors.weights.store import WeightStore
 from policies.engines.vllm import VLLMEngine
 from policies.engines.vllm_settings import environment as engine_environment
@@ -228,7 +228,9 @@ def _rounds(model: str, num_requests: int, num_rounds: int) -> dict[tuple[str, i
     os.environ.update(RAYLET_ENVIRONMENT)
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
     store = WeightStore.remote()  # type: ignore[attr-defined]
-    app = PolicyApp("benchmark", model, ServerConfig(http_port=HTTP_PORT, engine=ENGINE), store)
+    app = PolicyApp(
+        "benchmark", ServedModel(path=model), ServerConfig(http_port=HTTP_PORT, engine=ENGINE), store
+    )
     app.start()
     arm_actor = FetchedArm.remote("benchmark", model)  # type: ignore[attr-defined]
     arms: dict[str, Callable[[Prompts, int], Rate]] = {

@@ -37,7 +37,7 @@ from worlds import TalkEnvironment
 from actors.engine import AgentExecutionEngine
 from actors.ray_tools.connect import RAYLET_ENVIRONMENT
 from actors.serving.policy_app import PolicyApp
-from actors.settings import ServerConfig
+from actors.settings import ServedModel, ServerConfig
 from actors.weights.store import WeightStore
 from environments.types import Completion, Trajectory
 from policies import GameAgent
@@ -97,7 +97,7 @@ def _rounds(
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
     store = WeightStore.remote()  # type: ignore[attr-defined]
     server = ServerConfig(num_replicas=arguments.replicas, engine=engine_config)
-    app = PolicyApp("benchmark", model, server, store)
+    app = PolicyApp("benchmark", ServedModel(path=model), server, store)
     app.start()
     pairs_at_once = _as_many_at_a_time(arguments.pairs)
     rates: dict[str, list[tuple[float, float]]] = {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from launch.run_folder.checkpoint import Progress
 from launch.settings.tree import TrainConfig
 from launch.workload import Workload
 from policies.learning.settings import OptimizerConfig
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
     from launch.training.clock import Clock
     from launch.training.components import Components
     from launch.training.run_state import RunState
+
+
+class HasProgress(Protocol):
+    """A run, or the replay of one, as far as its stages count their steps in it."""
+
+    progress: Progress
 
 
 class Stage(ABC):
@@ -59,11 +66,11 @@ class Stage(ABC):
         publish: a step in which the learner is lost is done again.
         """
 
-    def num_done(self, state: RunState) -> int:
+    def num_done(self, state: HasProgress) -> int:
         """Steps of this stage that are done."""
         return state.progress.stage_steps.get(self.name, 0)
 
-    def count_steps(self, state: RunState, number: int = 1) -> None:
+    def count_steps(self, state: HasProgress, number: int = 1) -> None:
         """Take note that ``number`` more steps are done."""
         state.progress.stage_steps[self.name] = self.num_done(state) + number
 

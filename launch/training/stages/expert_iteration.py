@@ -8,26 +8,24 @@ at equal rollouts, and may stand before it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
+from actors.learning.learner_group import LearnerGroup
 from environments.types import Trajectory
 from launch.training.clock import Clock
-from launch.training.components import Components
 from launch.training.mini_batches import make_batches
-from launch.training.run_state import RunState
-from launch.training.selection import Selection, select_groups
-from launch.training.stages.base import Stage, publish
+from launch.training.selection import Selection
+from launch.training.stages.policy_update import PolicyUpdateStage, PreparedUpdate, UpdateParts
+from policies.learning.algorithm import Algorithm
 from policies.learning.samples import LearnerUpdate, TrainBatch, is_judged
 from policies.learning.settings import OptimizerConfig, phase_optimizer
 
-NOTHING_LEARNED = LearnerUpdate(metrics={}, num_optimizer_steps=0)
 
-
-class ExpertIteration(Stage):
+class ExpertIteration(PolicyUpdateStage):
     """Makes ``expert_iteration.num_steps`` updates by supervised learning on the policy's own successes."""
 
     name = "expert_iteration"
-    rolls_out = True
 
     @property
     def num_steps(self) -> int:
@@ -45,38 +43,24 @@ class ExpertIteration(Stage):
         batches = max(1, math.ceil(num_rollouts / self.config.learner.mini_batch_size))
         return self.num_steps * self.config.expert_iteration.num_epochs * batches
 
-    def step(self, run: Components, state: RunState, clock: Clock) -> None:
-        progress = state.progress
-        version = progress.version
+    def selecting(self, algorithm: Algorithm) -> Algorithm:
         # A group in which all succeeded has nothing for a comparison, and much to imitate.
-        algorithm = replace(run.algorithm, zero_signal_groups="keep")
-        with clock.measure("time/wait"):
-            selection = select_groups(self.config, algorithm, run.rollouts, version, run.tracker)
-        run.report.request_counts()
+        return replace(algorithm, zero_signal_groups="keep")
+
+    def prepare(
+        self, parts: UpdateParts, selection: Selection, step: int, version: int, clock: Clock
+    ) -> PreparedUpdate:
         with clock.measure("time/score"):
-            batches = self._batches(self._successes(selection), progress.step)
+            batches = self._batches(self._successes(selection), step)
             imitated = {sample.rollout_id for batch in batches for sample in batch.samples}
             played = {each.rollout_id for group in selection.groups for each in group.trajectories}
             selection.not_imitated = frozenset(played - imitated)
-            learning = run.comparison.before_update(version, batches)
-        with run.interrupts.atomic_section():  # the weights and what we say of them change together
-            with clock.measure("time/learn"):
-                learned = run.learner.fit(batches) if batches else NOTHING_LEARNED
-            with clock.measure("time/publish"):
-                if learned.num_optimizer_steps:  # else the weights are those that are served
-                    publish(run, state)
-            progress.step += 1
-            self.count_steps(state)
-            state.record_consumed(selection.groups, selection.dropped)
-            state.trajectories.record_update(
-                progress.step, selection.groups, selection.dropped, {}, selection.not_imitated
-            )
-            run.rollouts.commit()
-            learning |= learned.metrics | {
-                "learn/num_optimizer_steps": learned.num_optimizer_steps,
-                "learn/num_imitated_trajectories": len(imitated),
-            }
-            run.report.record(version, selection, learning, clock)
+            metrics = parts.comparison.before_update(version, batches)
+        metrics["learn/num_imitated_trajectories"] = len(imitated)
+        return PreparedUpdate(batches=batches, metrics=metrics)
+
+    def learn(self, learner: LearnerGroup, batches: Sequence[TrainBatch], step: int) -> LearnerUpdate:
+        return learner.fit(batches)
 
     def _successes(self, selection: Selection) -> list[Trajectory]:
         least = self.config.expert_iteration.min_reward

@@ -6,27 +6,24 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
+from actors.learning.learner_group import LearnerGroup
 from environments.types import TrajectoryGroup
 from launch.training.clock import Clock
 from launch.training.components import Components
 from launch.training.mini_batches import in_epochs, make_batches
-from launch.training.run_state import RunState
-from launch.training.selection import select_groups
-from launch.training.stages.base import Stage, publish
+from launch.training.selection import Selection
+from launch.training.stages.policy_update import PolicyUpdateStage, PreparedUpdate, UpdateParts
 from policies.learning.algorithm import Algorithm
 from policies.learning.credit import assign_credit
 from policies.learning.kl import KLController
 from policies.learning.samples import LearnerUpdate, TrainBatch, TrainingSample
 from policies.learning.settings import OptimizerConfig
 
-NOTHING_LEARNED = LearnerUpdate(metrics={}, num_optimizer_steps=0)
 
-
-class Reinforce(Stage):
+class Reinforce(PolicyUpdateStage):
     """Makes ``run.num_steps`` updates of the policy, from groups to published weights."""
 
     name = "reinforce"
-    rolls_out = True
 
     @property
     def num_steps(self) -> int:
@@ -36,42 +33,31 @@ class Reinforce(Stage):
     def optimizer(self) -> OptimizerConfig:
         return self.config.learner.optimizer
 
-    def step(self, run: Components, state: RunState, clock: Clock) -> None:
-        config, progress = self.config, state.progress
-        version = progress.version
-        with clock.measure("time/wait"):
-            selection = select_groups(config, run.algorithm, run.rollouts, version, run.tracker)
-        run.report.request_counts()
+    def prepare(
+        self, parts: UpdateParts, selection: Selection, step: int, version: int, clock: Clock
+    ) -> PreparedUpdate:
+        config = self.config
         with clock.measure("time/score"):
             rollouts = (each for group in selection.useful for each in group.trajectories)
-            batches = make_batches(config, rollouts, f"batches/{progress.step}")
-            batches = run.learner.score(batches) if batches else []
+            batches = make_batches(config, rollouts, f"batches/{step}")
+            batches = parts.learner.score(batches) if batches else []
             # Without staleness all rollouts are fresh, and the update itself finds the difference.
-            learning = run.comparison.before_update(version, batches) if config.rollout.max_staleness else {}
+            metrics = parts.comparison.before_update(version, batches) if config.rollout.max_staleness else {}
         with clock.measure("time/credit"):
-            batches, credit = with_credit(run.algorithm, run.kl, selection.groups, batches)
-            taken = in_epochs(config, batches, f"epochs/{progress.step}")
-        with run.interrupts.atomic_section():  # the weights and what we say of them change together
-            with clock.measure("time/learn"):
-                # Where every group agreed with itself there is nothing to learn.
-                learned = run.learner.update(taken) if taken else NOTHING_LEARNED
-            with clock.measure("time/publish"):
-                if learned.num_optimizer_steps:  # else the weights are those that are served
-                    publish(run, state)
-            progress.step += 1
-            self.count_steps(state)
-            progress.kl_coef = run.kl.coef
-            state.record_consumed(selection.groups, selection.dropped)
-            state.trajectories.record_update(
-                progress.step, selection.useful, selection.unused, turn_advantages(batches)
-            )
-            run.rollouts.commit()
-            if not config.rollout.max_staleness:
-                learning |= run.comparison.after_update(learned)
-            elif learned.num_optimizer_steps:
-                run.comparison.begin_probe(selection.groups, progress.version)
-            learning |= credit | learned.metrics | {"learn/num_optimizer_steps": learned.num_optimizer_steps}
-            run.report.record(version, selection, learning, clock)
+            batches, credit = with_credit(parts.algorithm, parts.kl, selection.groups, batches)
+        return PreparedUpdate(batches=batches, metrics=metrics | credit, kl_coef=parts.kl.coef)
+
+    def learn(self, learner: LearnerGroup, batches: Sequence[TrainBatch], step: int) -> LearnerUpdate:
+        return learner.update(in_epochs(self.config, batches, f"epochs/{step}"))
+
+    def finish(
+        self, run: Components, selection: Selection, learned: LearnerUpdate, version: int
+    ) -> dict[str, float]:
+        if not self.config.rollout.max_staleness:
+            return run.comparison.after_update(learned)
+        if learned.num_optimizer_steps:
+            run.comparison.begin_probe(selection.groups, version)
+        return {}
 
 
 def with_credit(
@@ -94,18 +80,3 @@ def with_credit(
         replace(batch, samples=tuple(by_id[sample.sample_id] for sample in batch.samples))
         for batch in batches
     ], numbers
-
-
-def turn_advantages(batches: Sequence[TrainBatch]) -> dict[str, list[float]]:
-    """The mean advantage of every turn that was learned from, by rollout."""
-    values: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for batch in batches:
-        for sample in batch.samples:
-            # Without advantages where all of it was masked.
-            for turn, advantage in zip(sample.turns, sample.advantages, strict=bool(sample.advantages)):
-                if turn >= 0:
-                    values[sample.rollout_id][turn].append(advantage)
-    return {
-        rollout_id: [sum(turns[turn]) / len(turns[turn]) for turn in sorted(turns)]
-        for rollout_id, turns in values.items()
-    }

@@ -184,14 +184,7 @@ def _trajectory(sample: TrainingSample) -> str:
 
 
 def _column(row: TrainingSample, name: str) -> torch.Tensor:
-    values = {
-        "rollout_logprobs": row.rollout_logprobs,
-        "old_logprobs": row.old_logprobs,
-        "reference_logprobs": row.reference_logprobs,
-        "values": row.values,
-        "advantages": row.advantages,
-        "returns": row.returns,
-    }[name]
+    values: tuple[float, ...] = getattr(row, name)
     if not any(row.loss_mask):  # padding, or all of it was masked: whatever it holds counts nowhere
         return torch.zeros(len(row.response_ids))
     if len(values) != len(row.response_ids):

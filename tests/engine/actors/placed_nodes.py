@@ -27,7 +27,7 @@ from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
 from actors.rollouts.stream import TrajectoryStream
 from actors.sampling.sampler_actor import SamplerActor
 from actors.serving.policy_app import PolicyApp
-from actors.settings import FleetConfig, ServerConfig
+from actors.settings import FleetConfig, ServedModel, ServerConfig
 from actors.weights.store import WeightStore
 from environments.errors import ConfigError
 from launch.cluster.session import check_resources
@@ -65,7 +65,9 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         build_tokenizer([[{"role": "user", "content": "Hello."}]]).save_pretrained(folder)
         engine = EngineConfig(name="scripted_engine:ScriptedEngine", options={"replies": ["Here."]})
-        app = PolicyApp("placed", folder, ServerConfig(engine=engine, nodes=spot), WeightStore.remote())
+        app = PolicyApp(
+            "placed", ServedModel(path=folder), ServerConfig(engine=engine, nodes=spot), WeightStore.remote()
+        )
         app.start()
         (replica,) = [
             actor for actor in state.actors().values() if actor["Name"].startswith("SERVE_REPLICA::placed")

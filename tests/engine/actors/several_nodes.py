@@ -84,6 +84,7 @@ def main() -> None:
     while ray.get(fleet.status.remote()).num_ready < NUM_ACTORS:
         time.sleep(0.1)
     assert len(nodes_of("all")) == 3, "pairs are spread"
+    wait_until(lambda: has_probe(first) and has_probe(second))
 
     order("one is silent", 4 * NUM_ACTORS)
     played = list(stream.trajectories(NUM_ACTORS // 2))
@@ -122,6 +123,16 @@ def main() -> None:
     assert nodes_of("only the head and a new one") <= {ray.get_runtime_context().get_node_id(), anew.node_id}
     ray.shutdown()
     cluster.shutdown()
+
+
+def has_probe(node: Any) -> bool:
+    """Whether the process is up by which the fleet notices that a node has fallen silent."""
+    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+    for process in raylet.children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            if process.cmdline()[0].startswith("ray::NodeProbe"):
+                return True
+    return False
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from actors.rollouts.rollout import RolloutLimits
 from actors.sampling.serve_sampler import ServeSampler
 from actors.served_agents.pool import AgentPool
 from actors.serving.policy_app import PolicyApp
-from actors.settings import FleetConfig, ServerConfig
+from actors.settings import FleetConfig, ServedModel, ServerConfig
 from actors.weights.store import WeightStore
 from environments.errors import PartLostError
 from environments.types import StepEvent, TerminationReason, Trajectory
@@ -48,7 +48,9 @@ def no_task(message: str) -> dict[str, Any]:
 def app(serve_port: int, tiny_model: Path) -> Iterator[PolicyApp]:
     """A server whose engine calls the calculator and then says 46, in turns."""
     engine = EngineConfig(name="scripted_engine:ScriptedEngine", options={"replies": [CALL, "\\boxed{46}"]})
-    app = PolicyApp("agents", str(tiny_model), ServerConfig(engine=engine), WeightStore.remote())
+    app = PolicyApp(
+        "agents", ServedModel(path=str(tiny_model)), ServerConfig(engine=engine), WeightStore.remote()
+    )
     app.start()
     yield app
     app.stop()
@@ -113,7 +115,7 @@ def test_a2a_and_mcp_clients_are_answered_through_serve(serve_port: int, tiny_mo
     agents = AgentPool.remote(workload(0).pair, task_from_message, sampler, limits, fleet, "Adds numbers.")
     app = PolicyApp(
         "served-agent",
-        str(tiny_model),
+        ServedModel(path=str(tiny_model)),
         config,
         WeightStore.remote(),
         agents={"agent/calculator": agents},
@@ -126,7 +128,7 @@ def test_a2a_and_mcp_clients_are_answered_through_serve(serve_port: int, tiny_mo
         app.check()
         ray.kill(agents)
         with pytest.raises(PartLostError, match="Clients get no answers any more"):
-            app.check()
+            wait_until(lambda: app.check() is not None)  # type: ignore[func-returns-value]
     finally:
         app.stop()
 
@@ -183,7 +185,9 @@ def slow(serve_port: int, tiny_model: Path, weight_store: Any) -> Iterator[str]:
         FleetConfig(num_actors=1),
     )
     config = ServerConfig(engine=engine, http_port=serve_port)
-    app = PolicyApp("slow", str(tiny_model), config, weight_store, agents={"agent/calculator": agents})
+    app = PolicyApp(
+        "slow", ServedModel(path=str(tiny_model)), config, weight_store, agents={"agent/calculator": agents}
+    )
     app.start()
     yield f"http://127.0.0.1:{serve_port}"
     app.stop()

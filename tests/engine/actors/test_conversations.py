@@ -25,7 +25,7 @@ from actors.sampling.serve_sampler import ServeSampler
 from actors.served_agents.pool import AgentPool
 from actors.serving.errors import status_of
 from actors.serving.policy_app import PolicyApp
-from actors.settings import AgentsConfig, FleetConfig, ServerConfig
+from actors.settings import AgentsConfig, FleetConfig, ServedModel, ServerConfig
 from actors.weights.store import WeightStore
 from environments.base import BaseEnv
 from environments.types import Trajectory
@@ -317,7 +317,7 @@ def test_openai_and_a2a_clients_talk_on_in_the_same_environment(
     engine = EngineConfig(name="scripted_engine:ScriptedEngine", options={"replies": ["Hello."]})
     config = ServerConfig(engine=engine, http_port=serve_port)
     agents = {"agent/notebook": pool}
-    app = PolicyApp("talk", str(tiny_model), config, WeightStore.remote(), agents=agents)
+    app = PolicyApp("talk", ServedModel(path=str(tiny_model)), config, WeightStore.remote(), agents=agents)
     app.start()
     url = f"http://127.0.0.1:{serve_port}"
     client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)

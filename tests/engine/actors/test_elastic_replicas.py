@@ -19,7 +19,7 @@ from served_policy import publish
 from actors.serving import autoscaling
 from actors.serving.autoscaling import ReplicasForTokens
 from actors.serving.policy_app import PolicyApp
-from actors.settings import ServerConfig
+from actors.settings import ServedModel, ServerConfig
 from actors.weights.store import WeightStore
 from environments.errors import ConfigError
 from launch.settings.compose import compose
@@ -59,7 +59,7 @@ def growing(
         max_replicas=2,
         tokens_per_replica=200,
     )
-    app = PolicyApp("growing", str(tiny_model), config, store)
+    app = PolicyApp("growing", ServedModel(path=str(tiny_model)), config, store)
     app.start()
     yield app
     app.stop()

@@ -98,13 +98,13 @@ def test_engine_of_ones_own_samples_behind_the_policy_server(scripted_policy: Se
 
 def test_engines_start_error_is_passed_on_in_its_own_words(serve_port: int, tiny_model: Path) -> None:
     from actors.serving.policy_app import PolicyApp
-    from actors.settings import ServerConfig
+    from actors.settings import ServedModel, ServerConfig
     from actors.weights.store import WeightStore
     from policies.settings import EngineConfig
 
     options = {"replies": ["1"], "start_error": "There is no room on the moon."}
     config = ServerConfig(engine=EngineConfig(name="scripted_engine:ScriptedEngine", options=options))
-    app = PolicyApp("failing", str(tiny_model), config, WeightStore.remote())  # type: ignore[attr-defined]
+    app = PolicyApp("failing", ServedModel(path=str(tiny_model)), config, WeightStore.remote())  # type: ignore[attr-defined]
     try:
         with pytest.raises(SamplerError, match=r"^ValueError: There is no room on the moon\.$"):
             app.start()

@@ -16,7 +16,7 @@ from environments.errors import TroupeError
 from launch.health.members import members
 from launch.run_folder.consumed_log import read_consumed_log
 from launch.settings.compose import compose
-from launch.trainer import run_training
+from launch.training.trainer import run_training
 from launch.workload import load_workload
 
 NUM_STEPS, NUM_GROUPS, GROUP_SIZE = 8, 2, 2

@@ -37,6 +37,30 @@ session.end()
     assert ended.returncode == 0, ended.stderr
 
 
+def test_start_that_takes_too_long_is_tried_once_more() -> None:
+    program = """
+import os
+import ray._private.services as services
+from launch.cluster import session
+from launch.health.members import members
+
+get_node, late = services.get_node, [Exception("The current node timed out during startup.")]
+
+def first_too_late(*arguments):
+    if late:
+        raise late.pop()
+    return get_node(*arguments)
+
+services.get_node = first_too_late
+assert session.connect()
+print([each.role for each in members(os.getpid()) if each.role in ("raylet", "gcs")])
+session.end()
+"""
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert ended.stdout == "['gcs', 'raylet']\n", ended.stdout + ended.stderr
+
+
 def test_job_can_be_submitted_to_a_cluster_that_starts_later(tmp_path: Path) -> None:
     local = "from launch.cluster import session; assert session.connect(); session.end()"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

@@ -15,7 +15,7 @@ from actors.rollouts.rollout import RolloutLimits
 from actors.rollouts.service import NAMESPACE
 from actors.serving.policy_app import PolicyApp
 from actors.serving.replicas import policy_servers
-from actors.settings import FleetConfig, ServerConfig
+from actors.settings import FleetConfig, ServedModel, ServerConfig
 from actors.weights.store import WeightStore
 from launch.recipes.calculator import workload
 from policies.settings import EngineConfig
@@ -39,7 +39,7 @@ def test_replicas_are_listed_and_their_number_is_changed(serve_port: int, tiny_m
     engine = EngineConfig(name="scripted_engine:ScriptedEngine", options={"replies": ["1"]})
     by_hand, by_load = ServerConfig(engine=engine), ServerConfig(engine=engine, max_replicas=2)
     for name, config in (("by-hand", by_hand), ("by-load", by_load)):
-        app = PolicyApp(name, str(tiny_model), config, WeightStore.remote())
+        app = PolicyApp(name, ServedModel(path=str(tiny_model)), config, WeightStore.remote())
         app.start()
         try:
             done = run_scale("--replicas", "2", "--server", name)

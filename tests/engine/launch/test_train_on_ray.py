@@ -16,7 +16,9 @@ import pytest
 
 from environments.errors import ConfigError
 from launch.chaos import COUNTED
+from launch.console import main
 from launch.health.members import members
+from launch.replay import Replay
 from launch.reporting.metrics import FRESH_MISMATCH
 from launch.reporting.tracker import read_metrics
 from launch.run_folder.checkpoint import CheckpointFolder
@@ -24,7 +26,10 @@ from launch.run_folder.consumed_log import ConsumedLog, read_consumed_log
 from launch.run_folder.trajectory_log import TRAIN, KeptTrajectory, kept_steps, read_kept
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig
-from launch.trainer import run_training
+from launch.training.past_run import PastRun
+from launch.training.recomputation import number_differences, started_learner
+from launch.training.trainer import run_training
+from launch.training.update_change import Change
 from launch.workload import load_workload
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -166,6 +171,38 @@ def test_replay_learns_from_another_run_without_playing(
     assert [each["rollout/reward_mean"] for each in steps] == rewards[:2]
     other = weights(tmp_path / "other", 2)
     assert not all(torch.equal(weights(undisturbed, 2)[name], other[name]) for name in other)
+
+
+def test_update_is_computed_again_bit_for_bit(undisturbed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change = ["algorithm.name=dr_grpo", "--without", "10"]
+    assert main(["replay", str(undisturbed), "--update", "4", *change]) == 0
+    told = capsys.readouterr().out
+    assert "2 updates from the checkpoint of step 2 on" in told
+    assert told.count("same ") == 3 and "update 4: the weights of its checkpoint, to the last bit" in told
+    assert re.search(r"\ngroup 00000010 .*gradient .* reward [\d.]+, not learned from\n", told)
+    assert not list(undisturbed.glob(".replay_*"))
+
+
+def graded_by_length(task_info: dict[str, Any], action: str) -> float:
+    return len(action) % 4 / 4
+
+
+def test_changed_reward_has_the_effect_of_a_run_with_it(undisturbed: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    change = Change(reward="test_train_on_ray:graded_by_length")
+    replayed = Replay(PastRun(undisturbed), scratch, started_learner, print).replay(1, change)
+    assert replayed.is_same and replayed.changed is not None
+
+    config = compose([*SMALL, f"run.directory={tmp_path / 'other'}", "run.num_steps=1"])
+    workload = load_workload(config.workload, config.seed)
+    arguments = {**workload.env_args, "reward_fn": graded_by_length}
+    run_training(config, replace(workload, env_args=arguments))
+
+    recorded = PastRun(tmp_path / "other").metrics(1)
+    differences = number_differences(recorded, replayed.changed.metrics)
+    assert [each.split()[0] for each in differences] in ([], ["learn/lr"]), "whose schedule is a shorter one"
+    assert replayed.changed.metrics["learn/loss"] != replayed.as_it_was.metrics["learn/loss"]
 
 
 def test_rollouts_and_evaluations_go_on_while_the_learner_learns(

@@ -10,7 +10,7 @@ from ray._private.runtime_env import constants
 from actors.ray_tools import connect
 from actors.ray_tools.job import JOB
 from actors.serving import policy_app
-from actors.settings import ServerConfig
+from actors.settings import ServedModel, ServerConfig
 
 
 def told_path(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -47,7 +47,7 @@ def test_library_in_jobs_working_directory_is_that_of_each_job(
 def test_replicas_get_the_variables_of_the_job_that_they_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve gives them those of the job that has started it."""
     monkeypatch.setattr(policy_app, "job_environment", lambda: {"HF_HOME": "/shared/hf", "LOUD": "1"})
-    app = policy_app.policy_application("a-model", ServerConfig())
+    app = policy_app.policy_application(ServedModel(path="a-model"), ServerConfig())
     given = app._bound_deployment.ray_actor_options["runtime_env"]["env_vars"]
     assert given["HF_HOME"] == "/shared/hf"
     assert given.items() >= policy_app.REPLICA_ENVIRONMENT.items()

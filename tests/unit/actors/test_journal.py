@@ -15,7 +15,7 @@ from actors.rollouts.rollout import RolloutLimits, RolloutRequest, run_rollout
 from environments import check_environment
 from environments.base import BaseEnv
 from environments.errors import ContractError
-from environments.types import Trajectory
+from environments.types import Completion, Trajectory
 from policies import GameAgent
 
 
@@ -61,6 +61,21 @@ def test_resumed_episode_ends_as_it_would_have(env_class: type[ReplayedEnv]) -> 
     assert len(env.actions) == NUM_TURNS
 
 
+def test_entry_holds_only_the_tokens_new_in_its_turn() -> None:
+    entries: list[bytes] = []
+    env, journal = ReplayedEnv(), Journal("replay", lambda _, entry: entries.append(entry))
+    journal.open(env, lambda env: env.reset())
+    prompt, completions = (5,) * 5_000, []
+    for turn in range(3):
+        completion = Completion(prompt_ids=prompt, completion_ids=(turn, 7), text="a", finish_reason="stop")
+        journal.record(turn, env, completion, "a", ("", 0.0, False, {}))
+        completions.append(completion)
+        prompt = (*prompt, turn, 8)  # the answer was rewritten
+    assert len(entries[0]) > 20_000 and max(map(len, entries[1:])) < 2_000
+    resumed = Journal("replay", entries=entries)
+    assert [resumed.completion(turn) for turn in range(4)] == [*completions, None]
+
+
 def test_environment_that_does_not_resume_keeps_no_journal() -> None:
     _, entries = played(RestartedEnv())
     assert entries == {}
@@ -95,8 +110,10 @@ def test_store_has_the_turns_before_the_first_gap() -> None:
     assert store.open("a", 2) == [b"first"]
     store.record("a", 1, 1, b"late")
     assert store.open("a", 3) == [b"first"]
+    store.record("a", 3, 1, b"second")
+    assert store.open("a", 4) == [b"first", b"second"], "the third one followed another second one"
     store.drop("a")
-    store.record("a", 3, 0, b"later still")
+    store.record("a", 4, 0, b"later still")
     assert store.open("a", 1) == []
 
 

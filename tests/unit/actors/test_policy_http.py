@@ -28,7 +28,7 @@ from actors.serving.intake import OPEN_PATHS
 from actors.serving.keys import ApiKeys
 from actors.serving.pinned import PinnedPolicy
 from actors.serving.policy_server import PolicyServer
-from actors.settings import AgentsConfig, PinnedVersion, ServerConfig
+from actors.settings import AgentsConfig, ServedModel, ServerConfig
 from actors.weights.object_store import ObjectStoreTransport
 from actors.weights.transport import WeightTransport
 from environments.types import Step, StepEvent, TerminationReason, Trajectory
@@ -96,7 +96,10 @@ def serving(
 
     async def start() -> None:
         actors = QuietActor(), QuietActor()
-        await replica.__init__(str(folder), "tiny", config, *actors, template, version, keys, agents, pinned)
+        model = ServedModel(
+            path=str(folder), name="tiny", version=version, chat_template_kwargs=template or {}
+        )
+        await replica.__init__(model, config, *actors, keys, agents, pinned)
 
     # What still goes on when the client ends is cancelled, so the patch ends last.
     with pytest.MonkeyPatch.context() as patch, TestClient(http, base_url="http://localhost") as client:
@@ -164,7 +167,7 @@ class Stream:
 class PinnedReplica:
     """The handle of a pinned version whose replica lives in this process, and says 222."""
 
-    def __init__(self, folder: Path, pinned: PinnedVersion) -> None:
+    def __init__(self, folder: Path, pinned: ServedModel) -> None:
         self._folder, self._pinned, self._replica = folder, pinned, None
         self.answer = SimpleNamespace(remote=lambda body: Stream(self._answer(body)))
 
@@ -176,14 +179,14 @@ class PinnedReplica:
         if self._replica is None:
             config = ServerConfig(engine=scripted(replies=["222"]))
             self._replica = PinnedPolicy.func_or_class.__new__(PinnedPolicy.func_or_class)
-            await self._replica.__init__(self._pinned, config, None, {})
+            await self._replica.__init__(self._pinned, config, None)
         async for part in self._replica.answer(body):
             yield part
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_pinned_version_answers_by_name_and_costs_tokens(tokenizer_folder: Path, stream: bool) -> None:
-    version = PinnedVersion("tiny@best", str(tokenizer_folder), 11)
+    version = ServedModel(path=str(tokenizer_folder), name="tiny@best", version=11)
     pinned = {version.name: (version, PinnedReplica(tokenizer_folder, version))}
     charged: list[int] = []
     with (

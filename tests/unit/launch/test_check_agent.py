@@ -13,7 +13,7 @@ from environments import BaseEnv, CodeEnvironment, Dataset
 from environments.errors import ConfigError
 from environments.sandbox.local import announce_best_effort
 from launch.settings.tree import TrainConfig
-from launch.trainer import AgentTrainer
+from launch.training.trainer import AgentTrainer
 from launch.validation.trial import check_agent, try_first_task
 from launch.workload import Workload
 from policies import CodingAgent, GameAgent

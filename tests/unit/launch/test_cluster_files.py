@@ -277,6 +277,6 @@ def test_application_is_built_from_settings_of_shipped_file(tiny_model: Path) ->
     application = build(Arguments(settings=[*settings, *of_recipe, "server.num_replicas=3"]))
     deployment = application._bound_deployment
     assert (deployment.name, deployment.num_replicas) == ("PolicyServer", 3)
-    model_path, _, config, store, directory, *_ = deployment.init_args
-    assert (model_path, store, directory) == (str(tiny_model), None, None)
+    model, config, store, directory, *_ = deployment.init_args
+    assert (model.path, store, directory) == (str(tiny_model), None, None)
     assert config.access.hosts == ["troupe-serve-svc"]

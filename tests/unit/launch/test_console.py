@@ -18,7 +18,7 @@ def test_without_a_command_all_commands_are_listed(capsys: pytest.CaptureFixture
         assert all(f"\n  {name} " in listed for name in COMMANDS)
 
 
-WITH_ARGPARSE = {"view", "export", "play", "status", "scale", "verify", "chaos"}
+WITH_ARGPARSE = {"view", "export", "play", "status", "scale", "replay", "verify", "chaos"}
 """Commands without settings: argparse shows their help, and ends the program."""
 
 

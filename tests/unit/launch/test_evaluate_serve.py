@@ -15,7 +15,6 @@ import pytest
 from machine import free_port
 from trained_run import make_run
 
-from actors.settings import PinnedVersion, ServerConfig
 from environments.errors import ConfigError
 from environments.types import TerminationReason, Trajectory
 from launch import evaluate, serve
@@ -245,16 +244,18 @@ def test_versions_of_a_run_are_found_by_number_and_as_best(tmp_path: Path, tiny_
     directory = tmp_path / "run"
     older, newer = (make_run(directory, tiny_model, step) for step in (20, 30))
     CheckpointFolder(directory, kept=9).mark_best(20, "eval/reward_mean", 0.5)
-    chosen = serve.served_versions(ServerConfig(versions=["best", "31"]), str(newer / "huggingface"))
-    assert chosen == [
-        PinnedVersion("policy@best", str(older / "huggingface"), 21),
-        PinnedVersion("policy@31", str(newer / "huggingface"), 31),
+    chosen = [f"model.path={newer}", "server.versions=[best,31]"]
+    _, model, pinned = serve.with_models(serve.COMMAND.configuration(chosen))
+    assert (model.name, model.path, model.version) == ("policy", str(newer / "huggingface"), 31)
+    assert [(each.name, each.path, each.version) for each in pinned] == [
+        ("policy@best", str(older / "huggingface"), 21),
+        ("policy@31", str(newer / "huggingface"), 31),
     ]
     there = r"21 \(step_000020\), 31 \(step_000030\), best \(step_000020\)"
     with pytest.raises(ConfigError, match=rf"names '7'.*There are: {there}.*checkpoints_kept"):
-        serve.served_versions(ServerConfig(versions=["best", "7"]), str(newer / "huggingface"))
+        serve.served_versions(["best", "7"], str(newer / "huggingface"))
     with pytest.raises(ConfigError, match=r"server\.versions=\['best'\].*this is no checkpoint"):
-        serve.served_versions(ServerConfig(versions=["best"]), str(tiny_model))
+        serve.served_versions(["best"], str(tiny_model))
 
 
 def test_older_versions_are_an_error_in_training_and_evaluation() -> None:

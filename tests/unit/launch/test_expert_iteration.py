@@ -71,7 +71,7 @@ def test_only_what_was_imitated_counts_as_trained(tmp_path: Path) -> None:
         learner=learner,
         interrupts=Interrupts(),
         rollouts=SimpleNamespace(take=lambda: GROUP, commit=lambda: None),
-        comparison=EngineComparison(config, algorithm, cast(Any, learner), None, tracker),
+        comparison=EngineComparison(config, algorithm, cast(Any, learner), None, print),
         report=UpdateReport(config, state, tracker, None),
         tracker=tracker,
     )

@@ -15,9 +15,9 @@ from environments.types import Completion, Step, TerminationReason, Trajectory, 
 from launch.run_folder.trajectory_log import TrajectoryLog
 from launch.settings.compose import compose
 from launch.settings.tree import algorithm_of
-from launch.trainer import check_training
 from launch.training.engine_comparison import EngineComparison
 from launch.training.recording import RecordedRollouts, check_tokenizer
+from launch.training.trainer import check_training
 from launch.validation.replay import check_recording, check_replay
 from launch.validation.resources import num_gpus, num_replicas, num_rollout_actors
 from launch.workload import load_workload

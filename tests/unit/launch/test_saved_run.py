@@ -12,7 +12,6 @@ import pytest
 
 from environments.errors import ConfigError, EnvironmentFailure, LearnerError
 from environments.types import TerminationReason, Trajectory
-from launch import trainer
 from launch.health.interrupt import Interrupts
 from launch.health.restart_budget import RestartBudget
 from launch.reporting.tracker import Tracker, read_metrics
@@ -20,6 +19,7 @@ from launch.run_folder.checkpoint import Progress, StreamState
 from launch.run_folder.lock import RunLock
 from launch.settings.compose import compose
 from launch.settings.tree import TrainConfig
+from launch.training import trainer
 from launch.training.milestones import Milestones
 from launch.training.run_state import RunState
 from launch.training.stages.chosen import check_earlier_stages, chosen_stages

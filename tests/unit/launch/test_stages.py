@@ -8,8 +8,8 @@ from environments import Dataset, SingleTurnEnvironment
 from environments.errors import ConfigError
 from launch.settings.compose import as_train_config, compose
 from launch.settings.tree import TrainConfig
-from launch.trainer import check_training
 from launch.training.stages.chosen import chosen_stages
+from launch.training.trainer import check_training
 from launch.workload import Workload
 from policies import ToolAgent
 

@@ -22,7 +22,7 @@ from launch.run_folder.trajectory_log import (
     kept_steps,
     read_kept,
 )
-from launch.training.stages.reinforce import turn_advantages
+from launch.training.stages.policy_update import turn_advantages
 from policies.learning.samples import TrainBatch, TrainingSample
 
 
@@ -133,7 +133,8 @@ def test_prompt_with_an_old_beginning_and_a_new_end_comes_back() -> None:
     ]
     steps.insert(4, Step())
     values = trajectory_to_json(Trajectory(steps=steps))
-    assert [each["num_repeated"][1] for each in values["steps"]] == [0, 5, 4, 2, 0, 0, 0, 0]
+    assert [each["num_repeated"][1] for each in values["steps"]] == [0, 5, 4, 2, 0, 0, 5, 0]
+    assert [each.get("repeats") for each in values["steps"]][6:] == [[5, 3], None]
     assert trajectory_from_json(values) == Trajectory(steps=steps)
 
 

@@ -257,7 +257,7 @@ def compared(
 ) -> tuple[float, FakeLearner, FakeTracker]:
     """The difference that is found under version 3, and the learner and the tracker then."""
     learner, tracker = FakeLearner(), FakeTracker()
-    comparison = EngineComparison(config(), replace(GRPO, bypass=bypass), learner, probe, tracker)
+    comparison = EngineComparison(config(), replace(GRPO, bypass=bypass), learner, probe, tracker.announce)
     numbers = comparison.before_update(3, [TrainBatch(samples=samples)])
     return numbers.get("learn/fresh_logprob_diff_mean", -1.0), learner, tracker
 

@@ -174,6 +174,25 @@ def test_agents_own_words_name_tokens(model: str, tokenizer: Any, renderer: Chat
     assert renderer.prompt_ids([*talk, QUESTION]) == tokenizer.encode(text, add_special_tokens=False)
 
 
+@all_models
+def test_pieces_have_the_ids_of_the_whole(model: str, tokenizer: Any, renderer: ChatRenderer) -> None:
+    assert renderer._encoder.is_separable
+    draw, known = random.Random(0), names(tokenizer)
+    words = [
+        *ENDS.values(),
+        *known[:20],
+        *known[-20:],
+        *" \n\t▁é½日😀a1.<|",
+        "  ",
+        "e\u0301",
+        "ab c",
+        "\n\n\n",
+    ]
+    for _ in range(300):
+        text = "".join(draw.choices(words, k=draw.randrange(40)))
+        assert renderer.encode(text) == tokenizer.encode(text, add_special_tokens=False), repr(text)
+
+
 DEVELOPER: Message = {"role": "developer", "content": "Be exact."}
 DROPPED: list[tuple[str, list[Message], list[Any] | None, str]] = [
     ("qwen3", [DEVELOPER, QUESTION], None, "shows no messages of the role 'developer'"),

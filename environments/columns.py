@@ -1,0 +1,94 @@
+"""Fields of dataclasses that read as tuples of numbers and are stored in typed arrays.
+
+A tuple is made anew by every access, and costs what it shows: code that only counts, or needs what is new in
+a turn, reads what is stored.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from itertools import chain, groupby, repeat
+from typing import Any, Generic, TypeVar
+
+from environments.prefix_tree import Span
+
+Number = TypeVar("Number", int, float)
+
+
+def floats(values: Iterable[float]) -> array[float]:
+    """Make an array: in four bytes each where those hold every value exactly, as a model's float32, else in
+    eight."""
+    exact = array("d", values)
+    short = array("f", exact)
+    return short if array("d", short) == exact else exact
+
+
+def stored(instance: object, name: str) -> Any:
+    """Return the array, or span, of a field: not to be changed."""
+    return vars(instance)[f"_{name}"]
+
+
+class _Column(Generic[Number]):
+    """A field, stored under its name with a line before it.
+
+    Args:
+        is_required: True for a field that its class has no default for.
+    """
+
+    def __init__(self, is_required: bool = False) -> None:
+        self._is_required = is_required
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, instance: object | None, owner: type | None = None) -> tuple[Number, ...]:
+        if instance is None:  # dataclass reads the field's default so
+            if self._is_required:
+                raise AttributeError(self._name)
+            return ()
+        return self._read(vars(instance)[self._name])
+
+    def _read(self, stored: Any) -> tuple[Number, ...]:
+        return tuple(stored)
+
+
+class TokenIds(_Column[int]):
+    """Token ids, four bytes each, as a span of a tree."""
+
+    def __set__(self, instance: object, value: Iterable[int] | Span) -> None:
+        vars(instance)[self._name] = value if isinstance(value, Span) else Span.of(value)
+
+    def _read(self, stored: Span) -> tuple[int, ...]:
+        return tuple(stored.read())
+
+
+class Floats(_Column[float]):
+    """Numbers as they were given, to the last bit, as ``floats`` stores them."""
+
+    def __set__(self, instance: object, value: Iterable[float]) -> None:
+        vars(instance)[self._name] = value if isinstance(value, array) else floats(value)
+
+
+class Ints(_Column[int]):
+    """Whole numbers in four bytes each, or in one with ``typecode`` "b"."""
+
+    def __init__(self, is_required: bool = False, typecode: str = "i") -> None:
+        super().__init__(is_required)
+        self._typecode = typecode
+
+    def __set__(self, instance: object, value: Iterable[int]) -> None:
+        stored = value if isinstance(value, array) else array(self._typecode, tuple(value))
+        vars(instance)[self._name] = stored
+
+
+class Runs(_Column[int]):
+    """Whole numbers that seldom change: each with the number of times that it comes in a row."""
+
+    def __set__(self, instance: object, value: Iterable[int]) -> None:
+        runs = ((number, sum(1 for _ in group)) for number, group in groupby(value))
+        vars(instance)[self._name] = array("q", chain.from_iterable(runs))
+
+    def _read(self, stored: array[int]) -> tuple[int, ...]:
+        pairs = zip(stored[::2], stored[1::2], strict=True)
+        return tuple(chain.from_iterable(repeat(number, count) for number, count in pairs))

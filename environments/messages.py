@@ -1,0 +1,98 @@
+"""Chat messages, and the conversations of a trajectory, which share theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from itertools import chain
+from typing import Any, NamedTuple
+
+from environments.prefix_tree import PrefixTree, Span
+
+Message = dict[str, Any]
+"""A chat message in the OpenAI shape: ``{"role": ..., "content": ...}``."""
+
+PLAIN_TYPES = {str, int, float, bool, type(None)}
+"""Types whose values JSON gives back as they were."""
+_TEXT = {str}
+
+
+class MessageTable:
+    """The messages of a trajectory, each stored once; a conversation is the sequence of their numbers."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._conversations = PrefixTree()
+        self._numbers: dict[Hashable, int] = {}
+
+    def __getstate__(self) -> tuple[list[Message], PrefixTree]:
+        return self._messages, self._conversations
+
+    def __setstate__(self, state: tuple[list[Message], PrefixTree]) -> None:
+        self._messages, self._conversations = state
+        self._numbers = {}
+
+    @property
+    def root(self) -> Conversation:
+        """The conversation without a message."""
+        return Conversation(self, self._conversations.root)
+
+    def add(self, messages: Iterable[Message]) -> Conversation:
+        """Store a conversation."""
+        return self.root.extended(messages)
+
+    def numbers(self, messages: Iterable[Message]) -> list[int]:
+        """The numbers of ``messages``, of which those that are not there yet are stored."""
+        if not self._numbers:
+            self._numbers = {_key(message): number for number, message in enumerate(self._messages)}
+        found = []
+        for message in messages:
+            number = self._numbers.setdefault(_key(message), len(self._messages))
+            if number == len(self._messages):
+                self._messages.append(message)
+            found.append(number)
+        return found
+
+    def read(self, numbers: Iterable[int]) -> list[Message]:
+        """The messages with these numbers."""
+        return [self._messages[number] for number in numbers]
+
+
+class Conversation(NamedTuple):
+    """Messages that a model saw, and its answer, as they are stored in ``table``."""
+
+    table: MessageTable
+    span: Span
+
+    @property
+    def messages(self) -> list[Message]:
+        """A list of the messages."""
+        return self.after(0)
+
+    def after(self, num_messages: int) -> list[Message]:
+        """The messages behind the first ones."""
+        return self.table.read(self.span.part(num_messages, self.span.stop).read())
+
+    def first(self, num_messages: int) -> Conversation:
+        """The conversation of the first messages."""
+        return self._replace(span=self.span.part(0, num_messages))
+
+    def extended(self, messages: Iterable[Message]) -> Conversation:
+        """Store ``messages`` behind this conversation; return both as one."""
+        return self._replace(span=self.span.extended(self.table.numbers(messages)))
+
+
+def _key(value: Any) -> Hashable:
+    """A key that two values share where both become the same JSON.
+
+    A value of a type that JSON does not know is the same as no other one.
+    """
+    kind = type(value)
+    if kind in PLAIN_TYPES:
+        return kind, value
+    if isinstance(value, dict):
+        if _TEXT.issuperset(map(type, chain(value, value.values()))):  # most messages
+            return kind, *value.items()
+        return kind, *((type(name), name, _key(item)) for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return kind, *map(_key, value)
+    return kind, id(value)

@@ -1,0 +1,150 @@
+"""Stages whose steps are policy updates: from groups of rollouts to published weights.
+
+A step is cut into ``prepare`` and ``learn`` for ``launch.replay``: by the same two it computes an update of a
+run again, from the groups that the run has kept.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from actors.learning.learner_group import LearnerGroup
+from launch.training.clock import Clock
+from launch.training.components import Components
+from launch.training.engine_comparison import EngineComparison
+from launch.training.run_state import RunState
+from launch.training.selection import Selection, select_groups
+from launch.training.stages.base import Stage, publish
+from policies.learning.algorithm import Algorithm
+from policies.learning.kl import KLController
+from policies.learning.samples import LearnerUpdate, TrainBatch
+
+
+class UpdateParts(Protocol):
+    """Parts of a training, or of a replay, that compute an update."""
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The objective."""
+
+    @property
+    def learner(self) -> LearnerGroup:
+        """The policy in training."""
+
+    @property
+    def kl(self) -> KLController:
+        """The weight of a KL penalty."""
+
+    @property
+    def comparison(self) -> EngineComparison:
+        """The distance of engine and learner."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedUpdate:
+    """An update that has only to be learned."""
+
+    batches: Sequence[TrainBatch]
+    """The mini-batches; none where there is nothing to learn."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    kl_coef: float | None = None
+    """Weight of the KL penalty after this update; ``None`` where the stage has no such penalty."""
+
+    def metrics_with(self, learned: LearnerUpdate) -> dict[str, float]:
+        """Metrics of the update when ``learned`` has come of it."""
+        counted = {"learn/num_optimizer_steps": learned.num_optimizer_steps}
+        return self.metrics | learned.metrics | counted
+
+
+class PolicyUpdateStage(Stage):
+    """A stage that rolls out, and learns from the groups of each update."""
+
+    rolls_out = True
+
+    def selecting(self, algorithm: Algorithm) -> Algorithm:
+        """The algorithm by which groups are chosen: the run's."""
+        return algorithm
+
+    @abstractmethod
+    def prepare(
+        self, parts: UpdateParts, selection: Selection, step: int, version: int, clock: Clock
+    ) -> PreparedUpdate:
+        """Make the mini-batches of an update.
+
+        Args:
+            step: updates before this one.
+            version: of the policy that learns.
+        """
+
+    @abstractmethod
+    def learn(self, learner: LearnerGroup, batches: Sequence[TrainBatch], step: int) -> LearnerUpdate:
+        """Learn the mini-batches that ``prepare`` has made, one at least.
+
+        Args:
+            step: updates before this one.
+        """
+
+    def finish(
+        self, run: Components, selection: Selection, learned: LearnerUpdate, version: int
+    ) -> dict[str, float]:
+        """Do what is left when the update has been published as ``version``; return metrics of it."""
+        return {}
+
+    def step(self, run: Components, state: RunState, clock: Clock) -> None:
+        progress = state.progress
+        version, step = progress.version, progress.step
+        with clock.measure("time/wait"):
+            selecting = self.selecting(run.algorithm)
+            selection = select_groups(self.config, selecting, run.rollouts, version, run.tracker)
+        run.report.request_counts()
+        prepared = self.prepare(run, selection, step, version, clock)
+        with run.interrupts.atomic_section():  # the weights and what we say of them change together
+            with clock.measure("time/learn"):
+                learned = learn(self, run.learner, prepared, step)
+            with clock.measure("time/publish"):
+                if learned.num_optimizer_steps:  # else the weights are those that are served
+                    publish(run, state)
+            progress.step += 1
+            self.count_steps(state)
+            if prepared.kl_coef is not None:
+                progress.kl_coef = prepared.kl_coef
+            state.record_consumed(selection.groups, selection.dropped)
+            state.trajectories.record_update(
+                progress.step,
+                selection.useful,
+                selection.unused,
+                turn_advantages(prepared.batches),
+                selection.not_imitated,
+            )
+            run.rollouts.commit()
+            metrics = prepared.metrics_with(learned)
+            metrics |= self.finish(run, selection, learned, progress.version)
+            run.report.record(version, selection, metrics, clock)
+
+
+def learn(
+    stage: PolicyUpdateStage, learner: LearnerGroup, prepared: PreparedUpdate, step: int
+) -> LearnerUpdate:
+    """Learn a prepared update: nothing, where every group agreed with itself or none succeeded."""
+    if not prepared.batches:
+        return LearnerUpdate(metrics={}, num_optimizer_steps=0)
+    return stage.learn(learner, prepared.batches, step)
+
+
+def turn_advantages(batches: Sequence[TrainBatch]) -> dict[str, list[float]]:
+    """The mean advantage of every turn that was learned from, by rollout."""
+    values: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for batch in batches:
+        for sample in batch.samples:
+            # Without advantages where all of it was masked, or where it was imitated.
+            for turn, advantage in zip(sample.turns, sample.advantages, strict=bool(sample.advantages)):
+                if turn >= 0:
+                    values[sample.rollout_id][turn].append(advantage)
+    return {
+        rollout_id: [sum(turns[turn]) / len(turns[turn]) for turn in sorted(turns)]
+        for rollout_id, turns in values.items()
+    }

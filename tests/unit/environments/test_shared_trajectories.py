@@ -1,0 +1,123 @@
+"""Trajectories store once what their turns repeat, and read as if each turn held all of it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from dataclasses import FrozenInstanceError, asdict, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from played_trajectories import KINDS, measure, num_unique_tokens, play
+
+from environments.data.trajectory_json import trajectory_from_json, trajectory_to_json
+from environments.types import Completion, Step, Trajectory
+
+VALUES: dict[str, Any] = {
+    "prompt_ids": (1, 2, 3),
+    "completion_ids": (70_000, 5),
+    "logprobs": (-0.1, -1 / 3),
+    "text": "x",
+    "finish_reason": "stop",
+    "token_versions": (3, 4),
+}
+
+
+def hop(trajectory: Trajectory) -> Trajectory:
+    arrived: Trajectory = pickle.loads(pickle.dumps(trajectory))
+    return arrived
+
+
+def test_completion_reads_as_it_was_made() -> None:
+    completion = Completion(**VALUES)
+    assert {name: getattr(completion, name) for name in VALUES} == VALUES
+    assert completion == replace(completion) == pickle.loads(pickle.dumps(completion))
+    assert asdict(completion) | VALUES == asdict(completion)
+    assert (completion.num_prompt_tokens, completion.num_completion_tokens, completion.num_tokens) == (
+        3,
+        2,
+        5,
+    )
+    assert Completion(text="", finish_reason="stop").prompt_ids == ()
+    with pytest.raises(FrozenInstanceError):
+        completion.prompt_ids = (1,)  # type: ignore[misc]
+
+
+@given(st.lists(st.floats(allow_nan=False) | st.floats(width=32, allow_nan=False)))
+def test_numbers_come_back_to_the_last_bit(numbers: list[float]) -> None:
+    read = Completion(text="", finish_reason="stop", logprobs=tuple(numbers)).logprobs
+    assert [*map(repr, read)] == [*map(repr, numbers)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_of_a_token_do_not_grow_with_the_turns(kind: str) -> None:
+    short, long, longer = (measure(play(kind, turns)) for turns in (1, 10, 60))
+    for name, most in {"in_memory": 93, "pickled": 17, "on_disk": 37, "to_ranks": 26}.items():
+        assert vars(longer)[name] < 1.2 * vars(long)[name]
+        assert max(vars(each)[name] for each in (short, long, longer)) < most, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trajectory_is_equal_after_hops_and_files(kind: str) -> None:
+    trajectory = play(kind, 12)
+    whole = asdict(trajectory)
+    arrived = hop(hop(trajectory))
+    assert arrived == trajectory and asdict(hop(trajectory)) == whole
+    assert trajectory_from_json(json.loads(json.dumps(trajectory_to_json(arrived)))) == trajectory
+    assert trajectory_to_json(arrived) == trajectory_to_json(trajectory)
+    assert copy.deepcopy(arrived) == trajectory
+    assert trajectory_from_json(json.loads(json.dumps(whole))) == trajectory, "a file of an earlier version"
+    assert asdict(trajectory) == whole, "nothing of it has changed"
+
+
+def test_tokens_that_turns_repeat_are_stored_once() -> None:
+    trajectory = play(KINDS[1], 12)
+    for arrived in (hop(trajectory), trajectory_from_json(trajectory_to_json(trajectory))):
+        trees = {id(each.tokens.tree): each.tokens.tree for each in arrived.completions}
+        (tree,) = trees.values()
+        assert sum(map(len, tree.__getstate__()[2])) == num_unique_tokens(trajectory)
+
+
+def test_conversations_of_two_agents_are_stored_once_each() -> None:
+    steps = []
+    histories: list[list[dict[str, Any]]] = [[{"role": "user", "content": f"agent {n} "}] for n in (0, 1)]
+    for turn in range(8):
+        history = histories[turn % 2]
+        history.append({"role": "assistant", "content": f"answer {turn}"})
+        completion = Completion(
+            **VALUES | {"prompt_ids": (turn % 2, *range(10 * len(history))), "completion_ids": (turn,)}
+        )
+        steps.append(Step(chat_completions=[*history], completion=completion))
+    written = trajectory_to_json(Trajectory(steps=steps))
+    assert [len(step["chat_completions"]) for step in written["steps"]] == [2, 2, *[1] * 6]
+    assert written["steps"][5]["repeats"] == [3, 3]
+    assert trajectory_from_json(json.loads(json.dumps(written))) == Trajectory(steps=steps)
+
+
+def test_two_thousand_turns_hop_without_recursion() -> None:
+    steps, prompt = [], (0,)
+    for turn in range(2_000):
+        completion = Completion(**VALUES | {"prompt_ids": prompt, "completion_ids": (7, turn)})
+        steps.append(Step(chat_completions=[{"role": "user", "content": "a"}], completion=completion))
+        prompt = (*prompt, turn)  # the answer without its thought
+    arrived = hop(hop(Trajectory(steps=steps)))
+    assert arrived.completions[1_000:1_010] == [each.completion for each in steps[1_000:1_010]]
+    assert pickle.loads(pickle.dumps(arrived.completions[-1])) == steps[-1].completion
+    assert len(trajectory_to_json(arrived)["steps"][-1]["completion"]["prompt_ids"]) == 1
+
+
+def test_list_of_messages_is_the_agents_own_until_a_hop() -> None:
+    history = [{"role": "user", "content": "a"}]
+    step = Step(chat_completions=history)
+    trajectory = Trajectory(steps=[step, Step(chat_completions=[*history, {"role": "user", "content": "b"}])])
+    first = hop(trajectory)
+    history.append({"role": "assistant", "content": "later"})
+    assert step.chat_completions is history and len(hop(trajectory).steps[0].chat_completions) == 2
+    assert [each["content"] for each in first.steps[1].chat_completions] == ["a", "b"]
+    first.steps[0].chat_completions.append({"role": "user", "content": "c"})
+    assert [each["content"] for each in hop(first).steps[0].chat_completions] == ["a", "c"]
+    with pytest.raises(AttributeError, match="'Step' object has no attribute 'other'"):
+        _ = step.other  # type: ignore[attr-defined]
