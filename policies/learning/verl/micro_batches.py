@@ -2,8 +2,8 @@
 
 verl counts the real tokens of a micro-batch, but its rows are padded to the longest: 63 rows of 48 tokens
 with one of 1,000 were 64,000 tokens where 4,024 had been counted. These are bounded by their padded size, and
-rows of like length go together. A row is a sample, or a tree
-of several. ``engine.install`` puts ``prepare_micro_batches`` in the place of verl's.
+rows of like length go together. A row is a sample, or a tree of several. ``engine.install`` puts
+``prepare_micro_batches`` in the place of verl's.
 """
 
 from __future__ import annotations

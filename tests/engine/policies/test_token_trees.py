@@ -47,10 +47,11 @@ def test_row_ends_where_it_would_cost_more_than_two() -> None:
     from policies.learning.verl.token_trees import BLOCK, plan_rows
 
     def answers(length: int, number: int) -> list[list[int]]:
-        return [[1] * 100 + [token] * length for token in range(2, 2 + number)]
+        return [[1] * 300 + [token] * length for token in range(2, 2 + number)]
 
-    assert samples_of(plan_rows(answers(50, 4), 200, PAIRS)) == [[0, 1], [2, 3]]
-    long = PAIRS * 100 // BLOCK
+    assert samples_of(plan_rows(answers(50, 4), 400, PAIRS)) == [[0, 1], [2, 3]]
+    long = PAIRS * 300 // BLOCK
+    assert long > BLOCK
     assert samples_of(plan_rows(answers(long, 2), 10_000, PAIRS)) == [[0, 1]]
     assert samples_of(plan_rows(answers(long + 1, 2), 10_000, PAIRS)) == [[0], [1]]
 

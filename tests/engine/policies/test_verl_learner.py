@@ -273,7 +273,7 @@ def test_what_samples_share_is_computed_once(
         assert torch.allclose(tensor, expected_moved[name], atol=1e-6), name
 
 
-def test_model_with_windows_says_once_that_rows_are_flat(
+def test_model_that_cannot_share_prefixes_says_so_once(
     make_rank: MakeRank, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_rank()
