@@ -22,8 +22,8 @@ the place; forks share what was sampled before them. Three samples, and the row 
 5. A token has no role: roles are the samples'. What a turn has sampled is context in a turn after it, whose
    prompt holds it, and in a branch whose ``loss_mask`` is 0 there. It is trained by the sample whose mask is
    1, and by both if two members happened to sample the same.
-6. The attention is torch's, for ``BLOCK`` tokens at a time over those that any of them sees. So no mask is
-   as large as a row squared, and a token is paired with those off its path for its block's sake only.
+6. The attention is torch's, for ``BLOCK`` tokens at a time over those that any of them sees. So a mask is as
+   large as a block times a path, and a token is paired with those off its path for its block's sake only.
 7. A row has at most as many tokens as fit through the model at once, and gets another sample only where that
    saves more than those pairs cost.
 """
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -48,6 +48,9 @@ ROW, SHARED = "row", "shared"
 """Columns of a micro-batch [N], by which each sample is a ``Branch``; a row's samples are neighbours."""
 BLOCK = 256
 """Tokens of a row whose attention is computed together: the fastest of 64 to 512 on a CPU."""
+KEPT_KEYS = 3
+"""Keys that the blocks of a row see, all of them together, as a multiple of its tokens: up to so many are
+kept for the backward pass, with their values. More of them would be much of an update's memory."""
 PAIRS_PER_WIDTH = 3
 """Pairs of tokens off every path that cost at most as much as one token in all the rest of a model, as a
 multiple of the model's width."""
@@ -297,13 +300,11 @@ def attend_along_paths(
             module, query, key, value, attention_mask, **kwargs
         )
         return flat
-    parts = [
-        # Computed again in the backward pass: each block would keep a copy of the keys and values it sees.
-        checkpoint(
-            _attend, module, query, key, value, block, kwargs, use_reentrant=False, preserve_rng_state=False
-        )
-        for block in blocks(attention_mask)
-    ]
+    found, attend = blocks(attention_mask), _attend
+    if sum(len(block.keys) for block in found) > KEPT_KEYS * attention_mask.shape[-1]:
+        # Each block would keep a copy of the keys and values that it sees: the backward pass makes them anew.
+        attend = partial(checkpoint, _attend, use_reentrant=False, preserve_rng_state=False)
+    parts = [attend(module, query, key, value, block, kwargs) for block in found]
     return torch.cat(parts, dim=1), None
 
 

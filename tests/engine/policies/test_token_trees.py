@@ -116,13 +116,15 @@ def test_token_sees_its_path_in_place() -> None:
 
 
 def seen(layout: Layout) -> torch.Tensor:
-    """All blocks of the attention as one mask [rows, query, key]."""
-    from policies.learning.verl.token_trees import blocks
+    """All blocks of the attention, of four tokens each, as one mask [rows, query, key]."""
+    from policies.learning.verl import token_trees
 
     num_rows, width = layout.input_ids.shape
     mask = torch.zeros(num_rows, width, width, dtype=torch.bool)
-    for block in blocks(layout.attention_mask()):
-        mask[:, block.queries, block.keys] = block.sees[:, 0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_trees, "BLOCK", 4)
+        for block in token_trees.blocks(layout.attention_mask()):
+            mask[:, block.queries, block.keys] = block.sees[:, 0]
     return mask
 
 
@@ -276,7 +278,19 @@ def make_model() -> Callable[[torch.dtype], Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [140, 400, 2000])
-def test_gradient_is_that_of_flat_rows(make_model: Callable[[torch.dtype], Any], most: int) -> None:
+@pytest.mark.parametrize(("block", "kept"), [(256, 3), (32, ANY), (32, 0)], ids=["one", "kept", "anew"])
+def test_gradient_is_that_of_flat_rows(
+    make_model: Callable[[torch.dtype], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    block: int,
+    kept: int,
+) -> None:
+    """In one block, and in several whose keys are kept or made anew in the backward pass."""
+    from policies.learning.verl import token_trees
+
+    monkeypatch.setattr(token_trees, "BLOCK", block)
+    monkeypatch.setattr(token_trees, "KEPT_KEYS", kept)
     batch, model = trees(), make_model(torch.float64)
     flat, num_flat = gradient(model, batch, most, pairs=0)
     ours, count = gradient(model, batch, most, ANY)
