@@ -64,6 +64,11 @@ class Responses:
         """Go on from an earlier response, whose ``conversation`` this is."""
         self._earlier = conversation
 
+    @property
+    def response_id(self) -> str:
+        """Id of the response, once it has begun."""
+        return str(self._draft.response["id"])
+
     def conversation(self) -> list[Json]:
         """All items up to the end of the answer, which is complete."""
         return [*(self._earlier or ()), *self.body.items(), *self._draft.output]
