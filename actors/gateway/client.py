@@ -82,8 +82,7 @@ class PolicyClient:
         import openai
 
         kind = openai.AsyncOpenAI if self._is_async else openai.OpenAI
-        # The rollout has a time limit of its own, and a call that is repeated would be played twice.
-        return kind(base_url=self.base_url, api_key=self.api_key, max_retries=0, timeout=None)
+        return kind(base_url=self.base_url, api_key=self.api_key, **self._options(openai))
 
     @cached_property
     def anthropic(self) -> Any:
@@ -91,7 +90,18 @@ class PolicyClient:
         import anthropic
 
         kind = anthropic.AsyncAnthropic if self._is_async else anthropic.Anthropic
-        return kind(base_url=self._url, api_key=self.api_key, max_retries=0, timeout=None)
+        return kind(base_url=self._url, api_key=self.api_key, **self._options(anthropic))
+
+    def _options(self, package: Any) -> dict[str, Any]:
+        """Arguments of a client: the rollout has a time limit of its own, and the address no certificate."""
+        kind = package.DefaultAsyncHttpxClient if self._is_async else package.DefaultHttpxClient
+        return {"max_retries": 0, "timeout": None, "http_client": kind(verify=False)}
+
+    async def aclose(self) -> None:
+        """Close the connections of a coroutine function, in its event loop."""
+        for name in ("openai", "anthropic"):
+            if name in vars(self):
+                await vars(self)[name].close()
 
     @property
     def environment(self) -> dict[str, str]:

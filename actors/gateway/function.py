@@ -284,7 +284,10 @@ class Program:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
-        return await value
+        try:
+            return await value
+        finally:
+            await self._client.aclose()
 
 
 def _name(function: object) -> str:
