@@ -17,9 +17,10 @@ from typing import Any, Never, Self
 import ray
 
 from actors.fingerprint import digest, fingerprint
+from actors.gateway.function import RolloutFunction, pair_of
 from actors.progress_bar import RolloutProgress
 from actors.ray_tools.connect import connect
-from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest
+from actors.rollouts.rollout import RolloutLimits, RolloutRequest
 from actors.rollouts.service import RolloutService
 from actors.sampling.backends import check_calls, sampler_class, sampler_factory
 from actors.settings import FleetConfig
@@ -66,6 +67,7 @@ class AgentExecutionEngine:
         agent_args: its keyword arguments.
         env_class: the environment; ``from_dict`` is given the task with ``env_args`` over it.
         env_args: fields that all tasks share.
+        rollout: instead of both classes, a function of a task and a client that solves the task by itself.
         engine_name: "openai" samples an OpenAI-compatible server over HTTP; "serve" (also "verl") samples
             a policy server of this Ray cluster, whose replicas fetch the requests; "module:Class" is a
             ``Sampler`` of your own, made from ``rollout_engine_args``.
@@ -101,10 +103,11 @@ class AgentExecutionEngine:
     def __init__(
         self,
         *,
-        agent_class: type[BaseAgent],
-        env_class: type[BaseEnv],
+        agent_class: type[BaseAgent] | None = None,
+        env_class: type[BaseEnv] | None = None,
         agent_args: Mapping[str, Any] | None = None,
         env_args: Mapping[str, Any] | None = None,
+        rollout: RolloutFunction | None = None,
         engine_name: str = "openai",
         rollout_engine_args: Mapping[str, Any] | None = None,
         tokenizer: Any = None,
@@ -150,12 +153,7 @@ class AgentExecutionEngine:
         self._sampler_defaults = SamplerDefaults(tokenizer_path=tokenizer_path, api_retries=api_retries)
         self._make_sampler()  # finds here what cannot work
         self._params = _sampling_params(sampling, self._sampler_class)
-        self._pair = Pair(
-            agent_class=agent_class,
-            env_class=env_class,
-            agent_args=dict(agent_args or {}),
-            env_args=dict(env_args or {}),
-        )
+        self._pair = pair_of(agent_class, env_class, rollout, agent_args or {}, env_args or {})
         agent = self._pair.make_agent()  # here it is one error, later one for each task
         check_calls(agent, self._sampler_class)
         check_served_parsers([agent.served_parser], policy.get("model_path", tokenizer_path))

@@ -146,6 +146,10 @@ class Completion:
         """Number of ids with which the prompt repeats ``earlier``: its prompt, and its answer behind that."""
         return self.tokens.part(0, self.prompt_size).num_shared(earlier.tokens)
 
+    def extends(self, earlier: Completion) -> bool:
+        """Return whether the prompt goes on where ``earlier`` has ended, token by token."""
+        return self.num_repeated(earlier) == earlier.tokens.size
+
     def without_beginning(self, num_ids: int) -> Completion:
         """The same completion, as if its prompt began after ``num_ids`` ids."""
         ids = self.tokens.part(num_ids, self.tokens.stop).read()
@@ -285,6 +289,11 @@ class Trajectory:
     """Excluded from training: a limit has ended it, and ``overlong_filter`` is set."""
     seconds: float = 0.0
     """Wall time of the rollout."""
+    forked_from: str = ""
+    """The member of its group, such as 0001, whose first turns it begins with; empty for one that begins with
+    the task."""
+    num_shared_turns: int = 0
+    """Number of those turns: they were sampled once, for the other member."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: a step holds what is new in it. Everything reads as before afterwards."""
@@ -326,20 +335,29 @@ class Trajectory:
         return [step.completion for step in self.steps if step.completion is not None]
 
     @property
+    def own_completions(self) -> list[Completion]:
+        """The completions that were sampled for it, and not for the member that it forks from."""
+        own = self.steps[self.num_shared_turns :]
+        return [step.completion for step in own if step.completion is not None]
+
+    @property
     def num_sampled_tokens(self) -> int:
-        """Number of tokens that were sampled in all turns."""
-        return sum(completion.num_completion_tokens for completion in self.completions)
+        """Number of tokens that were sampled in all of its own turns."""
+        return sum(completion.num_completion_tokens for completion in self.own_completions)
 
     @property
     def num_response_tokens(self) -> int:
         """Tokens of its budget that it has used: all sampled tokens, and those that a later prompt has more
-        than the turn before it. An agent that rewrites its history gets nothing back.
+        than the turn that it goes on from, mostly the one before. An agent that rewrites its history gets
+        nothing back.
         """
-        used = last_turn = 0
+        used, earlier = 0, list[Completion]()
         for completion in self.completions:
-            observed = max(0, completion.num_prompt_tokens - last_turn) if last_turn else 0
-            used += observed + completion.num_completion_tokens
-            last_turn = completion.num_tokens
+            extended = (each for each in reversed(earlier) if completion.extends(each))
+            if (before := next(extended, earlier[-1] if earlier else None)) is not None:
+                used += max(0, completion.num_prompt_tokens - before.num_tokens)
+            used += completion.num_completion_tokens
+            earlier.append(completion)
         return used
 
 

@@ -116,6 +116,7 @@ def roll_out(
         engine = AgentExecutionEngine(
             agent_class=workload.agent_class,
             env_class=workload.env_class,
+            rollout=workload.rollout,
             agent_args=workload.agent_args,
             env_args=workload.env_args,
             engine_name="serve",

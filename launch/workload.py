@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.gateway.function import RolloutFunction, pair_of
 from actors.rollouts.rollout import Pair
 from environments.base import BaseEnv
 from environments.data.datasets import Dataset
@@ -19,14 +20,17 @@ from policies.agents.base import BaseAgent
 class Workload:
     """An agent class, an environment class, their arguments, and the tasks.
 
+    ``rollout`` is a function that solves a task by itself, instead of both classes.
+
     ``demonstrations`` are whole conversations for the warm start, and the texts that the tiny model's
     tokenizer is made from. ``task_from_message`` makes the task that a client's first message is, for
     ``launch.serve``; without it the agent is not served, only its policy. ``BaseEnv.follow_up`` takes the
     next ones. ``description`` tells those clients what the agent does.
     """
 
-    agent_class: type[BaseAgent]
-    env_class: type[BaseEnv]
+    agent_class: type[BaseAgent] | None = None
+    env_class: type[BaseEnv] | None = None
+    rollout: RolloutFunction | None = None
     train_dataset: Dataset
     val_dataset: Dataset | None = None
     agent_args: dict[str, Any] = field(default_factory=dict)
@@ -38,12 +42,7 @@ class Workload:
     @property
     def pair(self) -> Pair:
         """Pair of classes that the rollout actors make."""
-        return Pair(
-            agent_class=self.agent_class,
-            env_class=self.env_class,
-            agent_args=self.agent_args,
-            env_args=self.env_args,
-        )
+        return pair_of(self.agent_class, self.env_class, self.rollout, self.agent_args, self.env_args)
 
 
 def load_workload(module_name: str | None, seed: int) -> Workload:

@@ -38,20 +38,22 @@ PUBLIC_NAMES = {
 REQUIRED = inspect.Parameter.empty
 
 TRAINER_PARAMETERS = {
-    "agent_class": REQUIRED,
-    "env_class": REQUIRED,
-    "config": REQUIRED,
-    "train_dataset": REQUIRED,
+    "agent_class": None,
+    "env_class": None,
+    "config": None,
+    "train_dataset": None,
     "val_dataset": None,
     "agent_args": None,
     "env_args": None,
+    "rollout": None,
 }
 
 ENGINE_PARAMETERS = {
-    "agent_class": REQUIRED,
-    "env_class": REQUIRED,
+    "agent_class": None,
+    "env_class": None,
     "agent_args": None,
     "env_args": None,
+    "rollout": None,
     "engine_name": "openai",
     "rollout_engine_args": None,
     "tokenizer": None,

@@ -22,6 +22,7 @@ from actors.rollouts.env_calls import (
     reset,
     take_action,
 )
+from actors.rollouts.forks import Fork, ForkPoints
 from actors.rollouts.journal import Journal
 from environments.base import BaseEnv
 from environments.data.trajectory_json import plain_json
@@ -32,7 +33,7 @@ from environments.errors import (
     PromptTooLongError,
     TroupeError,
 )
-from environments.types import Action, Completion, Step, StepEvent, TerminationReason, Trajectory
+from environments.types import Action, Completion, Message, Step, StepEvent, TerminationReason, Trajectory
 from policies.agents.base import BaseAgent
 from policies.sampler import SampleRequest, SamplingParams, Turn
 
@@ -137,6 +138,10 @@ class RolloutRequest:
     """Seconds that its pair waits for a follow-up after its end. ``None`` closes its environment at once."""
     max_response_tokens: int | None = None
     """A lower limit than the one of ``RolloutLimits``."""
+    fork: Fork | None = None
+    """The turns that it shares with another rollout. ``None`` begins with the task."""
+    forked_at: ForkPoints | None = None
+    """The turns at which others fork from it; ``None`` for none."""
 
 
 def run_rollout(
@@ -166,23 +171,23 @@ def run_rollout(
     with in_agent("update_from_env"):
         agent.update_from_env(observation=observation, reward=0.0, done=False, info=budget.report(info))
     reason = TerminationReason.MAX_STEPS
-    previous: Turn | None = None
+    past = PastTurns()
     last = earlier[-1].completion if earlier else None
     too_long: str | None = None
     for turn in range(limits.max_steps):
         if budget.spent:
             reason = TerminationReason.RESPONSE_BUDGET_SPENT
             break
-        sample_request = _request(request, agent, turn, previous, budget)
+        sample_request = _request(request, agent, turn, past, budget)
         try:
             completion = journal.completion(turn) or sample(sample_request)
         except PromptTooLongError as error:
             reason = TerminationReason.PROMPT_TOO_LONG
             too_long = str(error)
             break
-        previous = Turn(messages=sample_request.messages, completion=completion, tools=sample_request.tools)
-        budget.count(completion)
         last = completion = completion.sharing(last)
+        past.add(Turn(messages=sample_request.messages, completion=completion, tools=sample_request.tools))
+        budget.count(completion)
         step, action = take_step(agent, completion, len(earlier) + turn, observation)
         with in_env("step"):
             outcome = journal.step(turn, env, action, take_action)
@@ -267,7 +272,9 @@ def take_step(agent: BaseAgent, completion: Completion, turn: int, observation: 
     ``observation`` is the one that the completion answers, for an agent that leaves it out of its step.
     """
     with boundary(AgentError, "agent", type(agent).__name__, "update_from_model"):
-        extras = {"tool_calls": list(completion.tool_calls)} if completion.tool_calls else {}
+        extras: dict[str, Any] = {"tool_calls": list(completion.tool_calls)} if completion.tool_calls else {}
+        if agent.wants_completion:
+            extras["completion"] = completion
         action = agent.update_from_model(completion.text, **extras)
         steps = agent.trajectory.steps
     if not isinstance(action, Action):
@@ -289,6 +296,36 @@ def take_step(agent: BaseAgent, completion: Completion, turn: int, observation: 
     return step, action.action
 
 
+class PastTurns:
+    """Finds the turn that a conversation goes on from: mostly the last one, but a program with several
+    conversations in one rollout comes back to each of them.
+    """
+
+    def __init__(self) -> None:
+        self._turns: list[Turn] = []
+
+    def add(self, turn: Turn) -> None:
+        """Take note of a turn that was played."""
+        self._turns.append(turn)
+
+    def before(self, messages: list[Message]) -> tuple[Turn | None, list[Message]]:
+        """The latest turn whose messages and answer ``messages`` begin with, else the last one.
+
+        Beside it the same messages, as objects of that turn as far as it has them: so the history of all
+        turns is in memory once.
+        """
+        for turn in reversed(self._turns):
+            count = len(turn.messages)
+            goes_on = count < len(messages) and _holds(messages[count], turn.completion)
+            if goes_on and messages[:count] == turn.messages:
+                return turn, [*turn.messages, *messages[count:]]
+        return (self._turns[-1] if self._turns else None), messages
+
+
+def _holds(message: Message, completion: Completion) -> bool:
+    return message.get("role") == "assistant" and message.get("content") == completion.text
+
+
 class TokenBudget:
     """Number of tokens that a trajectory may still sample.
 
@@ -304,7 +341,7 @@ class TokenBudget:
         self._history_tokens = last.num_tokens if last else 0
         self._used = 0
         self._last_turn = 0
-        """Prompt and completion of the last turn; 0 before the first."""
+        """Prompt and completion of the turn that the next one goes on from; 0 before the first."""
 
     @property
     def spent(self) -> bool:
@@ -334,7 +371,12 @@ class TokenBudget:
     def _grows(self) -> bool:
         return self._last_turn > 0 and not self._limits.budget_per_turn
 
+    def go_on_from(self, previous: Turn) -> None:
+        """Take note of the turn that the next request goes on from, where that is not the last one."""
+        self._last_turn = previous.completion.num_tokens
+
     def count(self, completion: Completion) -> None:
+        """Take note of what was sampled, and of what its prompt has added."""
         prompt, sampled = completion.num_prompt_tokens, completion.num_completion_tokens
         added = max(0, prompt - self._last_turn) if self._last_turn else 0
         self._used += added + sampled
@@ -351,6 +393,9 @@ def finish(trajectory: Trajectory, request: RolloutRequest, reason: TerminationR
     trajectory.rollout_id = request.rollout_id
     trajectory.termination_reason = reason
     trajectory.reward = sum(step.reward for step in trajectory.steps)
+    if request.fork is not None and request.fork.num_turns:
+        trajectory.forked_from = request.fork.parent.rpartition("/")[2]
+        trajectory.num_shared_turns = request.fork.num_turns
     return trajectory
 
 
@@ -380,17 +425,20 @@ def owned_by(error_type: type[TroupeError], kind: str, owner: object) -> Callabl
 
 
 def _request(
-    request: RolloutRequest, agent: BaseAgent, turn: int, previous: Turn | None, budget: TokenBudget
+    request: RolloutRequest, agent: BaseAgent, turn: int, past: PastTurns, budget: TokenBudget
 ) -> SampleRequest:
     with boundary(AgentError, "agent", type(agent).__name__, "chat_completions"):
         messages = copy.deepcopy(agent.chat_completions)  # many agents hand out a list that they go on with
         tools = agent.tool_schemas
+        own = {"max_tokens": budget.max_tokens, **agent.sampling}
+    previous, messages = past.before(messages)
+    if previous is not None:
+        budget.go_on_from(previous)
+    seed = None if request.seed is None else request.seed + turn
     return SampleRequest(
         messages=messages,
         params=replace(
-            request.params,
-            max_tokens=budget.max_tokens,
-            seed=None if request.seed is None else request.seed + turn,
+            request.params, seed=seed, **{**own, "max_tokens": min(own["max_tokens"], budget.max_tokens)}
         ),
         session_id=request.rollout_id,
         previous=previous,

@@ -22,14 +22,21 @@ from environments.errors import ConfigError, EnvironmentFailure
 from environments.sandbox import child
 from environments.sandbox.base import DEFAULT_LIMITS, SandboxLimits, SandboxResult
 from environments.sandbox.outcome import make_result
-from environments.sandbox.process_tree import children, files_within, usage_below
+from environments.sandbox.process_tree import (
+    KILL_SECONDS,
+    children,
+    files_within,
+    kill_started,
+    remove_folder,
+    usage_of,
+)
 
 logger = logging.getLogger(__name__)
 
 _CHILD = Path(__file__).with_name("child.py")
 _INTERPRETER_START_SECONDS = 60.0
 """An interpreter takes 0.03; on a machine that is short of memory, much longer."""
-_KILL_SECONDS = 10.0
+
 _COUNT_SECONDS = 0.2
 _MARK = "TROUPE_SANDBOX"
 _NO_NAMESPACES = (
@@ -86,7 +93,7 @@ class LocalSandbox:
             _fill(files.program, source)
             _fill(files.stdin, stdin)
             directory = tempfile.mkdtemp(prefix="sandbox-")
-            stack.callback(_remove, directory)
+            stack.callback(remove_folder, directory)
             with _Supervisor(files, directory, limits, self.isolation == "required") as supervisor:
                 end = supervisor.wait()
             return make_result(
@@ -161,13 +168,13 @@ class _Supervisor:
             with suppress(OSError, subprocess.TimeoutExpired):
                 for first in children(self._process.pid):
                     os.kill(first, signal.SIGKILL)
-                self._process.wait(_KILL_SECONDS)
+                self._process.wait(KILL_SECONDS)
         else:
             self._signal(signal.SIGSTOP)  # not killed yet: its descendants are found by it
-            _kill_started(self._process.pid, self._mark)
+            kill_started(self._process.pid, self._mark)
         if self._process.poll() is None:
             self._signal(signal.SIGKILL)
-            self._process.wait(_KILL_SECONDS)
+            self._process.wait(KILL_SECONDS)
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
@@ -203,7 +210,7 @@ class _Supervisor:
             end = self._next_line(min(left, _COUNT_SECONDS))
             if end is not None:
                 return dict(json.loads(end or '{"status": 9, "cpu_seconds": 0}'))
-            usage = usage_below(self._process.pid, limits.memory_bytes, child.MAX_PROCESSES, deadline)
+            usage = usage_of(children(self._process.pid), limits.memory_bytes, child.MAX_PROCESSES, deadline)
             if usage.memory_bytes > limits.memory_bytes or usage.num_threads > child.MAX_PROCESSES:
                 return {"status": 9, "cpu_seconds": 0, "out_of_memory": True}
             if usage.cpu_seconds > limits.cpu_seconds:
@@ -246,53 +253,6 @@ def _environment(directory: str, mark: str) -> dict[str, str]:
 def _fill(file: IO[bytes], text: str) -> None:
     file.write(text.encode("utf-8", "replace"))
     file.seek(0)  # flushes too
-
-
-def _remove(directory: str) -> None:
-    """Remove the directory. It is empty where the program was isolated."""
-    try:
-        os.rmdir(directory)
-    except OSError:
-        # Not by shutil, which recurses: a program may nest thousands of folders.
-        subprocess.run(["rm", "-rf", "--", directory], check=False, stderr=subprocess.DEVNULL)
-        if os.path.exists(directory):
-            logger.warning("Could not remove %s, which a program in the sandbox left behind.", directory)
-
-
-def _kill_started(supervisor: int, mark: str) -> None:
-    """Kill the supervisor's descendants, orphans too, and processes with ``mark`` in their environment.
-
-    By groups, since one call then ends all members, however quickly they fork. The supervisor is not in any.
-    """
-    deadline = time.monotonic() + _KILL_SECONDS
-    groups = set()
-    with suppress(OSError):
-        groups = set(children(supervisor))  # first the program's own, without a look at all processes
-    while groups and time.monotonic() < deadline:
-        for group in groups:
-            with suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
-        groups = _started(supervisor, mark.encode())
-
-
-def _started(supervisor: int, mark: bytes) -> set[int]:
-    """The groups of the processes that a supervisor's program has started and that have not ended."""
-    parents, groups, marked, ended = {}, {}, set(), {supervisor}
-    for process in Path("/proc").iterdir():
-        if process.name.isdecimal():
-            pid = int(process.name)
-            with suppress(OSError):  # it ended, or, from here on, may not be looked into
-                state, parent, group = (process / "stat").read_bytes().rpartition(b")")[2].split()[:3]
-                parents[pid], groups[pid] = int(parent), int(group)
-                if state in b"ZX":
-                    ended.add(pid)
-                elif mark in (process / "environ").read_bytes().split(b"\0"):
-                    marked.add(pid)
-    descendants: set[int] = set()
-    generation = {supervisor}
-    while generation := {pid for pid, parent in parents.items() if parent in generation}:
-        descendants |= generation
-    return {groups[pid] for pid in (descendants | marked) - ended}
 
 
 @functools.cache

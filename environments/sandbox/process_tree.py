@@ -1,16 +1,23 @@
-"""Counts the resources of all processes of a program together, and its files.
+"""Counts the resources of all processes of a program together, and its files, and ends what it leaves behind.
 
-Used by ``local``: the kernel's own limits are for one process or one file.
+Used by the sandbox ``local`` and for programs of rollouts: the kernel's own limits are for one process.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
+import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+logger = logging.getLogger(__name__)
+
+KILL_SECONDS = 10.0
+"""Seconds that processes have to end after they were killed."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _TIMES_AT = slice(11, 15)  # in /proc/PID/stat, after the name: its own, and of children it waited for
@@ -18,15 +25,15 @@ _TIMES_AT = slice(11, 15)  # in /proc/PID/stat, after the name: its own, and of 
 
 @dataclass(frozen=True)
 class Usage:
-    """The memory, the CPU time and the number of the processes below another one, threads counted too."""
+    """The memory, the CPU time and the number of processes, threads counted too."""
 
     memory_bytes: int
     cpu_seconds: float
     num_threads: int
 
 
-def usage_below(process: int, most_bytes: int, most_threads: int, deadline: float) -> Usage:
-    """Count the descendants of a process, as they are now, and the time of those that they waited for.
+def usage_of(processes: list[int], most_bytes: int, most_threads: int, deadline: float) -> Usage:
+    """Count processes and their descendants, as they are now, and the time of those that they waited for.
 
     It stops at the deadline, and where there is too much of something, since a program may have much that
     takes long to count. Memory is exact where it may be too much: else it is counted as if nothing were
@@ -36,7 +43,7 @@ def usage_below(process: int, most_bytes: int, most_threads: int, deadline: floa
     resident: dict[int, int] = {}
     opened: dict[int, int] = {}
     mapped: dict[int, int] = {}
-    waiting = children(process)
+    waiting = list(processes)
     while waiting and threads <= most_threads and time.monotonic() < deadline:
         pid = waiting.pop()
         with suppress(OSError, ValueError):  # it has ended
@@ -94,6 +101,54 @@ def children(pid: int) -> list[int]:
         for task in Path(f"/proc/{pid}/task").iterdir()
         for child in (task / "children").read_text().split()
     ]
+
+
+def remove_folder(directory: str) -> None:
+    """Remove the folder of a program. It is empty where the program was isolated."""
+    try:
+        os.rmdir(directory)
+    except OSError:
+        # Not by shutil, which recurses: a program may nest thousands of folders.
+        subprocess.run(["rm", "-rf", "--", directory], check=False, stderr=subprocess.DEVNULL)
+        if os.path.exists(directory):
+            logger.warning("Could not remove %s, which a program in the sandbox left behind.", directory)
+
+
+def kill_started(supervisor: int, mark: str) -> None:
+    """Kill the supervisor's descendants, orphans too, and processes with ``mark`` in their environment.
+
+    By groups, since one call then ends all members, however quickly they fork. The supervisor is not in any.
+    """
+    deadline = time.monotonic() + KILL_SECONDS
+    try:
+        groups = set(children(supervisor))  # first the program's own, without a look at all processes
+    except OSError:  # it has ended
+        groups = _started(supervisor, mark.encode())
+    while groups and time.monotonic() < deadline:
+        for group in groups:
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+        groups = _started(supervisor, mark.encode())
+
+
+def _started(supervisor: int, mark: bytes) -> set[int]:
+    """The groups of the processes that a supervisor's program has started and that have not ended."""
+    parents, groups, marked, ended = {}, {}, set(), {supervisor}
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            pid = int(process.name)
+            with suppress(OSError):  # it ended, or, from here on, may not be looked into
+                state, parent, group = (process / "stat").read_bytes().rpartition(b")")[2].split()[:3]
+                parents[pid], groups[pid] = int(parent), int(group)
+                if state in b"ZX":
+                    ended.add(pid)
+                elif mark in (process / "environ").read_bytes().split(b"\0"):
+                    marked.add(pid)
+    descendants: set[int] = set()
+    generation = {supervisor}
+    while generation := {pid for pid, parent in parents.items() if parent in generation}:
+        descendants |= generation
+    return {groups[pid] for pid in (descendants | marked) - ended}
 
 
 def _ticks(pid: int) -> int:

@@ -54,7 +54,7 @@ class TaskPlan:
         self._config, self._tasks, self._greedy_baseline = config, workload.train_dataset, greedy_baseline
         self._state, self._tracker = state, tracker
         self._set_aside = state.progress.set_aside
-        self._budget = FailureBudget(workload.env_class.__name__)
+        self._budget = FailureBudget(workload.pair.env_class.__name__)
 
     def requests(self, number: int, version: int) -> list[RolloutRequest]:
         """The requests of the group ``number``, to be sampled by ``version`` or newer."""
@@ -70,8 +70,8 @@ class TaskPlan:
         progress.tasks_digest = digest
         if saved.ready:
             self._tracker.announce(
-                f"The tasks, their order or the temperature have changed: {len(saved.ready)} finished "
-                "rollouts of the old ones are not used."
+                f"The tasks, their order, the temperature or the forks have changed: {len(saved.ready)} "
+                "finished rollouts of the old ones are not used."
             )
         if self._set_aside:
             self._tracker.announce(

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from actors.gateway.function import RolloutFunction
 from environments.base import BaseEnv
 from environments.data.datasets import Dataset
 from environments.errors import PartLostError, TroupeError
@@ -21,15 +22,23 @@ from launch.validation.replay import check_replay
 from launch.validation.serving import check_engine, check_tool_parsers
 from launch.validation.settings import check_training_settings
 from launch.validation.trial import try_first_task
-from launch.validation.workload import check_classes, check_datasets, check_model, check_task_weights
+from launch.validation.workload import (
+    check_classes,
+    check_datasets,
+    check_forks,
+    check_model,
+    check_task_weights,
+)
 from launch.workload import Workload
 from policies.agents.base import BaseAgent
+
+NO_TASKS = Dataset([])
 
 register()  # a user's @hydra.main asks for our configuration by name, before it calls anything of ours
 
 
 class AgentTrainer:
-    """Trains an agent in an environment, as in rLLM v0.1.
+    """Trains an agent in an environment, as in rLLM v0.1, or any program that calls a model.
 
     Args:
         agent_class: a subclass of ``BaseAgent``.
@@ -40,23 +49,27 @@ class AgentTrainer:
         val_dataset: held-out tasks to measure success with.
         agent_args: keyword arguments of the agent.
         env_args: keys added to each task for ``from_dict``.
+        rollout: instead of the two classes, a function of a task and a client that calls the policy by that
+            and returns the reward: ``async def solve(task, client) -> float``.
     """
 
     def __init__(
         self,
-        agent_class: type[BaseAgent],
-        env_class: type[BaseEnv],
-        config: Any,
-        train_dataset: Dataset,
+        agent_class: type[BaseAgent] | None = None,
+        env_class: type[BaseEnv] | None = None,
+        config: Any = None,
+        train_dataset: Dataset | None = None,
         val_dataset: Dataset | None = None,
         agent_args: dict[str, Any] | None = None,
         env_args: dict[str, Any] | None = None,
+        rollout: RolloutFunction | None = None,
     ) -> None:
         self.config = as_train_config(config)
         self.workload = Workload(
             agent_class=agent_class,
             env_class=env_class,
-            train_dataset=train_dataset,
+            rollout=rollout,
+            train_dataset=NO_TASKS if train_dataset is None else train_dataset,
             val_dataset=val_dataset,
             agent_args=agent_args or {},
             env_args=env_args or {},
@@ -101,6 +114,7 @@ def check_training(config: TrainConfig, workload: Workload) -> None:
     stages = chosen_stages(config)
     check_replay(config, sum(stage.num_steps for stage in stages if stage.rolls_out))
     check_classes(workload)
+    check_forks(config, workload)
     check_datasets(config, workload)
     for stage in stages:
         stage.check_workload(workload)

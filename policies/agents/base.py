@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 from environments.errors import AgentError
@@ -25,6 +26,10 @@ class BaseAgent(ABC):
     """True where it takes tool calls only from a server that parses them, and none from the text."""
     served_parser: str | None = None
     """Name of the parser by which the policy server is to read its calls, such as ``vllm:hermes``."""
+
+    wants_completion: bool = False
+    """True where ``update_from_model`` takes the ``Completion`` too, by the name ``completion``: for its
+    tokens, their log-probabilities, or the reason of its end."""
 
     _trajectory: Trajectory
 
@@ -52,6 +57,13 @@ class BaseAgent(ABC):
         ``None`` where there are none, or where the agent's own messages explain them.
         """
         return None
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """Fields of ``SamplingParams`` that the next answer has instead of the rollout's, such as
+        ``{"stop": ("</code>",), "max_tokens": 200}``. ``max_tokens`` cannot exceed the rollout's limits.
+        """
+        return {}
 
     @abstractmethod
     def update_from_env(

@@ -142,9 +142,10 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
     Nothing is learnt from a trajectory that is masked, has failed or was ended by its time limit: what it
     is worth was never judged.
 
-    Steps whose prompt extends the previous prompt and completion are one sequence. Where the agent
-    rewrote its history a new sequence starts there: nothing is discarded, and no token is trained in a
-    context other than the one it was sampled in.
+    Steps whose prompt extends an earlier prompt and completion are one sequence with it: mostly that of the
+    step before, and that of another conversation where a program has several in one rollout. Where the
+    history was rewritten a new sequence starts: nothing is discarded, and no token is trained in a context
+    other than the one it was sampled in.
 
     Raises:
         LearnerError: the server kept the tokens of a completion to itself, or a reward is not finite.
@@ -153,6 +154,7 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
     if trajectory.masked or trajectory.failed or timed_out:
         return []
     runs: list[list[tuple[int, Completion]]] = []
+    last: Completion | None = None
     for turn, step in enumerate(trajectory.steps):
         completion = step.completion
         if completion is None:
@@ -165,10 +167,10 @@ def training_samples(trajectory: Trajectory) -> list[TrainingSample]:
             )
         if not completion.answer_size:
             continue
-        last = runs[-1][-1][1] if runs else None
-        completion = completion.sharing(last)
-        if last is not None and completion.num_repeated(last) == last.tokens.size:
-            runs[-1].append((turn, completion))
+        completion = last = completion.sharing(last)
+        extended = (run for run in reversed(runs) if completion.extends(run[-1][1]))
+        if (run := next(extended, None)) is not None:
+            run.append((turn, completion))
         else:
             runs.append([(turn, completion)])
     rewards = turn_rewards(trajectory)

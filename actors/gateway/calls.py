@@ -1,0 +1,101 @@
+"""Calls of a program on their way from its client to the rollout, and their answers on the way back."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import defaultdict, deque
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from policies.gateway.session import Json, PolicyCall
+
+
+def _unanswered() -> Future[Json]:
+    answer = Future[Json]()
+    answer.set_running_or_notify_cancel()  # so that a client that has gone cannot cancel it
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingCall:
+    """A call whose answer the program's client waits for."""
+
+    call: PolicyCall
+    answer: Future[Json] = field(default_factory=_unanswered)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramEnd:
+    """Value that a program has returned, or the error that it has raised."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+class ProgramCalls:
+    """Hands a program's calls, which come in the gateway's thread, to the thread that plays the rollout."""
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[WaitingCall | ProgramEnd] = queue.SimpleQueue()
+        self._abandoned: defaultdict[str, deque[WaitingCall]] = defaultdict(deque)
+        """Calls whose client has gone before it had the answer; the gateway's thread alone uses them."""
+        self._over = ""
+        self._lock = threading.Lock()
+        """Held while a call comes in, or none may come any more: so each is played or refused."""
+
+    def take(self, call: PolicyCall) -> WaitingCall:
+        """Take a call in. One that a client repeats, since its connection was lost, is the same call."""
+        if abandoned := self._abandoned[call.digest]:
+            return abandoned.popleft()
+        waiting = WaitingCall(call)
+        with self._lock:
+            if self._over:
+                self.fail(waiting)
+            else:
+                self._events.put(waiting)
+        return waiting
+
+    def abandon(self, waiting: WaitingCall) -> None:
+        """Take note that the client of a call has gone: it may ask again."""
+        self._abandoned[waiting.call.digest].append(waiting)
+
+    def end(self, end: ProgramEnd) -> None:
+        """Take note of the program's end."""
+        self._events.put(end)
+
+    def next(self) -> WaitingCall | ProgramEnd:
+        """Wait for what the program does next."""
+        return self._events.get()
+
+    def refuse(self, why: str) -> ProgramEnd | None:
+        """Answer all calls with an error from now on; return the program's end if it is there."""
+        with self._lock:
+            self._over = why
+        with suppress(queue.Empty):
+            while True:
+                event = self._events.get_nowait()
+                if isinstance(event, ProgramEnd):
+                    return event
+                self.fail(event)
+        return None
+
+    def wait_for_end(self, seconds: float) -> ProgramEnd | None:
+        """Wait for the program's end, and answer what it asks until then with an error."""
+        while True:
+            try:
+                event = self._events.get(timeout=seconds)
+            except queue.Empty:
+                return None
+            if isinstance(event, ProgramEnd):
+                return event
+            self.fail(event)
+
+    def fail(self, waiting: WaitingCall) -> None:
+        """Answer a call with the error that the rollout is over."""
+        from policies.model_api.errors import RequestError  # it loads pydantic, which most pairs need not
+
+        error = RequestError(f"The policy answers no more: {self._over}.", code="rollout_ended")
+        waiting.answer.set_exception(error)

@@ -1,0 +1,223 @@
+"""The client of a rollout function: the policy's address, and a way to start programs that call it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+from environments.errors import AgentError
+from environments.sandbox.base import clip
+from environments.sandbox.process_tree import (
+    KILL_SECONDS,
+    files_within,
+    remove_folder,
+    usage_of,
+)
+
+MODEL = "policy"
+"""Name of the model, for clients that want one; any other name means the same."""
+SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
+WATCH_SECONDS = 0.2
+KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "VIRTUAL_ENV", "SSL_CERT_FILE")
+"""Variables of this process that programs need to start; the others stay here."""
+MAX_PROGRAM_FILES = 100_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramLimits:
+    """Limits of a program and all the processes that it starts, together."""
+
+    seconds: float = 600.0
+    memory_bytes: int = 2 << 30
+    file_bytes: int = 256 << 20
+    """Size of all files in its folder."""
+    num_threads: int = 512
+    """Threads of all its processes."""
+    output_bytes: int = 64 << 10
+    """Most of its output that is kept: the beginning and the end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramResult:
+    """The result of a program: ``exit_code`` is that of its first process, negative for a signal."""
+
+    exit_code: int
+    output: str
+    """Both stdout and stderr."""
+    limit: str = ""
+    """The limit at which it was ended, if it was."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    """The contents of those files of ``collect`` that were there at its end."""
+
+
+class PolicyClient:
+    """Address and key of a rollout, clients that speak for it, and programs that are started for it.
+
+    Attributes:
+        base_url: address for clients of OpenAI's API; it ends with ``/v1``.
+        api_key: opens this rollout only, until it has ended.
+        model: a name for the field ``model``; all names mean the policy.
+    """
+
+    def __init__(self, url: str, api_key: str, is_async: bool) -> None:
+        self.base_url, self.api_key, self.model = f"{url}/v1", api_key, MODEL
+        self._url, self._is_async = url, is_async
+        self._programs: set[_Supervised] = set()
+        self._is_closed = False
+
+    @cached_property
+    def openai(self) -> Any:
+        """An ``openai.AsyncOpenAI`` for a coroutine function, else an ``openai.OpenAI``."""
+        import openai
+
+        kind = openai.AsyncOpenAI if self._is_async else openai.OpenAI
+        return kind(base_url=self.base_url, api_key=self.api_key, **self._options(openai))
+
+    @cached_property
+    def anthropic(self) -> Any:
+        """An ``anthropic.AsyncAnthropic`` for a coroutine function, else an ``anthropic.Anthropic``."""
+        import anthropic
+
+        kind = anthropic.AsyncAnthropic if self._is_async else anthropic.Anthropic
+        return kind(base_url=self._url, api_key=self.api_key, **self._options(anthropic))
+
+    def _options(self, package: Any) -> dict[str, Any]:
+        """Arguments of a client: the rollout has a time limit of its own, and the address no certificate."""
+        kind = package.DefaultAsyncHttpxClient if self._is_async else package.DefaultHttpxClient
+        return {"max_retries": 0, "timeout": None, "http_client": kind(verify=False)}
+
+    async def aclose(self) -> None:
+        """Close the connections of a coroutine function, in its event loop."""
+        for name in ("openai", "anthropic"):
+            if name in vars(self):
+                await vars(self)[name].close()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which programs find the policy."""
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_BASE": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": self._url,
+            "ANTHROPIC_API_KEY": self.api_key,
+        }
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        files: Mapping[str, str | bytes] = {},
+        collect: Collection[str] = (),
+        environment: Mapping[str, str] = {},
+        limits: ProgramLimits = ProgramLimits(),  # it is frozen
+    ) -> ProgramResult:
+        """Run a program that calls the policy, in a folder of its own, and wait for its end.
+
+        It finds the policy by ``self.environment``. All that it has started ends with it, and with the
+        rollout. It is no sandbox: the program may read what this user may. A coroutine function awaits it by
+        ``await asyncio.to_thread(client.run, command)``.
+
+        Args:
+            command: the program and its arguments.
+            files: contents by the path in its folder, which is also its ``HOME``.
+            collect: paths in its folder whose contents the result holds.
+            environment: more variables.
+
+        Raises:
+            AgentError: it cannot be started, or the rollout has ended.
+        """
+        with ExitStack() as ending:
+            folder = tempfile.mkdtemp(prefix="rollout-")
+            ending.callback(remove_folder, folder)
+            for name, content in files.items():
+                path = Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content.encode() if isinstance(content, str) else content)
+            output = ending.enter_context(tempfile.TemporaryFile())
+            kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+            variables = {**kept, "HOME": folder, **self.environment, **environment}
+            if shutil.which(command[0], path=variables.get("PATH")) is None:
+                raise AgentError(f"The program {command[0]!r} of {list(command)} is not found: install it.")
+            program = _Supervised(command, folder, variables, output)
+            self._programs.add(program)
+            ending.callback(self._programs.discard, program)
+            ending.callback(program.end)
+            limit = "the end of the rollout" if self._is_closed else _watch(program.process, folder, limits)
+            exit_code = program.end()
+            output.seek(0)
+            text = output.read().decode("utf-8", "replace")
+            found = {name: Path(folder, name) for name in collect}
+            return ProgramResult(
+                exit_code=exit_code,
+                output=clip(text, limits.output_bytes),
+                limit=limit,
+                files={name: path.read_bytes() for name, path in found.items() if path.is_file()},
+            )
+
+    def close(self) -> None:
+        """End all programs; none can be started any more."""
+        self._is_closed = True
+        for program in list(self._programs):
+            program.end()
+
+
+class _Supervised:
+    """A program under a supervisor, which ends with this process at the latest."""
+
+    def __init__(
+        self, command: Sequence[str], folder: str, variables: Mapping[str, str], output: IO[bytes]
+    ) -> None:
+        reading, self._owner = os.pipe()
+        self._lock = threading.Lock()
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", SUPERVISOR, str(reading), *command],
+                cwd=folder,
+                env=dict(variables),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(reading,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(reading)
+
+    def end(self) -> int:
+        """End it and all that it has started; return the program's exit code. Several threads may call it."""
+        with self._lock:
+            if self._owner >= 0:
+                os.close(self._owner)
+                self._owner = -1
+            return self.process.wait(KILL_SECONDS)
+
+
+def _watch(program: subprocess.Popen[bytes], folder: str, limits: ProgramLimits) -> str:
+    """Wait for a program's end; return the limit that it has reached before."""
+    deadline = time.monotonic() + limits.seconds
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            program.wait(WATCH_SECONDS)
+            return ""
+        if time.monotonic() >= deadline:
+            return f"{limits.seconds:g} s"
+        used = usage_of([program.pid], limits.memory_bytes, limits.num_threads, deadline)
+        if used.memory_bytes > limits.memory_bytes:
+            return f"memory_bytes={limits.memory_bytes}"
+        if used.num_threads > limits.num_threads:
+            return f"num_threads={limits.num_threads}"
+        present = files_within(folder, MAX_PROGRAM_FILES)
+        if present is None or present.num_bytes > limits.file_bytes:
+            return f"file_bytes={limits.file_bytes}"

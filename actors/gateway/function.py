@@ -1,0 +1,335 @@
+"""A rollout function as agent and environment: each of its calls of the policy is a turn.
+
+The function runs in a thread of the rollout actor and calls the policy over HTTP, as it would any server.
+So the engine plays it as it plays all others, with the same limits, retries and reasons of an end::
+
+    function's thread             gateway's thread       main thread (run_rollout)
+    POST /v1/chat/completions ->  call               ->  reset() or step() returns it: the next prompt
+                                                         the policy is sampled
+    the response              <-  its answer         <-  step(answer)
+    return 1.0                                       ->  step() returns: done, with the reward
+
+This module is imported in every rollout worker. It must stay light: no torch, no transformers, no Serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from numbers import Real
+from typing import Any
+
+from actors.gateway.calls import ProgramCalls, ProgramEnd, WaitingCall
+from actors.gateway.client import PolicyClient
+from actors.rollouts.rollout import Pair
+from environments.base import BaseEnv, Task, split_info
+from environments.errors import AgentError, ConfigError
+from environments.rewards.base import RewardOutput, judge
+from environments.types import Action, Completion, Message, Step, Trajectory
+from policies.agents.base import BaseAgent
+from policies.agents.parsers import ToolParser, get_tool_parser
+from policies.gateway.answers import for_template, message_of
+from policies.gateway.session import Json, Session
+
+Reward = float | RewardOutput | Sequence[float]
+RolloutFunction = Callable[[Task, PolicyClient], Reward | Awaitable[Reward]]
+"""Solves a task with the policy that its client reaches, and returns the reward: of all, or of each call."""
+
+END_SECONDS = 30.0
+"""Seconds that a function has to return its reward when a limit has ended its rollout."""
+
+
+class FunctionAgent(BaseAgent):
+    """Passes the calls of a rollout function on to the policy, and the answers back.
+
+    Args:
+        parser_name: how the model writes its tool calls, as for ``ToolAgent``.
+    """
+
+    wants_completion = True
+
+    def __init__(self, parser_name: str | ToolParser | type[ToolParser] = "qwen") -> None:
+        self.served_parser = get_tool_parser(parser_name).served_name
+        self.reset()
+
+    def reset(self) -> None:
+        self._trajectory = Trajectory()
+        self._call: Json = {"messages": [], "new": [], "tools": None, "sampling": {}, "place": {}}
+
+    @property
+    def chat_completions(self) -> list[Message]:
+        return list(self._call["messages"])
+
+    @property
+    def tool_schemas(self) -> list[Json] | None:
+        tools: list[Json] | None = self._call["tools"]
+        return tools
+
+    @property
+    def sampling(self) -> Json:
+        return dict(self._call["sampling"])
+
+    def update_from_env(self, observation: Any, reward: float, done: bool, info: Json, **kwargs: Any) -> None:
+        self._call = observation or self._call
+        for step, earned in zip(self.trajectory.steps, info.get("call_rewards", ()), strict=False):
+            step.reward = earned
+
+    def update_from_model(self, response: str, tool_calls: list[Json] | None = None, **kwargs: Any) -> Action:
+        completion: Completion = kwargs["completion"]
+        num_read, num_sampled = completion.num_prompt_tokens, completion.num_completion_tokens
+        action = {
+            "text": response,
+            "tool_calls": tool_calls or [],
+            "finish_reason": completion.finish_reason,
+            "usage": {
+                "prompt_tokens": num_read,
+                "completion_tokens": num_sampled,
+                "total_tokens": num_read + num_sampled,
+            },
+            "policy_version": completion.policy_version,
+        }
+        step = Step(
+            chat_completions=[*self.chat_completions, {"role": "assistant", "content": response}],
+            observation=self._call["new"],
+            model_response=response,
+            info=dict(self._call["place"]),
+        )
+        self.trajectory.steps.append(step)
+        return Action(action=action)
+
+
+class FunctionEnv(BaseEnv):
+    """Runs a rollout function on a task, and makes its calls the turns of an episode.
+
+    Args:
+        rollout: the function.
+        task: its first argument.
+        parser_name: how the model writes its tool calls; ``FunctionAgent`` has the same.
+    """
+
+    def __init__(
+        self,
+        rollout: RolloutFunction,
+        task: Task,
+        parser_name: str | ToolParser | type[ToolParser] = "qwen",
+    ) -> None:
+        self._rollout, self._task = rollout, task
+        self._parser = get_tool_parser(parser_name)
+        self._session, self._calls = Session(), ProgramCalls()
+        self._program: Program | None = None
+        self._waiting: WaitingCall | None = None
+        self._end: ProgramEnd | None = None
+        self._num_tool_calls = self._num_foreign = self._num_branches = 0
+
+    @staticmethod
+    def from_dict(info: Json) -> FunctionEnv:
+        """Read ``rollout`` and ``parser_name``; see ``split_info`` for the task."""
+        arguments, task = split_info(info, {"rollout", "parser_name"})
+        return FunctionEnv(task=task, **arguments)
+
+    def reset(self) -> tuple[Any, Json]:
+        self._program = Program(self._rollout, self._task, self._calls)
+        observation, _, done, info = self._next()
+        if done:
+            raise AgentError(
+                f"{_name(self._rollout)} has returned without a call of the policy, so there is nothing to "
+                "learn from: let it call client.openai, or start a program with client.environment."
+            )
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, Json]:
+        assert self._waiting is not None
+        call = self._waiting.call
+        parser = self._parser.for_tools(call.tools) if call.tools else None
+        message = message_of(action["text"], action["tool_calls"], parser, self._num_tool_calls)
+        tool_calls = message.get("tool_calls", [])
+        self._num_tool_calls += len(tool_calls)
+        if call.takes_one_tool_call and tool_calls:
+            message["tool_calls"] = tool_calls[:1]
+        reason = action["finish_reason"]
+        answer = {
+            "id": str(self._session.num_calls),
+            "message": message,
+            "finish_reason": "tool_calls" if tool_calls and reason == "stop" else reason,
+            "usage": action["usage"],
+            "policy_version": action["policy_version"],
+        }
+        self._session.answer(action["text"], for_template(message))
+        self._waiting.answer.set_result(answer)
+        self._waiting = None
+        return self._next()
+
+    def compute_final_reward(self) -> float | None:
+        """Return the reward of a function that returns after a limit has ended its rollout."""
+        if self._end is not None:  # its last step has the reward already
+            return None
+        self._refuse("a limit of the rollout has ended it")
+        self._end = self._end or self._calls.wait_for_end(END_SECONDS)
+        if self._end is None or self._end.error is not None:
+            return None
+        _, self._reward_output = self._judged(self._end.value)
+        return self._reward_output.reward
+
+    def compute_metrics(self) -> dict[str, float]:
+        return {
+            "policy_calls": float(self._session.num_calls),
+            "branches": float(self._num_branches),
+            "foreign_answers": float(self._num_foreign),
+        }
+
+    def close(self) -> None:
+        self._refuse("the rollout has ended")
+        if self._program is not None:
+            self._program.end()
+
+    def _next(self) -> tuple[Any, float, bool, Json]:
+        """Wait for what the function does next: a call, or its end."""
+        event = self._calls.next()
+        if isinstance(event, WaitingCall):
+            call, placed = event.call, self._session.place(event.call)
+            self._waiting = event
+            self._num_foreign += placed.num_foreign
+            self._num_branches += bool(placed.branch)
+            observation = {
+                "messages": placed.messages,
+                "new": placed.new,
+                "tools": call.tools,
+                "sampling": call.sampling,
+                "place": {
+                    "follows": placed.follows,
+                    "branch": placed.branch,
+                    "overruled": list(call.overruled),
+                    "dropped": list(call.dropped),
+                },
+            }
+            return observation, 0.0, False, {}
+        self._end = event
+        if event.error is not None:
+            name = _name(self._rollout)
+            raise AgentError(f"The rollout function {name} raised {event.error!r}.") from event.error
+        rewards, self._reward_output = self._judged(event.value)
+        return {}, rewards[-1], True, {"call_rewards": rewards}
+
+    def _judged(self, value: Any) -> tuple[list[float], RewardOutput]:
+        """The rewards of the calls, and the verdict on all of them."""
+        num_calls = self._session.num_calls
+        if isinstance(value, Real | RewardOutput):
+            verdict = value if isinstance(value, RewardOutput) else float(value)
+            output = judge(lambda task_info, action: verdict, self._task, None)
+            return [0.0] * (num_calls - 1) + [output.reward], output
+        if isinstance(value, list | tuple) and all(isinstance(each, Real) for each in value):
+            if len(value) != num_calls:
+                raise AgentError(
+                    f"{_name(self._rollout)} returned {len(value)} rewards after {num_calls} calls of the "
+                    "policy: return one for each, or one number."
+                )
+            total = math.fsum(value)
+            return list(map(float, value)), judge(lambda task_info, action: total, self._task, None)
+        raise AgentError(
+            f"{_name(self._rollout)} returned {value!r}: return the reward: a number, a RewardOutput, or a "
+            "list with a number for each call."
+        )
+
+    def _refuse(self, why: str) -> None:
+        self._end = self._calls.refuse(why) or self._end
+        if self._waiting is not None:
+            self._calls.fail(self._waiting)
+            self._waiting = None
+
+
+class Program:
+    """A rollout function on a task, in a thread of its own.
+
+    Args:
+        calls: takes what it asks the policy, and its end.
+    """
+
+    def __init__(
+        self, function: Callable[[Task, PolicyClient], Any], task: Task, calls: ProgramCalls
+    ) -> None:
+        from actors.gateway.server import gateway  # it loads an HTTP server, which other pairs need not
+
+        self._function, self._task, self._calls = function, task, calls
+        self._gateway = gateway()
+        self._key = self._gateway.open(calls)
+        is_async = inspect.iscoroutinefunction(function)
+        self._client = PolicyClient(self._gateway.url, self._key, is_async)
+        self._cancel: Callable[[], object] = lambda: None
+        self._thread = threading.Thread(target=self._run, name="rollout function", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Close its session, end its programs, cancel it if it is a coroutine, and wait for its end."""
+        self._gateway.close(self._key)
+        self._client.close()
+        with suppress(RuntimeError):  # its event loop has just ended
+            self._cancel()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            value = self._function(self._task, self._client)
+            if inspect.isawaitable(value):
+                value = asyncio.run(self._awaited(value))
+        except BaseException as error:  # noqa: BLE001  # the environment raises it where it can be named
+            self._calls.end(ProgramEnd(error=error))
+        else:
+            self._calls.end(ProgramEnd(value=value))
+
+    async def _awaited(self, value: Awaitable[Any]) -> Any:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        try:
+            return await value
+        finally:
+            await self._client.aclose()
+
+
+def _name(function: object) -> str:
+    return getattr(function, "__name__", repr(function))
+
+
+def pair_of(
+    agent_class: type[BaseAgent] | None,
+    env_class: type[BaseEnv] | None,
+    rollout: RolloutFunction | None,
+    agent_args: Mapping[str, Any],
+    env_args: Mapping[str, Any],
+) -> Pair:
+    """The pair of two classes, or that of a rollout function, whose classes are those of this module.
+
+    Raises:
+        ConfigError: both are given, or neither, or the function does not take a task and a client.
+    """
+    if rollout is None and agent_class is not None and env_class is not None:
+        return Pair(
+            agent_class=agent_class, env_class=env_class, agent_args=dict(agent_args), env_args=dict(env_args)
+        )
+    if rollout is None or not (agent_class is None and env_class is None):
+        given = {"agent_class": agent_class, "env_class": env_class, "rollout": rollout}
+        shown = ", ".join(f"{name}={None if each is None else _name(each)}" for name, each in given.items())
+        raise ConfigError(f"{shown}: give an agent_class and an env_class, or a rollout function alone.")
+    _check_function(rollout)
+    return Pair(
+        agent_class=FunctionAgent,
+        env_class=FunctionEnv,
+        agent_args=dict(agent_args),
+        env_args={**agent_args, **env_args, "rollout": rollout},
+    )
+
+
+def _check_function(function: Any) -> None:
+    if not callable(function):
+        raise ConfigError(f"rollout={function!r} is no function: write async def solve(task, client).")
+    try:
+        inspect.signature(function).bind({}, None)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"rollout={_name(function)} is called with a task and a client, and this does not fit ({error}): "
+            "write async def solve(task, client)."
+        ) from error

@@ -1,0 +1,57 @@
+"""Requests of programs as calls of a session: the run decides how it samples, the program what it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.gateway.session import PolicyCall
+from policies.model_api.errors import InvalidRequestError
+from policies.model_api.protocol import ChatRequest
+
+OF_THE_RUN = ("temperature", "top_p", "top_k", "min_p", "seed")
+"""Fields that programs always send, and that training sets for all of a run."""
+REFUSED = (
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens", "ignore_eos"),
+    *("stop_token_ids", "structured_outputs", "continue_final_message", "policy_version", "logprobs"),
+    *("chat_template_kwargs", "reasoning_effort"),
+)
+"""Fields that would change the tokens, or ask for more than a message."""
+
+
+def policy_call(body: ChatRequest, dropped: Sequence[str] = ()) -> PolicyCall:
+    """The call that a request makes.
+
+    Args:
+        dropped: fields that its dialect has left out, since they change nothing.
+
+    Raises:
+        InvalidRequestError: a field asks for what a rollout cannot do.
+    """
+    for name in REFUSED:
+        if getattr(body, name):
+            raise InvalidRequestError(f"A rollout takes no {name}: leave it out.", param=name)
+    if body.tool_choice not in (None, "auto", "none"):
+        raise InvalidRequestError(
+            "A rollout leaves it to the model whether it calls a tool: leave tool_choice out, or send 'auto' "
+            "or 'none'.",
+            param="tool_choice",
+        )
+    if body.response_format is not None and body.response_format.type != "text":
+        raise InvalidRequestError(
+            f"A rollout leaves the form of an answer to the model: leave response_format "
+            f"{body.response_format.type!r} out, and say the form in a message.",
+            param="response_format",
+        )
+    sampling: dict[str, object] = {}
+    if body.max_tokens is not None:
+        sampling["max_tokens"] = body.max_tokens
+    if body.stops():
+        sampling["stop"] = body.stops()
+    return PolicyCall(
+        messages=[message.for_template() for message in body.messages],
+        tools=None if body.tool_choice == "none" else body.tools or None,
+        sampling=sampling,
+        takes_one_tool_call=body.parallel_tool_calls is False,
+        overruled=tuple(name for name in OF_THE_RUN if name in body.model_fields_set),
+        dropped=tuple(dropped),
+    )

@@ -1,0 +1,603 @@
+"""Rollout functions: programs that call the policy over HTTP, played as agents are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.gateway.client import PolicyClient, ProgramLimits, ProgramResult
+from actors.gateway.function import RolloutFunction, pair_of
+from actors.rollouts.journal import Journal
+from actors.rollouts.rollout import Pair, RolloutLimits, RolloutRequest, run_rollout
+from environments import Dataset
+from environments.base import BaseEnv
+from environments.errors import AgentError, ConfigError, EnvironmentFailure
+from environments.rewards.base import RewardOutput
+from environments.types import Completion, Message, TerminationReason, Trajectory
+from launch.validation.trial import check_agent
+from launch.workload import Workload
+from policies.agents.game import GameAgent
+from policies.learning.samples import training_samples
+from policies.sampler import SampleRequest, ScriptedSampler
+
+TASK = {"question": "What is 12+34?"}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 12, "b": 34}}\n</tool_call>'
+
+
+def echo(messages: list[Message]) -> str:
+    return f"You said {messages[-1]['content']}"
+
+
+def play(
+    rollout: RolloutFunction,
+    replies: Callable[[list[Message]], str] = echo,
+    requests: list[SampleRequest] | None = None,
+    **limits: Any,
+) -> Trajectory:
+    """Play a rollout function on ``TASK`` as a rollout actor does, with a scripted model."""
+    scripted = ScriptedSampler(replies)
+
+    def sample(request: SampleRequest) -> Completion:
+        if requests is not None:
+            requests.append(request)
+        return asyncio.run(scripted.sample(request))
+
+    pair = pair_of(None, None, rollout, {}, {})
+    request = RolloutRequest(rollout_id="a/0", group_id="a", task=TASK)
+    env = pair.make_env(request)
+    try:
+        return run_rollout(pair.make_agent(), env, sample, request, RolloutLimits(**limits), Journal())
+    finally:
+        env.close()
+
+
+async def say(client: PolicyClient, *contents: str, **fields: Any) -> Any:
+    messages = [{"role": "user", "content": each} for each in contents]
+    return await client.openai.chat.completions.create(model="gpt-9", messages=messages, **fields)
+
+
+def test_reward_of_a_function_ends_its_episode() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        response = await say(client, task["question"])
+        return 0.5 * (response.choices[0].message.content == f"You said {task['question']}")
+
+    trajectory = play(solve)
+    assert trajectory.termination_reason is TerminationReason.ENV_DONE
+    assert (trajectory.reward, trajectory.is_correct, len(trajectory.steps)) == (0.5, None, 1)
+    assert trajectory.metrics == {"policy_calls": 1.0, "branches": 0.0, "foreign_answers": 0.0}
+    assert trajectory.steps[0].observation == [{"role": "user", "content": TASK["question"]}]
+
+
+def test_plain_function_and_its_verdict_are_taken() -> None:
+    def solve(task: dict[str, Any], client: PolicyClient) -> RewardOutput:
+        messages: list[Any] = [{"role": "user", "content": "a"}]
+        client.openai.chat.completions.create(model="m", messages=messages)
+        return RewardOutput(-1.0, is_correct=True)
+
+    trajectory = play(solve)
+    assert (trajectory.reward, trajectory.is_correct, trajectory.by_reward_function) == (-1.0, True, True)
+
+
+def test_tool_loop_is_one_sequence_of_the_models_own_tokens() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        messages: list[Any] = [{"role": "user", "content": task["question"]}]
+        for _ in range(3):
+            response = await client.openai.chat.completions.create(
+                model=client.model, messages=messages, tools=[TOOL]
+            )
+            message = response.choices[0].message
+            if not message.tool_calls:
+                break
+            assert response.choices[0].finish_reason == "tool_calls"
+            # As some frameworks do: the JSON written anew, without the thought.
+            arguments = json.dumps(json.loads(message.tool_calls[0].function.arguments), indent=2)
+            call = {"id": "x", "type": "function", "function": {"name": "add", "arguments": arguments}}
+            messages.append({"role": "assistant", "content": "  ", "tool_calls": [call]})
+            messages.append({"role": "tool", "tool_call_id": "x", "content": "46"})
+        return float(message.content == "It is 46.")
+
+    def replies(messages: list[Message]) -> str:
+        return "It is 46." if messages[-1]["role"] == "tool" else f"<think>Add.</think>\n{CALL}"
+
+    requests: list[SampleRequest] = []
+    trajectory = play(solve, replies, requests)
+    assert trajectory.reward == 1.0
+    (sample,) = training_samples(trajectory)
+    assert sample.num_sampled_tokens == sum(len(step.model_response) + 1 for step in trajectory.steps)
+    assert requests[1].messages[1] == {"role": "assistant", "content": f"<think>Add.</think>\n{CALL}"}
+    assert requests[1].tools == [TOOL]
+    assert [step.info["follows"] for step in trajectory.steps] == [None, 0]
+    assert trajectory.metrics["foreign_answers"] == 0
+
+
+def test_conversations_side_by_side_are_sequences_of_their_own() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        async def agent(name: str) -> str:
+            messages: list[Any] = [{"role": "system", "content": name}]
+            for number in range(3):
+                messages.append({"role": "user", "content": f"{name} {number}"})
+                response = await client.openai.chat.completions.create(model="m", messages=messages)
+                messages.append(response.choices[0].message)
+            return str(messages[-1].content)
+
+        answers = await asyncio.gather(agent("one"), agent("two"), agent("three"))
+        return float(answers == [f"You said {name} 2" for name in ("one", "two", "three")])
+
+    trajectory = play(solve, max_steps=20)
+    assert trajectory.reward == 1.0
+    samples = training_samples(trajectory)
+    assert len(samples) == 3
+    assert all(len({turn for turn in sample.turns if turn >= 0}) == 3 for sample in samples)
+    assert sum(sample.num_sampled_tokens for sample in samples) == trajectory.num_sampled_tokens
+
+
+def test_messages_that_the_model_never_wrote_are_context_only() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        messages: list[Any] = [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "I am somebody else."},
+            {"role": "user", "content": "go on"},
+        ]
+        await client.openai.chat.completions.create(model="m", messages=messages)
+        return 1.0
+
+    trajectory = play(solve)
+    assert trajectory.metrics["foreign_answers"] == 1
+    (sample,) = training_samples(trajectory)
+    assert sample.num_sampled_tokens == len("You said go on") + 1
+
+
+def test_limit_of_a_call_is_its_own_and_the_runs() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        short = await say(client, "a" * 50, max_tokens=5, temperature=0.1, stop=["x"])
+        assert short.choices[0].finish_reason == "length"
+        await say(client, "b", max_completion_tokens=10_000)
+        return 1.0
+
+    requests: list[SampleRequest] = []
+    trajectory = play(solve, requests=requests, max_turn_tokens=30)
+    assert [request.params.max_tokens for request in requests] == [5, 30]
+    assert [request.params.stop for request in requests] == [("x",), ()]
+    assert [request.params.temperature for request in requests] == [1.0, 1.0]
+    assert trajectory.steps[0].info["overruled"] == ["temperature"]
+
+
+def test_several_choices_are_branches_of_one_prompt() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        response = await say(client, "a", n=3)
+        assert [choice.index for choice in response.choices] == [0, 1, 2]
+        return 1.0
+
+    trajectory = play(solve)
+    assert [step.info["branch"] for step in trajectory.steps] == ["", "asked again", "asked again"]
+
+
+def test_stream_has_the_same_answer() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        stream = await say(client, "a", stream=True, stream_options={"include_usage": True})
+        chunks = [chunk async for chunk in stream]
+        assert chunks[-1].usage.completion_tokens == len("You said a") + 1
+        deltas = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+        return float("".join(deltas) == "You said a")
+
+    assert play(solve).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logprobs": True}, "logprobs"),
+        ({"frequency_penalty": 1.0}, "frequency_penalty"),
+    ],
+)
+def test_field_that_a_rollout_cannot_honour_is_named(fields: dict[str, Any], name: str) -> None:
+    import openai
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        with pytest.raises(openai.BadRequestError, match=name) as caught:
+            await say(client, "a", **fields)
+        assert caught.value.param == name
+        await say(client, "a")
+        return 1.0
+
+    assert play(solve).reward == 1.0
+
+
+def test_step_limit_leaves_the_function_its_reward() -> None:
+    import openai
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        for number in range(9):
+            try:
+                await say(client, str(number))
+            except openai.BadRequestError as error:
+                assert error.code == "rollout_ended"
+                return 0.25
+        return 1.0
+
+    trajectory = play(solve, max_steps=2)
+    assert trajectory.termination_reason is TerminationReason.MAX_STEPS
+    assert (trajectory.reward, len(trajectory.steps)) == (0.25, 2)
+
+
+def test_function_that_minds_no_limit_gets_no_reward() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        for number in range(9):
+            await say(client, str(number))
+        return 1.0
+
+    trajectory = play(solve, max_steps=2)
+    assert (trajectory.termination_reason, trajectory.reward) == (TerminationReason.MAX_STEPS, 0.0)
+
+
+async def raising(task: dict[str, Any], client: PolicyClient) -> float:
+    await say(client, "a")
+    raise LookupError("no such file")
+
+
+async def silent(task: dict[str, Any], client: PolicyClient) -> float:
+    return 1.0
+
+
+async def wordy(task: dict[str, Any], client: PolicyClient) -> Any:
+    await say(client, "a")
+    return "very good"
+
+
+@pytest.mark.parametrize(
+    ("rollout", "message"),
+    [
+        (raising, "raising raised LookupError.'no such file'"),
+        (silent, "silent has returned without a call of the policy"),
+        (wordy, "wordy returned 'very good': return the reward"),
+    ],
+)
+def test_faults_of_a_function_are_named(rollout: RolloutFunction, message: str) -> None:
+    with pytest.raises(AgentError, match=message):
+        play(rollout)
+
+
+def test_reward_that_is_not_finite_is_named() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        await say(client, "a")
+        return float("nan")
+
+    with pytest.raises(EnvironmentFailure, match="finite"):
+        play(solve)
+
+
+def test_key_opens_no_other_rollout() -> None:
+    import openai
+
+    clients: list[PolicyClient] = []
+
+    async def first(task: dict[str, Any], client: PolicyClient) -> float:
+        clients.append(client)
+        await say(client, "a")
+        return 1.0
+
+    async def second(task: dict[str, Any], client: PolicyClient) -> float:
+        with pytest.raises(openai.AuthenticationError, match="opens no rollout"):
+            await openai.AsyncOpenAI(base_url=client.base_url, api_key=clients[0].api_key).models.list()
+        await say(client, "a")
+        return 1.0
+
+    play(first)
+    assert play(second).reward == 1.0
+
+
+def test_call_whose_connection_was_lost_is_played_once() -> None:
+    import httpx
+
+    begun, gone = threading.Event(), threading.Event()
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        body = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+        headers = {"Authorization": f"Bearer {client.api_key}"}
+        async with httpx.AsyncClient(base_url=client.base_url, headers=headers, timeout=60) as http:
+            lost = asyncio.create_task(http.post("/chat/completions", json=body))
+            await asyncio.to_thread(begun.wait)
+            lost.cancel()
+            await asyncio.sleep(0.3)
+            gone.set()
+            again = await http.post("/chat/completions", json=body)
+        return float(again.json()["choices"][0]["message"]["content"] == "You said a")
+
+    def slow(messages: list[Message]) -> str:
+        begun.set()
+        gone.wait(30)
+        return echo(messages)
+
+    trajectory = play(solve, slow)
+    assert (trajectory.reward, len(trajectory.steps)) == (1.0, 1)
+
+
+def test_close_ends_a_coroutine_that_waits() -> None:
+    ended = threading.Event()
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        try:
+            await say(client, "a")
+            await asyncio.sleep(600)
+        finally:
+            ended.set()
+        return 1.0
+
+    pair = pair_of(None, None, solve, {}, {})
+    env = pair.make_env(RolloutRequest(rollout_id="a/0", group_id="a", task=TASK))
+    env.reset()
+    started = time.monotonic()
+    env.close()
+    assert ended.is_set()
+    assert time.monotonic() - started < 10
+
+
+PROGRAM = """
+import json, os, sys, urllib.request
+body = json.dumps({"model": "m", "messages": [{"role": "user", "content": open("task.txt").read()}]}).encode()
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+answer = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+open("answer.txt", "w").write(answer)
+print(sorted(os.listdir()), os.environ["HOME"] == os.getcwd(), "SECRET" in os.environ)
+"""
+
+
+def test_program_finds_the_policy_and_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "1")
+    results: list[ProgramResult] = []
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        command = [sys.executable, "-c", PROGRAM]
+        files = {"task.txt": task["question"]}
+        result = await asyncio.to_thread(client.run, command, files=files, collect=["answer.txt", "none"])
+        results.append(result)
+        return float(result.files["answer.txt"].decode() == f"You said {task['question']}")
+
+    assert play(solve).reward == 1.0
+    (result,) = results
+    assert (result.exit_code, result.limit) == (0, "")
+    assert result.output == "['answer.txt', 'task.txt'] True False\n"
+    assert result.files.keys() == {"answer.txt"}
+
+
+def processes_with(mark: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdecimal() and mark.encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+SLEEP = "import time; time.sleep(600)"
+
+
+@pytest.mark.parametrize(
+    ("code", "limits", "limit"),
+    [
+        (SLEEP, ProgramLimits(seconds=1.0), "1 s"),
+        (f"a = bytearray(300 << 20)\n{SLEEP}", ProgramLimits(memory_bytes=200 << 20), "memory"),
+        (f"open('a', 'wb').write(bytes(9 << 20))\n{SLEEP}", ProgramLimits(file_bytes=1 << 20), "file"),
+    ],
+    ids=["time", "memory", "files"],
+)
+def test_limits_of_a_program_end_it(code: str, limits: ProgramLimits, limit: str) -> None:
+    client = PolicyClient("http://127.0.0.1:1", "key", is_async=False)
+    result = client.run([sys.executable, "-c", code], limits=limits)
+    assert result.limit.startswith(limit)
+    assert result.exit_code == -9
+
+
+def test_processes_that_a_program_leaves_end_with_it() -> None:
+    mark = f"mark-{time.monotonic_ns()}"
+    code = (
+        "import subprocess, sys\n"
+        f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)', {mark!r}],"
+        " start_new_session=True)"
+    )
+    client = PolicyClient("http://127.0.0.1:1", mark, is_async=False)
+    assert client.run([sys.executable, "-c", code]).exit_code == 0
+    assert processes_with(mark) == []
+
+
+def test_program_that_does_not_exist_is_named() -> None:
+    client = PolicyClient("http://127.0.0.1:1", "key", is_async=False)
+    with pytest.raises(AgentError, match="no-such-agent"):
+        client.run(["no-such-agent"])
+
+
+class Game(BaseEnv):
+    """An environment for the checks of arguments."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((GameAgent, Game, silent), "an env_class, or a rollout function alone"),
+        ((GameAgent, None, None), "env_class=None, rollout=None"),
+        ((None, None, None), "agent_class=None"),
+        ((None, None, "solve"), "rollout='solve' is no function"),
+        ((None, None, lambda task: 1.0), "called with a task and a client"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(arguments: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        pair_of(*arguments, {}, {})
+
+
+def test_trial_plays_a_function_before_any_model_is_loaded() -> None:
+    tasks = Dataset([TASK])
+    workload = Workload(rollout=silent, train_dataset=tasks)
+    assert isinstance(workload.pair, Pair)
+    with pytest.raises(AgentError, match="without a call of the policy"):
+        check_agent(workload, tasks)
+
+
+def test_gateway_says_what_it_has() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        import httpx
+
+        async with httpx.AsyncClient(headers={"x-api-key": client.api_key}) as http:
+            models = await http.get(f"{client.base_url}/models")
+            assert [each["id"] for each in models.json()["data"]] == ["policy"]
+            nothing = await http.post(f"{client.base_url}/embeddings", json={})
+            assert nothing.status_code == 404
+            assert "/v1/chat/completions" in nothing.json()["error"]["message"]
+            broken = await http.post(f"{client.base_url}/chat/completions", content="{")
+            assert broken.status_code == 400
+        await say(client, "a")
+        return 1.0
+
+    assert play(solve).reward == 1.0
+
+
+def test_importing_a_workload_loads_no_http_server() -> None:
+    code = "import sys, launch.workload; print({'uvicorn', 'starlette', 'openai'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_calls_have_rewards_of_their_own() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> list[float]:
+        for number in range(3):
+            await say(client, str(number))
+        return [0.25, 0.0, -1.0]
+
+    trajectory = play(solve)
+    assert [step.reward for step in trajectory.steps] == [0.25, 0.0, -1.0]
+    assert trajectory.reward == -0.75
+
+
+def test_rewards_that_are_too_few_are_named() -> None:
+    async def solve(task: dict[str, Any], client: PolicyClient) -> list[float]:
+        await say(client, "a")
+        await say(client, "b")
+        return [1.0]
+
+    with pytest.raises(AgentError, match="1 rewards after 2 calls"):
+        play(solve)
+
+
+OWNER = """
+import sys, threading
+from actors.gateway.client import PolicyClient
+client = PolicyClient("http://127.0.0.1:1", "key", is_async=False)
+sleep = "import time; time.sleep(600)"
+nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sleep!r}, sys.argv[1]])"
+command = [sys.executable, "-c", nested, sys.argv[1]]
+threading.Thread(target=client.run, args=(command,), daemon=True).start()
+sys.stdin.read()
+"""
+
+
+def test_programs_die_with_the_process_of_their_rollout() -> None:
+    mark = f"mark-{time.monotonic_ns()}"
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, mark], stdin=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while len(processes_with(mark)) < 4 and time.monotonic() < deadline:  # with owner and supervisor
+        time.sleep(0.05)
+    owner.kill()
+    owner.wait()
+    while processes_with(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes_with(mark) == []
+
+
+RESPONSES_TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
+MESSAGES_TOOL = {"name": "add", "input_schema": {"type": "object", "properties": {}}}
+
+
+def adding(messages: list[Message]) -> str:
+    return "It is 46." if messages[-1]["role"] == "tool" else f"<think>Add.</think>\n{CALL}"
+
+
+async def solve_by_responses(task: dict[str, Any], client: PolicyClient) -> float:
+    items: list[Any] = [{"role": "user", "content": task["question"]}]
+    first = await client.openai.responses.create(
+        model="gpt-9", instructions="Be short.", input=items, tools=[RESPONSES_TOOL], store=False
+    )
+    (call,) = [each for each in first.output if each.type == "function_call"]
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "46"}
+    items += [*(each.model_dump(exclude_none=True) for each in first.output), output]
+    second = await client.openai.responses.create(
+        model="gpt-9", instructions="Be short.", input=items, tools=[RESPONSES_TOOL]
+    )
+    return float(second.output_text == "It is 46.")
+
+
+async def solve_by_stored_responses(task: dict[str, Any], client: PolicyClient) -> float:
+    first = await client.openai.responses.create(
+        model="gpt-9", input=task["question"], tools=[RESPONSES_TOOL]
+    )
+    (call,) = [each for each in first.output if each.type == "function_call"]
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "46"}
+    stream = await client.openai.responses.create(
+        model="gpt-9",
+        input=[output],
+        previous_response_id=first.id,
+        tools=[RESPONSES_TOOL],
+        stream=True,
+    )
+    events = [event async for event in stream]
+    assert events[0].type == "response.created"
+    return float(events[-1].response.output_text == "It is 46.")
+
+
+async def solve_by_messages(task: dict[str, Any], client: PolicyClient) -> float:
+    messages: list[Any] = [{"role": "user", "content": task["question"]}]
+    first = await client.anthropic.messages.create(
+        model="claude", max_tokens=200, system="Be short.", messages=messages, tools=[MESSAGES_TOOL]
+    )
+    assert first.stop_reason == "tool_use"
+    (call,) = [each for each in first.content if each.type == "tool_use"]
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "46"}
+    messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    async with client.anthropic.messages.stream(
+        model="claude", max_tokens=200, system="Be short.", messages=messages, tools=[MESSAGES_TOOL]
+    ) as stream:
+        text = await stream.get_final_text()
+    return float(text == "It is 46.")
+
+
+@pytest.mark.parametrize(
+    "rollout",
+    [solve_by_responses, solve_by_stored_responses, solve_by_messages],
+    ids=lambda each: each.__name__,
+)
+def test_tool_loop_in_another_dialect_is_one_sequence(rollout: RolloutFunction) -> None:
+    trajectory = play(rollout, adding)
+    assert trajectory.reward == 1.0
+    (sample,) = training_samples(trajectory)
+    assert sample.num_sampled_tokens == sum(len(step.model_response) + 1 for step in trajectory.steps)
+    assert trajectory.metrics == {"policy_calls": 2.0, "branches": 0.0, "foreign_answers": 0.0}
+
+
+def test_errors_have_the_form_of_their_dialect() -> None:
+    import anthropic
+
+    async def solve(task: dict[str, Any], client: PolicyClient) -> float:
+        image = {"type": "image", "source": {"type": "url", "url": "http://a/b.png"}}
+        with pytest.raises(anthropic.BadRequestError, match="image") as caught:
+            await client.anthropic.messages.create(
+                model="m", max_tokens=9, messages=[{"role": "user", "content": [image]}]
+            )
+        assert caught.value.body["type"] == "error"
+        await say(client, "a")
+        return 1.0
+
+    assert play(solve).reward == 1.0
