@@ -47,7 +47,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 ROW, SHARED = "row", "shared"
 """Columns of a micro-batch [N], by which each sample is a ``Branch``; a row's samples are neighbours."""
 BLOCK = 256
-"""Tokens of a row whose attention is computed together: the fastest of 64 to 512 on a CPU."""
+"""Tokens of a row whose attention is computed together: of 64 to 512 the fastest for most loads on a CPU."""
 KEPT_KEYS = 3
 """Keys that the blocks of a row see, all of them together, as a multiple of its tokens: up to so many are
 kept for the backward pass, with their values. More of them would be much of an update's memory."""
