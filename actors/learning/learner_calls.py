@@ -31,7 +31,7 @@ class PolicyCalls(RankCalls, Protocol):
     """Calls of the policy."""
 
     def fit(self, batches: Sequence[TrainBatch], /) -> LearnerUpdate:
-        """Learn from demonstrations: one optimizer step per batch."""
+        """Learn from demonstrations, or from samples with advantages: one optimizer step per batch."""
 
     def score(self, batches: Sequence[TrainBatch], /) -> list[TrainBatch]:
         """Add old log-probabilities, and those of the reference."""

@@ -18,9 +18,9 @@ from policies.learning.samples import LearnerUpdate, TrainBatch
 from policies.learning.settings import LearnerConfig, OptimizerConfig
 from policies.learning.verl import weights as verl_weights
 from policies.learning.verl.config import actor_config, policy_worker_config
-from policies.learning.verl.data import OLD_LOGPROBS, POLICY_COLUMNS, as_column
+from policies.learning.verl.data import ADVANTAGES, OLD_LOGPROBS, POLICY_COLUMNS, as_column
 from policies.learning.verl.fields import check_fields
-from policies.learning.verl.losses import policy_loss
+from policies.learning.verl.losses import policy_loss, weighted_loss
 from policies.learning.verl.shared_prompts import can_share
 from policies.learning.verl.weights import Reference
 from policies.learning.verl.worker import VerlWorker, mean_metrics, on_all_ranks
@@ -116,12 +116,23 @@ class VerlLearner(VerlWorker):
 
     @on_all_ranks
     def fit(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
-        """Supervised learning: one optimizer step and one schedule step per batch, in order."""
-        self.loss_fn = self._supervised_loss
+        """Supervised learning: one optimizer step and one schedule step per batch, in order.
+
+        The loss is the mean of -log-probability over a batch's sampled tokens. That of samples with
+        ``advantages`` is the sum of -advantage * log-probability, with no ratio and no mean.
+        """
         if not all(batch.has_sampled_tokens for batch in batches):
             raise LearnerError("A batch without a single sampled token cannot be learned from.")
-        steps = [self._step(self._share(batch).supervised(), advance_schedule=True) for batch in batches]
+        steps = [self._fit(batch) for batch in batches]
         return LearnerUpdate(metrics=mean_metrics(steps, METRIC_NAMES), num_optimizer_steps=len(steps))
+
+    def _fit(self, batch: TrainBatch) -> dict[str, float]:
+        share = self._share(batch)
+        if any(sample.advantages for sample in batch.samples):
+            self.loss_fn, data = weighted_loss, share.scored(ADVANTAGES)
+        else:
+            self.loss_fn, data = self._supervised_loss, share.supervised()
+        return self._step(data, advance_schedule=True)
 
     @on_all_ranks
     def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
