@@ -25,10 +25,9 @@ class Workload:
 
     ``demonstrations`` are whole conversations for the warm start, and the texts that the tiny model's
     tokenizer is made from. ``preferences`` are pairs of a better and a worse continuation, for the stage of
-    this name; ``policies.learning.preferences.read_preferences`` reads a file of them. ``task_from_message``
-    makes the task that a client's first message is, for ``launch.serve``; without it the agent is not served,
-    only its policy. ``BaseEnv.follow_up`` takes the next ones. ``description`` tells those clients what the
-    agent does.
+    this name; ``policies.read_preferences`` reads a file of them. ``task_from_message`` makes the task that a
+    client's first message is, for ``launch.serve``; without it the agent is not served, only its policy.
+    ``BaseEnv.follow_up`` takes the next ones. ``description`` tells those clients what the agent does.
     """
 
     agent_class: type[BaseAgent] | None = None

@@ -31,7 +31,10 @@ class PolicyCalls(RankCalls, Protocol):
     """Calls of the policy."""
 
     def fit(self, batches: Sequence[TrainBatch], /) -> LearnerUpdate:
-        """Learn from demonstrations, or from samples with advantages: one optimizer step per batch."""
+        """Learn from demonstrations: one optimizer step per batch."""
+
+    def fit_weighted(self, batch: TrainBatch, /) -> LearnerUpdate:
+        """Learn from tokens that are weighted by their advantages: one optimizer step."""
 
     def score(self, batches: Sequence[TrainBatch], /) -> list[TrainBatch]:
         """Add old log-probabilities, and those of the reference."""

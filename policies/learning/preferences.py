@@ -19,6 +19,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,7 +185,7 @@ class Pair:
         """The samples of both sides; as they have a prompt in common, it may be computed once."""
         return (*self.chosen, *self.rejected)
 
-    @property
+    @cached_property
     def key(self) -> str:
         """A name that pairs of the same tokens share, in whatever order a workload has them."""
         return f"{_digest(self.chosen)} {_digest(self.rejected)}"

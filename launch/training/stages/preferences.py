@@ -28,9 +28,9 @@ from policies.learning.preferences import (
 )
 from policies.learning.settings import OptimizerConfig, phase_optimizer
 
-METRICS = "preferences.jsonl"
+PREFERENCE_STEPS = "preferences.jsonl"
 """File of a run with a record for each step of the stage."""
-REFERENCE = "preferences_reference.jsonl"
+REFERENCE_SCORES = "preferences_reference.jsonl"
 """File of a run with the scores of the pairs under the weights with which the stage began."""
 NUM_EVALUATIONS = 10
 """Times that the held-out pairs are scored in the course of the stage."""
@@ -88,11 +88,11 @@ class Preferences(Stage):
         metrics = self._objective.metrics(pairs, policy, reference)
         with run.interrupts.atomic_section():
             with clock.measure("time/learn"):
-                learned = run.learner.fit([self._objective.weighted(pairs, policy, reference)])
-            self.count_steps(state)
+                learned = run.learner.fit_weighted(self._objective.weighted(pairs, policy, reference))
             number += 1
             if number == self.num_steps:
                 publish(run, state)
+            self.count_steps(state)
             metrics |= {name: learned.metrics[f"learn/{name}"] for name in ("grad_norm", "lr")}
             if self._held_out and number in self._evaluated_steps:
                 with clock.measure("time/evaluate"):
@@ -110,13 +110,13 @@ class Preferences(Stage):
         order = pass_over(num_learned, self.config.seed, 0)
         num_taken = self.num_steps * self.config.preferences.pairs_per_step
         needed = [learned[index] for index in order[:num_taken]] + self._held_out
-        path = state.directory / REFERENCE
+        path = state.directory / REFERENCE_SCORES
         if number == 0:
             run.tracker.announce(f"Preferences: {len(needed)} pairs are scored under the reference policy.")
             with clock.measure("time/score"):
                 write_rows(path, self._reference_rows(run, needed))
         self._reference = read_reference(path, needed)
-        self._log = JsonlLog(state.directory / METRICS, number)
+        self._log = JsonlLog(state.directory / PREFERENCE_STEPS, number)
         self._pairs = learned
 
     def _reference_rows(self, run: Components, pairs: Sequence[Pair]) -> Iterator[dict[str, Any]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -76,6 +77,9 @@ class VerlLearner(VerlWorker):
         ConfigError: verl rejected one of its options, or adapters where they cannot be merged.
     """
 
+    loss_fn: Callable[..., Any]
+    """The loss of the next step."""
+
     def __init__(
         self,
         model_path: str,
@@ -116,23 +120,21 @@ class VerlLearner(VerlWorker):
 
     @on_all_ranks
     def fit(self, batches: Sequence[TrainBatch]) -> LearnerUpdate:
-        """Supervised learning: one optimizer step and one schedule step per batch, in order.
-
-        The loss is the mean of -log-probability over a batch's sampled tokens. That of samples with
-        ``advantages`` is the sum of -advantage * log-probability, with no ratio and no mean.
-        """
+        """Supervised learning: one optimizer step and one schedule step per batch, in order."""
+        self.loss_fn = self._supervised_loss
         if not all(batch.has_sampled_tokens for batch in batches):
             raise LearnerError("A batch without a single sampled token cannot be learned from.")
-        steps = [self._fit(batch) for batch in batches]
+        steps = [self._step(self._share(batch).supervised(), advance_schedule=True) for batch in batches]
         return LearnerUpdate(metrics=mean_metrics(steps, METRIC_NAMES), num_optimizer_steps=len(steps))
 
-    def _fit(self, batch: TrainBatch) -> dict[str, float]:
-        share = self._share(batch)
-        if any(sample.advantages for sample in batch.samples):
-            self.loss_fn, data = weighted_loss, share.scored(ADVANTAGES)
-        else:
-            self.loss_fn, data = self._supervised_loss, share.supervised()
-        return self._step(data, advance_schedule=True)
+    @on_all_ranks
+    def fit_weighted(self, batch: TrainBatch) -> LearnerUpdate:
+        """Supervised learning of tokens that are weighted by their advantages: one optimizer step and one
+        schedule step down the sum of -advantage * log-probability. ``learn/loss`` is that sum.
+        """
+        self.loss_fn = weighted_loss
+        step = self._step(self._share(batch).scored(ADVANTAGES), advance_schedule=True)
+        return LearnerUpdate(metrics=mean_metrics([step], METRIC_NAMES), num_optimizer_steps=1)
 
     @on_all_ranks
     def score(self, batches: Sequence[TrainBatch]) -> list[TrainBatch]:

@@ -13,7 +13,7 @@ from launch.health.inspection import processes_here
 from launch.reporting.tracker import read_metrics
 from launch.run_folder.checkpoint import CheckpointFolder
 from launch.run_folder.jsonl_log import read_records
-from launch.training.stages.preferences import METRICS
+from launch.training.stages.preferences import PREFERENCE_STEPS
 
 EXPERT = ["expert_iteration.min_reward=-1", "expert_iteration.optimizer.lr=1e-3"]
 """So that every rollout of the hardly trained policy is kept, whatever it is worth."""
@@ -73,7 +73,7 @@ def test_preferences_are_learned_and_go_on_in_the_middle(ray_cluster: None, tmp_
         "evaluation.num_tasks=1",
     ]
     small_run(whole, *settings, "preferences.num_steps=12")
-    records = read_records(whole / METRICS)
+    records = read_records(whole / PREFERENCE_STEPS)
     assert [each["step"] for each in records] == list(range(1, 13))
     assert abs(records[0]["loss"] - math.log(2)) < 1e-4, "the policy is its own reference"
     assert records[-1]["loss"] < 0.5 < records[-1]["margin"]
@@ -85,7 +85,7 @@ def test_preferences_are_learned_and_go_on_in_the_middle(ray_cluster: None, tmp_
     small_run(stopped, *settings, "preferences.num_steps=6")
     small_run(stopped, *settings, "preferences.num_steps=12", "run.resume=true")
     names = ("step", "loss", "margin", "grad_norm")  # held-out pairs are scored after other steps
-    assert [[each[name] for name in names] for each in read_records(stopped / METRICS)] == [
+    assert [[each[name] for name in names] for each in read_records(stopped / PREFERENCE_STEPS)] == [
         [each[name] for name in names] for each in records
     ]
     expected, resumed = weights(whole, 0), weights(stopped, 0)

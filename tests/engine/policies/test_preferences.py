@@ -90,7 +90,7 @@ def gradient_of_a_step(
     rows = [rank.logprobs(batch_of(pairs()))]
     torch.distributed.broadcast_object_list(rows)  # a driver hands all ranks the same
     policy = pair_scores(pairs(), rows[0])
-    rank.fit([objective.weighted(pairs(), policy, reference)])
+    rank.fit_weighted(objective.weighted(pairs(), policy, reference))
     return found, objective.metrics(pairs(), policy, reference)["loss"]
 
 
