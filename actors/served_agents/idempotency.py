@@ -10,10 +10,10 @@ from contextlib import aclosing
 from actors.served_agents.conversations import check_name
 from actors.served_agents.store import PerKeyLRU
 from environments.types import StepEvent, Trajectory
-from policies.agent_api.context import ReplayedAnswer, RequestContext, TokenUsage
+from policies.agent_api.context import RecordingNotice, ReplayedAnswer, RequestContext, TokenUsage
 from policies.model_api.errors import KeyReusedError
 
-Part = StepEvent | Trajectory | TokenUsage
+Part = StepEvent | Trajectory | TokenUsage | RecordingNotice
 MAX_ANSWERS = 256
 """Answers of one key that can be repeated: the oldest are forgotten first."""
 

@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from actors.served_agents.recorder import RECORDED_HEADER, may_be_recorded
 from actors.serving.access import AccessControl
 from actors.serving.errors import HttpError, error_body, error_response, reject
 from actors.serving.events import EVENTS, event
@@ -114,6 +115,7 @@ def request_context(request: Request) -> RequestContext:
         session=headers.get("x-session-id"),
         keeps_history=True,
         idempotency_key=headers.get("idempotency-key"),
+        may_be_recorded=may_be_recorded(request),
     )
 
 
@@ -124,6 +126,9 @@ async def respond(parts: AsyncGenerator[dict[str, Any], None], stream: bool | No
     """
     first = await anext(parts)
     headers = {"x-policy-version": str(first["policy_version"])}
+    recorded = first.get("recorded", first.get("response", {}).get("recorded"))
+    if recorded is not None:
+        headers[RECORDED_HEADER] = "yes" if recorded else "no"
     if stream:
         return _EventStream(first, parts, headers)
     await parts.aclose()

@@ -40,6 +40,8 @@ class RequestContext:
     """Digest of the request: of its body and its session."""
     withdraw_key: str | None = None
     """Key by which its owner can withdraw the message."""
+    may_be_recorded: bool = False
+    """False if its client keeps its answer out of the recordings, or the protocol cannot say which it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,14 @@ class TokenUsage:
     """
 
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingNotice:
+    """Comes before an answer where answers are recorded, and once more if its recording has failed."""
+
+    is_recorded: bool
+    """True if clients can send feedback on the answer when it has ended."""
 
 
 @dataclass(frozen=True, slots=True)

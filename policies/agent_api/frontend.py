@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from environments.thoughts import is_unfinished, without_opening
 from environments.types import StepEvent, TerminationReason, Trajectory
-from policies.agent_api.context import ReplayedAnswer, RequestContext, TokenUsage
+from policies.agent_api.context import RecordingNotice, ReplayedAnswer, RequestContext, TokenUsage
 from policies.agent_api.history import exchanges_before, history_of
 from policies.agent_api.question import Question
 from policies.model_api.errors import (
@@ -29,7 +29,7 @@ from policies.model_api.protocol import ChatRequest
 from policies.sampler import SamplingParams
 
 Json = dict[str, Any]
-Part = StepEvent | Trajectory | ReplayedAnswer
+Part = StepEvent | Trajectory | ReplayedAnswer | RecordingNotice
 Play = Callable[[str, SamplingParams, RequestContext], AsyncGenerator[Part | TokenUsage, None]]
 """Plays an episode on a client's message: its steps as they end, and the whole at last."""
 OnStep = Callable[[str], Awaitable[None]]
@@ -101,6 +101,8 @@ class AgentFrontend:
             async for part in parts:
                 if isinstance(part, ReplayedAnswer):
                     head |= {"id": part.answer_id, "created": part.created}
+                elif isinstance(part, RecordingNotice):
+                    head["recorded"] = part.is_recorded
                 elif isinstance(part, Trajectory):
                     answer = _Answer(head, part)
                 elif not part.done:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from environments.thoughts import is_unfinished, without_opening
 from environments.types import StepEvent, TerminationReason, Trajectory
-from policies.agent_api.context import MAX_STORED, ReplayedAnswer, RequestContext
+from policies.agent_api.context import MAX_STORED, RecordingNotice, ReplayedAnswer, RequestContext
 from policies.agent_api.frontend import ALONE, AgentFrontend, digest, tokens_of, version_of
 from policies.agent_api.responses_request import ResponsesRequest
 from policies.model_api.errors import InvalidRequestError, NotFoundError, RequestError
@@ -111,6 +111,9 @@ class ResponsesFrontend:
                 async for part in parts:
                     if isinstance(part, ReplayedAnswer):
                         draft.repeat(part)
+                        continue
+                    if isinstance(part, RecordingNotice):
+                        draft.response["recorded"] = part.is_recorded
                         continue
                     for event in draft.add(part):
                         if event["type"] in ENDS and context.can_be_followed:
