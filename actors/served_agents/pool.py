@@ -131,7 +131,7 @@ class AgentPool:
             SamplerError: the rollout service has failed.
         """
         episode = self._play(message, params, context)
-        has_key = context.idempotency_key is not None
+        has_key = context.idempotency is not None
         parts = self._answers.play(context, episode) if has_key else episode
         async with aclosing(parts):
             async for part in parts:

@@ -11,11 +11,10 @@ from environments.types import Message, Trajectory, TrajectoryGroup
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerPair:
-    """Two continuations of the same messages, of which the first got the better feedback."""
+    """Two answers to the same prompt, of which the first got the better feedback."""
 
-    prompt: list[Message]
-    chosen: list[Message]
-    rejected: list[Message]
+    chosen: Trajectory
+    rejected: Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +33,6 @@ class _Judged:
     def messages(self) -> list[Message]:
         """The conversation with the whole answer."""
         return self.recording.trajectory.steps[-1].chat_completions
-
-    @property
-    def prompt_messages(self) -> list[Message]:
-        """The conversation before the answer."""
-        return self.recording.trajectory.steps[0].chat_completions[:-1]
 
 
 def judged_groups(recordings: Sequence[Recording]) -> list[TrajectoryGroup]:
@@ -85,13 +79,11 @@ def preferences(recordings: Sequence[Recording]) -> list[AnswerPair]:
     """
     pairs = []
     for members in _by_prompt(recordings):
-        prompt = members[0].prompt_messages
-        whole = [each for each in members if each.messages[: len(prompt)] == prompt]
-        ranked = sorted(whole, key=lambda each: -each.score)
+        ranked = sorted(members, key=lambda each: -each.score)
         for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
             if better.score > worse.score:
-                chosen, rejected = better.messages[len(prompt) :], worse.messages[len(prompt) :]
-                pairs.append(AnswerPair(prompt=prompt, chosen=chosen, rejected=rejected))
+                chosen, rejected = better.recording.trajectory, worse.recording.trajectory
+                pairs.append(AnswerPair(chosen=chosen, rejected=rejected))
     return pairs
 
 

@@ -62,7 +62,7 @@ class Feedback:
     """A client's verdict on an answer."""
 
     score: float
-    """From -1 to 1."""
+    """Number from -1 to 1."""
     comment: str = ""
     created: int = 0
 

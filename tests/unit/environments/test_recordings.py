@@ -167,5 +167,7 @@ def test_preferences_pair_each_answer_once(recordings: Recordings) -> None:
         add_answer(recordings, ["Hi", f"Answer {score}"], score)
     add_answer(recordings, ["Other", "answer"], 1.0, prompt_ids=(7,))
     (pair,) = preferences(read_recordings(recordings.folder))
-    assert pair.prompt == conversation("Hi")
-    assert [each["content"] for each in pair.chosen + pair.rejected] == ["Answer 1.0", "Answer -1.0"]
+    assert [each.steps[0].model_response for each in (pair.chosen, pair.rejected)] == [
+        "Answer 1.0",
+        "Answer -1.0",
+    ]
