@@ -96,6 +96,20 @@ class AgentsConfig:
 
 
 @dataclass
+class RecordingConfig:
+    """Answers that are kept with their tokens, so that a training can learn from their clients' feedback."""
+
+    folder: str | None = None
+    """Folder in which answers are kept under their ids, so that their clients may send feedback on them. All
+    machines with a part of the server have to share it. Null keeps none. A client keeps its answer out by the
+    header X-Troupe-Record: no."""
+    keep_days: float = setting(30.0, above=0)
+    """Days after which an answer is deleted with its feedback."""
+    readers: list[str] = field(default_factory=lambda: ["training"])
+    """Names of the trainings that may read the folder. Clients see them with their feedback."""
+
+
+@dataclass
 class ServerConfig:
     """The policy server."""
 
@@ -117,6 +131,7 @@ class ServerConfig:
     server.access."""
     access: AccessConfig = field(default_factory=AccessConfig)
     agents: AgentsConfig = field(default_factory=AgentsConfig)
+    recording: RecordingConfig = field(default_factory=RecordingConfig)
     adapters: dict[str, str] = field(default_factory=dict)
     """LoRA adapters that ``launch.serve`` serves beside the model, {name: folder}: a run's, a checkpoint's or
     one in peft's format. Clients ask for them by ``model``, rollouts by ``SamplingParams.adapter``."""

@@ -56,6 +56,7 @@ from starlette.routing import BaseRoute, Match, Route
 
 from actors.served_agents.a2a_tasks import ENDED, PoolTaskStore, end_task
 from actors.served_agents.client import PoolClient
+from actors.served_agents.recorder import may_be_recorded
 from environments.errors import TroupeError
 from policies.agent_api.context import RequestContext
 from policies.agent_api.frontend import AgentFrontend
@@ -151,6 +152,7 @@ class _CallerContext(DefaultServerCallContextBuilder):
         context = super().build(request)
         context.user = _KeyHolder(caller.name)
         context.state["caller"] = caller
+        context.state["may_be_recorded"] = may_be_recorded(request)
         return context
 
 
@@ -284,7 +286,12 @@ class _Episodes(AgentExecutor):
         try:
             profile = await self.pool.profile()
             session = context.context_id if profile.takes_follow_ups else None
-            place = RequestContext(owner=owner, session=session, withdraw_key=updater.task_id)
+            place = RequestContext(
+                owner=owner,
+                session=session,
+                withdraw_key=updater.task_id,
+                may_be_recorded=context.call_context.state["may_be_recorded"],
+            )
             answer = await self._agents.answer(self._name, context.get_user_input(), charge, place)
         except TroupeError as error:
             await _end_by_error(updater, request_error(error))
@@ -292,6 +299,8 @@ class _Episodes(AgentExecutor):
         (choice,) = answer["choices"]
         await updater.add_artifact([Part(text=choice["message"]["content"])], name="answer", last_chunk=True)
         facts = {name: answer[name] for name in ("policy_version", "num_steps", "usage")}
+        if "recorded" in answer:
+            facts |= {"answer_id": answer["id"], "recorded": answer["recorded"]}
         await updater.update_status(
             TaskState.TASK_STATE_COMPLETED, metadata={**facts, "finish_reason": choice["finish_reason"]}
         )

@@ -10,9 +10,9 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from actors.ray_tools.calls import detached_call
+from actors.served_agents.idempotency import Part
 from environments.errors import SamplerError
-from environments.types import StepEvent, Trajectory
-from policies.agent_api.context import AgentProfile, ReplayedAnswer, RequestContext, TokenUsage
+from policies.agent_api.context import AgentProfile, ReplayedAnswer, RequestContext
 from policies.agent_api.responses import ResponseStore
 from policies.sampler import SamplingParams
 
@@ -36,7 +36,7 @@ class PoolClient:
 
     async def play(
         self, message: str, params: SamplingParams, context: RequestContext
-    ) -> AsyncGenerator[StepEvent | Trajectory | ReplayedAnswer | TokenUsage, None]:
+    ) -> AsyncGenerator[Part | ReplayedAnswer, None]:
         """``AgentPool.play``. Raises as it does."""
         parts = detached_call(self._pool.play.remote, message, params, context)
         try:

@@ -10,10 +10,10 @@ from contextlib import aclosing
 from actors.served_agents.conversations import check_name
 from actors.served_agents.store import PerKeyLRU
 from environments.types import StepEvent, Trajectory
-from policies.agent_api.context import ReplayedAnswer, RequestContext, TokenUsage
+from policies.agent_api.context import RecordingNotice, ReplayedAnswer, RequestContext, TokenUsage
 from policies.model_api.errors import KeyReusedError
 
-Part = StepEvent | Trajectory | TokenUsage
+Part = StepEvent | Trajectory | TokenUsage | RecordingNotice
 MAX_ANSWERS = 256
 """Answers of one key that can be repeated: the oldest are forgotten first."""
 
@@ -98,21 +98,22 @@ class IdempotentAnswers:
                 yield part
 
     def _find(self, context: RequestContext) -> IdempotentAnswer | None:
-        assert context.idempotency_key is not None
-        check_name("The idempotency key", context.idempotency_key)
-        answer = self._answers.kept(context.owner, context.idempotency_key)
-        if answer is not None and answer.context.body != context.body:
+        assert context.idempotency is not None
+        key = context.idempotency.key
+        check_name("The idempotency key", key)
+        answer = self._answers.kept(context.owner, key)
+        if answer is not None and answer.context.idempotency != context.idempotency:
             raise KeyReusedError(
-                f"The Idempotency-Key {context.idempotency_key!r} came with another body before: send a new "
+                f"The Idempotency-Key {key!r} came with another body before: send a new "
                 "key, or the same body.",
                 code="idempotency_key_reused",
             )
         return answer
 
     def _start(self, context: RequestContext, parts: AsyncGenerator[Part, None]) -> IdempotentAnswer:
-        assert context.idempotency_key is not None
+        assert context.idempotency is not None
         answer = IdempotentAnswer(context)
-        self._answers.keep(context.owner, context.idempotency_key, answer)
+        self._answers.keep(context.owner, context.idempotency.key, answer)
         task = asyncio.create_task(self._record(answer, parts))
         self._tasks.add(task)  # asyncio itself keeps no reference to a running task
         task.add_done_callback(self._tasks.discard)
@@ -131,6 +132,7 @@ class IdempotentAnswers:
     async def _record(self, answer: IdempotentAnswer, parts: AsyncGenerator[Part, None]) -> None:
         if await answer.record(parts):
             return
-        owner, key = answer.context.owner, answer.context.idempotency_key or ""
+        assert answer.context.idempotency is not None
+        owner, key = answer.context.owner, answer.context.idempotency.key
         if self._answers.kept(owner, key) is answer:
             self._answers.forget(owner, key)

@@ -19,12 +19,19 @@ from actors.rollouts.service import RolloutService
 from actors.served_agents.conversations import Conversation, Conversations, check_single, lost
 from actors.served_agents.idempotency import IdempotentAnswers, Part
 from actors.served_agents.messages import Events, Messages
+from actors.served_agents.recorder import AnswerRecorder
 from actors.served_agents.responses import Responses
 from actors.served_agents.store import PerKeyLRU
 from actors.settings import MANY_CALLS, AgentsConfig, FleetConfig
 from environments.errors import EnvironmentFailure, SamplerError
 from environments.types import StepEvent, Trajectory
-from policies.agent_api.context import AgentProfile, ReplayedAnswer, RequestContext, TokenUsage
+from policies.agent_api.context import (
+    AgentProfile,
+    RecordingNotice,
+    ReplayedAnswer,
+    RequestContext,
+    TokenUsage,
+)
 from policies.agent_api.history import with_message
 from policies.model_api.errors import UnavailableError
 from policies.sampler import Sampler, SamplingParams
@@ -50,6 +57,7 @@ class AgentPool:
         fleet: settings of the rollout actors.
         description: what the agent does, for clients.
         agents: settings of conversations.
+        recorder: keeps the answers with their tokens, where they are recorded.
     """
 
     def __init__(
@@ -61,9 +69,10 @@ class AgentPool:
         fleet: FleetConfig,
         description: str = "",
         agents: AgentsConfig = AgentsConfig(),  # noqa: B008  # nobody changes it
+        recorder: AnswerRecorder | None = None,
     ) -> None:
         self._pair, self._description, self._keep_seconds = pair, description, agents.keep_seconds
-        self._task_from_message, self._fleet = task_from_message, fleet
+        self._task_from_message, self._fleet, self._recorder = task_from_message, fleet, recorder
         own_handle = ray.get_runtime_context().current_actor
         self._service = RolloutService(pair, make_sampler, limits, fleet, listener=own_handle)
         self._conversations = Conversations(
@@ -122,7 +131,7 @@ class AgentPool:
             SamplerError: the rollout service has failed.
         """
         episode = self._play(message, params, context)
-        has_key = context.idempotency_key is not None
+        has_key = context.idempotency is not None
         parts = self._answers.play(context, episode) if has_key else episode
         async with aclosing(parts):
             async for part in parts:
@@ -142,6 +151,10 @@ class AgentPool:
                     raise lost("the server has no message of this session.")
                 if after != conversation.newest:  # it has gone on since: another one goes on from there
                     conversation = Conversation(waits=True)
+                recording = None
+                if self._recorder is not None:
+                    recording = await self._recorder.begin(context, rollout_id, after)
+                    yield RecordingNotice(recording.is_open)
                 request = self._request(rollout_id, message, params, context, after)
                 async with aclosing(self._episode(request, events)) as parts:
                     async for part in parts:
@@ -149,6 +162,8 @@ class AgentPool:
                             answer = part.steps[-1].model_response
                             history = with_message(context.history, "assistant", answer)
                             self._conversations.advance(conversation, rollout_id, context, history)
+                            if recording and recording.is_open and not await recording.write(part):
+                                yield RecordingNotice(False)
                         yield part
 
     def _request(

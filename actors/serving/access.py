@@ -38,7 +38,7 @@ OPEN_FOR_EACH_SAMPLED = 4
 MAX_LOGGED = 200
 """Characters of a path in the log, and of a name in an error."""
 CORS_METHODS = "GET, POST, DELETE, OPTIONS"
-SHOWN_HEADERS = "x-policy-version, x-dropped-fields, retry-after, mcp-session-id"
+SHOWN_HEADERS = "x-policy-version, x-troupe-recorded, x-dropped-fields, retry-after, mcp-session-id"
 CORS_SECONDS = "600"
 
 

@@ -14,13 +14,14 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from actors.served_agents.recorder import RECORDED_HEADER, may_be_recorded
 from actors.serving.access import AccessControl
 from actors.serving.errors import error_response, reject
 from actors.serving.events import EVENTS, event
 from actors.serving.intake import AdmissionPacing
 from environments.command_name import command_name
 from environments.errors import TroupeError
-from policies.agent_api.context import RequestContext
+from policies.agent_api.context import IdempotencyKey, RequestContext
 from policies.model_api.dialects.base import DONE, Dialect, Json
 from policies.model_api.dialects.errors import HttpError, openai_error
 from policies.model_api.errors import RequestError, invalid_body
@@ -111,11 +112,13 @@ async def _unexpected(request: Request, error: Exception) -> JSONResponse:
 def request_context(request: Request) -> RequestContext:
     """Read the headers of a message: its owner, its session and its idempotency key."""
     headers = request.headers
+    key = headers.get("idempotency-key")
     return RequestContext(
         owner=request.state.caller.name or "",
         session=headers.get("x-session-id"),
         keeps_history=True,
-        idempotency_key=headers.get("idempotency-key"),
+        idempotency=None if key is None else IdempotencyKey(key),
+        may_be_recorded=may_be_recorded(request),
     )
 
 
@@ -129,6 +132,9 @@ async def respond(
     """
     first = await anext(parts)
     headers = {"x-policy-version": str(first["policy_version"])}
+    recorded = first.get("recorded", first.get("response", {}).get("recorded"))
+    if recorded is not None:
+        headers[RECORDED_HEADER] = "yes" if recorded else "no"
     if dialect is not None and dialect.dropped:
         headers["x-dropped-fields"] = ", ".join(dialect.dropped)
     if stream:

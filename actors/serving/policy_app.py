@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ from actors.ray_tools.calls import get_or_raise
 from actors.ray_tools.connect import job_environment
 from actors.ray_tools.placement import beside_driver, start_actor
 from actors.sampling.directory import SamplerDirectory
+from actors.served_agents.recorder import opened_recordings
 from actors.serving.autoscaling import autoscaling
 from actors.serving.intake import PROXY_ENVIRONMENT
 from actors.serving.keys import access_keys
@@ -80,6 +82,10 @@ def policy_application(
     engine = engine_class(config.engine)
     engine.check_config(config.engine, config.adapters)
     keys = access_keys(config)
+    if config.recording.folder is not None:  # absolute: a replica may work in another folder
+        folder = os.path.abspath(config.recording.folder)
+        config = replace(config, recording=replace(config.recording, folder=folder))
+        opened_recordings(config.recording)
     largest, grace_seconds = config.most_replicas, REPLICA_END_SECONDS
     number: dict[str, Any] = {"num_replicas": largest}
     if config.max_replicas is not None:

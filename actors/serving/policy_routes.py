@@ -137,7 +137,7 @@ async def _store(dialect: Responses, parts: Parts, owner: str) -> Parts:
 
 def _sample(body: ChatRequest | CompletionRequest, request: Request) -> Parts:
     """Parts of the answer by the engine of this replica, or by that of a pinned version."""
-    if request_context(request).idempotency_key is not None:
+    if request_context(request).idempotency is not None:
         raise InvalidRequestError(
             "The header Idempotency-Key is for agents, whose answers are kept, and a model's are not: "
             "leave it out. A seed makes an answer repeatable.",

@@ -21,9 +21,11 @@ from ray.serve.handle import DeploymentHandle
 from actors.sampling.queue_worker import QueueWorker, serve_queue
 from actors.served_agents.client import PoolClient
 from actors.served_agents.protocols import ServedAgents
+from actors.served_agents.recorder import opened_recordings
 from actors.serving.access import Access
 from actors.serving.agent_routes import agent_routes
 from actors.serving.autoscaling import TOKENS_IN_FLIGHT
+from actors.serving.feedback_routes import feedback_routes
 from actors.serving.http import http, welcome_text
 from actors.serving.keys import ApiKeys
 from actors.serving.metrics import METRICS_PATH
@@ -72,6 +74,7 @@ async def _unless_gone(call: Awaitable[T]) -> T:
 
 http.include_router(policy_routes)
 http.include_router(agent_routes)
+http.include_router(feedback_routes)
 
 
 @serve.deployment(max_ongoing_requests=MANY_CALLS)
@@ -99,6 +102,7 @@ class PolicyServer:
         # it again: at Python's 5 ms the replica answered an eighth fewer requests.
         sys.setswitchinterval(SWITCH_SECONDS)
         self.access = Access(keys, config)
+        self.recordings = opened_recordings(config.recording)
         self._store: Any = store  # None, as the directory then is, where no program lives on
         self._directory: Any = directory
         transport = None if store is None else await _unless_gone(open_transport(store))

@@ -15,6 +15,7 @@ import ray
 from actors.ray_tools.placement import beside_driver, start_actor
 from actors.sampling.serve_sampler import ServeSampler
 from actors.served_agents.pool import AgentPool
+from actors.served_agents.recorder import AnswerRecorder, opened_recordings
 from actors.serving.policy_app import PolicyApp
 from actors.settings import ServedModel
 from actors.weights.store import WeightStore
@@ -97,6 +98,8 @@ def agents(
 ) -> dict[str, ray.actor.ActorHandle]:
     """The pool of the workload's agent, by its model name for clients: agent/calculator."""
     assert config.workload is not None and workload.task_from_message is not None
+    name = PREFIX + config.workload.rpartition(".")[2]
+    recordings = opened_recordings(config.server.recording)
     pool = start_actor(
         AgentPool,
         workload.pair,
@@ -106,6 +109,7 @@ def agents(
         config.fleet,
         workload.description,
         config.server.agents,
+        None if recordings is None else AnswerRecorder(recordings, name),
         **beside_driver(),
     )
-    return {PREFIX + config.workload.rpartition(".")[2]: pool}
+    return {name: pool}

@@ -8,6 +8,15 @@ MAX_STORED = 1000
 """Things of one kind that are kept for an API key: the oldest are forgotten first."""
 
 
+@dataclass(frozen=True, slots=True)
+class IdempotencyKey:
+    """Key by which a request is sent again, and what it asks for."""
+
+    key: str
+    body: str = ""
+    """Digest of the request: of its body and its session."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestContext:
     """A message's place among others. Routes and frontends fill it in; the agent's pool reads it."""
@@ -34,12 +43,12 @@ class RequestContext:
     """Time of the request, in seconds of Unix time."""
     can_be_followed: bool = False
     """True if another message may come ``after`` its answer."""
-    idempotency_key: str | None = None
-    """A message with the key and ``body`` of an earlier one gets that one's answer."""
-    body: str = ""
-    """Digest of the request: of its body and its session."""
+    idempotency: IdempotencyKey | None = None
+    """A message with the one of an earlier message gets that one's answer."""
     withdraw_key: str | None = None
     """Key by which its owner can withdraw the message."""
+    may_be_recorded: bool = False
+    """False if its client keeps its answer out of the recordings, or the protocol cannot say which it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,14 @@ class TokenUsage:
     """
 
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingNotice:
+    """Comes before an answer where answers are recorded, and once more if its recording has failed."""
+
+    is_recorded: bool
+    """True if clients can send feedback on the answer when it has ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,13 @@ from pydantic import BaseModel, ValidationError
 
 from environments.thoughts import is_unfinished, without_opening
 from environments.types import StepEvent, TerminationReason, Trajectory
-from policies.agent_api.context import ReplayedAnswer, RequestContext, TokenUsage
+from policies.agent_api.context import (
+    IdempotencyKey,
+    RecordingNotice,
+    ReplayedAnswer,
+    RequestContext,
+    TokenUsage,
+)
 from policies.agent_api.history import exchanges_before, history_of
 from policies.agent_api.question import Question
 from policies.model_api.errors import (
@@ -29,7 +35,7 @@ from policies.model_api.protocol import ChatRequest
 from policies.sampler import SamplingParams
 
 Json = dict[str, Any]
-Part = StepEvent | Trajectory | ReplayedAnswer
+Part = StepEvent | Trajectory | ReplayedAnswer | RecordingNotice
 Play = Callable[[str, SamplingParams, RequestContext], AsyncGenerator[Part | TokenUsage, None]]
 """Plays an episode on a client's message: its steps as they end, and the whole at last."""
 OnStep = Callable[[str], Awaitable[None]]
@@ -94,13 +100,15 @@ class AgentFrontend:
             ConfigError: the sampling parameters are impossible.
         """
         head: Json = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
-        body_digest = digest(body, context)
-        placed = replace(context, answer_id=head["id"], created=head["created"], body=body_digest)
+        key = key_with_body(body, context)
+        placed = replace(context, answer_id=head["id"], created=head["created"], idempotency=key)
         steps = ""
         async with aclosing(self.episode(Question.from_chat(body), charge, placed)) as parts:
             async for part in parts:
                 if isinstance(part, ReplayedAnswer):
                     head |= {"id": part.answer_id, "created": part.created}
+                elif isinstance(part, RecordingNotice):
+                    head["recorded"] = part.is_recorded
                 elif isinstance(part, Trajectory):
                     answer = _Answer(head, part)
                 elif not part.done:
@@ -169,11 +177,13 @@ class AgentFrontend:
         return self._agents[name]
 
 
-def digest(body: BaseModel, context: RequestContext) -> str:
-    """Digest of a request's body and session, equal for equal requests."""
+def key_with_body(body: BaseModel, context: RequestContext) -> IdempotencyKey | None:
+    """The request's idempotency key, if it has one, with a digest that is equal for equal requests."""
+    if context.idempotency is None:
+        return None
     # In ASCII: a field that is ignored may hold half a surrogate pair, which has no UTF-8.
     text = f"{type(body).__name__} {context.session!r} {json.dumps(body.model_dump())}"
-    return hashlib.sha256(text.encode()).hexdigest()
+    return replace(context.idempotency, body=hashlib.sha256(text.encode()).hexdigest())
 
 
 def _check_ended_well(trajectory: Trajectory) -> None:

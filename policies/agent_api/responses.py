@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from environments.thoughts import is_unfinished, without_opening
 from environments.types import StepEvent, TerminationReason, Trajectory
-from policies.agent_api.context import MAX_STORED, ReplayedAnswer, RequestContext
-from policies.agent_api.frontend import ALONE, AgentFrontend, digest, tokens_of, version_of
+from policies.agent_api.context import MAX_STORED, RecordingNotice, ReplayedAnswer, RequestContext
+from policies.agent_api.frontend import ALONE, AgentFrontend, key_with_body, tokens_of, version_of
 from policies.agent_api.responses_request import ResponsesRequest
 from policies.model_api.dialects.base import TEXT, THOUGHT
 from policies.model_api.dialects.responses_draft import ENDS, ResponseDraft, usage_of
@@ -87,7 +87,7 @@ class ResponsesFrontend:
             created=draft.response["created_at"],
             can_be_followed=body.store is not False,
             withdraw_key=draft.response["id"],
-            body=digest(body, context),
+            idempotency=key_with_body(body, context),
         )
         async with aclosing(self._events(draft, charge, placed)) as events:
             async for event in events:
@@ -105,6 +105,9 @@ class ResponsesFrontend:
                 async for part in parts:
                     if isinstance(part, ReplayedAnswer):
                         draft.repeat(part)
+                        continue
+                    if isinstance(part, RecordingNotice):
+                        draft.response["recorded"] = part.is_recorded
                         continue
                     for event in draft.add_step(part):
                         if event["type"] in ENDS and context.can_be_followed:

@@ -19,9 +19,10 @@ from test_policy_http import Parts, serving
 
 from actors.rollouts.rollout import Pair, RolloutRequest
 from actors.served_agents import pool as agent_pool
+from actors.served_agents.recorder import AnswerRecorder, opened_recordings
 from actors.serving.http import http
 from actors.serving.keys import ApiKeys
-from actors.settings import AgentsConfig, FleetConfig
+from actors.settings import AgentsConfig, FleetConfig, RecordingConfig
 from environments import BaseEnv, ToolEnvironment
 from environments.types import Completion, Step, StepEvent, TerminationReason, Trajectory
 from policies import ToolAgent
@@ -139,10 +140,11 @@ def agent_server(
     agents: Sequence[str] = (AGENT,),
     env_class: type[BaseEnv] = ToolEnvironment,
     settings: AgentsConfig = AgentsConfig(),  # noqa: B008  # nobody changes it
+    recording: RecordingConfig = RecordingConfig(),  # noqa: B008  # nobody changes it
     **served: Any,
 ) -> Iterator[AgentServer]:
     """The server, with one pool for all ``agents``; ``served`` goes to ``serving``."""
-    service = ScriptedService()
+    service, recordings = ScriptedService(), opened_recordings(recording)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(agent_pool, "RolloutService", lambda *_, **__: service)
         context = SimpleNamespace(current_actor=None)
@@ -150,11 +152,18 @@ def agent_server(
         pool_class = agent_pool.AgentPool.__ray_metadata__.modified_class
         pair = Pair(agent_class=ToolAgent, env_class=env_class)
         pool = pool_class(
-            pair, lambda text: {"question": text}, None, None, FleetConfig(), "Adds numbers.", settings
+            pair,
+            lambda text: {"question": text},
+            None,
+            None,
+            FleetConfig(),
+            "Adds numbers.",
+            settings,
+            None if recordings is None else AnswerRecorder(recordings, AGENT),
         )
     pools = {name: LocalActor(pool) for name in agents}
     try:
-        with serving(folder, agents=pools, keys=keys, **served) as client:
+        with serving(folder, agents=pools, keys=keys, recording=recording, **served) as client:
             assert client.portal is not None
             client.portal.call(pool.open)
             with listening(client) as url:

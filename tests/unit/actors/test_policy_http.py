@@ -28,7 +28,7 @@ from actors.serving.intake import OPEN_PATHS
 from actors.serving.keys import ApiKeys
 from actors.serving.pinned import PinnedPolicy
 from actors.serving.policy_server import PolicyServer
-from actors.settings import AgentsConfig, ServedModel, ServerConfig
+from actors.settings import AgentsConfig, RecordingConfig, ServedModel, ServerConfig
 from actors.weights.object_store import ObjectStoreTransport
 from actors.weights.transport import WeightTransport
 from environments.types import Step, StepEvent, TerminationReason, Trajectory
@@ -85,6 +85,7 @@ def serving(
     keys: ApiKeys = ApiKeys(),  # noqa: B008  # it is frozen
     pinned: dict[str, Any] | None = None,
     instructions: str = "reject",
+    recording: RecordingConfig = RecordingConfig(),  # noqa: B008  # nobody changes it
     **options: Any,
 ) -> Iterator[TestClient]:
     """A client of one replica, which is made in the loop that answers requests, as in Serve."""
@@ -92,7 +93,7 @@ def serving(
     replica = replica_class.__new__(replica_class)
     engine = replace(scripted(**options), max_model_tokens=max_model_tokens)
     own = AgentsConfig(temperature=0.25, instructions=instructions)
-    config = ServerConfig(engine=engine, tool_parser=tool_parser, agents=own)
+    config = ServerConfig(engine=engine, tool_parser=tool_parser, agents=own, recording=recording)
 
     async def start() -> None:
         actors = QuietActor(), QuietActor()

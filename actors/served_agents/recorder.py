@@ -1,0 +1,117 @@
+"""Recorder of an agent's answers: each is kept with its tokens before its last byte leaves the server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.requests import Request
+
+from actors.settings import RecordingConfig
+from environments.data.recordings import RecordedAnswer, Recordings
+from environments.types import Trajectory
+from policies.agent_api.context import RequestContext
+from policies.model_api.errors import InvalidRequestError
+
+logger = logging.getLogger(__name__)
+
+RECORD_HEADER, RECORDED_HEADER = "x-troupe-record", "x-troupe-recorded"
+MAX_PLACES = 100_000
+"""Answers that a later one may follow and be recorded."""
+
+
+@dataclass(frozen=True)
+class AnswerRecording:
+    """Recording of one answer, which is written when the answer is there.
+
+    Args:
+        answer: that it is of; ``None`` if nothing is to be written.
+    """
+
+    recorder: AnswerRecorder
+    rollout_id: str
+    answer: RecordedAnswer | None
+
+    @property
+    def is_open(self) -> bool:
+        """True if it is to be written."""
+        return self.answer is not None
+
+    async def write(self, trajectory: Trajectory) -> bool:
+        """Write the answer, and return whether it is on disk. An answer goes out without that too."""
+        assert self.answer is not None
+        recordings = self.recorder.recordings
+        try:
+            is_written = await asyncio.to_thread(recordings.write, self.answer, trajectory)
+        except OSError as error:
+            logger.error("The answer %s is not recorded: %s", self.answer.answer_id, error)
+            return False
+        if is_written:
+            self.recorder.note_place(self.rollout_id, self.answer.answer_id)
+        return is_written
+
+
+class AnswerRecorder:
+    """Recorder of the answers of one agent.
+
+    A message is recorded if its client allows it, and if the answer that it follows is recorded: its prompt
+    has that one's text, which somebody may have kept out, or has deleted.
+
+    Args:
+        recordings: where they are kept.
+        model: the agent's name for clients.
+    """
+
+    def __init__(self, recordings: Recordings, model: str) -> None:
+        self.recordings, self._model = recordings, model
+        self._answers: OrderedDict[str, str] = OrderedDict()
+        """Ids of recorded answers by their rollouts."""
+
+    async def begin(self, context: RequestContext, rollout_id: str, after: str | None) -> AnswerRecording:
+        """The recording of the answer to a message that follows the rollout ``after``."""
+        before = None if after is None else self._answers.get(after)
+        is_open = context.may_be_recorded and (after is None or before is not None)
+        if is_open and before is not None:
+            is_open = await asyncio.to_thread(self.recordings.has, before)
+        answer = RecordedAnswer(
+            answer_id=context.answer_id,
+            owner=context.owner,
+            model=self._model,
+            created=context.created,
+            after=before,
+        )
+        return AnswerRecording(self, rollout_id, answer if is_open else None)
+
+    def note_place(self, rollout_id: str, answer_id: str) -> None:
+        """Remember that an answer is recorded, for those that follow it."""
+        self._answers[rollout_id] = answer_id
+        if len(self._answers) > MAX_PLACES:
+            self._answers.popitem(last=False)
+
+
+def opened_recordings(config: RecordingConfig) -> Recordings | None:
+    """The recordings of a server, whose folder can be written; ``None`` where none are kept.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    if config.folder is None:
+        return None
+    recordings = Recordings(Path(config.folder).resolve(), config.keep_days, tuple(config.readers))
+    recordings.open()
+    return recordings
+
+
+def may_be_recorded(request: Request) -> bool:
+    """Return whether a client allows that its answer is recorded.
+
+    Raises:
+        RequestError: its header has another word than yes or no.
+    """
+    given = request.headers.get(RECORD_HEADER, "yes").strip().lower()
+    if given not in ("yes", "no"):
+        raise InvalidRequestError(f"The header X-Troupe-Record is {given[:50]!r}: send yes or no.")
+    return given == "yes"

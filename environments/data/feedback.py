@@ -1,0 +1,141 @@
+"""Data to learn from in recordings with feedback: groups with rewards, demonstrations, and preferences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from environments.data.recordings import Recording
+from environments.types import Message, Trajectory, TrajectoryGroup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerPair:
+    """Two answers to the same prompt, of which the first got the better feedback."""
+
+    chosen: Trajectory
+    rejected: Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A recording that has feedback."""
+
+    recording: Recording
+    score: float
+
+    @property
+    def prompt(self) -> tuple[str, tuple[int, ...]]:
+        """The agent or policy, and the tokens that it was given."""
+        return self.recording.answer.model, tuple(self.recording.trajectory.completions[0].prompt_ids)
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation with the whole answer."""
+        return self.recording.trajectory.steps[-1].chat_completions
+
+
+def judged_groups(recordings: Sequence[Recording]) -> list[TrajectoryGroup]:
+    """Groups of the answers with feedback, with the score as their reward, to learn from off-policy.
+
+    Answers to the same prompt, token for token, are compared with each other. Each has the tokens,
+    log-probabilities and versions with which it was sampled.
+    """
+    return [
+        TrajectoryGroup(
+            group_id=f"{number:08d}",
+            task=members[0].recording.trajectory.task,
+            trajectories=tuple(
+                _rewarded(each, f"{number:08d}/{index:04d}") for index, each in enumerate(members)
+            ),
+        )
+        for number, members in enumerate(_by_prompt(recordings))
+    ]
+
+
+def liked_conversations(recordings: Sequence[Recording]) -> list[list[Message]]:
+    """Conversations whose last answer has a score above 0, as demonstrations.
+
+    All answers of a demonstration are learned from. So a conversation is left out if an answer in it was
+    disliked, and one that another goes on from is a part of that one. Answers whose calls stand beside their
+    text are left out: they have no text to learn.
+    """
+    scores = {each.answer.answer_id: each.feedback.score for each in recordings if each.feedback is not None}
+    before = {each.answer.answer_id: each.answer.after for each in recordings}
+    liked: dict[str, list[Message]] = {}
+    for each in _judged(recordings):
+        earlier = _earlier(each.recording.answer.answer_id, before)
+        if each.score > 0 and all(scores.get(one, 1.0) > 0 for one in earlier) and _is_text(each.messages):
+            for one in earlier:
+                liked.pop(one, None)
+            liked[each.recording.answer.answer_id] = each.messages
+    return list(liked.values())
+
+
+def preferences(recordings: Sequence[Recording]) -> list[AnswerPair]:
+    """Pairs of answers to the same prompt, the better one first.
+
+    The best is paired with the worst, the second best with the second worst: no answer stands in two pairs.
+    """
+    pairs = []
+    for members in _by_prompt(recordings):
+        ranked = sorted(members, key=lambda each: -each.score)
+        for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
+            if better.score > worse.score:
+                chosen, rejected = better.recording.trajectory, worse.recording.trajectory
+                pairs.append(AnswerPair(chosen=chosen, rejected=rejected))
+    return pairs
+
+
+def _judged(recordings: Sequence[Recording]) -> list[_Judged]:
+    """The recordings with feedback whose tokens are the engine's."""
+    return [
+        _Judged(each, each.feedback.score)
+        for each in recordings
+        if each.feedback is not None and _is_exact(each.trajectory)
+    ]
+
+
+def _is_exact(trajectory: Trajectory) -> bool:
+    completions = trajectory.completions
+    return bool(completions) and not any(each.retokenized for each in completions)
+
+
+def _by_prompt(recordings: Sequence[Recording]) -> list[list[_Judged]]:
+    groups: dict[tuple[str, tuple[int, ...]], list[_Judged]] = {}
+    for each in _judged(recordings):
+        groups.setdefault(each.prompt, []).append(each)
+    return list(groups.values())
+
+
+def _rewarded(judged: _Judged, rollout_id: str) -> Trajectory:
+    """The trajectory with the score as its reward, which its last step gets."""
+    trajectory, score = judged.recording.trajectory, judged.score
+    last = len(trajectory.steps) - 1
+    steps = [
+        replace(step, reward=score if index == last else 0.0, mc_return=score)
+        for index, step in enumerate(trajectory.steps)
+    ]
+    return replace(
+        trajectory,
+        steps=steps,
+        reward=score,
+        is_correct=score > 0,
+        by_reward_function=False,
+        rollout_id=rollout_id,
+    )
+
+
+def _earlier(answer_id: str, before: Mapping[str, str | None]) -> list[str]:
+    """The answers before this one in its conversation."""
+    found: list[str] = []
+    each = before[answer_id]
+    while each is not None:
+        found.append(each)
+        each = before.get(each)
+    return found
+
+
+def _is_text(messages: Sequence[Message]) -> bool:
+    answers = [each for each in messages if each["role"] == "assistant"]
+    return all(isinstance(each.get("content"), str) and not each.get("tool_calls") for each in answers)

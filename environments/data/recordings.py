@@ -1,0 +1,336 @@
+"""Recordings of served answers with the feedback of their clients: two small files an answer, in one folder.
+
+    recordings/
+      recordings.json                 how long they are kept, and who reads them
+      answers/resp_….json             the answer's place, and its trajectory with tokens and versions
+      answers/resp_….feedback.json    its score and comment
+      readings/….json                 which answers a reader has read, and when
+
+A file appears when it is whole and on disk, and never changes. So processes need no lock: the one that
+creates the file of an answer's feedback has given it, and any process finds an answer by its id. The answers
+of a conversation follow each other: one is recorded, and read, only while those before it are recorded, since
+its prompt holds their texts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from environments.data.trajectory_json import Json, trajectory_from_json, trajectory_to_json
+from environments.errors import ConfigError, DatasetError
+from environments.types import Trajectory
+
+T = TypeVar("T")
+
+ANSWER_ID = re.compile(r"(resp_|chatcmpl-)[0-9a-f]{32}")
+"""Ids of answers: nothing else is the name of a file."""
+MAX_COMMENT = 4000
+"""Characters of a comment."""
+DAY_SECONDS = 24 * 3600.0
+SWEEP_SECONDS = 3600.0
+"""Seconds between two deletions of what has reached its time limit."""
+ABOUT, ANSWERS, READINGS = "recordings.json", "answers", "readings"
+_FEEDBACK = ".feedback.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedAnswer:
+    """Facts about an answer beside its trajectory."""
+
+    answer_id: str
+    owner: str
+    """The name of the key that it was given to."""
+    model: str
+    """The name by which its client has called the agent or the policy."""
+    created: int
+    """Time of the request, in seconds of Unix time."""
+    after: str | None = None
+    """The answer that its conversation has gone on from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Feedback:
+    """A client's verdict on an answer."""
+
+    score: float
+    """Number from -1 to 1."""
+    comment: str = ""
+    created: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recording:
+    """An answer as it was sampled, and what its client has thought of it."""
+
+    answer: RecordedAnswer
+    trajectory: Trajectory
+    feedback: Feedback | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """Use of recordings by a training."""
+
+    reader: str
+    time: int
+    answers: list[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deletion:
+    """Reach of a deletion."""
+
+    answers: list[str]
+    """The answers whose recordings and feedback are gone: the one that was named, and those after it."""
+    readings: list[Reading]
+    """Earlier uses of them, which it does not undo."""
+
+
+@dataclass
+class Recordings:
+    """A folder of recordings, as servers write it. All processes that use it reach it by the same path.
+
+    Args:
+        folder: path of the folder, which only its owner's programs can open.
+        keep_days: days after which an answer is deleted, with its feedback.
+        readers: names of the trainings that may read it.
+    """
+
+    folder: Path
+    keep_days: float
+    readers: Sequence[str] = ()
+    _swept: float = field(default=0.0, compare=False)
+    """Time of the last deletion of what has reached its time limit."""
+
+    def open(self) -> None:
+        """Make the folder where it is not there, note its rules, and delete what is too old.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        try:
+            for part in (self.folder, self.folder / ANSWERS, self.folder / READINGS):
+                part.mkdir(mode=0o700, parents=True, exist_ok=True)
+            rules = {"format": 1, "keep_days": self.keep_days, "readers": list(self.readers)}
+            _create(self.folder / ABOUT, rules, replaces=True)
+        except OSError as error:
+            raise ConfigError(
+                f"server.recording.folder={self.folder} cannot be written ({error}): name a folder that this "
+                "program may write to, and on several machines one that they share."
+            ) from error
+        self.sweep()
+
+    def write(self, answer: RecordedAnswer, trajectory: Trajectory) -> bool:
+        """Keep an answer; return whether it is recorded, and on disk.
+
+        Raises:
+            OSError: the disk is full, for example.
+        """
+        if time.time() > self._swept + SWEEP_SECONDS:
+            self.sweep()
+        path = self._path(answer.answer_id)
+        _create(path, asdict(answer), trajectory_to_json(trajectory))
+        if answer.after is None or self.has(answer.after):
+            return True
+        path.unlink(missing_ok=True)  # the one before was deleted meanwhile, and this one holds its text
+        return False
+
+    def has(self, answer_id: str) -> bool:
+        """Return whether the answer of this id is recorded."""
+        return ANSWER_ID.fullmatch(answer_id) is not None and self._is_kept(self._path(answer_id))
+
+    def answer(self, owner: str, answer_id: str) -> RecordedAnswer:
+        """The recorded answer of this id. Raises ``FileNotFoundError`` if ``owner`` has none."""
+        if not self.has(answer_id):
+            raise FileNotFoundError(answer_id)
+        with self._path(answer_id).open(encoding="utf-8") as file:
+            found = RecordedAnswer(**json.loads(file.readline()))
+        if found.owner != owner:
+            raise FileNotFoundError(answer_id)
+        return found
+
+    def add_feedback(self, owner: str, answer_id: str, feedback: Feedback) -> None:
+        """Keep the feedback on an answer: it is on disk at the return.
+
+        Raises:
+            FileNotFoundError: ``owner`` has no recorded answer of this id.
+            FileExistsError: there is feedback on it.
+        """
+        self.answer(owner, answer_id)
+        path = self._path(answer_id, _FEEDBACK)
+        _create(path, asdict(feedback))
+        if not self.has(answer_id):
+            path.unlink(missing_ok=True)  # it was deleted meanwhile
+            raise FileNotFoundError(answer_id)
+
+    def feedback(self, owner: str, answer_id: str) -> Feedback | None:
+        """The feedback on an answer. Raises ``FileNotFoundError`` if ``owner`` has no such recording."""
+        self.answer(owner, answer_id)
+        return _feedback(self._path(answer_id, _FEEDBACK))
+
+    def delete(self, owner: str, answer_id: str) -> Deletion:
+        """Delete an answer's recording and feedback, and those of the answers after it in its conversation.
+
+        Raises:
+            FileNotFoundError: ``owner`` has no recorded answer of this id.
+        """
+        newest, deleted = [self.answer(owner, answer_id).answer_id], list[str]()
+        while newest:  # an answer that is written meanwhile sees that the one before has gone
+            for each in newest:
+                self._path(each, _FEEDBACK).unlink(missing_ok=True)
+                self._path(each).unlink(missing_ok=True)
+            deleted += newest
+            newest = [each.answer_id for each in _answers(self.folder) if each.after in newest]
+        _sync(self.folder / ANSWERS)
+        uses = [each for each in _readings(self.folder) if not set(deleted).isdisjoint(each.answers)]
+        return Deletion(answers=deleted, readings=uses)
+
+    def sweep(self) -> None:
+        """Delete what has reached its time limit, and what killed programs have left half written."""
+        self._swept = time.time()
+        for path in (*(self.folder / ANSWERS).iterdir(), *(self.folder / READINGS).iterdir()):
+            is_left = path.suffix == ".tmp" and _age(path) > SWEEP_SECONDS
+            recording = path.with_name(path.name.replace(_FEEDBACK, ".json"))
+            if is_left or not self._is_kept(recording):
+                path.unlink(missing_ok=True)
+
+    def _path(self, answer_id: str, ending: str = ".json") -> Path:
+        return self.folder / ANSWERS / f"{answer_id}{ending}"
+
+    def _is_kept(self, path: Path) -> bool:
+        return _age(path) <= self.keep_days * DAY_SECONDS
+
+
+def read_recordings(folder: str | Path, reader: str = "training") -> list[Recording]:
+    """The recordings in ``folder`` that are within their time limit, the oldest first; the use is noted.
+
+    Those are left out whose conversation has an earlier answer that is not recorded any more.
+
+    Raises:
+        ConfigError: the folder has no recordings, or its rules do not name ``reader``.
+        DatasetError: a file holds something else.
+    """
+    folder = Path(folder)
+    try:
+        rules = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        keep_days, readers = float(rules["keep_days"]), list(rules["readers"])
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{folder} is no folder of recordings ({error!r}): name the server.recording.folder of a server."
+        ) from error
+    if reader not in readers:
+        raise ConfigError(
+            f"{reader!r} may not read the recordings in {folder}, which are for "
+            f"{', '.join(readers) or 'nobody'}: "
+            "server.recording.readers of the server names those who may."
+        )
+    kept = Recordings(folder, keep_days)
+    found = {each.answer_id: each for each in _answers(folder) if kept.has(each.answer_id)}
+    whole = [each for each in found.values() if _is_whole(each, found)]
+    recordings = [_recording(folder, each) for each in sorted(whole, key=_age_key)]
+    read = [each for each in recordings if each is not None]
+    ids = [each.answer.answer_id for each in read]
+    reading = Reading(reader=reader, time=int(time.time()), answers=ids)
+    _create(folder / READINGS / f"{uuid.uuid4().hex}.json", asdict(reading))
+    return read
+
+
+def _age_key(answer: RecordedAnswer) -> tuple[int, str]:
+    return answer.created, answer.answer_id
+
+
+def _is_whole(answer: RecordedAnswer, found: dict[str, RecordedAnswer]) -> bool:
+    """Return whether all answers before ``answer`` in its conversation are recorded."""
+    before: str | None = answer.after
+    while before is not None:
+        if before not in found:
+            return False
+        before = found[before].after
+    return True
+
+
+def _recording(folder: Path, answer: RecordedAnswer) -> Recording | None:
+    """The recording of an answer; ``None`` if it was deleted meanwhile."""
+    path = folder / ANSWERS / f"{answer.answer_id}.json"
+    try:
+        _, line = path.read_text(encoding="utf-8").splitlines()
+        trajectory = trajectory_from_json(json.loads(line))
+    except FileNotFoundError:
+        return None
+    except (LookupError, TypeError, ValueError) as error:
+        raise DatasetError(f"{path} holds no recording ({error!r}): repair or delete it.") from error
+    feedback = _feedback(folder / ANSWERS / f"{answer.answer_id}{_FEEDBACK}")
+    return Recording(answer=answer, trajectory=trajectory, feedback=feedback)
+
+
+def _answers(folder: Path) -> Iterator[RecordedAnswer]:
+    """The recorded answers, without their trajectories."""
+    for path in (folder / ANSWERS).glob("*.json"):
+        if path.name.endswith(_FEEDBACK):
+            continue
+        with suppress(FileNotFoundError), path.open(encoding="utf-8") as file:
+            yield _parsed(RecordedAnswer, path, file.readline())
+
+
+def _readings(folder: Path) -> Iterator[Reading]:
+    for path in sorted((folder / READINGS).glob("*.json")):
+        with suppress(FileNotFoundError):
+            yield _parsed(Reading, path, path.read_text(encoding="utf-8"))
+
+
+def _feedback(path: Path) -> Feedback | None:
+    try:
+        return _parsed(Feedback, path, path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def _parsed(kind: type[T], path: Path, text: str) -> T:
+    try:
+        return kind(**json.loads(text))
+    except (TypeError, ValueError) as error:
+        raise DatasetError(f"{path} is no file of recordings ({error!r}): repair or delete it.") from error
+
+
+def _age(path: Path) -> float:
+    """Seconds since a file was written; endless for one that is not there."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")
+
+
+def _create(path: Path, *lines: Json, replaces: bool = False) -> None:
+    """Create a file, whole and on disk. Raises ``FileExistsError`` unless it may replace one."""
+    temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
+        if replaces:
+            os.replace(temporary, path)
+        else:
+            os.link(temporary, path)  # unlike a renaming, it fails where there is one
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Bring the names in ``folder`` to disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,210 @@
+"""Feedback over HTTP on recorded answers of an agent: who may give it, and what a deletion reaches."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from agent_server import AGENT, ALICE, BOB, KEYS, AgentServer, agent_server
+
+from actors.settings import RecordingConfig
+from environments.data.recordings import DAY_SECONDS, MAX_COMMENT, Recording, read_recordings
+
+Headers = dict[str, str]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "recordings"
+
+
+@pytest.fixture
+def recorded(tokenizer_folder: Path, folder: Path) -> Iterator[AgentServer]:
+    """A server with keys that records its answers."""
+    with agent_server(tokenizer_folder, KEYS, recording=RecordingConfig(folder=str(folder))) as server:
+        yield server
+
+
+def send(
+    server: AgentServer,
+    method: str,
+    path: str,
+    body: Any = None,
+    key: str = ALICE,
+    headers: Headers | None = None,
+) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {key}", **(headers or {})}
+    return httpx.request(method, f"{server.url}{path}", json=body, headers=headers, timeout=60)
+
+
+def respond(server: AgentServer, headers: Headers | None = None, **fields: Any) -> httpx.Response:
+    body = {"model": AGENT, "input": "Say hi", **fields}
+    return send(server, "POST", "/v1/responses", body, headers=headers)
+
+
+def chat(server: AgentServer, headers: Headers | None = None, **fields: Any) -> httpx.Response:
+    body = {"model": AGENT, "messages": [{"role": "user", "content": "Say hi"}], **fields}
+    return send(server, "POST", "/v1/chat/completions", body, headers=headers)
+
+
+def judge(server: AgentServer, answer_id: str, body: Any, key: str = ALICE) -> httpx.Response:
+    return send(server, "POST", f"/v1/responses/{answer_id}/feedback", body, key)
+
+
+def code_of(answer: httpx.Response) -> tuple[int, str | None]:
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def kept(folder: Path) -> dict[str, Recording]:
+    return {each.answer.answer_id: each for each in read_recordings(folder)}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("post", [respond, chat])
+def test_answer_is_recorded_with_its_tokens(
+    recorded: AgentServer, folder: Path, post: Any, stream: bool
+) -> None:
+    answer = post(recorded, stream=stream)
+    assert answer.headers["x-troupe-recorded"] == "yes" and '"recorded": true' in answer.text.replace(
+        '"recorded":true', '"recorded": true'
+    )
+    (recording,) = kept(folder).values()
+    assert recording.answer.answer_id in answer.text
+    assert (recording.answer.owner, recording.answer.model) == ("alice", AGENT)
+    (completion,) = recording.trajectory.completions
+    assert completion.prompt_ids == (1,) * 10 and completion.completion_ids == (1,)
+    assert completion.logprobs == (0.0,) and completion.policy_version == 7
+    assert recording.trajectory.task == {"question": "Say hi"} and recording.feedback is None
+
+
+def test_feedback_is_kept_once_and_from_the_owner_only(recorded: AgentServer, folder: Path) -> None:
+    answer_id = respond(recorded).json()["id"]
+    path = f"/v1/responses/{answer_id}/feedback"
+    assert code_of(send(recorded, "GET", path)) == (404, "feedback_not_found")
+    assert code_of(judge(recorded, answer_id, {"thumb": "down"}, BOB)) == (404, "recording_not_found")
+    given = judge(recorded, answer_id, {"score": 0.5, "comment": "Right, but slow."})
+    assert given.status_code == 200 and given.json()["readers"] == ["training"]
+    assert code_of(judge(recorded, answer_id, {"thumb": "down"})) == (409, "feedback_exists")
+    assert send(recorded, "GET", path).json() == given.json()
+    assert send(recorded, "GET", path, key=BOB).status_code == 404
+    found = kept(folder)[answer_id].feedback
+    assert found is not None and (found.score, found.comment) == (0.5, "Right, but slow.")
+
+
+def test_thumbs_are_scores_on_answers_of_chats(recorded: AgentServer, folder: Path) -> None:
+    ids = [chat(recorded).json()["id"] for _ in range(2)]
+    for answer_id, thumb in zip(ids, ("up", "down"), strict=True):
+        assert judge(recorded, answer_id, {"thumb": thumb}).status_code == 200
+    found = [kept(folder)[each].feedback for each in ids]
+    assert [each and each.score for each in found] == [1.0, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        ({}, "either a score"),
+        ({"score": 1, "thumb": "up"}, "either a score"),
+        ({"score": 1.5}, "score"),
+        ({"score": "NaN"}, "score"),
+        ({"thumb": "sideways"}, "thumb"),
+        ({"thumb": "up", "comment": "x" * (MAX_COMMENT + 1)}, "comment"),
+        ({"thumb": "up", "stars": 5}, "stars"),
+    ],
+)
+def test_bad_feedback_is_an_error_that_names_its_field(
+    recorded: AgentServer, folder: Path, body: Any, part: str
+) -> None:
+    answer_id = chat(recorded).json()["id"]
+    answer = judge(recorded, answer_id, body)
+    assert answer.status_code == 400 and part in answer.json()["error"]["message"]
+    assert kept(folder)[answer_id].feedback is None
+
+
+@pytest.mark.parametrize("answer_id", ["resp_0", "chatcmpl-" + "0" * 32, "..%2Frecordings", "%2e%2e"])
+def test_unknown_ids_name_no_file(recorded: AgentServer, answer_id: str) -> None:
+    assert judge(recorded, answer_id, {"thumb": "up"}).status_code == 404
+    assert send(recorded, "DELETE", f"/v1/responses/{answer_id}/recording").status_code == 404
+
+
+def test_client_keeps_an_answer_and_what_follows_out(recorded: AgentServer, folder: Path) -> None:
+    opted_out = respond(recorded, {"X-Troupe-Record": "no"})
+    assert opted_out.headers["x-troupe-recorded"] == "no" and opted_out.json()["recorded"] is False
+    after = respond(recorded, previous_response_id=opted_out.json()["id"])
+    assert after.headers["x-troupe-recorded"] == "no"
+    assert kept(folder) == {}
+    assert code_of(judge(recorded, after.json()["id"], {"thumb": "up"})) == (404, "recording_not_found")
+    error = respond(recorded, {"X-Troupe-Record": "perhaps"})
+    assert error.status_code == 400 and "'perhaps': send yes or no" in error.json()["error"]["message"]
+
+
+def test_feedback_from_the_middle_of_a_conversation(recorded: AgentServer, folder: Path) -> None:
+    ids = [respond(recorded).json()["id"]]
+    for _ in range(2):
+        ids.append(respond(recorded, previous_response_id=ids[-1]).json()["id"])
+    send(recorded, "DELETE", f"/v1/responses/{ids[-1]}")  # the conversation has ended
+    assert judge(recorded, ids[1], {"thumb": "up"}).status_code == 200
+    recordings = kept(folder)
+    assert [recordings[each].answer.after for each in ids] == [None, *ids[:2]]
+    assert [recordings[each].feedback is not None for each in ids] == [False, True, False]
+
+
+def test_deletion_reaches_later_answers_and_names_readings(recorded: AgentServer, folder: Path) -> None:
+    other = respond(recorded).json()["id"]
+    first = respond(recorded).json()["id"]
+    second = respond(recorded, previous_response_id=first).json()["id"]
+    judge(recorded, second, {"thumb": "up"})
+    assert set(kept(folder)) == {other, first, second}  # which is a reading
+    path = f"/v1/responses/{first}/recording"
+    assert send(recorded, "DELETE", path, key=BOB).status_code == 404
+    deletion = send(recorded, "DELETE", path).json()
+    assert deletion["deleted"] == [first, second]
+    (reading,) = deletion["read_before_by"]
+    assert (reading["reader"], reading["answers"]) == ("training", 2)
+    assert set(kept(folder)) == {other}
+    assert send(recorded, "DELETE", path).status_code == 404
+    left = b"".join(path.read_bytes() for path in (folder / "answers").iterdir())
+    assert first.encode() not in left and second.encode() not in left
+    third = respond(recorded, previous_response_id=second)
+    assert third.status_code == 200 and third.headers["x-troupe-recorded"] == "no"
+
+
+def test_old_answers_take_no_feedback_and_are_not_read(recorded: AgentServer, folder: Path) -> None:
+    answer_id = respond(recorded).json()["id"]
+    before = time.time() - 31 * DAY_SECONDS
+    os.utime(folder / "answers" / f"{answer_id}.json", (before, before))
+    assert judge(recorded, answer_id, {"thumb": "up"}).status_code == 404
+    assert kept(folder) == {}
+
+
+def test_answers_outlive_their_server(tokenizer_folder: Path, folder: Path) -> None:
+    recording = RecordingConfig(folder=str(folder))
+    with agent_server(tokenizer_folder, KEYS, recording=recording) as server:
+        answer_id = respond(server).json()["id"]
+    with agent_server(tokenizer_folder, KEYS, recording=recording) as server:
+        assert judge(server, answer_id, {"thumb": "up"}).status_code == 200
+
+
+def test_repeated_request_has_one_recording(recorded: AgentServer, folder: Path) -> None:
+    key = {"Idempotency-Key": "once"}
+    answers = [respond(recorded, key) for _ in range(2)]
+    assert [each.headers["x-troupe-recorded"] for each in answers] == ["yes"] * 2
+    assert set(kept(folder)) == {each.json()["id"] for each in answers}
+
+
+def test_answer_goes_out_where_its_recording_fails(recorded: AgentServer, folder: Path) -> None:
+    os.rename(folder / "answers", folder / "gone")
+    answer = respond(recorded)
+    assert answer.status_code == 200 and answer.headers["x-troupe-recorded"] == "no"
+    end = respond(recorded, stream=True).text.split("event: response.completed")[1]
+    assert '"recorded": false' in end
+
+
+def test_server_without_a_folder_says_so(locked: AgentServer) -> None:
+    answer = respond(locked)
+    assert "x-troupe-recorded" not in answer.headers and "recorded" not in answer.json()
+    assert code_of(judge(locked, answer.json()["id"], {"thumb": "up"})) == (404, "recording_off")

@@ -1,0 +1,173 @@
+"""The folder of recordings: what a kill leaves, who writes at the same time, and what is learned from it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from environments.data.feedback import judged_groups, liked_conversations, preferences
+from environments.data.recordings import (
+    Feedback,
+    RecordedAnswer,
+    Recordings,
+    read_recordings,
+)
+from environments.errors import ConfigError, DatasetError
+from environments.types import Completion, Message, Step, TerminationReason, Trajectory
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path[:0] = [sys.argv[2]]
+from environments.data.recordings import Feedback, Recordings
+from test_recordings import add_answer
+
+recordings = Recordings(Path(sys.argv[1]), 30, ["training"])
+while True:
+    answer_id = add_answer(recordings, ["What is 1+1?", "2"])
+    print(answer_id, "answer", flush=True)
+    recordings.add_feedback("alice", answer_id, Feedback(score=1.0))
+    print(answer_id, "feedback", flush=True)
+"""
+
+
+@pytest.fixture
+def recordings(tmp_path: Path) -> Recordings:
+    opened = Recordings(tmp_path / "recordings", keep_days=30, readers=["training"])
+    opened.open()
+    return opened
+
+
+def conversation(*texts: str) -> list[Message]:
+    return [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
+
+
+def add_answer(
+    recordings: Recordings,
+    texts: list[str],
+    score: float | None = None,
+    after: str | None = None,
+    prompt_ids: tuple[int, ...] = (1, 2),
+) -> str:
+    """Record the last of ``texts`` as an answer to those before it, with feedback if there is a score."""
+    answer_id = f"resp_{uuid.uuid4().hex}"
+    completion = Completion(
+        text=texts[-1],
+        prompt_ids=prompt_ids,
+        completion_ids=(3, 4),
+        logprobs=(-0.1, -1 / 3),
+        finish_reason="stop",
+        policy_version=5,
+        token_versions=(5, 6),
+    )
+    step = Step(chat_completions=conversation(*texts), model_response=texts[-1], completion=completion)
+    trajectory = Trajectory(
+        task={"question": texts[0]}, steps=[step], termination_reason=TerminationReason.ENV_DONE
+    )
+    answer = RecordedAnswer(
+        answer_id=answer_id, owner="alice", model="agent/a", created=len(texts), after=after
+    )
+    assert recordings.write(answer, trajectory)
+    if score is not None:
+        recordings.add_feedback("alice", answer_id, Feedback(score=score))
+    return answer_id
+
+
+def test_nothing_that_was_acknowledged_is_lost_by_a_kill(recordings: Recordings) -> None:
+    command = [sys.executable, "-c", WRITER, str(recordings.folder), str(Path(__file__).parent)]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    lines = [writer.stdout.readline() for _ in range(41)]
+    writer.kill()
+    lines += writer.stdout.read().splitlines()
+    writer.wait(60)
+    found = {each.answer.answer_id: each.feedback for each in read_recordings(recordings.folder)}
+    for answer_id, kind in map(str.split, lines):
+        assert answer_id in found and (kind == "answer" or found[answer_id] is not None)
+    assert len(found) >= 21
+
+
+def test_one_of_many_at_once_gives_the_feedback(recordings: Recordings) -> None:
+    answer_id = add_answer(recordings, ["Hi", "Ho"])
+
+    def give(number: int) -> bool:
+        try:
+            recordings.add_feedback("alice", answer_id, Feedback(score=number / 16))
+        except FileExistsError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(16) as pool:
+        given = list(pool.map(give, range(16)))
+    assert sum(given) == 1
+    assert recordings.feedback("alice", answer_id) == Feedback(score=given.index(True) / 16)
+
+
+def test_answer_after_a_deleted_one_is_not_written(recordings: Recordings) -> None:
+    first = add_answer(recordings, ["Hi", "Ho"])
+    recordings.delete("alice", first)
+    with pytest.raises(AssertionError):
+        add_answer(recordings, ["Hi", "Ho", "And?", "So"], after=first)
+    assert not list((recordings.folder / "answers").iterdir())
+
+
+def test_only_named_readers_read(recordings: Recordings, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'spy' may not read .* for training: server.recording.readers"):
+        read_recordings(recordings.folder, "spy")
+    with pytest.raises(ConfigError, match="is no folder of recordings"):
+        read_recordings(tmp_path)
+
+
+def test_damaged_file_is_an_error_with_its_name(recordings: Recordings) -> None:
+    answer_id = add_answer(recordings, ["Hi", "Ho"])
+    path = recordings.folder / "answers" / f"{answer_id}.json"
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(DatasetError, match=answer_id):
+        read_recordings(recordings.folder)
+
+
+def test_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"server.recording.folder=.* cannot be written"):
+        Recordings(tmp_path / "file" / "recordings", 30).open()
+
+
+def test_groups_have_scores_as_rewards_and_exact_tokens(recordings: Recordings) -> None:
+    for score in (1.0, -0.5, None):
+        add_answer(recordings, ["Hi", "Ho"], score)
+    add_answer(recordings, ["Hi", "Ho", "And?", "So"], 0.25, prompt_ids=(1, 2, 3, 4, 5))
+    two, one = judged_groups(read_recordings(recordings.folder))
+    assert sorted(each.reward for each in two.trajectories) == [-0.5, 1.0]
+    assert [each.rollout_id for each in two.trajectories] == ["00000000/0000", "00000000/0001"]
+    assert two.task == {"question": "Hi"} and one.group_id == "00000001"
+    (trajectory,) = one.trajectories
+    assert trajectory.steps[-1].reward == trajectory.reward == 0.25 and trajectory.succeeded
+    (completion,) = trajectory.completions
+    assert completion.completion_ids == (3, 4) and completion.logprobs == (-0.1, -1 / 3)
+    assert completion.token_versions == (5, 6)
+
+
+def test_demonstrations_are_liked_conversations(recordings: Recordings) -> None:
+    whole = ["A", "a", "B", "b", "C", "c"]
+    for scores in ((1.0, None, 0.5), (-1.0, 1.0, None)):
+        after = None
+        for number, score in enumerate(scores, 1):
+            after = add_answer(recordings, whole[: 2 * number], score, after)
+    add_answer(recordings, ["D", "d"], 0.0)
+    assert liked_conversations(read_recordings(recordings.folder)) == [conversation(*whole)]
+
+
+def test_preferences_pair_each_answer_once(recordings: Recordings) -> None:
+    for score in (0.5, 1.0, -1.0, 0.5, None):
+        add_answer(recordings, ["Hi", f"Answer {score}"], score)
+    add_answer(recordings, ["Other", "answer"], 1.0, prompt_ids=(7,))
+    (pair,) = preferences(read_recordings(recordings.folder))
+    assert [each.steps[0].model_response for each in (pair.chosen, pair.rejected)] == [
+        "Answer 1.0",
+        "Answer -1.0",
+    ]
